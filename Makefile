@@ -1,0 +1,65 @@
+# make run      see it work: the base install (seconds) and a demonstration
+# make test     install everything and run all tests
+# make lint     style, types and the direction of imports
+# make bench    ours beside the other libraries, in one process
+# make docs     the documentation, in build/docs
+# make picture  what make run draws, for the README
+#
+# Each target makes .venv by itself when it is missing; stamps inside .venv keep it from being made twice.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+BIN     := .venv/bin
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check
+
+# One thread a process: the tests run in several processes, and benchmarks compare like with like.
+export OMP_NUM_THREADS ?= 1
+export OPENBLAS_NUM_THREADS ?= 1
+export FLWR_TELEMETRY_ENABLED := 0
+
+.PHONY: run picture test lint bench docs clean
+.DEFAULT_GOAL := run
+
+run: .venv/base.stamp
+	$(BIN)/python -m quietsum.demo
+
+picture: .venv/base.stamp
+	mkdir -p docs/_static
+	$(BIN)/python -m quietsum.demo docs/_static/history.svg
+
+test: .venv/test.stamp
+	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-fail-under=95 $(ARGS)
+
+lint: .venv/test.stamp
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: .venv/test.stamp
+	$(BIN)/python benchmarks/accounting.py $(ARGS)
+
+docs: .venv/docs.stamp
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "open build/docs/index.html"
+
+clean:
+	rm -rf .venv build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+.venv/venv.stamp:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+.venv/base.stamp: pyproject.toml constraints.txt | .venv/venv.stamp
+	$(INSTALL) -c constraints.txt -e .
+	touch $@
+
+# torch comes first and alone, so that pip is free to take a build without CUDA where one is on offer.
+.venv/test.stamp: pyproject.toml constraints.txt | .venv/venv.stamp
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -c constraints.txt -e '.[test]'
+	touch .venv/base.stamp $@
+
+.venv/docs.stamp: pyproject.toml constraints.txt | .venv/venv.stamp
+	$(INSTALL) -c constraints.txt -e '.[docs]'
+	touch .venv/base.stamp $@

@@ -1,0 +1,21 @@
+"""Sphinx reads the Markdown of this folder and the docstrings of the package. Nothing is fetched from anywhere."""
+
+from __future__ import annotations
+
+import quietsum
+
+project = "quietsum"
+author = "the quietsum authors"
+project_copyright = author
+version = release = quietsum.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+
+html_theme = "furo"
+html_title = f"quietsum {release}"
+html_show_sphinx = False

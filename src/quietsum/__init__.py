@@ -1,0 +1,154 @@
+"""quietsum: train one model across sites that never share their data, and prove what it cost in privacy.
+
+What touches data is described by *events*; an *accountant* turns events into a *guarantee*.
+
+>>> from quietsum import Gaussian, PoissonSampled, RenyiAccountant
+>>> step = PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
+>>> guarantee = RenyiAccountant().compose(step, times=10_000).epsilon(delta=1e-5)
+>>> guarantee.unit, guarantee.epsilon > 6.18
+(<PrivacyUnit.RECORD: 'record'>, True)
+
+Importing the package costs next to nothing: each public name brings in its own module when it is first asked for
+(PEP 562), and none of them needs more than numpy and scipy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Accountant",
+    "ApproximateDP",
+    "Budget",
+    "BudgetExhausted",
+    "ClassicalAccountant",
+    "Composed",
+    "ConcentratedAccountant",
+    "CorruptState",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "ExactAccountant",
+    "FixedSizeSampled",
+    "Gaussian",
+    "Group",
+    "Guarantee",
+    "InvalidParameter",
+    "Laplace",
+    "MixedUnits",
+    "Neighbours",
+    "Observer",
+    "PldAccountant",
+    "PoissonSampled",
+    "PrivacyAccountant",
+    "PrivacyUnit",
+    "PureDP",
+    "QuietsumError",
+    "RandomizedResponse",
+    "RenyiAccountant",
+    "RenyiFilter",
+    "RenyiOdometer",
+    "Repeated",
+    "Shuffled",
+    "Skellam",
+    "UnsupportedEvent",
+    "Zcdp",
+    "__version__",
+    "attacker_advantage",
+    "calibrate_noise",
+    "calibrate_rate",
+    "calibrate_rounds",
+    "calibrate_steps",
+    "compute_noise_multiplier",
+    "gaussian_rdp",
+    "get_privacy_spent",
+    "group_guarantee",
+    "posterior_odds",
+    "tradeoff_curve",
+    "true_positive_rate",
+]
+
+if TYPE_CHECKING:  # what type checkers and editors read; at run time the table below does the same, late
+    from quietsum.errors import (
+        BudgetExhausted,
+        CorruptState,
+        InvalidParameter,
+        MixedUnits,
+        QuietsumError,
+        UnsupportedEvent,
+    )
+    from quietsum.privacy.accountant import PrivacyAccountant, get_privacy_spent
+    from quietsum.privacy.calibrate import (
+        calibrate_noise,
+        calibrate_rate,
+        calibrate_rounds,
+        calibrate_steps,
+        compute_noise_multiplier,
+    )
+    from quietsum.privacy.classical import ClassicalAccountant
+    from quietsum.privacy.concentrated import ConcentratedAccountant
+    from quietsum.privacy.events import (
+        ApproximateDP,
+        Composed,
+        DiscreteGaussian,
+        DiscreteLaplace,
+        FixedSizeSampled,
+        Gaussian,
+        Group,
+        Laplace,
+        PoissonSampled,
+        PureDP,
+        RandomizedResponse,
+        Repeated,
+        Shuffled,
+        Skellam,
+        Zcdp,
+    )
+    from quietsum.privacy.exact import ExactAccountant
+    from quietsum.privacy.filters import RenyiFilter, RenyiOdometer
+    from quietsum.privacy.groups import group_guarantee
+    from quietsum.privacy.guarantee import Budget, Guarantee
+    from quietsum.privacy.pld import PldAccountant
+    from quietsum.privacy.protocol import Accountant
+    from quietsum.privacy.renyi import RenyiAccountant, gaussian_rdp
+    from quietsum.privacy.tradeoff import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
+    from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+else:
+    _NAMES_BY_MODULE = {
+        "errors": "BudgetExhausted CorruptState InvalidParameter MixedUnits QuietsumError UnsupportedEvent",
+        "privacy.accountant": "PrivacyAccountant get_privacy_spent",
+        "privacy.calibrate": (
+            "calibrate_noise calibrate_rate calibrate_rounds calibrate_steps compute_noise_multiplier"
+        ),
+        "privacy.classical": "ClassicalAccountant",
+        "privacy.concentrated": "ConcentratedAccountant",
+        "privacy.events": (
+            "ApproximateDP Composed DiscreteGaussian DiscreteLaplace FixedSizeSampled Gaussian Group Laplace "
+            "PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
+        ),
+        "privacy.exact": "ExactAccountant",
+        "privacy.filters": "RenyiFilter RenyiOdometer",
+        "privacy.groups": "group_guarantee",
+        "privacy.guarantee": "Budget Guarantee",
+        "privacy.pld": "PldAccountant",
+        "privacy.protocol": "Accountant",
+        "privacy.renyi": "RenyiAccountant gaussian_rdp",
+        "privacy.tradeoff": "attacker_advantage posterior_odds tradeoff_curve true_positive_rate",
+        "privacy.units": "Neighbours Observer PrivacyUnit",
+    }
+    _HOME = {name: f"quietsum.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
+
+    def __getattr__(name: str) -> object:
+        """A public name, from the module where it lives; imported once, then an ordinary attribute."""
+        if name not in _HOME:
+            raise AttributeError(f"module 'quietsum' has no attribute {name!r}")
+        import importlib
+
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """The public names, loaded or not."""
+        return sorted({*globals(), *__all__})

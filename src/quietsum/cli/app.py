@@ -1,0 +1,120 @@
+"""All commands under one roof, and what happens when something goes wrong.
+
+Every mistake of a user ends as one line on stderr and exit code 2: what was wrong, why, and what to do instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, TextIO, final
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from quietsum.cli.calibrate import calibrate
+from quietsum.cli.curve import curve
+from quietsum.cli.explain import explain
+from quietsum.cli.spend import spend
+from quietsum.errors import QuietsumError
+
+__all__ = ["app"]
+
+USAGE = 2
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+@final
+class Commands(TyperGroup):
+    """A group that turns errors into one line and an exit code."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run a command line; with ``standalone_mode`` the process ends with the exit code."""
+        code = 0
+        try:
+            for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show Greek gets question marks, no traceback
+                if hasattr(stream, "reconfigure"):
+                    stream.reconfigure(errors="replace")
+            result = super().main(
+                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
+            )
+            code = result if isinstance(result, int) else 0
+            sys.stdout.flush()
+        except QuietsumError as error:
+            code = _refuse(str(error))
+        except click.exceptions.NoArgsIsHelpError as error:  # its message is the help, which typer may have printed
+            print(error.format_message(), end="")
+        except click.UsageError as error:
+            where = error.ctx.command_path if error.ctx else "quietsum"
+            code = _refuse(f"{error.format_message()} Try '{where} --help'.")
+        except click.ClickException as error:
+            code = _refuse(error.format_message())
+        except (click.Abort, KeyboardInterrupt):
+            code = INTERRUPTED
+        except BrokenPipeError:  # the reader has left, as `| head` does
+            _discard(sys.stdout)
+            code = BROKEN_PIPE
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+
+def _refuse(message: str) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        print("error:", " ".join(message.split()), file=sys.stderr)
+    return USAGE
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what is still buffered go nowhere, so that the interpreter's last flush is quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="quietsum",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from quietsum import __version__
+
+        print(f"quietsum {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def quietsum(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What a private computation costs: bounds on ε from both sides.
+
+    Start with: quietsum spend --noise-multiplier 1 --sample-rate 0.01 --steps 10000 --delta 1e-5
+    """
+
+
+app.command()(spend)
+app.command()(calibrate)
+app.command()(curve)
+app.command()(explain)

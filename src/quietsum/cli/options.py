@@ -1,0 +1,99 @@
+"""The options that several commands share, in the words people know."""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import typer
+
+from quietsum.privacy.units import Neighbours
+
+__all__ = [
+    "DeltaOption",
+    "GroupOption",
+    "JsonOption",
+    "KeepOption",
+    "Mechanism",
+    "MechanismOption",
+    "NeighboursOption",
+    "NoiseOption",
+    "RateOption",
+    "Sampling",
+    "SamplingOption",
+    "StepEpsilonOption",
+    "StepsOption",
+]
+
+
+class Sampling(enum.StrEnum):
+    """How the records of one step are chosen."""
+
+    POISSON = "poisson"
+    """Each record by its own coin."""
+    FIXED = "fixed"
+    """A random batch of fixed size."""
+    SHUFFLED = "shuffled"
+    """Shuffled once an epoch and cut into batches: what an ordinary data loader does."""
+    NONE = "none"
+    """Every record in every step."""
+
+
+class Mechanism(enum.StrEnum):
+    """What adds the noise."""
+
+    GAUSSIAN = "gaussian"
+    LAPLACE = "laplace"
+    DISCRETE_LAPLACE = "discrete-laplace"
+    DISCRETE_GAUSSIAN = "discrete-gaussian"
+    RANDOMIZED_RESPONSE = "randomized-response"
+    PURE = "pure"
+
+
+NoiseOption = Annotated[
+    float | None,
+    typer.Option("--noise-multiplier", "-s", metavar="σ", help="Noise divided by the clip norm.", show_default=False),
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option(
+        "--sample-rate", "-q", metavar="q", help="Chance that a record is in a step: batch size / n.", show_default=False
+    ),
+]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", "-T", metavar="T", help="Noisy steps in the whole run.", show_default=False)
+]
+DeltaOption = Annotated[
+    float, typer.Option("--delta", "-d", metavar="δ", help="At most 1 / (10 n) for n records.", show_default=False)
+]
+SamplingOption = Annotated[
+    Sampling | None,
+    typer.Option("--sampling", metavar="HOW", help="poisson, fixed, shuffled or none (all records). \\[default: poisson]"),
+]
+MechanismOption = Annotated[
+    Mechanism,
+    typer.Option(
+        "--mechanism", metavar="NAME",
+        help="gaussian, laplace, discrete-laplace, discrete-gaussian, randomized-response or pure.",
+    ),
+]  # fmt: skip
+NeighboursOption = Annotated[
+    Neighbours | None,
+    typer.Option(
+        "--neighbours", metavar="RELATION",
+        help="add-or-remove-one, zero-out or replace-one. \\[default: what the sampling implies]",
+    ),
+]  # fmt: skip
+GroupOption = Annotated[
+    int, typer.Option("--group", "-k", metavar="K", help="Protect a person with up to K records.")
+]
+KeepOption = Annotated[
+    float | None,
+    typer.Option(
+        "--keep-probability", metavar="p", help="Chance of a true answer, for randomized-response.", show_default=False
+    ),
+]
+StepEpsilonOption = Annotated[
+    float | None, typer.Option("--step-epsilon", "--epsilon", metavar="ε", help="ε of one step, for pure.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

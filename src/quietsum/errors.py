@@ -1,0 +1,117 @@
+"""Errors that teach: what was wrong, why it matters, and what to do instead.
+
+Everything a user can get wrong raises a subclass of :class:`QuietsumError`. The command line turns
+each of them into one sentence and an exit code; it never shows a traceback for a user's mistake.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+__all__ = [
+    "BudgetExhausted",
+    "CorruptState",
+    "InvalidParameter",
+    "MixedUnits",
+    "QuietsumError",
+    "UnsupportedEvent",
+]
+
+
+class QuietsumError(Exception):
+    """The root of every error that quietsum raises on purpose."""
+
+
+class InvalidParameter(QuietsumError, ValueError):
+    """A value outside its domain. The message names the parameter, the value and the remedy.
+
+    >>> raise InvalidParameter("sample_rate", 1.5, "must lie in [0, 1]", "use batch_size / dataset_size")
+    Traceback (most recent call last):
+    ...
+    quietsum.errors.InvalidParameter: sample_rate = 1.5 must lie in [0, 1]; use batch_size / dataset_size
+    """
+
+    def __init__(self, parameter: str, value: object, problem: str, remedy: str = "") -> None:
+        self.parameter = parameter
+        self.value = value
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{parameter} = {value!r} {problem}" + (f"; {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.parameter, self.value, self.problem, self.remedy)
+
+
+class UnsupportedEvent(QuietsumError, TypeError):
+    """An accountant met an event it has no sound bound for. It refuses by name instead of guessing."""
+
+
+class MixedUnits(QuietsumError, TypeError):
+    """Guarantees about different units (records, people, clients) or relations met in one sum."""
+
+
+class CorruptState(QuietsumError, ValueError):
+    """A saved state that is truncated, altered or of another version."""
+
+
+class BudgetExhausted(QuietsumError):
+    """The next charge would exceed the budget. Nothing was released and nothing was charged."""
+
+
+def finite_number(parameter: str, value: object, remedy: str = "pass a finite number") -> float:
+    """``value`` as a float, or an :class:`InvalidParameter` when it is no finite real number."""
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise InvalidParameter(parameter, value, "is not a number", remedy)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidParameter(parameter, value, "is not a number", remedy) from None
+    if not math.isfinite(number):
+        raise InvalidParameter(parameter, value, "is not finite", remedy)
+    return number
+
+
+def positive(parameter: str, value: object, remedy: str = "pass a positive number") -> float:
+    """``value`` as a float above zero."""
+    number = finite_number(parameter, value, remedy)
+    if number <= 0:
+        raise InvalidParameter(parameter, value, "must be greater than 0", remedy)
+    return number
+
+
+def non_negative(parameter: str, value: object, remedy: str = "pass zero or a positive number") -> float:
+    """``value`` as a float of at least zero."""
+    number = finite_number(parameter, value, remedy)
+    if number < 0:
+        raise InvalidParameter(parameter, value, "must not be negative", remedy)
+    return number
+
+
+def probability(parameter: str, value: object, remedy: str = "pass a number between 0 and 1") -> float:
+    """``value`` as a float in [0, 1]."""
+    number = finite_number(parameter, value, remedy)
+    if not 0 <= number <= 1:
+        raise InvalidParameter(parameter, value, "must lie in [0, 1]", remedy)
+    return number
+
+
+def open_probability(
+    parameter: str, value: object, remedy: str = "for delta, choose at most 1 / (10 n) for n protected units"
+) -> float:
+    """``value`` as a float strictly between 0 and 1."""
+    number = finite_number(parameter, value, remedy)
+    if not 0 < number < 1:
+        raise InvalidParameter(parameter, value, "must lie strictly between 0 and 1", remedy)
+    return number
+
+
+def whole_number(parameter: str, value: object, minimum: int = 0, remedy: str = "") -> int:
+    """``value`` as an int of at least ``minimum``; 3.0 is accepted, 3.5 and True are not."""
+    remedy = remedy or f"pass a whole number of at least {minimum}"
+    number = finite_number(parameter, value, remedy)
+    if number != int(number):
+        raise InvalidParameter(parameter, value, "is not a whole number", remedy)
+    if int(number) < minimum:
+        raise InvalidParameter(parameter, value, f"must be at least {minimum}", remedy)
+    return value if isinstance(value, int) else int(number)

@@ -1,0 +1,1 @@
+"""What an event costs: events, guarantees and accountants. Needs numpy and scipy only."""

@@ -1,0 +1,312 @@
+"""From a budget to a setting: the noise, steps, rate or rounds that fit, never one that overspends.
+
+Every answer is checked from the accountant's *upper* bound before it is returned. The noise is found by a bracketed
+secant search in ln σ; it starts from the central-limit guess μ = q √(T (e^{1/σ²} − 1)) (Bu, Dong, Long, Su 2020), which is no
+bound itself but close, so that a handful of exact evaluations suffice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
+from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+
+__all__ = [
+    "accountant_for",
+    "calibrate",
+    "calibrate_noise",
+    "calibrate_rate",
+    "calibrate_rounds",
+    "calibrate_steps",
+    "compute_noise_multiplier",
+]
+
+_CLOSE = 1e-7  # how far below the target ε may stay, relative
+_MOST_NOISE = 1e7
+
+
+def accountant_for(
+    accounting: str,
+    *,
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    unit: PrivacyUnit | None = None,
+    observer: Observer = Observer.RECIPIENTS,
+) -> ExactAccountant | RenyiAccountant:
+    """The accountant behind a name: ``exact``, ``rdp`` or ``moments``."""
+    match accounting:
+        case "exact":
+            return ExactAccountant(neighbours=neighbours, unit=unit, observer=observer)
+        case "rdp":
+            return RenyiAccountant(neighbours=neighbours, unit=unit, observer=observer)
+        case "moments":
+            return RenyiAccountant.moments_accountant(neighbours=neighbours, unit=unit, observer=observer)
+        case _:
+            raise InvalidParameter("accounting", accounting, "is unknown", "choose 'exact', 'rdp' or 'moments'")
+
+
+def _step_event(noise_multiplier: float, sample_rate: float, sampling: str) -> PrivacyEvent:
+    noise = Gaussian(noise_multiplier=noise_multiplier)
+    match sampling:
+        case "poisson":
+            return PoissonSampled(rate=sample_rate, event=noise)
+        case "fixed":
+            return FixedSizeSampled(rate=sample_rate, event=noise)
+        case "none":
+            return noise
+        case _:
+            raise InvalidParameter("sampling", sampling, "is unknown", "choose 'poisson', 'fixed' or 'none'")
+
+
+def _relation(neighbours: Neighbours | None, sampling: str) -> Neighbours:
+    """As stated; else replace-one for fixed-size batches and add-or-remove for the others."""
+    if neighbours is not None:
+        return neighbours
+    return Neighbours.REPLACE_ONE if sampling == "fixed" else Neighbours.ADD_REMOVE
+
+
+def calibrate(
+    make_event: Callable[[float], PrivacyEvent],
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    guess: float,
+    accounting: str = "exact",
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    lowest: float = 1e-4,
+    highest: float = _MOST_NOISE,
+) -> float:
+    """The smallest parameter x in [lowest, highest] with ε(make_event(x)) ≤ target_epsilon, ε falling in x.
+
+    ``make_event`` describes a whole run as a function of one noise parameter: a noise multiplier, or a factor on a schedule.
+
+    >>> from quietsum import Composed, Gaussian
+    >>> halving = lambda x: Composed(events=(Gaussian(noise_multiplier=x), Gaussian(noise_multiplier=x / 2)))
+    >>> round(calibrate(halving, target_epsilon=1.0, target_delta=1e-5, guess=5.0), 3)
+    8.342
+    """
+    target = positive("target_epsilon", target_epsilon)
+    delta = open_probability("target_delta", target_delta)
+
+    def excess(parameter: float) -> float:
+        """ln(ε / target), −inf at ε = 0."""
+        accountant = accountant_for(accounting, neighbours=neighbours).compose(make_event(parameter))
+        epsilon = accountant.epsilon(delta=delta).epsilon
+        return math.log(epsilon / target) if epsilon > 0 else -math.inf
+
+    found = _smallest(excess, guess, lowest, highest)
+    if found is None:
+        raise QuietsumError(
+            f"no noise up to {highest:g} reaches ε = {target:g} at δ = {delta:g}; "
+            "allow a larger ε or δ, fewer steps or a lower sample rate"
+        )
+    return found
+
+
+def _smallest(excess: Callable[[float], float], guess: float, lowest: float, highest: float) -> float | None:
+    """The smallest x with excess(x) ≤ 0, excess falling: secants in ln x inside a bracket, bisection where they leave it."""
+    bottom, top = math.log(lowest), math.log(highest)
+    low, high = bottom, top  # excess > 0 at low, ≤ 0 at high, once they have been tried
+    low_tried = high_tried = False
+    point = min(max(math.log(guess), bottom), top)
+    last_point = last_value = math.nan
+    for _ in range(200):
+        value = excess(math.exp(point))
+        if value > 0:
+            if point >= top:
+                return None
+            low, low_tried = point, True
+        else:
+            high, high_tried = point, True
+            if value > -_CLOSE or point <= bottom or high - low < 1e-13:
+                break
+        if math.isfinite(last_value) and math.isfinite(value) and value != last_value:
+            slope = (value - last_value) / (point - last_point)
+        else:
+            slope = -1.25  # between −1 (much noise) and −2 (little)
+        last_point, last_value = point, value
+        point = last_point - (value + 0.5 * _CLOSE) / slope if slope < 0 and math.isfinite(value) else math.nan
+        if not low < point < high:
+            if low_tried and high_tried:
+                point = (low + high) / 2
+            else:
+                point = min(max(last_point + (1.0 if value > 0 else -1.0), bottom), top)
+    return math.exp(high) if high_tried else None
+
+
+def calibrate_noise(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sample_rate: float,
+    steps: int,
+    accounting: str = "exact",
+    sampling: str = "poisson",
+    neighbours: Neighbours | None = None,
+) -> float:
+    """The smallest noise multiplier with which ``steps`` steps stay within (target_epsilon, target_delta).
+
+    >>> round(calibrate_noise(target_epsilon=1.0, target_delta=1e-5, sample_rate=0.0032, steps=31_200), 3)
+    2.23
+    """
+    rate = probability("sample_rate", sample_rate)
+    steps = whole_number("steps", steps, 1)
+    relation = _relation(neighbours, sampling)
+    target = positive("target_epsilon", target_epsilon)
+    delta = open_probability("target_delta", target_delta)
+    if rate == 0:
+        raise InvalidParameter("sample_rate", rate, "draws nobody, so any noise is enough", "use a rate above 0")
+    guess = _central_limit_noise(target, delta, 1.0 if sampling == "none" else rate, steps)
+    if relation is Neighbours.REPLACE_ONE:
+        guess *= 2
+
+    def run(noise: float) -> PrivacyEvent:
+        return Repeated(times=steps, event=_step_event(noise, rate, sampling))
+
+    return calibrate(
+        run, target_epsilon=target, target_delta=delta, guess=guess, accounting=accounting, neighbours=relation
+    )
+
+
+def _central_limit_noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
+    """σ for which q √(T (e^{1/σ²} − 1)) is the μ of a Gaussian that costs (ε, δ). A starting point, not a bound."""
+    low, high = 1e-6, 1e6
+    for _ in range(60):
+        middle = math.sqrt(low * high)
+        if high / low < 1.001:
+            break
+        low, high = (middle, high) if gaussian_epsilon(middle, delta) < epsilon else (low, middle)
+    if rate == 1:
+        return math.sqrt(steps) / low
+    return 1 / math.sqrt(math.log1p((low / rate) ** 2 / steps))
+
+
+def compute_noise_multiplier(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    sample_rate: float,
+    steps_per_round: int,
+    num_rounds: int,
+    accounting: str = "exact",
+) -> float:
+    """The smallest noise multiplier for ``num_rounds`` rounds of ``steps_per_round`` Poisson-sampled steps.
+
+    >>> sigma = compute_noise_multiplier(
+    ...     target_epsilon=8.0, target_delta=1e-5, sample_rate=0.1, steps_per_round=100, num_rounds=10
+    ... )
+    >>> round(sigma, 2)  # not 1.0, at which this run costs 25.2
+    2.05
+    """
+    steps = whole_number("steps_per_round", steps_per_round, 1) * whole_number("num_rounds", num_rounds, 1)
+    return calibrate_noise(
+        target_epsilon=target_epsilon, target_delta=target_delta, sample_rate=sample_rate, steps=steps, accounting=accounting
+    )
+
+
+def _within(
+    target: float, delta: float, noise: float, rate: float, steps: int, accounting: str, sampling: str, relation: Neighbours
+) -> bool:
+    accountant = accountant_for(accounting, neighbours=relation)
+    guarantee: Guarantee = accountant.compose(_step_event(noise, rate, sampling), steps).epsilon(delta=delta)
+    return guarantee.epsilon <= target
+
+
+def calibrate_steps(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    noise_multiplier: float,
+    sample_rate: float,
+    accounting: str = "exact",
+    sampling: str = "poisson",
+    neighbours: Neighbours | None = None,
+    most: int = 10**9,
+) -> int:
+    """The largest number of steps that stays within the budget; 0 when not even one does.
+
+    >>> calibrate_steps(target_epsilon=3.0, target_delta=1e-5, noise_multiplier=1.0, sample_rate=0.01)
+    2666
+    """
+    target = positive("target_epsilon", target_epsilon)
+    delta = open_probability("target_delta", target_delta)
+    noise = positive("noise_multiplier", noise_multiplier)
+    rate = probability("sample_rate", sample_rate)
+    relation = _relation(neighbours, sampling)
+
+    def fits(steps: int) -> bool:
+        return _within(target, delta, noise, rate, steps, accounting, sampling, relation)
+
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while fits(high):
+        if high >= most:
+            raise InvalidParameter("most", most, "steps still fit into the budget", "raise `most`, or train as long as you like")
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def calibrate_rounds(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    noise_multiplier: float,
+    sample_rate: float,
+    steps_per_round: int,
+    accounting: str = "exact",
+) -> int:
+    """The largest number of whole rounds that stays within the budget."""
+    per_round = whole_number("steps_per_round", steps_per_round, 1)
+    steps = calibrate_steps(
+        target_epsilon=target_epsilon, target_delta=target_delta, noise_multiplier=noise_multiplier,
+        sample_rate=sample_rate, accounting=accounting,
+    )  # fmt: skip
+    return steps // per_round
+
+
+def calibrate_rate(
+    *,
+    target_epsilon: float,
+    target_delta: float,
+    noise_multiplier: float,
+    steps: int,
+    accounting: str = "exact",
+    sampling: str = "poisson",
+    neighbours: Neighbours | None = None,
+) -> float:
+    """The largest sample rate that stays within the budget, to six digits; 1 when everybody may take part.
+
+    >>> rate = calibrate_rate(target_epsilon=3.0, target_delta=1e-5, noise_multiplier=1.0, steps=10_000)
+    >>> round(rate, 5)
+    0.00531
+    """
+    target = positive("target_epsilon", target_epsilon)
+    delta = open_probability("target_delta", target_delta)
+    noise = positive("noise_multiplier", noise_multiplier)
+    steps = whole_number("steps", steps, 1)
+    relation = _relation(neighbours, sampling)
+
+    def fits(rate: float) -> bool:
+        return _within(target, delta, noise, rate, steps, accounting, sampling, relation)
+
+    if fits(1.0):
+        return 1.0
+    low, high = 1e-9, 1.0
+    if not fits(low):
+        raise QuietsumError(
+            f"no sample rate down to {low:g} reaches ε = {target:g} at δ = {delta:g} in {steps} steps; add noise or take fewer steps"
+        )
+    while high / low > 1 + 1e-6:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,413 @@
+"""Privacy events: frozen descriptions of what touched the data.
+
+A party reports *events* (this noise, this sampling, so often); only an accountant turns events into ε.
+Mechanisms (``Gaussian``, ``Laplace``, …) say what was added, wrappers (``PoissonSampled``, ``Repeated``, …) say
+how it was used. All noise is relative to C, the bound on one unit's contribution; see
+:mod:`quietsum.privacy.units` for what that means under each neighbouring relation.
+
+Events travel as JSON. The meaning of a kind and of its fields never changes once released: a new meaning
+gets a new kind, and :data:`VERSION` grows when kinds are added.
+
+>>> step = PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
+>>> run = Repeated(times=10_000, event=step)
+>>> from_json(to_json(run)) == run
+True
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar, final
+
+from quietsum.errors import (
+    CorruptState,
+    InvalidParameter,
+    QuietsumError,
+    finite_number,
+    non_negative,
+    positive,
+    probability,
+    whole_number,
+)
+
+__all__ = [
+    "VERSION",
+    "ApproximateDP",
+    "Composed",
+    "DiscreteGaussian",
+    "DiscreteLaplace",
+    "FixedSizeSampled",
+    "Gaussian",
+    "Group",
+    "Laplace",
+    "PoissonSampled",
+    "PrivacyEvent",
+    "PureDP",
+    "RandomizedResponse",
+    "Repeated",
+    "Shuffled",
+    "Skellam",
+    "Zcdp",
+    "from_dict",
+    "from_json",
+    "to_dict",
+    "to_json",
+]
+
+VERSION = 1
+"""The version written into every JSON event."""
+
+_MORE_NOISE = "noise is what makes it private; calibrate it with quietsum.compute_noise_multiplier"
+_RATE = "the rate is the public chance that one unit is drawn, for instance batch_size / dataset_size"
+
+
+class PrivacyEvent:
+    """What all events have in common: immutability, equality, a kind and JSON."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """This event as plain JSON-ready values (without the version, see :func:`to_json`)."""
+        return to_dict(self)
+
+
+def _require_event(parameter: str, value: object) -> None:
+    if not isinstance(value, PrivacyEvent):
+        raise InvalidParameter(parameter, value, "is not a privacy event", "pass e.g. Gaussian(noise_multiplier=1.0)")
+
+
+def _store(event: PrivacyEvent, **values: object) -> None:
+    for name, value in values.items():
+        object.__setattr__(event, name, value)
+
+
+# ---------------------------------------------------------------------------------------- mechanisms
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gaussian(PrivacyEvent):
+    """N(0, (noise_multiplier·C)²) added to a sum whose units are clipped to L2 norm C."""
+
+    kind: ClassVar[str] = "gaussian"
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _store(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _MORE_NOISE))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Laplace(PrivacyEvent):
+    """Laplace noise of scale noise_multiplier·C added to a sum whose units are clipped to **L1** norm C."""
+
+    kind: ClassVar[str] = "laplace"
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _store(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _MORE_NOISE))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DiscreteLaplace(PrivacyEvent):
+    """Integer noise with P(k) ∝ exp(−|k| / scale) on an integer sum; one unit moves it by ≤ sensitivity (L1)."""
+
+    kind: ClassVar[str] = "discrete-laplace"
+    scale: float
+    sensitivity: int = 1
+
+    def __post_init__(self) -> None:
+        _store(
+            self,
+            scale=positive("scale", self.scale, _MORE_NOISE),
+            sensitivity=whole_number("sensitivity", self.sensitivity, 1),
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DiscreteGaussian(PrivacyEvent):
+    """Integer noise with P(k) ∝ exp(−k² / 2 sigma²) on each of ``dimension`` integer coordinates.
+
+    One unit's integer vector has L2 norm ≤ sensitivity. Privacy-loss distributions know the case of one
+    dimension; sums in several go through Rényi or zCDP bounds (Canonne, Kamath, Steinke 2020, Theorem 4).
+    """
+
+    kind: ClassVar[str] = "discrete-gaussian"
+    sigma: float
+    sensitivity: float = 1.0
+    dimension: int = 1
+
+    def __post_init__(self) -> None:
+        _store(
+            self,
+            sigma=positive("sigma", self.sigma, _MORE_NOISE),
+            sensitivity=positive("sensitivity", self.sensitivity),
+            dimension=whole_number("dimension", self.dimension, 1),
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Skellam(PrivacyEvent):
+    """The difference of two Poisson draws with total ``variance`` on each coordinate of an integer vector.
+
+    ``l1_sensitivity`` and ``l2_sensitivity`` bound one unit's integer vector (Agarwal, Kairouz, Liu 2021).
+    """
+
+    kind: ClassVar[str] = "skellam"
+    variance: float
+    l1_sensitivity: float
+    l2_sensitivity: float
+
+    def __post_init__(self) -> None:
+        _store(
+            self,
+            variance=positive("variance", self.variance, _MORE_NOISE),
+            l1_sensitivity=positive("l1_sensitivity", self.l1_sensitivity),
+            l2_sensitivity=positive("l2_sensitivity", self.l2_sensitivity),
+        )
+        if self.l2_sensitivity > self.l1_sensitivity:
+            raise InvalidParameter(
+                "l2_sensitivity", self.l2_sensitivity, f"exceeds l1_sensitivity = {self.l1_sensitivity}",
+                "an L2 norm is never larger than the L1 norm of the same vector",
+            )
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RandomizedResponse(PrivacyEvent):
+    """Report one's category truthfully with ``keep_probability``, else one of the others evenly.
+
+    The unit's answer is what changes, so this event means the same under every relation.
+    """
+
+    kind: ClassVar[str] = "randomized-response"
+    keep_probability: float
+    categories: int = 2
+
+    def __post_init__(self) -> None:
+        keep = probability("keep_probability", self.keep_probability)
+        _store(self, keep_probability=keep, categories=whole_number("categories", self.categories, 2))
+        if not 0 < keep < 1:
+            raise InvalidParameter("keep_probability", keep, "gives no privacy at all", "choose it strictly inside (0, 1)")
+
+    @property
+    def epsilon(self) -> float:
+        """The pure ε = |ln(p (k − 1) / (1 − p))| of one answer."""
+        keep = self.keep_probability
+        return abs(math.log(keep) + math.log(self.categories - 1) - math.log1p(-keep))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PureDP(PrivacyEvent):
+    """Anything that is ε-differentially private for the run's own relation."""
+
+    kind: ClassVar[str] = "pure-dp"
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        _store(self, epsilon=non_negative("epsilon", self.epsilon))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ApproximateDP(PrivacyEvent):
+    """Anything that is (ε, δ)-differentially private for the run's own relation."""
+
+    kind: ClassVar[str] = "approximate-dp"
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        _store(self, epsilon=non_negative("epsilon", self.epsilon), delta=probability("delta", self.delta))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Zcdp(PrivacyEvent):
+    """Anything that is ρ-zero-concentrated DP for the run's own relation (Bun, Steinke 2016)."""
+
+    kind: ClassVar[str] = "zcdp"
+    rho: float
+
+    def __post_init__(self) -> None:
+        _store(self, rho=non_negative("rho", self.rho))
+
+
+# ------------------------------------------------------------------------------------------ wrappers
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PoissonSampled(PrivacyEvent):
+    """``event`` on a batch that each unit joins by its own independent coin of probability ``rate``."""
+
+    kind: ClassVar[str] = "poisson-sampled"
+    rate: float
+    event: PrivacyEvent
+
+    def __post_init__(self) -> None:
+        _store(self, rate=probability("sample_rate", self.rate, _RATE))
+        _require_event("event", self.event)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FixedSizeSampled(PrivacyEvent):
+    """``event`` on a uniformly random batch of fixed size; ``rate`` is batch size / population size.
+
+    The population's size is public here, so the relation must be replace-one or zero-out.
+    """
+
+    kind: ClassVar[str] = "fixed-size-sampled"
+    rate: float
+    event: PrivacyEvent
+
+    def __post_init__(self) -> None:
+        _store(self, rate=probability("sample_rate", self.rate, _RATE))
+        _require_event("event", self.event)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Shuffled(PrivacyEvent):
+    """One epoch: the data is shuffled, cut into ``batches`` fixed batches, and ``event`` runs on each.
+
+    This is what an ordinary data loader does. No amplification is known for it, and accounting it as Poisson
+    sampling under-reports by a large factor (Chua et al. 2024), so accountants charge one unamplified
+    ``event`` an epoch and add the known lower bound as a warning.
+    """
+
+    kind: ClassVar[str] = "shuffled"
+    batches: int
+    event: PrivacyEvent
+
+    def __post_init__(self) -> None:
+        _store(self, batches=whole_number("batches", self.batches, 1))
+        _require_event("event", self.event)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Repeated(PrivacyEvent):
+    """``event``, ``times`` times in a row with fresh randomness."""
+
+    kind: ClassVar[str] = "repeated"
+    times: int
+    event: PrivacyEvent
+
+    def __post_init__(self) -> None:
+        _store(self, times=whole_number("times", self.times, 0))
+        _require_event("event", self.event)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Composed(PrivacyEvent):
+    """Several events on the same data, one after the other."""
+
+    kind: ClassVar[str] = "composed"
+    events: tuple[PrivacyEvent, ...]
+
+    def __post_init__(self) -> None:
+        _store(self, events=tuple(self.events))
+        for index, event in enumerate(self.events):
+            _require_event(f"events[{index}]", event)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Group(PrivacyEvent):
+    """``event`` seen by a group of ``size`` units at once: one person's k records, say."""
+
+    kind: ClassVar[str] = "group"
+    size: int
+    event: PrivacyEvent
+
+    def __post_init__(self) -> None:
+        _store(self, size=whole_number("size", self.size, 1))
+        _require_event("event", self.event)
+
+
+# ---------------------------------------------------------------------------------------------- JSON
+
+_KINDS: dict[str, type[Any]] = {
+    cls.kind: cls
+    for cls in (
+        Gaussian, Laplace, DiscreteLaplace, DiscreteGaussian, Skellam, RandomizedResponse, PureDP, ApproximateDP, Zcdp,
+        PoissonSampled, FixedSizeSampled, Shuffled, Repeated, Composed, Group,
+    )
+}  # fmt: skip
+
+
+def to_dict(event: PrivacyEvent) -> dict[str, Any]:
+    """``event`` as nested plain values with a ``kind`` each."""
+    if not isinstance(event, PrivacyEvent) or getattr(event, "kind", None) not in _KINDS:
+        raise InvalidParameter("event", event, "is not an event of quietsum", f"known kinds are {sorted(_KINDS)}")
+    values: dict[str, Any] = {"kind": event.kind}
+    for field in dataclasses.fields(event):  # type: ignore[arg-type]  # every kind is a dataclass
+        value = getattr(event, field.name)
+        if isinstance(value, PrivacyEvent):
+            value = to_dict(value)
+        elif isinstance(value, tuple):
+            value = [to_dict(part) for part in value]
+        values[field.name] = value
+    return values
+
+
+def from_dict(values: Mapping[str, Any]) -> PrivacyEvent:
+    """The event that :func:`to_dict` wrote; anything else raises :class:`~quietsum.errors.CorruptState`."""
+    if not isinstance(values, Mapping):
+        raise CorruptState(f"an event is an object with a kind, not {values!r}")
+    kind = values.get("kind")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise CorruptState(f"unknown event kind {kind!r}; this version knows {', '.join(sorted(_KINDS))}")
+    cls = _KINDS[kind]
+    fields = {field.name for field in dataclasses.fields(cls)}
+    given = set(values) - {"kind"}
+    if given != fields:
+        raise CorruptState(f"event {kind!r} needs exactly the keys {sorted(fields)}, found {sorted(given)}")
+    arguments: dict[str, Any] = {}
+    for name in fields:
+        value = values[name]
+        if name == "event":
+            value = from_dict(value)
+        elif name == "events":
+            if not isinstance(value, list | tuple):
+                raise CorruptState(f"events of {kind!r} must be a list, not {value!r}")
+            value = tuple(from_dict(part) for part in value)
+        else:
+            finite_number(name, value)
+        arguments[name] = value
+    event: PrivacyEvent = cls(**arguments)
+    return event
+
+
+def to_json(event: PrivacyEvent) -> str:
+    """``event`` as one line of JSON with the version of the format."""
+    return json.dumps({"version": VERSION, "event": to_dict(event)}, sort_keys=True, allow_nan=False)
+
+
+def from_json(text: str) -> PrivacyEvent:
+    """The event that :func:`to_json` wrote."""
+    try:
+        values = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise CorruptState(f"not a JSON event: {error}") from None
+    if not isinstance(values, dict) or set(values) != {"version", "event"}:
+        raise CorruptState("a JSON event is an object with exactly the keys 'version' and 'event'")
+    if values["version"] != VERSION:
+        raise CorruptState(f"event format version {values['version']!r} is not {VERSION}; use the quietsum that wrote it")
+    try:
+        return from_dict(values["event"])
+    except CorruptState:
+        raise
+    except (QuietsumError, RecursionError) as error:
+        raise CorruptState(f"the JSON event holds a bad value: {error}") from None

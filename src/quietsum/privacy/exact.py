@@ -1,0 +1,457 @@
+"""The exact accountant: ε from both sides, in milliseconds, with every error inside the bounds.
+
+For any composition, δ(ε) = (1/2πi) ∫ e^{K(z) − zε} / (z (z + 1)) dz along Re z = c, where K = Σ ln φ is additive over
+steps (Alghamdi et al. 2023, arXiv 2208.09595; the formula is a Laplace inversion of (1 − e^{ε−L})₊). With nodes
+t_k = k·s the trapezoid sum equals Σ_m δ(ε + mp) e^{cmp}, p = 2π/s (Poisson summation): all terms are
+≥ 0, so discretisation alone never under-reports. What remains is bounded explicitly:
+
+* truncation, by a bound on |φ| that holds for all t beyond the last node (:func:`quietsum.privacy.contour.log_tail`);
+* aliasing (it only widens the lower bound), by Chernoff bounds at other abscissae;
+* quadrature and rounding of each node, by :class:`quietsum.privacy.contour.Spectrum`.
+
+Contours come from a fixed ladder of abscissae with s = c/κ, so that spectra are computed once for each distinct
+mechanism and a round costs one multiply-add of a few dozen numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Self, final
+
+import numpy as np
+
+from quietsum.errors import UnsupportedEvent, finite_number
+from quietsum.privacy.contour import ROUNDING, Array, Direction, Spectrum, directions, has_contour, log_tail, spectrum
+from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.gaussian import gaussian_epsilon, log_gaussian_delta
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.history import History, check_delta
+from quietsum.privacy.moments import LADDER, STEPS, ladder_moments, step_moments
+from quietsum.privacy.pairs import GaussianPair, MixturePair, Pair
+from quietsum.privacy.single import single_step_epsilon, single_step_log_delta
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+
+__all__ = ["ExactAccountant"]
+
+_MOST_NODES = 1 << 17
+_spectrum = functools.lru_cache(maxsize=8192)(spectrum)
+_log_tail = functools.lru_cache(maxsize=65536)(log_tail)
+# Where the sum's errors are too wide: denser nodes (less aliasing), then lower abscissae (moments that are not about
+# to explode). Each attempt: rungs down, factor on the density of nodes.
+_ATTEMPTS = ((0, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3, 8), (4, 16))
+_LOG_WEIGHT = np.log(LADDER + 1) * (LADDER + 1) - LADDER * np.log(LADDER)
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Line:
+    """One contour: Re z = c, nodes k·c/κ for k < nodes."""
+
+    direction: Direction
+    rung: int
+    density: int
+    nodes: int
+
+    @property
+    def c(self) -> float:
+        """The abscissa."""
+        return float(LADDER[self.rung])
+
+    @property
+    def s(self) -> float:
+        """The distance of the nodes."""
+        return self.c / self.density
+
+
+@functools.lru_cache(maxsize=1024)
+def _frame(rung: int, density: int, nodes: int) -> tuple[Array, Array, Array]:
+    """t_k, z_k and the trapezoid weights (s/π)/(z(z+1)), halved at k = 0."""
+    c = float(LADDER[rung])
+    s = c / density
+    t = s * np.arange(nodes)
+    z = c + 1j * t
+    weights = (s / math.pi) / (z * (z + 1))
+    weights[0] /= 2
+    return t, z, weights
+
+
+class _Inconclusive(Exception):
+    """The contour's certificate fails here; another method must answer."""
+
+
+@final
+class ExactAccountant:
+    """Two-sided, certified ε of fixed schedules of Gaussian and Poisson-sampled Gaussian steps, and of anything else
+    that privacy-loss distributions can describe (then by :mod:`quietsum.privacy.pld`, which the method says).
+
+    Guarantees: the schedule must not depend on what was released; use :class:`quietsum.RenyiFilter` where it does.
+
+    >>> from quietsum import Gaussian, PoissonSampled
+    >>> step = PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
+    >>> guarantee = ExactAccountant().compose(step, times=10_000).epsilon(delta=1e-5)
+    >>> round(guarantee.epsilon, 4), guarantee.gap < 1e-6, guarantee.certified
+    (6.1877, True, True)
+    """
+
+    def __init__(
+        self,
+        *,
+        neighbours: Neighbours = Neighbours.ADD_REMOVE,
+        unit: PrivacyUnit | None = None,
+        observer: Observer = Observer.RECIPIENTS,
+    ) -> None:
+        self.history = History(neighbours, unit, observer)
+        self._sums: dict[Line, tuple[int, Array, Array]] = {}
+        self._ladders: dict[Direction, tuple[int, Array]] = {}
+        self._tails: dict[Line, tuple[int, float]] = {}
+        self._steps: dict[tuple[Direction, int], tuple[int, Array]] = {}
+
+    def copy(self) -> ExactAccountant:
+        """An independent accountant with the same history; what was computed is shared."""
+        other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
+        other.history = self.history.copy()
+        other._sums, other._ladders = dict(self._sums), dict(self._ladders)
+        other._tails, other._steps = dict(self._tails), dict(self._steps)
+        return other
+
+    def supports(self, event: PrivacyEvent) -> bool:
+        """Whether the contour or a privacy-loss distribution knows ``event`` under this relation."""
+        try:
+            self._reduce(event, 1)
+        except UnsupportedEvent:
+            return False
+        return True
+
+    def compose(self, event: PrivacyEvent, times: int = 1) -> Self:
+        """Add ``times`` independent uses of ``event``; refused events change nothing."""
+        self.history.add(event, times, self._reduce(event, times))
+        return self
+
+    def _reduce(self, event: PrivacyEvent, times: int) -> list[tuple[Pair, int]]:
+        pairs = self.history.reduce(event, times)
+        for pair, _ in pairs:
+            if not has_contour(pair):
+                from quietsum.privacy.pld import require_pld
+
+                require_pld(pair)
+        return pairs
+
+    # -------------------------------------------------------------------------------------- queries
+
+    def epsilon(self, *, delta: float) -> Guarantee:
+        """Upper and lower bound on the ε of everything composed, at ``delta``."""
+        delta = check_delta(delta)
+        counts = self.history.counts
+        if not counts:
+            return self.history.guarantee(epsilon=0.0, delta=delta, method="exact: nothing composed", certified=True)
+        if all(isinstance(pair, GaussianPair) for pair in counts):
+            value = gaussian_epsilon(self._gaussian_mu(), delta)
+            return self._two_sided(value, value, delta, "exact: closed form of the Gaussian")
+        single = self._single_step()
+        if single is not None:
+            value = single_step_epsilon(single, delta)
+            return self._two_sided(value, value, delta, "exact: closed form of one sampled step")
+        if all(map(has_contour, counts)):
+            try:
+                lower, upper = self._contour_epsilon(delta)
+            except (_Inconclusive, OverflowError) as reason:
+                return self._fallback(delta, f"contour inconclusive: {reason}")
+            return self.history.guarantee(
+                epsilon=upper, epsilon_lower=lower, delta=delta, method="exact: contour", certified=True
+            )
+        return self._fallback(delta, "not all events are Gaussian")
+
+    def delta(self, *, epsilon: float) -> float:
+        """An upper bound on δ(ε)."""
+        return self.delta_bounds(epsilon=epsilon)[1]
+
+    def delta_bounds(self, *, epsilon: float) -> tuple[float, float]:
+        """A lower and an upper bound on δ(ε)."""
+        epsilon = finite_number("epsilon", epsilon)
+        counts = self.history.counts
+        if not counts:
+            value = max(0.0, -math.expm1(epsilon))
+            return value, value
+        if all(isinstance(pair, GaussianPair) for pair in counts):
+            value = math.exp(log_gaussian_delta(self._gaussian_mu(), epsilon))
+            return value * (1 - 1e-10), min(1.0, value * (1 + 1e-10))
+        single = self._single_step()
+        if single is not None:
+            value = math.exp(single_step_log_delta(single, epsilon))
+            return value * (1 - 1e-10), min(1.0, value * (1 + 1e-10))
+        if all(map(has_contour, counts)):
+            try:
+                return self._contour_delta(epsilon)
+            except (_Inconclusive, OverflowError):
+                pass
+        from quietsum.privacy.pld import pld_delta_bounds
+
+        return pld_delta_bounds(counts, epsilon=epsilon)
+
+    # ------------------------------------------------------------------------------------- branches
+
+    def _gaussian_mu(self) -> float:
+        return math.sqrt(math.fsum(n / p.sigma**2 for p, n in self.history.counts.items() if isinstance(p, GaussianPair)))
+
+    def _single_step(self) -> MixturePair | None:
+        if len(self.history.counts) == 1:
+            ((pair, count),) = self.history.counts.items()
+            if count == 1 and isinstance(pair, MixturePair) and pair.size == 1:
+                return pair
+        return None
+
+    def _two_sided(self, lower: float, upper: float, delta: float, method: str) -> Guarantee:
+        margin = 1e-12 * (1 + upper)  # the closed forms are accurate to some 1e-15 relative
+        return self.history.guarantee(
+            epsilon=upper + margin if upper > 0 else 0.0,
+            epsilon_lower=max(0.0, lower - margin),
+            delta=delta,
+            method=method,
+            certified=True,
+        )
+
+    def _fallback(self, delta: float, reason: str) -> Guarantee:
+        from quietsum.privacy.pld import pld_bounds
+
+        lower, upper = pld_bounds(self.history.counts, delta=delta)
+        return self.history.guarantee(
+            epsilon=upper, epsilon_lower=lower, delta=delta, method=f"exact: privacy-loss distribution ({reason})"
+        )
+
+    # -------------------------------------------------------------------------------- running sums
+
+    def _directions(self) -> tuple[Direction, ...]:
+        both = any(len(directions(pair)) == 2 for pair in self.history.counts)
+        return (Direction.REMOVE, Direction.ADD) if both else (Direction.REMOVE,)
+
+    def _news(self, since: int) -> list[tuple[Pair, int]]:
+        """What was composed after log entry ``since``, equal pairs merged."""
+        log = self.history.log
+        if since == 0:
+            return list(self.history.counts.items())
+        return log[since:]
+
+    def _ladder(self, direction: Direction) -> Array:
+        since, total = self._ladders.get(direction, (0, None))
+        total = np.zeros_like(LADDER) if total is None else total
+        for pair, count in self._news(since):
+            total = total + count * ladder_moments(pair, direction)
+        self._ladders[direction] = (len(self.history.log), total)
+        return total
+
+    def _above(self, direction: Direction, rung: int) -> Array:
+        """K at the abscissae STEPS times that of a rung: what bounds aliasing."""
+        since, total = self._steps.get((direction, rung), (0, np.zeros(STEPS.size)))
+        for pair, count in self._news(since):
+            total = total + count * step_moments(pair, direction, rung)
+        self._steps[direction, rung] = (len(self.history.log), total)
+        return total
+
+    def _tail(self, line: Line) -> float:
+        since, total = self._tails.get(line, (0, 0.0))
+        t = line.s * line.nodes
+        for pair, count in self._news(since):
+            total += count * _log_tail(pair, line.direction, line.c, t)
+        self._tails[line] = (len(self.history.log), total)
+        return total
+
+    def _sum(self, line: Line) -> Spectrum:
+        since, values, errors = self._sums.get(line, (0, None, None))
+        if values is None or errors is None:
+            values, errors = np.zeros(line.nodes, complex), np.zeros(line.nodes)
+        for pair, count in self._news(since):
+            part = _spectrum(pair, line.direction, line.c, line.s, line.nodes)
+            values = values + count * part.log_phi
+            errors = errors + count * part.error + 2 * ROUNDING * np.abs(values)
+        if len(self._sums) > 16:
+            self._sums.clear()
+        self._sums[line] = (len(self.history.log), values, errors)
+        return Spectrum(values, errors)
+
+    # ------------------------------------------------------------------------------------- contour
+
+    def _contour_epsilon(self, delta: float) -> tuple[float, float]:
+        log_delta = math.log(delta)
+        lower = upper = 0.0
+        for direction in self._directions():
+            ladder = self._ladder(direction)
+            with np.errstate(invalid="ignore"):
+                chernoff = (ladder - log_delta - _LOG_WEIGHT) / LADDER
+            rung = int(np.argmin(chernoff))
+            if not math.isfinite(chernoff[rung]):
+                raise _Inconclusive("no finite moment")
+            if chernoff[rung] <= lower:  # this direction cannot be the worse one
+                continue
+            low, high = self._solve(direction, rung, ladder, log_delta, float(chernoff[rung]))
+            lower, upper = max(lower, low), max(upper, high)
+        return max(0.0, lower), max(0.0, upper)
+
+    def _choose(self, direction: Direction, rung: int, density: int, ladder: Array) -> Line:
+        """The shortest line whose tail certificate is good to about 1e-9 of the sum."""
+        c = float(LADDER[rung])
+        s = c / density
+        spread = _second_derivative(ladder, rung)
+        nodes = 32
+        if spread > 0:
+            while nodes * s < math.sqrt(70 / spread) and nodes < _MOST_NODES:
+                nodes *= 2
+        while nodes <= _MOST_NODES:
+            line = Line(direction, rung, density, nodes)
+            if self._tail(line) - float(ladder[rung]) + math.log((c + 1) / (s * nodes)) <= -27:
+                return line
+            nodes *= 2
+        raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
+
+    def _solve(
+        self, direction: Direction, rung: int, ladder: Array, log_delta: float, ceiling: float
+    ) -> tuple[float, float]:
+        density = 16 if log_delta > -18.5 else 20 if log_delta > -37 else 28
+        best: tuple[float, float] | None = None
+        for lower_by, factor in _ATTEMPTS:
+            start = max(0, rung - lower_by)
+            try:
+                line = self._choose(direction, start, density * factor, ladder)
+            except _Inconclusive:
+                if best is None and lower_by == 0:
+                    raise
+                break
+            inverse = _Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
+            centre = inverse.root(log_delta, ceiling)
+            bounds = None if centre is None else inverse.bracket(centre, log_delta)
+            if bounds is not None and (best is None or bounds[1] - bounds[0] < best[1] - best[0]):
+                best = bounds
+            if best is not None and best[1] - best[0] <= 1e-6 * max(best[1], 0.1):
+                break
+        if best is not None:
+            return best
+        raise _Inconclusive("the error bounds are too wide")
+
+    def _contour_delta(self, epsilon: float) -> tuple[float, float]:
+        lower = upper = 0.0
+        for direction in self._directions():
+            ladder = self._ladder(direction)
+            exponent = ladder - LADDER * epsilon - np.log(LADDER * (LADDER + 1))
+            rung = int(np.argmin(exponent))
+            if not math.isfinite(exponent[rung]):
+                raise _Inconclusive("no finite moment")
+            for lower_by, factor in _ATTEMPTS:
+                start = max(0, rung - lower_by)
+                line = self._choose(direction, start, 16 * factor, ladder)
+                inverse = _Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
+                log_value, _ = inverse.log_delta(epsilon)
+                value = math.exp(log_value)
+                up, down = inverse.errors(epsilon)
+                if math.isfinite(value) and (up + down <= 1e-3 * value or value + up < 1e-300):
+                    break
+            else:
+                raise _Inconclusive("the error bounds are too wide")
+            lower, upper = max(lower, value - down), max(upper, value + up)
+        return max(0.0, lower), min(1.0, upper)
+
+
+def _second_derivative(ladder: Array, rung: int) -> float:
+    """K'' near a rung, from neighbouring rungs."""
+    left, right = max(0, rung - 1), min(LADDER.size - 1, rung + 1)
+    if not (left < rung < right) or not np.isfinite(ladder[right]):
+        left, rung, right = max(0, rung - 2), max(1, rung - 1), max(2, rung)
+    first = (ladder[rung] - ladder[left]) / (LADDER[rung] - LADDER[left])
+    second = (ladder[right] - ladder[rung]) / (LADDER[right] - LADDER[rung])
+    return float(2 * (second - first) / (LADDER[right] - LADDER[left]))
+
+
+@final
+class _Inversion:
+    """δ(ε) along one line, with its error bounds."""
+
+    def __init__(self, line: Line, total: Spectrum, tail: float, above: Array) -> None:
+        self.line = line
+        self.t, self.z, self.weights = _frame(line.rung, line.density, line.nodes)
+        self.above = above
+        self.centre = float(total.log_phi[0].real)
+        self.values = total.log_phi - self.centre
+        self.node_errors = total.error
+        self.log_phi_size = np.abs(total.log_phi)
+        self.tail = tail - self.centre - math.log(math.pi * line.s * (line.nodes - 1))  # relative to e^{K(c) − cε}
+
+    def log_delta(self, epsilon: float) -> tuple[float, float]:
+        """(ln of the trapezoid sum, its derivative in ε)."""
+        terms = np.exp(self.values - 1j * (self.t * epsilon)) * self.weights
+        value = float(terms.real.sum())
+        if not value > 0:
+            return -math.inf, math.nan
+        slope = -float((terms * self.z).real.sum()) / value
+        return math.log(value) + self.centre - self.line.c * epsilon, slope
+
+    def root(self, log_delta: float, ceiling: float) -> float | None:
+        """The ε < ``ceiling`` at which the sum equals δ: Newton's method, kept inside a bracket."""
+        c = self.line.c
+        curvature = max(0.0, -2 * float(self.values[1].real)) / self.line.s**2 + 1 / c**2 + 1 / (c + 1) ** 2
+        epsilon = (self.centre - log_delta - math.log(c * (c + 1)) - 0.5 * math.log(2 * math.pi * curvature)) / c
+        width = math.sqrt(curvature)
+        low, high = -math.inf, ceiling + 1e-9 * (abs(ceiling) + 1 / c)
+        if not epsilon < high:
+            epsilon = high - width / 4
+        for _ in range(64):
+            value, slope = self.log_delta(epsilon)
+            if value > log_delta:
+                low = epsilon
+            else:
+                high = epsilon
+            if not math.isfinite(value) or not slope < 0:
+                proposal = -math.inf
+            else:
+                proposal = epsilon + (value - log_delta) / -slope
+                if abs(proposal - epsilon) <= 1e-13 * (abs(epsilon) + 1 / c):
+                    return proposal
+            if not low < proposal < high:
+                proposal = (low + high) / 2 if math.isfinite(low) else high - width
+                width *= 2
+            epsilon = proposal
+            if high - low <= 1e-14 * (abs(high) + 1 / c):
+                break
+        return (low + high) / 2 if math.isfinite(low) else None  # rounding noise; bracket() decides whether it will do
+
+    def errors(self, epsilon: float) -> tuple[float, float]:
+        """(how far δ may lie above the sum, how far below) at ``epsilon``."""
+        line = self.line
+        scale = math.exp(self.centre - line.c * epsilon)
+        sizes = np.exp(self.values.real) * np.abs(self.weights)
+        wobble = self.node_errors + ROUNDING * (
+            4 * self.log_phi_size + 4 * abs(self.centre) + 8 * np.abs(self.z) * abs(epsilon) + line.nodes + 16
+        )
+        rounding = float(sizes @ np.expm1(np.minimum(wobble, 700.0)))
+        up = scale * (rounding + math.exp(min(self.tail, 700.0)))
+        return up, up + self.aliasing(epsilon)
+
+    def aliasing(self, epsilon: float) -> float:
+        """A bound on Σ_{m≠0} δ(ε + mp) e^{cmp}: e^{−cp} per period below, Chernoff at higher rungs above."""
+        line = self.line
+        period = 2 * math.pi / line.s
+        below = math.exp(-line.c * period) / -math.expm1(-line.c * period)
+        c = line.c * STEPS
+        gain = (c - line.c) * period
+        # δ(ε') ≤ e^{K(c') − c'ε'} c'^{c'} / (c' + 1)^{c' + 1}
+        weight = np.log(c + 1) * (c + 1) - c * np.log(c)
+        above = self.above - c * epsilon - weight - gain - np.log(-np.expm1(-gain))
+        return below + math.exp(min(700.0, float(above.min())))
+
+    def bracket(self, centre: float, log_delta: float) -> tuple[float, float] | None:
+        """(lower, upper) ε around the root, each verified by evaluation; None when the errors are too large."""
+        delta = math.exp(log_delta)
+        _, slope = self.log_delta(centre)
+        up, down = self.errors(centre)
+        if not (up + down) <= min(0.2, -slope * 2e-4 * max(1.0, centre)) * delta:
+            return None
+        rounding = 4e-16 * (abs(centre) + 1 / self.line.c)
+        rise, fall = 1.5 * up / delta / -slope + rounding, 1.5 * down / delta / -slope + rounding
+        for _ in range(6):
+            high_value, _ = self.log_delta(centre + rise)
+            low_value, _ = self.log_delta(centre - fall)
+            high_ok = math.exp(high_value) + self.errors(centre + rise)[0] <= delta
+            low_ok = math.exp(low_value) - self.errors(centre - fall)[1] >= delta
+            if high_ok and low_ok:
+                return centre - fall, centre + rise
+            rise, fall = (rise if high_ok else 4 * rise), (fall if low_ok else 4 * fall)
+        return None

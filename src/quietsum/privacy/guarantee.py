@@ -1,0 +1,155 @@
+"""A guarantee wears its unit: ε and δ never travel without saying of what, against whom and how we know."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import math
+from typing import Any, NoReturn, final
+
+from quietsum.errors import InvalidParameter, MixedUnits, finite_number, open_probability
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+
+__all__ = ["Budget", "Guarantee"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """(ε, δ)-differential privacy with everything one needs to read it.
+
+    ``epsilon`` is an upper bound: the mechanism *is* (epsilon, delta)-private. ``epsilon_lower`` is a lower
+    bound: no analysis of the same events can show less (zero where the method gives no lower bound).
+    ``certified`` says that quadrature, truncation and floating-point error all lie inside the two bounds.
+
+    Guarantees have no ``+``: adding the ε of records to the ε of clients has no meaning, and adding two ε of
+    the same unit throws away what an accountant knows. Compose events instead.
+
+    >>> Guarantee(epsilon=1.25, epsilon_lower=1.25, delta=1e-5, method="closed form")
+    Guarantee(ε = 1.25 per record at δ = 1e-05, closed form)
+    >>> print(Guarantee(epsilon=1.25, epsilon_lower=1.2, delta=1e-5, method="closed form"))
+    ε ≤ 1.25 (and ≥ 1.2) at δ = 1e-05 per record, against recipients of the model, add-or-remove-one neighbours; closed form
+    """
+
+    epsilon: float
+    delta: float
+    epsilon_lower: float = 0.0
+    unit: PrivacyUnit = PrivacyUnit.RECORD
+    observer: Observer = Observer.RECIPIENTS
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+    method: str
+    order: float | None = None
+    certified: bool = False
+    group_size: int = 1
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.epsilon) or self.epsilon < 0:
+            raise InvalidParameter("epsilon", self.epsilon, "is no privacy bound", "report a number ≥ 0 or infinity")
+        if math.isnan(self.epsilon_lower) or not 0 <= self.epsilon_lower <= self.epsilon:
+            raise InvalidParameter("epsilon_lower", self.epsilon_lower, f"must lie in [0, {self.epsilon}]")
+        if not 0 <= self.delta <= 1:
+            raise InvalidParameter("delta", self.delta, "must lie in [0, 1]")
+
+    def __add__(self, other: object) -> NoReturn:
+        raise MixedUnits(
+            "guarantees are not added: ε of different units have no common meaning, and two ε of one unit "
+            "compose better as events; compose the events in one accountant and ask it for epsilon(delta=...)"
+        )
+
+    __radd__ = __add__
+
+    @property
+    def gap(self) -> float:
+        """How far the two bounds are apart."""
+        return self.epsilon - self.epsilon_lower if math.isfinite(self.epsilon) else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values, one key per field; ``from_dict`` reads them back."""
+        values = dataclasses.asdict(self)
+        values.update(unit=self.unit.value, observer=self.observer.value, neighbours=self.neighbours.value)
+        values["warnings"] = list(self.warnings)
+        if math.isinf(self.epsilon):
+            values["epsilon"] = "Infinity"
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Guarantee:
+        """The guarantee that :meth:`to_dict` wrote."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise InvalidParameter("guarantee", unknown, "holds unknown keys", f"known are {sorted(known)}")
+        return cls(
+            **{
+                **values,
+                "epsilon": float(values["epsilon"]),
+                "unit": PrivacyUnit(values["unit"]),
+                "observer": Observer(values["observer"]),
+                "neighbours": Neighbours(values["neighbours"]),
+                "warnings": tuple(values.get("warnings", ())),
+            }
+        )
+
+    @property
+    def whom(self) -> str:
+        """The unit in words: ``record``, ``person (up to 3 records)``, ``client``."""
+        if self.group_size == 1:
+            return self.unit.value
+        noun = "clients" if self.unit is PrivacyUnit.CLIENT else "records"
+        name = "group" if self.unit is PrivacyUnit.CLIENT else self.unit.value
+        return f"{name} (up to {self.group_size} {noun})"
+
+    def __repr__(self) -> str:
+        return f"Guarantee(ε = {self.epsilon:.6g} per {self.whom} at δ = {self.delta:g}, {self.method})"
+
+    def __str__(self) -> str:
+        lower = f" (and ≥ {self.epsilon_lower:.6g})" if self.epsilon_lower > 0 else ""
+        against = "the server" if self.observer is Observer.SERVER else "recipients of the model"
+        order = f" at order {self.order:g}" if self.order is not None else ""
+        text = (
+            f"ε ≤ {self.epsilon:.6g}{lower} at δ = {self.delta:g} per {self.whom}, against {against}, "
+            f"{self.neighbours.value} neighbours; {self.method}{order}"
+        )
+        return "\n".join([text, *(f"warning: {warning}" for warning in self.warnings)])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("ε (upper bound)", f"{self.epsilon:.6g}"),
+            ("ε (lower bound)", f"{self.epsilon_lower:.6g}"),
+            ("δ", f"{self.delta:g}"),
+            ("protects one", self.whom),
+            ("against", self.observer.value),
+            ("neighbours", self.neighbours.value),
+            ("method", self.method + (f", order {self.order:g}" if self.order is not None else "")),
+            ("certified", "yes" if self.certified else "no"),
+            *(("warning", warning) for warning in self.warnings),
+        ]
+        cells = "".join(f"<tr><th align=left>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
+        return f"<table>{cells}</table>"
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The most that may be spent on one unit: a gate in front of a release, not a warning after it.
+
+    >>> Budget(epsilon=1.0, delta=1e-5)
+    Budget(epsilon=1.0, delta=1e-05, unit=<PrivacyUnit.RECORD: 'record'>)
+    """
+
+    epsilon: float
+    delta: float
+    unit: PrivacyUnit = PrivacyUnit.RECORD
+
+    def __post_init__(self) -> None:
+        if finite_number("epsilon", self.epsilon) <= 0:
+            raise InvalidParameter("epsilon", self.epsilon, "must be greater than 0", "state what may be spent")
+        open_probability("delta", self.delta)
+
+    def allows(self, guarantee: Guarantee) -> bool:
+        """Whether ``guarantee`` fits. Units and δ must agree, else :class:`MixedUnits`."""
+        if guarantee.unit is not self.unit:
+            raise MixedUnits(f"this budget is per {self.unit}, the guarantee per {guarantee.unit}; keep one budget a unit")
+        if guarantee.delta > self.delta:
+            raise MixedUnits(f"the guarantee was made at δ = {guarantee.delta:g}, the budget holds at {self.delta:g}")
+        return guarantee.epsilon <= self.epsilon

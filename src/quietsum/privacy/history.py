@@ -1,0 +1,111 @@
+"""What has been composed so far: the part that all accountants share."""
+
+from __future__ import annotations
+
+from typing import final
+
+from quietsum.errors import InvalidParameter, MixedUnits, open_probability, whole_number
+from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.pairs import Pair, group_size, reduce_event, unit_of
+from quietsum.privacy.shuffled import ShuffledEpochs, shuffled_epochs
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+
+__all__ = ["History"]
+
+
+@final
+class History:
+    """Pairs with their counts, in order of first use, under one relation and for one unit.
+
+    ``add`` reduces an event and records it; an event that cannot be reduced, or that speaks of another group
+    size than the earlier ones, raises and changes nothing.
+    """
+
+    def __init__(self, neighbours: Neighbours, unit: PrivacyUnit | None, observer: Observer) -> None:
+        for name, value, kind in (("neighbours", neighbours, Neighbours), ("observer", observer, Observer)):
+            if not isinstance(value, kind):
+                raise InvalidParameter(name, value, f"is not one of {[str(member) for member in kind]}")
+        if unit is not None and not isinstance(unit, PrivacyUnit):
+            raise InvalidParameter("unit", unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
+        self.neighbours = neighbours
+        self.observer = observer
+        self.counts: dict[Pair, int] = {}
+        self.log: list[tuple[Pair, int]] = []
+        self._unit = unit
+        self._size: int | None = None
+        self._shuffled: list[ShuffledEpochs] = []
+
+    def copy(self) -> History:
+        """An independent history with the same contents."""
+        other = History(self.neighbours, self._unit, self.observer)
+        other.counts, other.log = dict(self.counts), list(self.log)
+        other._size, other._shuffled = self._size, list(self._shuffled)
+        return other
+
+    @property
+    def group_size(self) -> int:
+        """The k of the groups composed so far; 1 without groups."""
+        return self._size or 1
+
+    @property
+    def unit(self) -> PrivacyUnit:
+        """The unit that guarantees made from this history wear."""
+        return unit_of(self.group_size, self._unit)
+
+    def reduce(self, event: PrivacyEvent, times: int = 1) -> list[tuple[Pair, int]]:
+        """The pairs of ``event``, checked against this history's group size; nothing is recorded."""
+        if not isinstance(event, PrivacyEvent):
+            raise InvalidParameter("event", event, "is not a privacy event", "pass e.g. Gaussian(noise_multiplier=1.0)")
+        whole_number("times", times)
+        size = group_size(event)
+        if self._size is not None and size != self._size:
+            raise MixedUnits(
+                f"this accountant counts groups of {self._size}, the event speaks of {size}; wrap every event in "
+                "Group(size=k, event=...) or keep one accountant a unit"
+            )
+        return reduce_event(event, self.neighbours, times)
+
+    def add(self, event: PrivacyEvent, times: int, pairs: list[tuple[Pair, int]]) -> None:
+        """Record ``pairs``, the reduction of ``times`` × ``event``."""
+        if pairs:
+            self._size = group_size(event)
+        for pair, count in pairs:
+            self.counts[pair] = self.counts.get(pair, 0) + count
+            self.log.append((pair, count))
+        self._shuffled.extend(shuffled_epochs(event, times))
+
+    def add_pair(self, pair: Pair, count: int) -> None:
+        """Record a pair directly."""
+        self.counts[pair] = self.counts.get(pair, 0) + count
+        self.log.append((pair, count))
+
+    def guarantee(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        method: str,
+        epsilon_lower: float = 0.0,
+        order: float | None = None,
+        certified: bool = False,
+    ) -> Guarantee:
+        """A guarantee that wears this history's unit, relation, observer and warnings."""
+        return Guarantee(
+            epsilon=epsilon,
+            epsilon_lower=min(epsilon_lower, epsilon),
+            delta=delta,
+            unit=self.unit,
+            observer=self.observer,
+            neighbours=self.neighbours,
+            method=method,
+            order=order,
+            certified=certified,
+            group_size=self.group_size,
+            warnings=tuple(epochs.warning(delta) for epochs in self._shuffled),
+        )
+
+
+def check_delta(delta: object) -> float:
+    """``delta`` as a float strictly between 0 and 1."""
+    return open_probability("delta", delta)

@@ -1,0 +1,357 @@
+"""From events to dominating pairs: the normal form that every accountant starts from.
+
+An event is dominated by a pair of distributions (P, Q) when no adversary can tell two neighbouring datasets apart
+better than P from Q (Zhu, Dong, Wang 2022). :func:`reduce_event` rewrites any event, under a neighbouring relation,
+into a list of (pair, how often). Accountants then only ever see the few frozen pairs below; they are hashable,
+so that work done for one is done once.
+
+Sources of the reductions:
+
+* Poisson sampling under add-or-remove: P' = (1 − q) Q + q P against Q, both directions (Zhu, Dong, Wang 2022, Thm 11).
+* Groups of k under Poisson sampling: binomial mixture of shifts 0 … k (Ganesh 2024, arXiv 2401.10294).
+* Poisson sampling under replace-one: (1 − q) N(0) + q N(1) against (1 − q) N(0) + q N(−1); that opposite records are
+  the worst ones is shown in docs/explanation/replace-one.md.
+* Fixed-size batches under replace-one: Poisson's pair at half the noise (Lebeda et al. 2024, arXiv 2405.20769).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import final
+
+from quietsum.errors import MixedUnits, UnsupportedEvent, whole_number
+from quietsum.privacy import events as ev
+from quietsum.privacy.units import Neighbours, PrivacyUnit
+
+__all__ = [
+    "ApproximatePair",
+    "DiscreteGaussianPair",
+    "DiscreteLaplacePair",
+    "GaussianPair",
+    "LaplacePair",
+    "MixturePair",
+    "OppositePair",
+    "Pair",
+    "ResponsePair",
+    "SampledPair",
+    "SkellamPair",
+    "VectorDiscreteGaussianPair",
+    "ZcdpPair",
+    "reduce_event",
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pair:
+    """A pair (P, Q) that dominates one use of a mechanism."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class GaussianPair(Pair):
+    """N(1, sigma²) against N(0, sigma²); the same in both directions."""
+
+    sigma: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class MixturePair(Pair):
+    """Σ_j Binomial(size, rate)(j) · N(j, sigma²) against N(0, sigma²), and the other way round."""
+
+    sigma: float
+    rate: float
+    size: int = 1
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class OppositePair(Pair):
+    """(1 − rate) N(0) + rate N(1) against (1 − rate) N(0) + rate N(−1), variance sigma²; mirror-symmetric."""
+
+    sigma: float
+    rate: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaplacePair(Pair):
+    """Laplace(1, scale) against Laplace(0, scale); the same in both directions."""
+
+    scale: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiscreteLaplacePair(Pair):
+    """Noise ∝ exp(−|k| / scale) on the integers, shifted by ``shift`` against not shifted."""
+
+    scale: float
+    shift: int
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiscreteGaussianPair(Pair):
+    """Noise ∝ exp(−k² / 2 sigma²) on the integers, shifted by ``shift`` against not shifted."""
+
+    sigma: float
+    shift: int
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class VectorDiscreteGaussianPair(Pair):
+    """A discrete Gaussian sum in several dimensions, shifted by an integer vector of L2 norm ≤ shift.
+
+    Only moments are known to be bounded: (shift / sigma)² / 2-zCDP.
+    """
+
+    sigma: float
+    shift: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class SkellamPair(Pair):
+    """Skellam noise of ``variance`` a coordinate, shifted by a vector of norms ≤ (l1, l2)."""
+
+    variance: float
+    l1: float
+    l2: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResponsePair(Pair):
+    """k-ary randomised response: the answers of two neighbours swap the probabilities keep and (1 − keep)/(k − 1)."""
+
+    keep: float
+    categories: int
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class ApproximatePair(Pair):
+    """The worst (ε, δ)-private mechanism: with probability δ it tells all, else it answers at odds e^ε."""
+
+    epsilon: float
+    delta: float = 0.0
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class ZcdpPair(Pair):
+    """Anything ρ-zCDP; only its Rényi curve α·ρ is known."""
+
+    rho: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledPair(Pair):
+    """(1 − rate) Q + rate P against Q for the P and Q of ``base``, and the other way round."""
+
+    rate: float
+    base: Pair
+
+
+def reduce_event(event: ev.PrivacyEvent, neighbours: Neighbours, times: int = 1) -> list[tuple[Pair, int]]:
+    """The pairs that dominate ``times`` uses of ``event`` under ``neighbours``.
+
+    Free events (no repetitions, rate 0, ε = δ = 0) leave nothing behind. Raises
+    :class:`~quietsum.errors.UnsupportedEvent` where no sound reduction is known.
+    """
+    whole_number("times", times)
+    found: dict[Pair, int] = {}
+    for pair, count in _reduce(event, neighbours, 1):
+        if count * times:
+            found[pair] = found.get(pair, 0) + count * times
+    return list(found.items())
+
+
+def group_size(event: ev.PrivacyEvent) -> int:
+    """How many units at once ``event`` speaks of: 1, or the k of its groups. Mixed sizes raise MixedUnits."""
+    match event:
+        case ev.Group(size=size, event=inner):
+            return size * group_size(inner)
+        case ev.Composed(events=parts):
+            sizes = {group_size(part) for part in parts}
+            if len(sizes) > 1:
+                raise MixedUnits(
+                    f"one composition speaks of groups of {sorted(sizes)} units at once; "
+                    "wrap the whole composition in one Group(size=k, event=...)"
+                )
+            return sizes.pop() if sizes else 1
+        case _:
+            inner_event = getattr(event, "event", None)
+            return group_size(inner_event) if isinstance(inner_event, ev.PrivacyEvent) else 1
+
+
+def unit_of(size: int, unit: PrivacyUnit | None) -> PrivacyUnit:
+    """The unit a guarantee wears: as stated, else a record, or a person where groups were composed."""
+    if unit is not None:
+        return unit
+    return PrivacyUnit.RECORD if size == 1 else PrivacyUnit.PERSON
+
+
+def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[tuple[Pair, int]]:
+    replace = neighbours is Neighbours.REPLACE_ONE
+    reach = size * (2 if replace else 1)  # how many C apart the two sums are
+    match event:
+        case ev.Gaussian(noise_multiplier=sigma):
+            return [(GaussianPair(sigma / reach), 1)]
+        case ev.Laplace(noise_multiplier=scale):
+            return [(LaplacePair(scale / reach), 1)]
+        case ev.DiscreteLaplace(scale=scale, sensitivity=sensitivity):
+            return [(DiscreteLaplacePair(scale, sensitivity * reach), 1)]
+        case ev.DiscreteGaussian(sigma=sigma, sensitivity=sensitivity, dimension=dimension):
+            if dimension == 1 and sensitivity == int(sensitivity):
+                return [(DiscreteGaussianPair(sigma, int(sensitivity) * reach), 1)]
+            return [(VectorDiscreteGaussianPair(sigma, sensitivity * reach), 1)]
+        case ev.Skellam(variance=variance, l1_sensitivity=l1, l2_sensitivity=l2):
+            return [(SkellamPair(variance, l1 * reach, l2 * reach), 1)]
+        case ev.RandomizedResponse(keep_probability=keep, categories=categories):
+            return [(ResponsePair(keep, categories), size)]  # each of the k units answers for itself
+        case ev.PureDP(epsilon=epsilon):
+            return [(ApproximatePair(size * epsilon), 1)] if epsilon else []
+        case ev.ApproximateDP(epsilon=epsilon, delta=delta):
+            return [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)] if epsilon or delta else []
+        case ev.Zcdp(rho=rho):
+            return [(ZcdpPair(rho * size * size), 1)] if rho else []
+        case ev.Repeated(times=times, event=inner):
+            return [(pair, count * times) for pair, count in _reduce(inner, neighbours, size)] if times else []
+        case ev.Composed(events=parts):
+            return [item for part in parts for item in _reduce(part, neighbours, size)]
+        case ev.Group(size=more, event=inner):
+            return _reduce(inner, neighbours, size * more)
+        case ev.PoissonSampled(rate=rate, event=inner):
+            return _reduce_poisson(rate, inner, neighbours, size)
+        case ev.FixedSizeSampled(rate=rate, event=inner):
+            return _reduce_fixed(rate, inner, neighbours, size)
+        case ev.Shuffled(batches=batches, event=inner):
+            if neighbours is Neighbours.ADD_REMOVE and batches > 1:
+                raise UnsupportedEvent(
+                    "Shuffled batches under add-or-remove: one more record moves every batch boundary after it, so the "
+                    "batches are not comparable; declare neighbours=Neighbours.ZERO_OUT, or sample with PoissonSampled"
+                )
+            return _reduce(inner, neighbours, size)
+        case _:
+            raise UnsupportedEvent(
+                f"{type(event).__name__} is no event this version knows; compose one of the events of "
+                "quietsum.privacy.events, or state what you can prove as PureDP, ApproximateDP or Zcdp"
+            )
+
+
+def _group_delta(epsilon: float, delta: float, size: int) -> float:
+    """Group privacy of (ε, δ): δ (e^{kε} − 1)/(e^ε − 1), capped at 1 (Vadhan 2017, Lemma 2.2)."""
+    if size == 1 or delta == 0:
+        return delta
+    if epsilon == 0:
+        return min(1.0, size * delta)
+    log_factor = size * epsilon + math.log1p(-math.exp(-size * epsilon)) - math.log(math.expm1(epsilon)) if epsilon < 700 else math.inf
+    return math.exp(min(0.0, math.log(delta) + log_factor))
+
+
+def _one_draw(inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> Pair | None:
+    """Everything that happens to one draw, as one pair: Gaussians add up to a Gaussian, others stay alone."""
+    items = [(pair, count) for pair, count in _reduce(inner, neighbours, size) if count]
+    if not items:
+        return None
+    if all(isinstance(pair, GaussianPair) for pair, _ in items):
+        precision = math.fsum(count / pair.sigma**2 for pair, count in items if isinstance(pair, GaussianPair))
+        return items[0][0] if sum(count for _, count in items) == 1 else GaussianPair(1 / math.sqrt(precision))
+    if len(items) == 1 and items[0][1] == 1:
+        return items[0][0]
+    raise UnsupportedEvent(
+        "sampling around several steps that share one draw is only known for Gaussian noise; "
+        "draw afresh for every step (Repeated around PoissonSampled), or state the round as one event"
+    )
+
+
+def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[tuple[Pair, int]]:
+    if rate == 0:
+        return []
+    if rate == 1:
+        return _reduce(inner, neighbours, size)
+    if isinstance(inner, ev.PoissonSampled):  # a coin of a coin is a coin
+        return _reduce_poisson(rate * inner.rate, inner.event, neighbours, size)
+    if neighbours is Neighbours.REPLACE_ONE:
+        base = _one_draw(inner, Neighbours.ADD_REMOVE, 1)
+        if isinstance(base, GaussianPair) and size == 1:
+            return [(OppositePair(base.sigma, rate), 1)]
+        raise UnsupportedEvent(
+            f"Poisson sampling of {type(inner).__name__}{f' for a group of {size}' if size > 1 else ''} under replace-one has "
+            "no bound here; use the add-or-remove or zero-out relation, where it has"
+        )
+    base = _one_draw(inner, neighbours, 1)
+    match base:
+        case None:
+            return []
+        case GaussianPair(sigma=sigma):
+            return [(MixturePair(sigma, rate, size), 1)]
+        case LaplacePair() | DiscreteLaplacePair() | DiscreteGaussianPair() | ResponsePair() | ApproximatePair() if size == 1:
+            return [(SampledPair(rate, base), 1)]
+        case LaplacePair() | DiscreteLaplacePair() | ResponsePair() | ApproximatePair():
+            epsilon, delta = amplified(rate, *_as_approximate(base))
+            return [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)]
+        case _:
+            raise UnsupportedEvent(
+                f"Poisson sampling of {type(inner).__name__}{f' for a group of {size}' if size > 1 else ''} has no sound bound "
+                "here; use Gaussian noise, or charge the event without sampling"
+            )
+
+
+def _reduce_fixed(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[tuple[Pair, int]]:
+    if neighbours is Neighbours.ADD_REMOVE:
+        raise UnsupportedEvent(
+            "fixed-size batches under add-or-remove: adding a unit changes the law of every batch; declare "
+            "neighbours=Neighbours.REPLACE_ONE (the size of the population is public then), or sample with PoissonSampled"
+        )
+    if rate == 0:
+        return []
+    if size > 1:
+        raise UnsupportedEvent(
+            "fixed-size batches for a group of units have no tight pair; ask for the single unit and convert with "
+            "quietsum.group_guarantee, or sample with PoissonSampled"
+        )
+    # Zero-out is the special case of replace-one in which the other record is null.
+    base = _one_draw(inner, Neighbours.REPLACE_ONE, 1)
+    if base is None:
+        return []
+    if rate == 1:
+        return [(base, 1)]
+    match base:
+        case GaussianPair(sigma=sigma):
+            return [(MixturePair(sigma, rate, 1), 1)]
+        case LaplacePair() | DiscreteLaplacePair() | ResponsePair() | ApproximatePair():
+            # Balle, Barthe, Gaboardi 2018, Theorem 9: sampling without replacement under substitution.
+            return [(ApproximatePair(*amplified(rate, *_as_approximate(base))), 1)]
+        case _:
+            raise UnsupportedEvent(
+                f"fixed-size sampling of {type(inner).__name__} has no sound bound here; use Gaussian noise or no sampling"
+            )
+
+
+def amplified(rate: float, epsilon: float, delta: float) -> tuple[float, float]:
+    """(ln(1 + q (e^ε − 1)), q δ): what sampling at rate q makes of an (ε, δ)-private event."""
+    if epsilon > 700:
+        return epsilon + math.log(rate) + math.log1p((1 - rate) / rate * math.exp(-epsilon)), rate * delta
+    return math.log1p(rate * math.expm1(epsilon)), rate * delta
+
+
+def _as_approximate(pair: Pair) -> tuple[float, float]:
+    match pair:
+        case LaplacePair(scale=scale):
+            return 1 / scale, 0.0
+        case DiscreteLaplacePair(scale=scale, shift=shift):
+            return shift / scale, 0.0
+        case ResponsePair(keep=keep, categories=categories):
+            return ev.RandomizedResponse(keep_probability=keep, categories=categories).epsilon, 0.0
+        case ApproximatePair(epsilon=epsilon, delta=delta):
+            return epsilon, delta
+        case _:
+            raise UnsupportedEvent(f"{type(pair).__name__} is not (ε, δ)-bounded")
+
+

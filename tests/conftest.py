@@ -1,0 +1,12 @@
+"""What all tests share: reproducible random examples. A test that needs a helper builds it itself."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# Quiet machines and busy ones must agree, so examples are fixed and untimed; "thorough" looks for new ones.
+settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -1,0 +1,55 @@
+"""Every public name resolves, says what it is, is known to type checkers and stands in the reference."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import quietsum
+
+REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
+NAMES = sorted(set(quietsum.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_resolves_and_has_a_docstring_of_its_own(name: str) -> None:
+    thing = getattr(quietsum, name)
+    assert thing.__doc__, f"{name} has no docstring"
+    assert not thing.__doc__.startswith(f"{name}("), f"{name} only has the docstring that dataclasses make up"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_name_stands_in_the_reference(name: str) -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(REFERENCE.rglob("*.md")))
+    assert re.search(rf"^\.\. auto\w+:: quietsum\.{name}$", text, re.MULTILINE), f"document {name} in docs/reference"
+
+
+def test_the_reference_documents_no_name_that_is_gone() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(REFERENCE.rglob("*.md")))
+    documented = re.findall(r"^\.\. auto(?:class|function|exception):: quietsum\.(\w+)$", text, re.MULTILINE)
+    assert sorted(documented) == NAMES
+
+
+def test_type_checkers_and_the_interpreter_see_the_same_names_from_the_same_modules() -> None:
+    tree = ast.parse(Path(quietsum.__file__).read_text(encoding="utf-8"))
+    branch = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.name: node.module for node in branch.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert sorted(typed) == NAMES
+    for name, module in typed.items():
+        assert getattr(quietsum, name) is getattr(importlib.import_module(module or ""), name)
+
+
+def test_all_is_sorted_without_repetition_and_shown_by_dir() -> None:
+    assert quietsum.__all__ == sorted(set(quietsum.__all__))
+    assert set(quietsum.__all__) <= set(dir(quietsum))
+
+
+def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="'quietsum' has no attribute 'Gausian'"):
+        _ = quietsum.Gausian  # type: ignore[attr-defined]
