@@ -1,4 +1,4 @@
-"""What all tests share: reproducible random examples. A test that needs a helper builds it itself."""
+"""What all tests share: reproducible random examples. Whatever else a test needs, it builds in plain sight."""
 
 from __future__ import annotations
 

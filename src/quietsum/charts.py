@@ -11,6 +11,7 @@ True
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import shutil
@@ -18,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from quietsum.errors import InvalidParameter
 
@@ -30,11 +31,11 @@ _COLOURS = ("cyan", "yellow", "magenta", "green")
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: its name and its (x, y) points from left to right."""
+    """One line: its name, its (x, y) points from left to right, and how it is drawn, so that no one needs colours."""
 
     label: str
     points: tuple[tuple[float, float], ...]
-    dashed: bool = False
+    dash: Literal["solid", "dashed", "dotted"] = "solid"
 
 
 @final
@@ -159,9 +160,7 @@ def show(chart: Chart, *, height: int = 14) -> None:
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille bits by (row, column) of a 2 × 4 cell
 
 
-def terminal(
-    chart: Chart, *, width: int = 78, height: int = 14, unicode: bool = True, colour: bool = False
-) -> str:
+def terminal(chart: Chart, *, width: int = 78, height: int = 14, unicode: bool = True, colour: bool = False) -> str:
     """``chart`` in characters: braille dots, or ``*`` and ``o`` where the terminal knows ASCII only."""
     paint = _painter(colour)
     x_scale, y_scale = chart.x_scale, chart.y_scale
@@ -180,7 +179,8 @@ def terminal(
     for row in range(height):
         axis = ("┤" if row in y_ticks else "│") if unicode else ("+" if row in y_ticks else "|")
         text = "".join(
-            paint(_glyph(bits, series, unicode), _COLOURS[series % len(_COLOURS)]) if series >= 0
+            paint(_glyph(bits, series, unicode), _COLOURS[series % len(_COLOURS)])
+            if series >= 0
             else (paint("─" if unicode else "-", "dim") if row == rule else " ")
             for bits, series in cells[row]
         )
@@ -202,17 +202,18 @@ def _glyph(bits: int, series: int, unicode: bool) -> str:
 
 
 def _dots(line: Series, x_scale: Scale, y_scale: Scale, across: int, down: int) -> Iterable[tuple[int, int]]:
-    """The dots of one line on a canvas ``across`` by ``down``; a dashed line leaves gaps."""
+    """The dots of one line on a canvas ``across`` by ``down``; dashed and dotted lines leave gaps."""
+    length, filled = {"solid": (1, 1), "dashed": (6, 4), "dotted": (4, 1)}[line.dash]
     placed = [(x_scale.place(x) * (across - 1), (1 - y_scale.place(y)) * (down - 1)) for x, y in line.points]
     if len(placed) == 1:
         placed = placed * 2
     seen = 0
-    for (x0, y0), (x1, y1) in zip(placed, placed[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(placed):
         steps = max(1, math.ceil(max(abs(x1 - x0), abs(y1 - y0))))
         for step in range(steps):
             x, y = x0 + (x1 - x0) * step / steps, y0 + (y1 - y0) * step / steps
             seen += 1
-            if not line.dashed or seen % 4 < 2:
+            if seen % length < filled:
                 yield round(x), round(y)
     yield round(placed[-1][0]), round(placed[-1][1])
 
@@ -220,7 +221,8 @@ def _dots(line: Series, x_scale: Scale, y_scale: Scale, across: int, down: int) 
 def _end_labels(chart: Chart, y_scale: Scale, height: int, unicode: bool) -> dict[int, tuple[str, int]]:
     """A name at the right end of each line, moved up or down where two would meet."""
     wanted = [
-        (line.points[-1][1], (f"{line.label} {line.points[-1][1]:.3g}", index)) for index, line in enumerate(chart.series)
+        (line.points[-1][1], (f"{line.label} {line.points[-1][1]:.3g}", index))
+        for index, line in enumerate(chart.series)
     ]
     if chart.limit is not None:
         wanted.append((chart.limit[1], (f"{chart.limit[0]} {chart.limit[1]:g}", -1)))
@@ -252,10 +254,12 @@ def _x_axis(chart: Chart, scale: Scale, margin: int, columns: int, unicode: bool
 # ----------------------------------------------------------------------------------------------- SVG
 
 _STYLE = """
-    .paper { fill: #ffffff; } text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #24292f; }
+    .paper { fill: #ffffff; }
+    text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #24292f; }
     .title { font-size: 17px; font-weight: 600; } .quiet { fill: #57606a; }
     .grid { stroke: #d8dee4; stroke-width: 1; } .axis { stroke: #57606a; stroke-width: 1; }
-    .line { fill: none; stroke-width: 2.5; stroke-linejoin: round; stroke-linecap: round; } .dashed { stroke-dasharray: 7 5; }
+    .line { fill: none; stroke-width: 2.5; stroke-linejoin: round; stroke-linecap: round; }
+    .dashed { stroke-dasharray: 9 6; } .dotted { stroke-dasharray: 1 6; }
     .s0 { stroke: #0969da; } .s1 { stroke: #bc4c00; } .s2 { stroke: #8250df; } .s3 { stroke: #1a7f37; }
     .limit { stroke: #cf222e; stroke-width: 1.5; stroke-dasharray: 2 4; }
     @media (prefers-color-scheme: dark) {
@@ -312,7 +316,8 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
     parts += [
         f'  <line class="axis" x1="{left}" x2="{width - right}" y1="{base}" y2="{base}"/>',
         f'  <text x="{left + across / 2:.1f}" y="{height - 14}" text-anchor="middle">{escape(chart.x_label)}</text>',
-        f'  <text transform="translate(18 {top + down / 2:.1f}) rotate(-90)" text-anchor="middle">{escape(chart.y_label)}</text>',
+        f'  <text transform="translate(18 {top + down / 2:.1f}) rotate(-90)" text-anchor="middle">'
+        f"{escape(chart.y_label)}</text>",
         *_legend(chart, left),
     ]
     if chart.limit is not None:
@@ -320,19 +325,18 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
         parts.append(f'  <line class="limit" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
     for index, line in reversed(list(enumerate(chart.series))):
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
-        dashed = " dashed" if line.dashed else ""
-        parts.append(f'  <polyline class="line s{index % 4}{dashed}" points="{places}"/>')
+        parts.append(f'  <polyline class="line s{index % 4} {line.dash}" points="{places}"/>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 def _legend(chart: Chart, left: int) -> list[str]:
     parts, x = [], float(left)
     entries = [
-        (f"line s{index % 4}{' dashed' if line.dashed else ''}", f"{line.label} ({line.points[-1][1]:.4g} at the end)")
+        (f"line s{index % 4} {line.dash}", f"{line.label} {line.points[-1][1]:.3g}")
         for index, line in enumerate(chart.series)
     ]
     if chart.limit is not None:
-        entries.append(("limit", f"{chart.limit[0]} ({chart.limit[1]:g})"))
+        entries.append(("limit", f"{chart.limit[0]} {chart.limit[1]:g}"))
     for style, text in entries:
         parts.append(f'  <line class="{style}" x1="{x:.1f}" x2="{x + 30:.1f}" y1="58" y2="58"/>')
         parts.append(f'  <text x="{x + 38:.1f}" y="62">{escape(text)}</text>')

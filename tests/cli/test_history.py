@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from quietsum import Gaussian, PoissonSampled
+from quietsum import Gaussian, PoissonSampled, PrivacyAccountant
 from quietsum.cli.app import app
 from quietsum.privacy.events import to_dict, to_json
 
@@ -76,7 +76,7 @@ def test_record_and_client_rows_give_two_guarantees_and_no_sum(tmp_path: Path) -
     assert (record["unit"], client["unit"]) == ("record", "client")
     assert record["epsilon"] == pytest.approx(7.0466, abs=2e-4)
     assert client["epsilon"] == pytest.approx(9.671, abs=1e-3)
-    assert "never added" in spend(path).stdout
+    assert "never a sum" in spend(path).stdout
 
 
 def test_a_wide_row_speaks_the_words_of_record_round(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_people_of_several_parties_are_warned_about(tmp_path: Path) -> None:
         ("noise_multiplier,sample_rate,steps\n1,0.1,-1\n", "at least 0"),
         ("noise_multiplier,sample_rate,steps\n1,0.1,1e300\n", "1e+12"),
         ("level,noise_multiplier,sample_rate,steps\nusers,1,0.1,1\n", "did you mean 'user'"),
-        ("level,party,noise_multiplier,sample_rate,steps\nuser,a,1,0.1,1\n", "every party"),
+        ("level,party,noise_multiplier,sample_rate,steps\nuser,a,1,0.1,1\n", "once a round"),
         ("mechanism,noise_multiplier,sample_rate,steps\ngausian,1,0.1,1\n", "did you mean 'gaussian'"),
         ("noise_multiplier,sample_rate,steps\n", "no rounds"),
         ("[1, 2]", "no object"),
@@ -171,6 +171,38 @@ def test_missing_files_folders_and_binary_files_are_refused(tmp_path: Path) -> N
     ):  # fmt: skip
         result = spend(path)
         assert (result.exit_code, lesson in result.stderr) == (2, True), result.stderr
+
+
+def test_parties_that_report_one_client_level_charge_are_charged_once(tmp_path: Path) -> None:
+    header = "round,party,noise_multiplier_sample,sample_rate_sample,steps_sample,"
+    header += "noise_multiplier_user,sample_rate_user,steps_user\n"
+    once = "".join(f"1,{party},1,0.1,100,0.5,0.8,1\n" for party in "abc")
+    record, client = spent(written(tmp_path, header + once))["guarantees"]
+    assert client["epsilon"] == pytest.approx(9.671, abs=1e-3)
+    assert record["epsilon"] == pytest.approx(7.0466, abs=2e-4)
+    again = spent(written(tmp_path, header + once + "1,a,1,0.1,100,0.5,0.8,1\n"))["guarantees"][1]
+    assert again["epsilon"] > client["epsilon"]
+
+
+def test_a_saved_accountant_is_a_history_and_an_altered_one_is_refused(tmp_path: Path) -> None:
+    accountant = PrivacyAccountant(delta=1e-5)
+    for party in "ab":
+        accountant.record_round(
+            round_num=1, party=party, noise_multiplier_sample=1.0, sample_rate_sample=0.1, steps_sample=100,
+            noise_multiplier_user=0.5, sample_rate_user=0.8, steps_user=1,
+        )  # fmt: skip
+    state = accountant.state_dict()
+    record, client = spent(written(tmp_path, json.dumps(state), "state.json"))["guarantees"]
+    assert record["epsilon"] == pytest.approx(accountant.get_cumulative_sample_epsilon())
+    assert client["epsilon"] == pytest.approx(accountant.get_cumulative_user_epsilon())
+    altered = spend(written(tmp_path, json.dumps(state | {"sample_history": []}), "altered.json"))
+    assert altered.exit_code == 2
+    assert "digest" in altered.stderr
+
+
+def test_a_group_of_records_means_nothing_to_client_level_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, "level,noise_multiplier,sample_rate,steps\nuser,1,0.1,1\n")
+    assert spend(path, "--group", 3).exit_code == 2
 
 
 def test_numbers_beside_a_history_are_refused(tmp_path: Path) -> None:

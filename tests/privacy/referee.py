@@ -10,12 +10,16 @@ shared with the package, and no two of the methods share their mathematics:
 * :func:`grid`: the exponentially tilted loss on a lattice, mass and e^{−loss} kept in every cell (Doroshenko et al.
   2022), composed by FFT on three lattices; Richardson's extrapolation shows the error, which is of second order.
 
+In both, far outcomes are faded out by a factor Φ((X − x)/w), which lowers δ by at most T·P(x + w·N(0,1) > X); X is put
+where that is 1e-12 δ. Without it a tiny bump of huge losses spoils the exponential tilt for small rates.
+
 :func:`true_epsilon` runs what is affordable, takes the disagreement into ``error`` and refuses above 1e-6 relative.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +27,12 @@ from typing import Any
 import mpmath
 import numpy as np
 import scipy.fft
+import scipy.special
 
 __all__ = ["NoVerdict", "Truth", "contour", "grid", "plan", "true_epsilon"]
 
 DIGITS = 30
+FADED = 1e-12  # the part of δ that fading out far outcomes may cost
 NEGLIGIBLE = 45.0  # e^-45 = 3e-20: what is dropped anywhere, relative to what is kept
 PI = np.longdouble("3.14159265358979323846264338327950288")
 
@@ -61,6 +67,16 @@ class Plan:
     @property
     def sign(self) -> int:
         return 1 if self.direction == "remove" else -1
+
+    @property
+    def fade(self) -> tuple[float, float]:
+        """(X, w) of the fade-out Φ((X − x)/w); "add" has bounded losses and needs none."""
+        if self.direction == "add":
+            return math.inf, 1.0
+        width = self.sigma / 16
+        log_leak = math.log(FADED * self.delta / self.steps)
+        tail = -float(scipy.special.ndtri_exp(log_leak))
+        return 1 + tail * math.hypot(self.sigma, width), width
 
     @property
     def power(self) -> float:
@@ -176,21 +192,43 @@ def _loss(sigma: Any, rate: Any, x: Any) -> Any:
     )
 
 
+def _log_fade(p: Plan, x: Any) -> Any:
+    fade, width = p.fade
+    return 0.0 if math.isinf(fade) else scipy.special.log_ndtr(((fade - x) / width).astype(float))
+
+
 def _x_step(p: Plan, t: float) -> float:
     """A trapezoid step in x at which aliasing is below 1e-20 for frequencies up to ``t``."""
     narrow = math.sqrt(1 / p.sigma**2 + max(0.0, -p.power) / (4 * p.sigma**4))
-    return min(2 * math.pi / (abs(t) / p.sigma**2 + 14 * narrow), 0.2 * p.sigma**2)
+    fade, width = p.fade
+    rough = 10 / width if p.power + 14 * p.sigma > fade - 14 * width else 0.0  # only where the fade-out is felt
+    slope = _steepest(p) if t else 0.0
+    return min(2 * math.pi / (abs(t) * slope + 14 * narrow + rough), 0.2 * p.sigma**2)
+
+
+@functools.lru_cache(maxsize=64)
+def _steepest(p: Plan) -> float:
+    """The largest ℓ'(x) among the nodes that matter."""
+    losses, _, _ = _tilted(p, _x_step(p, 0.0))
+    x = float(np.max(_x_of(p, losses)))
+    return 1 / (1 + (1 - p.rate) / p.rate * math.exp(min(700.0, -(2 * x - 1) / (2 * p.sigma**2)))) / p.sigma**2
+
+
+def _x_range(p: Plan) -> tuple[float, float]:
+    low, high = min(0.0, p.power) - 14 * p.sigma, max(0.0, p.power) + 14 * p.sigma
+    fade, width = p.fade
+    return low, min(high, fade + 14 * width + max(0.0, p.power) * (width / p.sigma) ** 2)
 
 
 def _tilted(p: Plan, x_step: float) -> tuple[Any, Any, Any]:
     """Nodes: losses, their weights under the tilted law (they sum to 1), and Λ(c) = ln φ(c), in 80-bit floats."""
     sigma, rate, step = np.longdouble(p.sigma), np.longdouble(p.rate), np.longdouble(x_step)
-    low, high = min(0.0, p.power) - 14 * p.sigma, max(0.0, p.power) + 14 * p.sigma
+    low, high = _x_range(p)
     if (high - low) / x_step > 5e6:
         raise NoVerdict("too many nodes in x")
     x = np.arange(math.floor(low / x_step), math.ceil(high / x_step) + 1).astype(np.longdouble) * step
     loss = _loss(sigma, rate, x)
-    log_weight = np.longdouble(p.power) * loss - x * x / (2 * sigma * sigma)
+    log_weight = np.longdouble(p.power) * loss - x * x / (2 * sigma * sigma) + _log_fade(p, x)
     top = log_weight.max()
     keep = log_weight > top - NEGLIGIBLE
     weight = np.exp(log_weight[keep] - top)
@@ -279,7 +317,7 @@ def contour(p: Plan, *, max_work: float = 3e7) -> tuple[float, float]:
     epsilon, _ = _contour(p, 1.0, max_work)
     finer, slope = _contour(p, 0.5, max_work)
     rounding = p.steps * 1e-17 / slope
-    return finer, abs(finer - epsilon) + rounding + abs(finer) * 1e-15
+    return finer, abs(finer - epsilon) + rounding + abs(finer) * 1e-15 + FADED / slope
 
 
 def _contour(p: Plan, fineness: float, max_work: float) -> tuple[float, float]:
@@ -366,16 +404,17 @@ def contour_mpmath(p: Plan) -> tuple[float, float]:
         sigma, rate, c, power = mpf(p.sigma), mpf(p.rate), mpf(p.c), mpf(p.power)
         step = mpf(_x_step(p, limit))
         spacing = 2 * mpmath.pi / mpf(p.window)
-        low, high = min(0.0, p.power) - 14 * p.sigma, max(0.0, p.power) + 14 * p.sigma
+        low, high = _x_range(p)
+        fade, width = p.fade
+        coarse = np.linspace(low, high, 4001)
+        top = float(np.max(p.power * _loss(p.sigma, p.rate, coarse) - coarse**2 / (2 * p.sigma**2) + _log_fade(p, coarse)))
         weights, rotors = [], []
-        top = max(
-            p.power * float(_loss(p.sigma, p.rate, np.float64(x))) - x * x / (2 * p.sigma**2)
-            for x in np.linspace(low, high, 4001)
-        )
         for k in range(math.floor(low / float(step)), math.ceil(high / float(step)) + 1):
             x = k * step
             loss = mpmath.log1p(rate * mpmath.expm1((2 * x - 1) / (2 * sigma * sigma)))
             log_weight = power * loss - x * x / (2 * sigma * sigma)
+            if not math.isinf(fade):
+                log_weight += mpmath.log(mpmath.ncdf((fade - x) / mpf(width)))
             if log_weight > top - 1.5 * NEGLIGIBLE:
                 weights.append(mpmath.exp(log_weight - top))
                 rotors.append(mpmath.expj(p.sign * loss * spacing))
@@ -398,7 +437,7 @@ def contour_mpmath(p: Plan) -> tuple[float, float]:
             return base - c * epsilon + mpmath.log(value), slope / value
 
         epsilon, slope = _newton(log_delta, mpf(p.epsilon), 1e-24)
-        return float(epsilon), float(abs(epsilon)) * 2**-52 + 1e-17 / float(slope)
+        return float(epsilon), float(abs(epsilon)) * 2**-52 + FADED / float(slope)
 
 
 # ------------------------------------------------------------------------------------------- the grid
@@ -412,7 +451,7 @@ def grid(p: Plan, *, points: int = 2**22) -> tuple[float, float]:
         raise NoVerdict(f"a lattice of {points} points is too coarse")
     coarse, middle, fine = (_grid(p, points // k) for k in (4, 2, 1))
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
-    return second, abs(second - first) + abs(second) * 1e-14 + p.steps * 1e-15 / p.c
+    return second, abs(second - first) + abs(second) * 1e-14 + (p.steps + 1) * 1e-15 / p.c
 
 
 def _grid(p: Plan, points: int) -> float:
@@ -422,6 +461,7 @@ def _grid(p: Plan, points: int) -> float:
     lowest, highest, log_phi = float(losses.min()), float(losses.max()), float(long_log_phi)
     cells = np.arange(math.floor(lowest / cell), math.ceil(highest / cell))
     pmf = np.zeros(points)
+    scale = log_phi + math.log(sigma * math.sqrt(2 * math.pi))
     nodes, node_weights = np.polynomial.legendre.leggauss(4)
     x_low, x_high = sorted(float(_x_of(p, loss)) for loss in (losses.min(), losses.max()))
     for start in range(0, len(cells), 2**18):
@@ -438,7 +478,7 @@ def _grid(p: Plan, points: int) -> float:
             x = begin + part * (node + 1) / 2
             loss = _loss(sigma, rate, x)
             # P's own density times e^{c·lattice point}, relative to φ(c)
-            log_density = (power * loss - x * x / (2 * sigma**2)) - (log_phi + math.log(sigma * math.sqrt(2 * math.pi)))
+            log_density = power * loss - x * x / (2 * sigma**2) + _log_fade(p, x) - scale
             above = np.clip(sign * loss - index[owner] * cell, 0.0, cell)
             mass = np.abs(part) * weight / 2 * np.exp(log_density)
             upper = -np.expm1(-above) / -math.expm1(-cell)

@@ -52,10 +52,12 @@ def account(
     else:  # no tight pair for this group: the generic rule on the single unit
         from quietsum.privacy.groups import group_guarantee
 
-        guarantee = group_guarantee(
-            exact_accountant(merged, neighbours=neighbours, unit=unit), size=group, delta=delta
-        )
+        guarantee = group_guarantee(exact_accountant(merged, neighbours=neighbours, unit=unit), size=group, delta=delta)
     renyi = renyi_guarantee(grouped, delta=delta, neighbours=neighbours, unit=unit)
+    if renyi is not None and renyi.epsilon < guarantee.epsilon:  # both are upper bounds; the smaller one counts
+        method = f"{guarantee.method}; upper bound by {renyi.method}"
+        lower = min(guarantee.epsilon_lower, renyi.epsilon)
+        guarantee = dataclasses.replace(guarantee, epsilon=renyi.epsilon, epsilon_lower=lower, method=method)
     return Answer(guarantee=guarantee, renyi=renyi, accountant=accountant)
 
 

@@ -44,7 +44,10 @@ class Commands(TyperGroup):
         """Run a command line; with ``standalone_mode`` the process ends with the exit code."""
         code = 0
         try:
-            for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show Greek gets question marks, no traceback
+            for stream in (
+                sys.stdout,
+                sys.stderr,
+            ):  # a terminal that cannot show Greek gets question marks, no traceback
                 if hasattr(stream, "reconfigure"):
                     stream.reconfigure(errors="replace")
             result = super().main(

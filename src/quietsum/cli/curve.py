@@ -63,9 +63,12 @@ class Setting:
 
 OverOption = Annotated[Over, typer.Option("--over", metavar="WHAT", help="steps, noise, delta or rate.")]
 OutputOption = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw an SVG, too; - is stdout.", show_default=False)
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE.svg", help="Draw an SVG, too; - is stdout.", show_default=False),
 ]
-FromOption = Annotated[float | None, typer.Option("--from", metavar="X", help="Left end of the axis.", show_default=False)]
+FromOption = Annotated[
+    float | None, typer.Option("--from", metavar="X", help="Left end of the axis.", show_default=False)
+]
 ToOption = Annotated[float | None, typer.Option("--to", metavar="X", help="Right end of the axis.", show_default=False)]
 
 
@@ -96,7 +99,9 @@ def curve(
     setting = Setting(
         noise_multiplier=positive("noise_multiplier", noise_multiplier),
         sample_rate=None if sample_rate is None else probability("sample_rate", sample_rate),
-        steps=sampled_charge(mechanism_event(opt.Mechanism.GAUSSIAN, noise_multiplier=1.0), opt.Sampling.NONE, None, steps)[1],
+        steps=sampled_charge(
+            mechanism_event(opt.Mechanism.GAUSSIAN, noise_multiplier=1.0), opt.Sampling.NONE, None, steps
+        )[1],
         delta=delta,
         sampling=how,
         neighbours=choose_neighbours(neighbours, [how]),
@@ -169,7 +174,9 @@ def _chart(setting: Setting, over: Over, points: list[tuple[float, Answer]]) -> 
     whom = points[-1][1].guarantee.whom
     names = {Over.STEPS: "steps", Over.NOISE: "noise multiplier σ", Over.DELTA: "δ", Over.RATE: "sampling rate q"}
     ends = "; ".join(
-        f"{name} from {line[0][1]:.3g} to {line[-1][1]:.3g}" for name, line in (("exact", exact), ("Rényi", renyi)) if line
+        f"{name} from {line[0][1]:.3g} to {line[-1][1]:.3g}"
+        for name, line in (("exact", exact), ("Rényi", renyi))
+        if line
     )
     return Chart(
         title=setting.title(over),
@@ -179,7 +186,9 @@ def _chart(setting: Setting, over: Over, points: list[tuple[float, Answer]]) -> 
         y_log=y_log,
         description=f"ε per {whom} over {names[over]} from {points[0][0]:g} to {points[-1][0]:g}: {ends}.",
         series=tuple(
-            Series(label=name, points=line, dashed=name == "Rényi") for name, line in (("exact", exact), ("Rényi", renyi)) if line
+            Series(label=name, points=line, dash="dashed" if name == "Rényi" else "solid")
+            for name, line in (("exact", exact), ("Rényi", renyi))
+            if line
         ),
     )
 

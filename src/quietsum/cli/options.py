@@ -57,7 +57,11 @@ NoiseOption = Annotated[
 RateOption = Annotated[
     float | None,
     typer.Option(
-        "--sample-rate", "-q", metavar="q", help="Chance that a record is in a step: batch size / n.", show_default=False
+        "--sample-rate",
+        "-q",
+        metavar="q",
+        help="Chance that a record is in a step: batch size / n.",
+        show_default=False,
     ),
 ]
 StepsOption = Annotated[
@@ -68,7 +72,9 @@ DeltaOption = Annotated[
 ]
 SamplingOption = Annotated[
     Sampling | None,
-    typer.Option("--sampling", metavar="HOW", help="poisson, fixed, shuffled or none (all records). \\[default: poisson]"),
+    typer.Option(
+        "--sampling", metavar="HOW", help="poisson, fixed, shuffled or none (all records). \\[default: poisson]"
+    ),
 ]
 MechanismOption = Annotated[
     Mechanism,
@@ -84,9 +90,7 @@ NeighboursOption = Annotated[
         help="add-or-remove-one, zero-out or replace-one. \\[default: what the sampling implies]",
     ),
 ]  # fmt: skip
-GroupOption = Annotated[
-    int, typer.Option("--group", "-k", metavar="K", help="Protect a person with up to K records.")
-]
+GroupOption = Annotated[int, typer.Option("--group", "-k", metavar="K", help="Protect a person with up to K records.")]
 KeepOption = Annotated[
     float | None,
     typer.Option(
@@ -94,6 +98,7 @@ KeepOption = Annotated[
     ),
 ]
 StepEpsilonOption = Annotated[
-    float | None, typer.Option("--step-epsilon", "--epsilon", metavar="ε", help="ε of one step, for pure.", show_default=False)
+    float | None,
+    typer.Option("--step-epsilon", "--epsilon", metavar="ε", help="ε of one step, for pure.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

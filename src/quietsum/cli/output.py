@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Observer
+from quietsum.privacy.units import Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from quietsum.privacy.protocol import Accountant
 
-__all__ = ["bounds", "console", "figure", "facts", "meaning", "print_json", "print_next", "renyi_line"]
+__all__ = ["bounds", "console", "facts", "figure", "meaning", "print_json", "print_next", "renyi_line"]
 
 WIDTH = 80
 
@@ -44,25 +44,28 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def figure(value: float) -> str:
-    """An upper bound for people: four decimals, rounded up, never down."""
+def figure(value: float, *, up: bool = True) -> str:
+    """A bound for people: four decimals, or four digits when small; rounded up, or down for a lower bound."""
     if math.isinf(value):
         return "∞"
     if value == 0:
         return "0"
-    digits = 4 if value >= 0.1 else 3 - math.floor(math.log10(value))
-    scale = 10.0**digits
-    return f"{math.ceil(value * scale - 1e-6) / scale:.{digits}f}" if value < 1e8 else f"{value:.6g}"
+    digits = 4 if value >= 0.1 else min(300, 3 - math.floor(math.log10(value)))
+    if value >= 1e8:
+        return f"{value:.6g}"
+    scaled = value * 10.0**digits
+    nearest = round(scaled)
+    if abs(scaled - nearest) > 1e-6:  # 2.5 stays 2.5, whatever its last bit says
+        nearest = math.ceil(scaled) if up else math.floor(scaled)
+    return f"{nearest / 10.0**digits:.{digits}f}"
 
 
 def bounds(guarantee: Guarantee) -> str:
-    """ε from both sides in as many digits as they need to differ."""
-    upper, lower = guarantee.epsilon, guarantee.epsilon_lower
-    if lower <= 0 or math.isinf(upper):
-        return f"ε ≤ {figure(upper)}"
-    if guarantee.gap < 5e-5:
-        return f"ε = {figure(upper)} (bounds {max(guarantee.gap, 1e-12):.0e} apart)"
-    return f"{lower:.4f} ≤ ε ≤ {figure(upper)}"
+    """ε from both sides."""
+    if guarantee.epsilon_lower <= 0 or math.isinf(guarantee.epsilon):
+        return f"ε ≤ {figure(guarantee.epsilon)}"
+    lower, upper = figure(guarantee.epsilon_lower, up=False), figure(guarantee.epsilon)
+    return f"ε = {upper}" if lower == upper else f"{lower} ≤ ε ≤ {upper}"
 
 
 def facts(guarantee: Guarantee) -> list[tuple[str, str]]:
@@ -92,15 +95,35 @@ def renyi_line(guarantee: Guarantee, renyi: Guarantee | None) -> str:
 
 def meaning(guarantee: Guarantee, accountant: Accountant | None) -> str:
     """What the best attacker can do, in one or two sentences."""
+    right, found = _attack(guarantee, accountant)
+    whether = {
+        PrivacyUnit.RECORD: "a given record was used",
+        PrivacyUnit.PERSON: "a given person's records were used",
+        PrivacyUnit.CLIENT: "a given client took part",
+    }[guarantee.unit]
+    if right > 99.9:
+        return f"This promises nothing: an attacker may be able to tell for sure whether {whether}."
+    return (
+        f"Nobody can tell whether {whether} and be right more often than {_percent(right)} of the time (a coin: 50 %). "
+        f"Who accuses 1 in 1000 wrongly finds at most {_percent(found)} of them."
+    )
+
+
+def _attack(guarantee: Guarantee, accountant: Accountant | None) -> tuple[float, float]:
+    """The best attacker in percent: how often he is right at even odds, how many he finds accusing 1 in 1000 wrongly.
+
+    Each (ε, δ) that the accountant knows bounds him; a few of them cost milliseconds and come close to the curve.
+    """
     from quietsum.privacy.tradeoff import attacker_advantage, true_positive_rate
 
-    source = accountant if accountant is not None else guarantee
-    right = 50 * (1 + attacker_advantage(source))
-    found = 100 * true_positive_rate(source, 0.001)
-    return (
-        f"Whether a given {guarantee.unit.value} was used, nobody can guess right more often than {_percent(right)} of the time "
-        f"(a coin: 50 %); who accuses 1 in 1000 wrongly finds at most {_percent(found)} of those used."
-    )
+    lines = [guarantee]
+    advantage = attacker_advantage(guarantee)
+    if accountant is not None and guarantee.epsilon < 100:
+        advantage = min(advantage, attacker_advantage(accountant))
+        quick = guarantee.certified  # a contour or a closed form; distributions take longer
+        deltas = (0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5) if quick else (0.01, 1e-3)
+        lines += [accountant.epsilon(delta=delta) for delta in deltas]
+    return 50 * (1 + advantage), 100 * min(true_positive_rate(line, 0.001) for line in lines)
 
 
 def _percent(value: float) -> str:
@@ -109,11 +132,17 @@ def _percent(value: float) -> str:
 
 
 def print_next(words: Iterable[object]) -> None:
-    """Name the next useful command, broken so that it can be copied."""
-    lines, line = [], "next: quietsum"
+    """Name the next useful command, broken before an option so that it can be copied."""
+    parts: list[str] = []
     for word in (shlex.quote(str(word)) for word in words):
-        if len(line) + len(word) + 3 > WIDTH:
+        if parts and parts[-1].startswith("--") and " " not in parts[-1]:
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines, line = [], "next: quietsum"
+    for part in parts:
+        if len(line) + len(part) + 3 > WIDTH:
             lines.append(f"{line} \\")
             line = "     "
-        line = f"{line} {word}"
+        line = f"{line} {part}"
     print("\n".join([*lines, line]))

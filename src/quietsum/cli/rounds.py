@@ -1,8 +1,9 @@
 """Histories in files: CSV with one row a round, or a JSON list of the same rows or of events.
 
 A row says ``noise_multiplier``, ``sample_rate`` and ``steps``, and if needed ``round``, ``party``, ``level`` (sample or
-user), ``mechanism``, ``sampling``, ``keep_probability`` and ``step_epsilon``. A wide row may hold both levels, in the words of
-``PrivacyAccountant.record_round``: ``noise_multiplier_sample``, ``noise_multiplier_user`` and so on.
+user), ``mechanism``, ``sampling``, ``keep_probability`` and ``step_epsilon``. A wide row may hold both levels, in the
+words of ``PrivacyAccountant.record_round``: ``noise_multiplier_sample``, ``noise_multiplier_user`` and so on. What
+``PrivacyAccountant.state_dict`` wrote as JSON is a history, too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import difflib
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -22,13 +23,16 @@ from quietsum.cli.describe import mechanism_event, sampled_charge
 from quietsum.cli.options import Mechanism, Sampling
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, finite_number, whole_number
 from quietsum.privacy import events as ev
+from quietsum.privacy.units import Neighbours
 
-__all__ = ["Row", "read_rounds"]
+__all__ = ["Rounds", "Row", "read_rounds"]
 
 _MOST_BYTES = 64 * 1024 * 1024
 _NUMBERS = ("noise_multiplier", "sample_rate", "steps", "keep_probability", "step_epsilon")
 _WIDE = {
-    f"{name}_{level}": (level, name) for level in ("sample", "user") for name in ("noise_multiplier", "sample_rate", "steps")
+    f"{name}_{level}": (level, name)
+    for level in ("sample", "user")
+    for name in ("noise_multiplier", "sample_rate", "steps")
 }
 _COLUMNS = ("round", "party", "level", "mechanism", "sampling", *_NUMBERS)
 _OTHER_NAMES = {"round_num": "round", "sigma": "noise_multiplier", "q": "sample_rate", "times": "steps"}
@@ -44,19 +48,43 @@ class Row:
     level: str = "sample"
     party: str | None = None
     sampling: Sampling | None = None
+    round_num: int | None = None
 
 
-def read_rounds(path: str) -> list[Row]:
-    """The rows of a history file; ``-`` is standard input. Every mistake names its line and column."""
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """The rows of a file, and the relation where the file states one."""
+
+    rows: tuple[Row, ...]
+    neighbours: Neighbours | None = None
+
+
+def read_rounds(path: str) -> Rounds:
+    """What a history file says; ``-`` is standard input. Every mistake names its line and column."""
     name = "standard input" if path == "-" else path
-    text = _read(path, name)
-    rows = list(_from_json(text, name) if text.lstrip()[:1] in ("[", "{") else _from_csv(text, name))
-    if not rows:
+    text = _read(path)
+    is_json = text.lstrip()[:1] in ("[", "{")
+    rounds = _from_json(text, name) if is_json else Rounds(rows=tuple(_from_csv(text, name)))
+    if not rounds.rows:
         raise InvalidParameter("history", path, "holds no rounds", "write one row a round")
-    return rows
+    return dataclasses.replace(rounds, rows=tuple(_once(rounds.rows)))
 
 
-def _read(path: str, name: str) -> str:
+def _once(rows: Iterable[Row]) -> Iterator[Row]:
+    """Several parties' words for one client-level charge of a round as one charge; a party's second word is another."""
+    reports: dict[tuple[int | None, Charge], set[str]] = {}
+    for row in rows:
+        if row.level == "user" and row.party is not None:
+            reported = reports.setdefault((row.round_num, row.charge), set())
+            if reported and row.party not in reported:
+                reported.add(row.party)
+                continue
+            reports[row.round_num, row.charge] = {row.party}
+        yield row
+
+
+def _read(path: str) -> str:
     try:
         data = sys.stdin.buffer.read(_MOST_BYTES + 1) if path == "-" else _bytes(Path(path))
         text = data.decode("utf-8-sig")
@@ -118,18 +146,28 @@ def _known(column: str, where: str) -> None:
 # --------------------------------------------------------------------------------------------- JSON
 
 
-def _from_json(text: str, name: str) -> Iterator[Row]:
+def _from_json(text: str, name: str) -> Rounds:
     try:
         values = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidParameter("history", name, f"is not JSON: {error}", "write a list of rounds") from None
     if isinstance(values, dict) and isinstance(values.get("privacy"), dict):
         values = values["privacy"]
-    if isinstance(values, dict) and {"sample_history", "user_history"} & set(values):
-        yield from _from_checkpoint(values, name)
-        return
-    if isinstance(values, dict):
-        values = [values]
+    if not isinstance(values, dict):
+        return Rounds(rows=tuple(_from_list(values, name)))
+    if not {"sample_history", "user_history"} & set(values):
+        return Rounds(rows=tuple(_from_list([values], name)))
+    stated = None
+    if "digest" in values:  # written by PrivacyAccountant, which also knows how to tell when it was altered
+        from quietsum.privacy.accountant import PrivacyAccountant
+
+        accountant = PrivacyAccountant(delta=0.5)
+        accountant.load_state_dict(values)
+        stated = accountant.neighbours
+    return Rounds(rows=tuple(_from_checkpoint(values, name)), neighbours=stated)
+
+
+def _from_list(values: list[Any], name: str) -> Iterator[Row]:
     for number, value in enumerate(values, start=1):
         where = f"{name} entry {number}"
         if not isinstance(value, dict):
@@ -138,7 +176,9 @@ def _from_json(text: str, name: str) -> Iterator[Row]:
             yield Row(charge=(_event(value, where), 1))
             continue
         if "event" in value and value.get("version", ev.VERSION) != ev.VERSION:
-            raise InvalidParameter(f"{where}: version", value["version"], f"is not {ev.VERSION}", "use the quietsum that wrote it")
+            raise InvalidParameter(
+                f"{where}: version", value["version"], f"is not {ev.VERSION}", "use the quietsum that wrote it"
+            )
         cells = {key: cell for key, cell in value.items() if not (key == "version" and "event" in value)}
         for key in cells:
             _known(key, where)
@@ -156,7 +196,8 @@ def _from_checkpoint(values: Mapping[str, Any], name: str) -> Iterator[Row]:
             if isinstance(entry, dict):
                 for key in entry:
                     _known(key, where)
-                yield from _rows({"level": level, **entry}, where)
+                kept = {key: cell for key, cell in entry.items() if key != "party" or level == "sample"}
+                yield from _rows({"level": level, **kept}, where)  # a saved client-level charge is one of its own
             elif isinstance(entry, list) and len(entry) == 3:
                 yield from _rows({"level": level, **dict(zip(_NUMBERS, entry, strict=False))}, where)
             else:
@@ -196,24 +237,27 @@ def _rows(cells: Mapping[str, Any], where: str) -> Iterator[Row]:
 def _row(values: Mapping[str, Any]) -> Row:
     level = _choice("level", values.get("level", "sample"), _LEVELS)
     party = values.get("party")
-    if level == "user" and party is not None:
+    round_num = whole_number("round", _number("round", values["round"])) if "round" in values else None
+    if level == "user" and party is not None and round_num is None:
         raise InvalidParameter(
-            "party", party, "stands in a client-level row", "it falls on every party once a round; write it in a row without party"
-        )
-    if "round" in values:
-        whole_number("round", _number("round", values["round"]))
+            "party", party, "reports a client-level charge without its round",
+            "such a charge falls on every party once a round; add a round column, or leave party empty",
+        )  # fmt: skip
     numbers = {name: _number(name, values[name]) for name in _NUMBERS if name in values}
     steps = whole_number("steps", numbers.pop("steps")) if "steps" in numbers else None
     party = None if party is None else str(party)
     if "event" in values:
         if clash := sorted({"mechanism", "sampling", *numbers} & set(values)):
             raise InvalidParameter(clash[0], values[clash[0]], "stands beside an event", "the event says it all")
-        return Row(charge=(_event(values["event"], "event"), 1 if steps is None else steps), level=level, party=party)
-    mechanism = Mechanism(_choice("mechanism", values.get("mechanism", "gaussian"), {m.value: m.value for m in Mechanism}))
+        charge = (_event(values["event"], "event"), 1 if steps is None else steps)
+        return Row(charge=charge, level=level, party=party, round_num=round_num)
+    mechanism = Mechanism(
+        _choice("mechanism", values.get("mechanism", "gaussian"), {m.value: m.value for m in Mechanism})
+    )
     sampling = Sampling(_choice("sampling", values.get("sampling", "poisson"), {s.value: s.value for s in Sampling}))
     rate = numbers.pop("sample_rate", None)
     charge = sampled_charge(mechanism_event(mechanism, **numbers), sampling, rate, steps, least_steps=0)
-    return Row(charge=charge, level=level, party=party, sampling=sampling)
+    return Row(charge=charge, level=level, party=party, sampling=sampling, round_num=round_num)
 
 
 def _number(name: str, value: object) -> float:
@@ -230,4 +274,6 @@ def _choice(name: str, value: object, known: Mapping[str, str]) -> str:
     if word in known:
         return known[word]
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    raise InvalidParameter(name, value, "is unknown", f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}")
+    raise InvalidParameter(
+        name, value, "is unknown", f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
+    )

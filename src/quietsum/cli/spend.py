@@ -24,7 +24,10 @@ __all__ = ["spend"]
 HistoryOption = Annotated[
     str | None,
     typer.Option(
-        "--history", metavar="FILE", help="Rounds as CSV or JSON instead of the options above; - is stdin.", show_default=False
+        "--history",
+        metavar="FILE",
+        help="Rounds as CSV or JSON instead of the options above; - is stdin.",
+        show_default=False,
     ),
 ]
 
@@ -58,6 +61,7 @@ def spend(
         "keep_probability": keep_probability, "step_epsilon": step_epsilon,
     }  # fmt: skip
     if history is not None:
+        single["mechanism"] = None if mechanism is opt.Mechanism.GAUSSIAN else mechanism
         for name, value in single.items():
             if value is not None:
                 raise InvalidParameter(name, str(value), "stands beside --history", "the file's rows say it")
@@ -134,9 +138,14 @@ def _suggestion(
 def _spend_history(path: str, delta: float, neighbours: Neighbours | None, group: int, as_json: bool) -> None:
     from quietsum.cli.rounds import read_rounds
 
-    rows = read_rounds(path)
-    relation = choose_neighbours(neighbours, [row.sampling for row in rows if row.sampling is not None])
+    rounds = read_rounds(path)
+    rows = rounds.rows
+    relation = choose_neighbours(
+        neighbours or rounds.neighbours, [row.sampling for row in rows if row.sampling is not None]
+    )
     by_level = {level: [row for row in rows if row.level == level] for level in ("sample", "user")}
+    if group > 1 and not by_level["sample"]:
+        raise InvalidParameter("group", group, "speaks of records, the history of clients only", "leave it out")
     answers: list[tuple[Answer, dict[str, Answer]]] = []
     if by_level["sample"]:
         answers.append(_records(by_level["sample"], delta, relation, group))
@@ -144,7 +153,9 @@ def _spend_history(path: str, delta: float, neighbours: Neighbours | None, group
         charges = [row.charge for row in by_level["user"]]
         answers.append((account(charges, delta=delta, neighbours=relation, unit=PrivacyUnit.CLIENT), {}))
     if as_json:
-        objects = [_values(answer) | ({"parties": _party_values(parties)} if parties else {}) for answer, parties in answers]
+        objects = [
+            _values(answer) | ({"parties": _party_values(parties)} if parties else {}) for answer, parties in answers
+        ]
         print_json(objects[0] if len(objects) == 1 else {"guarantees": objects})
         return
     screen = console()
@@ -153,7 +164,7 @@ def _spend_history(path: str, delta: float, neighbours: Neighbours | None, group
         if parties:
             _show_parties(screen, parties)
     if len(answers) == 2:
-        screen.print("Two guarantees about different units: they stand side by side and are never added.")
+        screen.print("Two guarantees about different units: a list, never a sum.")
     print_next(["explain", "hybrid" if len(answers) == 2 else "party" if answers[0][1] else "composition"])
 
 

@@ -81,13 +81,19 @@ def nearest(word: str, count: int = 3) -> list[str]:
     if not wanted:
         return []
     close = [plain[key].name for key in difflib.get_close_matches(wanted, plain, n=2 * count, cutoff=0.7)]
-    inside = [term.name for key, term in plain.items() if len(wanted) > 3 and (wanted in key or (len(key) > 3 and key in wanted))]
+    inside = [
+        term.name
+        for key, term in plain.items()
+        if len(wanted) > 3 and (wanted in key or (len(key) > 3 and key in wanted))
+    ]
     return list(dict.fromkeys(close + inside))[:count]
 
 
 def _term(section: str, values: dict[str, Any]) -> Term:
-    texts = {key: " ".join(value.split()) if isinstance(value, str) else tuple(value) for key, value in values.items()}
-    return Term(section=section, **texts)
+    fields: dict[str, Any] = {
+        key: " ".join(value.split()) if isinstance(value, str) else tuple(value) for key, value in values.items()
+    }
+    return Term(section=section, **fields)
 
 
 def _plain(word: str) -> str:

@@ -94,7 +94,7 @@ class ClassicalAccountant:
         for pair, _ in pairs:
             _epsilon_delta(pair)
         self.history.add(event, times, pairs)
-        self._worst_case = self._worst_case and _is_worst_case(event)
+        self._worst_case = self._worst_case and (not pairs or _is_worst_case(event))
         self._totals = self._losses = None
         return self
 

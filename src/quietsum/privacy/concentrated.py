@@ -129,8 +129,7 @@ def pair_rho(pair: pr.Pair) -> float:
             )
         case _:
             raise UnsupportedEvent(
-                f"{type(pair).__name__} has no known ρ; use RenyiAccountant or ExactAccountant, or state what you can "
-                "prove as Zcdp"
+                f"{type(pair).__name__} has no known ρ; use RenyiAccountant, or state what you can prove as Zcdp"
             )
 
 

@@ -16,14 +16,15 @@ shifted line x + iy with the trapezoid rule. Two things make the shift the right
 **All t at once.** With t_k = k·s, φ_k = Σ_j w_j u_j^k; writing k = aB + b turns the N×M exponentials into a matrix product of
 two thin factors with about √N·M exponentials each.
 
-**Rounding.** Each φ_k comes with a first-order bound on its floating-point error, assuming IEEE double arithmetic and
-elementary functions within 4 units in the last place (numpy's own bound).
+**Rounding.** Each φ_k comes with a bound on its floating-point error, assuming IEEE double arithmetic and elementary functions
+within 4 units in the last place (numpy's own bound). The x_j have few enough bits to be exact.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 from typing import Any, final
 
@@ -32,13 +33,28 @@ import numpy.typing as npt
 
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
-__all__ = ["Direction", "Spectrum", "directions", "has_contour", "log_tail", "spectrum"]
+__all__ = [
+    "Direction",
+    "Spectrum",
+    "ceiling",
+    "directions",
+    "grid",
+    "growth",
+    "has_contour",
+    "log_ratio",
+    "log_tail",
+    "spectrum",
+    "window",
+]
 
 Array = npt.NDArray[Any]
 
 ROUNDING = 2.0**-53
 _DIGITS = 37.5  # e^-37.5 = 5e-17: quadrature error aimed at, relative to φ(c)
 _REACH = 10.0  # windows reach this many σ beyond the last peak: e^-50
+_MOST_MEMBERS = 1000
+_MOST_POINTS = 1 << 16
+_MOST_EXPONENTIALS = 1 << 23  # in the two factors of a spectrum: 128 MiB
 
 
 class Direction(enum.Enum):
@@ -49,8 +65,8 @@ class Direction(enum.Enum):
 
 
 def has_contour(pair: Pair) -> bool:
-    """Whether this file knows the pair."""
-    return isinstance(pair, GaussianPair | MixturePair | OppositePair)
+    """Whether this file knows the pair, and can be quick about it."""
+    return isinstance(pair, GaussianPair | OppositePair) or (isinstance(pair, MixturePair) and pair.size <= _MOST_MEMBERS)
 
 
 def directions(pair: Pair) -> tuple[Direction, ...]:
@@ -61,7 +77,7 @@ def directions(pair: Pair) -> tuple[Direction, ...]:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spectrum:
-    """ln φ(c + i k s) for k = 0 … N−1 and a bound on the absolute error of each value."""
+    """ln φ(c + i k s) for k = 0 … N−1 (modulo 2πi) and a bound on the absolute error of each value."""
 
     log_phi: Array
     error: Array
@@ -71,9 +87,11 @@ class Spectrum:
 
 
 def log_ratio(pair: MixturePair | OppositePair, x: Array, theta: float | Array) -> tuple[Array, Array, Array]:
-    """(|error| / ROUNDING, Re, Im) of ln m(x + iθσ²), where m = Σ_j b_j e^{(2jx − j²)/2σ²}.
+    """(|error| / ROUNDING, Re, Im) of ln m(x + iθσ²), where m = Σ_j b_j e^{j(x − j/2)/σ²}.
 
-    Written around m − 1 so that a small sampling rate keeps its relative accuracy. ``theta`` may be a column.
+    Written around m − 1 so that a small sampling rate keeps its relative accuracy, and around (1 − q)^k where m is small.
+    ``theta`` may be a column. The error counts, in units of ROUNDING: 3 for an exponent, 8 for each elementary function,
+    1 for each operation; what is written below is a little more.
     """
     rate = pair.rate
     variance = pair.sigma * pair.sigma
@@ -81,57 +99,94 @@ def log_ratio(pair: MixturePair | OppositePair, x: Array, theta: float | Array) 
     if size == 1:
         exponent = (x - 0.5) / variance
         if exponent.max() > 300:
-            return _log_ratio_far(rate, exponent, theta)
+            return _log_ratio_far(pair, size, x, theta)
         weight = rate * np.exp(exponent)
-        real = weight * np.cos(theta) - rate
+        turned = weight * np.cos(theta)  # Re and Im of what the unit adds to m
         imag = weight * np.sin(theta)
-        noise = (weight * (6 + 2 * np.abs(exponent))) + 2 * rate
+        noise = weight * (52 + 5 * np.abs(exponent))
+        lost, kept, lost_noise, kept_noise = rate, 1 - rate, 14 * rate, 14 * (1 - rate)
     else:
-        log_weights = _log_binomial(size, rate)
-        real = np.full(np.broadcast(x, theta).shape, -(-math.expm1(size * math.log1p(-rate))))
-        imag = np.zeros_like(real)
-        noise = np.full_like(real, 2 * rate * size)
-        for j in range(1, size + 1):
-            exponent = log_weights[j] + (2 * j * x - j * j) / (2 * variance)
-            weight = np.exp(np.minimum(exponent, 300.0))
+        none = size * math.log1p(-rate)  # ln b_0
+        lost, kept = -math.expm1(none), math.exp(none)
+        lost_noise, kept_noise = 40 * lost, (40 + 10 * abs(none)) * kept
+        turned = imag = noise = np.zeros(np.broadcast_shapes(x.shape, np.shape(theta)))
+        for j, (log_weight, weight_noise) in enumerate(_log_binomial(size, rate)):
+            shift = (x - 0.5 * j) * j / variance
+            exponent = log_weight + shift
             if exponent.max() > 300:
-                raise OverflowError("likelihood ratio of the group is too large for this range")
-            real = real + weight * np.cos(j * theta)
-            imag = imag + weight * np.sin(j * theta)
-            noise = noise + weight * (6 + 3 * np.abs(exponent) + abs(log_weights[j]))
+                return _log_ratio_far(pair, size, x, theta)
+            if j > 0:
+                weight = np.exp(exponent)
+                turned = turned + weight * np.cos(j * theta)
+                imag = imag + weight * np.sin(j * theta)
+                noise = noise + weight * (52 + 2 * size + weight_noise + 2 * np.abs(exponent) + 6 * np.abs(shift))
+    real = turned - lost
     excess = 2 * real + real * real + imag * imag  # |m|² − 1
-    log_abs = 0.5 * np.log1p(excess)
-    angle = np.arctan2(imag, 1 + real)
-    error = noise * np.exp(-log_abs) + 6 * (np.abs(log_abs) + angle)
+    whole = 1 + real
+    smallest = excess.min()
+    if smallest < -0.75:  # |m| < 1/2: nothing may be taken from 1
+        small = excess < -0.75
+        whole = np.where(small, turned + kept, whole)
+        log_abs = np.where(small, np.log(np.hypot(whole, imag)), 0.5 * np.log1p(np.maximum(excess, -0.75)))
+        noise = noise + np.where(small, kept_noise, lost_noise)
+    else:
+        log_abs = 0.5 * np.log1p(excess)
+        noise = noise + lost_noise
+    angle = np.arctan2(imag, whole)
+    error = noise * np.exp(-log_abs) + 18 * (np.abs(log_abs) + angle)
     return error, log_abs, angle
 
 
-def _log_ratio_far(rate: float, exponent: Array, theta: float | Array) -> tuple[Array, Array, Array]:
-    """The same where e^exponent would overflow: ln m = v + ln(q + (1 − q) e^{−v})."""
-    positive = np.maximum(exponent, 0.0)
-    small = np.exp(-np.abs(exponent))
-    first = np.where(exponent > 0, rate, rate * small)
-    second = np.where(exponent > 0, (1 - rate) * small, 1 - rate)
-    real = first * np.cos(theta) + second
-    imag = first * np.sin(theta)
-    log_abs = positive + 0.5 * np.log(real * real + imag * imag)
+def _log_ratio_far(
+    pair: MixturePair | OppositePair, size: int, x: Array, theta: float | Array
+) -> tuple[Array, Array, Array]:
+    """The same where e^exponent would overflow: the largest term is taken out of m."""
+    variance = pair.sigma * pair.sigma
+    terms = _log_binomial(size, pair.rate)
+    exponents = [weight + (x - 0.5 * j) * j / variance for j, (weight, _) in enumerate(terms)]
+    top = np.maximum.reduce(exponents)
+    real = imag = total = np.zeros(np.broadcast_shapes(x.shape, np.shape(theta)))
+    worst = 6 * (np.abs(x) + size) * size / variance + max(noise for _, noise in terms)
+    for j, exponent in enumerate(exponents):
+        weight = np.exp(exponent - top)
+        real = real + weight * np.cos(j * theta)
+        imag = imag + weight * np.sin(j * theta)
+        total = total + weight
+    rest = np.log(np.hypot(real, imag))
+    log_abs = top + rest
     angle = np.arctan2(imag, real)
-    return 12 + 4 * np.abs(exponent) + 6 * (np.abs(log_abs) + angle), log_abs, angle
+    noise = (52 + 2 * size + worst + 2 * np.abs(top)) * total  # weights of e^-600 may have lost all digits: no matter
+    return noise * np.exp(-rest) + worst + 18 * (np.abs(log_abs) + np.abs(rest) + angle), log_abs, angle
 
 
-def _log_binomial(size: int, rate: float) -> list[float]:
-    return [
-        math.lgamma(size + 1) - math.lgamma(j + 1) - math.lgamma(size - j + 1)
-        + j * math.log(rate) + (size - j) * math.log1p(-rate)
-        for j in range(size + 1)
-    ]  # fmt: skip
+@functools.lru_cache(maxsize=256)
+def _log_binomial(size: int, rate: float) -> list[tuple[float, float]]:
+    """(ln b_j, its error / ROUNDING) of Binomial(size, rate) for j = 0 … size."""
+    drawn, spared = math.log(rate), math.log1p(-rate)
+    found, choose, length = [(size * spared, 12 * abs(size * spared))], 0.0, 0.0
+    for j in range(1, size + 1):
+        factor = math.log((size - j + 1) / j)
+        choose, length = choose + factor, length + abs(factor)
+        parts = choose, j * drawn, (size - j) * spared
+        found.append((math.fsum(parts), (12 + j) * length + 12 * (abs(parts[1]) + abs(parts[2]))))
+    return found
 
 
 # ------------------------------------------------------------------------------- windows and lines
 
 
-def _window(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tuple[float, float]:
-    """An x-range outside which N(x) m(x)^a holds less than e^-48 of its integral (docs/explanation/exact.md)."""
+def grid(low: float, high: float, step: float, most: int = _MOST_POINTS) -> tuple[Array, float]:
+    """(x, step): the multiples, exact in floating point, of a step at most as long that cover [low, high]."""
+    mantissa, exponent = math.frexp(step)
+    step = math.ldexp(math.floor(math.ldexp(mantissa, 24)), exponent - 24)
+    first, last = math.floor(low / step), math.ceil(high / step)
+    if last - first > most or max(-first, last) >= 1 << 28:
+        raise OverflowError(f"{last - first:.0e} points in x")
+    return step * np.arange(first, last + 1), step
+
+
+def window(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tuple[float, float]:
+    """An x-range outside which N(x) m(x)^a holds less than e^-51 of its integral (docs/explanation/exact.md)."""
     sigma = pair.sigma
     reach = _REACH * sigma
     if isinstance(pair, OppositePair):
@@ -160,23 +215,23 @@ def _slope(pair: MixturePair, x: float) -> float:
             return pair.rate / (pair.rate + (1 - pair.rate) * math.exp(-exponent))
         weight = pair.rate * math.exp(exponent)
         return weight / (1 - pair.rate + weight)
-    terms = [w + (2 * j * x - j * j) / (2 * variance) for j, w in enumerate(_log_binomial(pair.size, pair.rate))]
+    terms = [w + (2 * j * x - j * j) / (2 * variance) for j, (w, _) in enumerate(_log_binomial(pair.size, pair.rate))]
     top = max(terms)
     weights = [math.exp(term - top) for term in terms]
     return sum(j * weight for j, weight in enumerate(weights)) / sum(weights)
 
 
-def _growth(pair: MixturePair | OppositePair, direction: Direction, c: float, y: float) -> float:
+def growth(pair: MixturePair | OppositePair, direction: Direction, c: float, y: float) -> float:
     """An upper bound on ln(∫|N m^a|(x + iy) dx / φ(c)): y²/2σ², and for negative powers −c ln cos(kθ/2).
 
     Positive coefficients give |m(x + iy)| ≤ m(x) and, within a sector of angle kθ < π, |m(x + iy)| ≥ cos(kθ/2) m(x).
     """
-    growth = y * y / (2 * pair.sigma**2)
+    grown = y * y / (2 * pair.sigma**2)
     if direction is Direction.ADD or isinstance(pair, OppositePair):
         size = pair.size if isinstance(pair, MixturePair) else 1
         half = size * y / (2 * pair.sigma**2)
-        growth -= c * math.log(math.cos(half)) if half < math.pi / 2 - 1e-9 else -math.inf
-    return growth
+        grown += -c * math.log(math.cos(half)) if half < math.pi / 2 - 1e-9 else math.inf
+    return grown
 
 
 def _line(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tuple[float, float, float]:
@@ -184,45 +239,60 @@ def _line(pair: MixturePair | OppositePair, direction: Direction, c: float) -> t
 
     The error has two parts, one from the real line below (distance y, no growth) and one from a line y + d above.
     """
-    size = pair.size if isinstance(pair, MixturePair) else 1
-    ceiling = math.pi * pair.sigma**2 / size
-    y = min(2 * pair.sigma, 0.42 * ceiling)
+    roof = ceiling(pair)
+    y = min(2 * pair.sigma, 0.42 * roof)
     while True:
         step = 2 * math.pi * y / _DIGITS
-        growth = _growth(pair, direction, c, y)
         best = math.inf
         for ratio in (1.1, 1.2, 1.35):
-            if y * (1 + ratio) < 0.995 * ceiling:
-                best = min(best, _growth(pair, direction, c, y * (1 + ratio)) - ratio * _DIGITS)
-        if growth <= 2.2 and best <= -_DIGITS + 1.5:
+            if y * (1 + ratio) < 0.995 * roof:
+                best = min(best, growth(pair, direction, c, y * (1 + ratio)) - ratio * _DIGITS)
+        if growth(pair, direction, c, y) <= 2.2 and best <= -_DIGITS + 1.5:
             return y, step, 1.01 * (math.exp(-_DIGITS) + math.exp(best))
         y *= 0.8
 
 
-def _integrand(
-    pair: MixturePair | OppositePair, direction: Direction, c: float, x: Array, y: float | Array
-) -> tuple[Array, Array, Array, Array, Array]:
-    """On x + iy: Re and Im of ln(N m^a), Re and Im of the rotor ℓ in e^{itℓ}, and ℓ's error / ROUNDING.
+def ceiling(pair: MixturePair | OppositePair) -> float:
+    """Where m may have a zero: all its terms point into one half-plane for 0 ≤ y < πσ²/k."""
+    height = math.pi * pair.sigma**2 / (pair.size if isinstance(pair, MixturePair) else 1)
+    if not 1e-200 < height < 1e200:
+        raise OverflowError(f"noise of {pair.sigma:g}")
+    return height
 
-    For ADD the complex conjugate is described (its line lies below the axis), which the caller undoes.
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Integrand:
+    """On x + iy: N m^a = e^{real + i·imag} and the rotor ℓ = odds + i·angle of e^{itℓ}.
+
+    The error of ln(N m^a e^{itℓ}) is at most ROUNDING · (still + t·moving).
     """
+
+    real: Array
+    imag: Array
+    odds: Array
+    angle: Array
+    still: Array
+    moving: Array
+
+
+def _integrand(pair: MixturePair | OppositePair, direction: Direction, c: float, x: Array, y: float | Array) -> _Integrand:
+    """For ADD the complex conjugate is described (its line lies below the axis), which the caller undoes."""
     variance = pair.sigma**2
     theta = y / variance
     error, log_abs, angle = log_ratio(pair, x, theta)
-    real = (y * y - x * x) / (2 * variance)
-    imag = -x * theta
+    normal = (y * y - x * x) / (2 * variance)
+    reach = (y * y + x * x) / (2 * variance)
+    moving = error + 8 * (np.abs(log_abs) + angle)
     if isinstance(pair, OppositePair):
         error_back, log_back, angle_back = log_ratio(pair, -x, theta)
-        rotor_abs, rotor_angle = log_abs - log_back, angle + angle_back
-        return (
-            real + log_abs + c * rotor_abs,
-            imag + angle + c * rotor_angle,
-            rotor_abs,
-            rotor_angle,
-            error + error_back,
-        )
+        moving = moving + error_back + 8 * (np.abs(log_back) + angle_back)
+        odds, turn = log_abs - log_back, angle + angle_back
+        real, imag = normal + log_abs + c * odds, angle + c * turn - x * theta
+        return _Integrand(real, imag, odds, turn, 16 * reach + (c + 1) * moving, moving)
     power = c + 1 if direction is Direction.REMOVE else -c
-    return real + power * log_abs, imag + power * angle, log_abs, angle, error
+    real, imag = normal + power * log_abs, power * angle - x * theta
+    return _Integrand(real, imag, log_abs, angle, 16 * reach + abs(power) * moving, moving)
 
 
 # ---------------------------------------------------------------------------------- what is offered
@@ -230,78 +300,86 @@ def _integrand(
 
 def spectrum(pair: Pair, direction: Direction, c: float, s: float, nodes: int) -> Spectrum:
     """ln φ(c + iks), k = 0 … nodes−1, with error bounds."""
+    k = np.arange(nodes)
     if isinstance(pair, GaussianPair):
-        t = s * np.arange(nodes)
-        z = c + 1j * t
+        z = c + 1j * (s * k)
         values = z * (z + 1) / (2 * pair.sigma**2)
-        return Spectrum(values, 8 * ROUNDING * np.abs(values))
+        return Spectrum(values, 16 * ROUNDING * np.abs(values))
     assert isinstance(pair, MixturePair | OppositePair)
     y, step, quadrature = _line(pair, direction, c)
-    low, high = _window(pair, direction, c)
-    x = low + step * np.arange(int((high - low) / step) + 2)
-    real, imag, rotor_abs, rotor_angle, rotor_error = _integrand(pair, direction, c, x, y)
-    top = float(real.max())
-    magnitude = np.exp(real - top)
-    weights = magnitude * np.exp(1j * imag)
-    rotor = s * (1j * rotor_abs - rotor_angle)
+    x, step = grid(*window(pair, direction, c), step)
     block = max(1, math.isqrt(nodes))
     blocks = -(-nodes // block)
+    if (block + blocks) * x.size > _MOST_EXPONENTIALS:
+        raise OverflowError(f"{nodes} nodes of {x.size} points")
+    f = _integrand(pair, direction, c, x, y)
+    top = float(f.real.max())
+    magnitude = np.exp(f.real - top)
+    rotor = s * (1j * f.odds - f.angle)
     fine = np.exp(np.arange(block)[:, None] * rotor)
-    coarse = np.exp((block * np.arange(blocks))[:, None] * rotor) * weights
+    coarse = np.exp((block * np.arange(blocks))[:, None] * rotor) * (magnitude * np.exp(1j * f.imag))
     sums = (coarse @ fine.T).ravel()[:nodes]
-    if direction is Direction.ADD:
+    if direction is Direction.ADD and isinstance(pair, MixturePair):
         sums = sums.conj()
-    scale = step / (math.sqrt(2 * math.pi) * pair.sigma)
-    total = float(magnitude.sum())
-    # Rounding: the exponent's own error, the matrix product, and t times the rotor's error.
-    still = float(magnitude @ (2 * np.abs(real) + 3 * np.abs(imag) + (c + 1) * rotor_error)) + total * (x.size + 40 + abs(top))
-    moving = float(magnitude @ (rotor_error + 6 * (np.abs(rotor_abs) + rotor_angle)))
+    # Rounding: of the exponents, of 3 complex exponentials, and of a complex inner product (2 √2 n).
+    last = s * nodes
+    if ROUNDING * (float(f.still.max()) + last * float(f.moving.max())) > 0.05:
+        raise OverflowError("exponents too large for their rounding errors to be small")
+    still = float(magnitude @ f.still) + float(magnitude.sum()) * (3 * x.size + 100 + abs(top))
+    moving = float(magnitude @ f.moving)
     size = np.abs(sums)
-    centre = size[0]
-    absolute = ROUNDING * (still + moving * s * np.arange(nodes)) + (quadrature + 1e-20) * 1.01 * centre
+    absolute = 1.1 * ROUNDING * (still + moving * s * k) + (quadrature + 1e-20) * 1.01 * size[0]
     relative = absolute / np.maximum(size, 1e-300)
+    error = 1.5 * relative  # |ln(1 + η)| ≤ 1.39 |η| for |η| ≤ 1/2
     lost = relative >= 0.5
-    error = 1.5 * relative
     if lost.any():
         # Where φ drowns in rounding only its size is known: |φ| ≤ size + absolute, so any phase lies within
         # twice that, which an error of ln 3 on the logarithm stands for.
         sums = np.where(lost, size + absolute, sums)
         error = np.where(lost, math.log(3.0), error)
-    log_phi = np.log(sums) + (top + math.log(scale))
-    error = error + 8 * ROUNDING * (np.abs(log_phi) + abs(top) + 1)
-    return Spectrum(log_phi, error)
+    scale = math.log(step / (math.sqrt(2 * math.pi) * pair.sigma))
+    log_phi = np.log(sums) + (top + scale)
+    return Spectrum(log_phi, error + 16 * ROUNDING * (np.abs(log_phi) + abs(top) + abs(scale) + 4))
 
 
 def log_tail(pair: Pair, direction: Direction, c: float, t: float) -> float:
     """An upper bound on ln|φ(c + it')| for every t' ≥ t > 0."""
     if isinstance(pair, GaussianPair):
-        return (c * (c + 1) - t * t) / (2 * pair.sigma**2) + 1e-14 * (1 + c * (c + 1) / pair.sigma**2)
+        precision = 1 / (2 * pair.sigma**2)
+        return (c * (c + 1) - t * t) * precision + 16 * ROUNDING * (c * (c + 1) + t * t) * precision
     assert isinstance(pair, MixturePair | OppositePair)
-    line, step, _ = _line(pair, direction, c)
-    low, high = _window(pair, direction, c)
-    x = low + step * np.arange(int((high - low) / step) + 2)
-    size = pair.size if isinstance(pair, MixturePair) else 1
-    quarter = math.pi * pair.sigma**2 / (2 * size)
-    y = np.array([line * factor for factor in (1.0, 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003)])[:, None]
-    real, _, _, angle, _ = _integrand(pair, direction, c, x, y)
+    real, angle, log_errors = _fan(pair, direction, c)
     exponent = real - t * angle
     top = exponent.max(axis=1)
-    log_sum = top + np.log(np.exp(exponent - top[:, None]).sum(axis=1))
-    log_sum += math.log(step / (math.sqrt(2 * math.pi) * pair.sigma))
-    log_centre = _log_centre(pair, direction, c, x, step)
-    best = log_centre  # |φ(c + it)| ≤ φ(c)
-    for value, shift in zip(log_sum.tolist(), y[:, 0].tolist(), strict=True):
-        # The integrand is analytic up to a distance d and its continuation bounded as in _growth.
-        d = min(line, quarter - shift) if shift + line > quarter else line
-        if d <= 0:
-            continue
-        error = 2.02 * math.exp(min(50.0, _growth(pair, direction, c, shift + d) - 2 * math.pi * d / step)) + 1e-13
-        best = min(best, max(value, log_centre - 700) + math.log1p(error * math.exp(min(700.0, log_centre - max(value, log_centre - 700)))))
-    return best
+    rounding = ROUNDING * (real.shape[1] + 100 + 8 * np.abs(top))
+    log_sum = top + np.log(np.exp(exponent - top[:, None]).sum(axis=1)) + rounding
+    centre = log_sum[0]  # the line y = 0, where nothing decays: φ(c), itself a bound
+    best = float(np.logaddexp(log_sum, centre + log_errors).min())
+    return best + ROUNDING * (16 * abs(best) + 100)
 
 
-def _log_centre(pair: MixturePair | OppositePair, direction: Direction, c: float, x: Array, step: float) -> float:
-    """ln φ(c) by the trapezoid rule on the real line."""
-    real, *_ = _integrand(pair, direction, c, x, 0.0)
-    top = float(real.max())
-    return top + math.log(float(np.exp(real - top).sum()) * step / (math.sqrt(2 * math.pi) * pair.sigma))
+_SHIFTS = np.array([0.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003])[:, None]
+
+
+@functools.lru_cache(maxsize=512)
+def _fan(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tuple[Array, Array, Array]:
+    """ln|N m^a| and the angle of m on lines at several heights, both rounded to the safe side, with ln(relative errors).
+
+    |N m^a| e^{−t·angle} extends from the line at height y to an analytic function of x. Its size at x ± iv is bounded as in
+    :func:`growth` at y + v and its last factor by 1: for v ≤ y since both angles at y ± v are ≥ 0, and beyond
+    since angles grow with the height as long as all terms of m lie within a quarter turn.
+    """
+    line, step, _ = _line(pair, direction, c)
+    x, step = grid(*window(pair, direction, c), step)
+    heights = line * _SHIFTS
+    f = _integrand(pair, direction, c, x, heights)
+    scale = math.log(step / (math.sqrt(2 * math.pi) * pair.sigma))
+    real = f.real + ROUNDING * (1.01 * f.still + 8 * abs(scale)) + scale
+    angle = f.angle - np.where(_SHIFTS > 0, 1.01 * ROUNDING * f.moving, 0.0)
+    roof = ceiling(pair)
+    log_errors = []
+    for y in heights[:, 0].tolist():
+        d = max(min(line, roof / 2 - y), min(y, 0.99 * roof - y))
+        log_error = growth(pair, direction, c, y + d) - math.log(math.expm1(2 * math.pi * d / step)) + math.log(2.02)
+        log_errors.append(max(log_error, -44.0))  # more than what lies outside of the window
+    return real, angle, np.array(log_errors)

@@ -8,8 +8,9 @@ transform, its count only multiplies a logarithm, a question costs one inverse t
 * *Wrapping.* A transform of N points is periodic. Mass beyond the window re-appears inside it; that only adds to δ, so
   an upper bound pays merely for P(S beyond the window), a lower bound for all that may have come in. Both are Chernoff bounds
   with the laws' own moments.
-* *Rounding.* Each tilted mass is taken to be wrong by 8 u (T + log₂ N) times the mean of the transform's modulus (u the unit
-  round-off): T factors, one transform forth and one back, with a factor to spare. An allowance, not a proof.
+* *Rounding.* The error of all tilted masses together is taken to be 4 u (T + log₂ N) in the 2-norm, relative to the masses (u
+  the unit round-off): T factors, one transform forth and one back, of which measured errors are a small part. This is
+  an allowance, not a proof.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from quietsum.privacy.losses import Array
 
 __all__ = ["LossSum", "sum_losses"]
 
+Transform = npt.NDArray[np.complex128]
+
 _UNIT_ROUNDOFF = 2.0**-53
 
 
@@ -37,10 +40,11 @@ class LossSum:
 
     ``tilted[j]`` · e^{log_scale − tilt·loss} is the mass at loss = start + j · spacing. ``log_lost`` bounds the mass
     above the window; ``log_stray`` and ``log_rounding`` bound what wrapping and rounding did to δ(ε), each
-    as log of a factor that goes with e^{−tilt·ε}. ``infinite`` is the mass at +∞.
+    as log of a factor that goes with e^{−tilt·ε}. ``infinite`` is the mass at +∞. Nothing is known below ``floor``.
     """
 
     start: float
+    floor: float
     spacing: float
     tilt: float
     tilted: Array
@@ -53,21 +57,21 @@ class LossSum:
     def upper_delta(self, epsilon: float) -> float:
         """An upper bound on δ(ε)."""
         error = _exp(self.log_rounding - self.tilt * epsilon) + _exp(self.log_lost)
-        if epsilon < self.start:  # part of the sum lies left of the window
+        if epsilon < self.floor:
             return 1.0
         return min(1.0, self._delta(epsilon) + self.infinite + error)
 
     def lower_delta(self, epsilon: float) -> float:
         """A lower bound on δ(ε), as far as this law of losses is one."""
         error = np.logaddexp(self.log_stray, self.log_rounding) - self.tilt * epsilon
-        return max(0.0, self._delta(max(epsilon, self.start)) + self.infinite - _exp(float(error)))
+        return max(0.0, self._delta(max(epsilon, self.floor)) + self.infinite - _exp(float(error)))
 
     def upper_epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with upper_delta(ε) ≤ delta, or the window's left end where that is larger; or ∞."""
+        """The smallest ε ≥ 0 with upper_delta(ε) ≤ delta, or the floor where that is larger; or ∞."""
         spare = delta - self.infinite - _exp(self.log_lost)
         if spare <= 0:
             return math.inf
-        return self._solve(math.log(spare), self.log_rounding, 1.0)
+        return max(self._solve(math.log(spare), self.log_rounding, 1.0), self.floor, 0.0)
 
     def lower_epsilon(self, delta: float) -> float:
         """The largest ε ≥ 0 of the window at which lower_delta(ε) ≥ delta; 0 where there is none."""
@@ -93,7 +97,7 @@ class LossSum:
         first = max(0, math.floor((lowest - self.start) / self.spacing))
         loss = self.start + self.spacing * np.arange(first, len(self.tilted))
         if not len(loss):
-            return 0.0 if sign < 0 else max(lowest, self.start)
+            return 0.0 if sign < 0 else lowest
         mass = self.tilted[first:] * np.exp(self.tilt * (ceiling - loss))
         above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
         scaled = mass * np.exp(anchor - loss)
@@ -112,49 +116,81 @@ class LossSum:
 
 
 def sum_losses(
-    laws: Sequence[tuple[GridLaw, int]], *, tilt: float, orders: tuple[float, float], start: int, points: int
+    laws: Sequence[tuple[GridLaw, int]],
+    *,
+    tilt: float,
+    orders: tuple[float, float],
+    start: int,
+    points: int,
+    floor: float = -math.inf,
 ) -> LossSum:
     """The sum of all laws, each as often as its count says, on the window of ``points`` grid points from ``start``.
 
-    ``orders``, one above the tilt and one below it, say which moments bound what lies beyond the window best.
+    ``orders``, one above the tilt and one below it, say which moments bound what lies beyond the window best. With a
+    ``floor``, the answer holds above it only: where T losses of at most floor / T cannot get, one large loss must help, and
+    the sum without these cases is computed by itself, so that no rounding error of the bulk covers a faint tail.
     """
     spacing = laws[0][0].spacing
     offset = math.fsum(count * law.offset for law, count in laws)
     steps = sum(count for _, count in laws)
-    logarithm = np.zeros(points // 2 + 1, dtype=np.complex128)
-    log_scale = 0.0
-    for law, count in laws:
-        scale = law.log_moment(tilt)
-        log_scale += count * scale
-        logarithm += count * _log_transform(law, tilt, scale, points)
-    transform = np.exp(logarithm)
-    tilted = np.roll(np.fft.irfft(transform, points), -(start % points))
-    modulus = np.abs(transform)
-    mean_modulus = float(2 * modulus.sum() - modulus[0] - (modulus[-1] if points % 2 == 0 else 0.0)) / points
-    entry = 8 * _UNIT_ROUNDOFF * (steps + math.log2(points)) * mean_modulus
-    # at most the integral of e^{−cx} (1 − e^{−x}) over the spacing, plus its largest value
-    kernel = min(float(points), 1 / (tilt * (tilt + 1) * spacing) + 1)
+    log_scale = math.fsum(count * law.log_moment(tilt) for law, count in laws)
+    tilted = np.roll(np.fft.irfft(_transform(laws, tilt, points, floor / steps), points), -(start % points))
+    # Cauchy–Schwarz on Σ error(ℓ) e^{−cℓ} (1 − e^{ε−ℓ})₊: the squares of the last factors sum to at most their integral
+    # over the spacing plus the largest of them
+    kernel = min(float(points), 1 / (2 * tilt * (2 * tilt + 1) * (tilt + 1) * spacing) + 1)
+    error = 4 * _UNIT_ROUNDOFF * (steps + math.log2(points)) * float(np.linalg.norm(tilted)) * math.sqrt(kernel)
     low, high = offset + spacing * (start - 1), offset + spacing * (start + points)
     log_lost, log_stray = _beyond(laws, tilt, orders, low, high)
+    begin = offset + spacing * start
+    skipped = max(0, math.floor((floor - begin) / spacing)) if floor > begin else 0
+    finite = math.fsum(count * math.log1p(-law.infinite) if law.infinite < 1 else -math.inf for law, count in laws)
     return LossSum(
-        start=offset + spacing * start,
+        start=begin + spacing * skipped,
+        floor=max(floor, begin),
         spacing=spacing,
         tilt=tilt,
-        tilted=np.maximum(tilted, 0.0),
+        tilted=np.maximum(tilted[skipped:], 0.0),
         log_scale=log_scale,
         log_lost=log_lost,
         log_stray=log_stray,
-        log_rounding=log_scale + math.log(max(entry * kernel, 5e-324)),
-        infinite=-math.expm1(math.fsum(count * math.log1p(-law.infinite) if law.infinite < 1 else -math.inf for law, count in laws)),
+        log_rounding=log_scale + math.log(max(error, 5e-324)),
+        infinite=-math.expm1(finite),
     )
 
 
-def _log_transform(law: GridLaw, tilt: float, log_scale: float, points: int) -> npt.NDArray[np.complex128]:
-    """The logarithm of the transform of the tilted law, folded onto ``points`` points."""
-    weights = np.exp(law.log_mass + tilt * law.loss - log_scale)
-    transform = np.fft.rfft(np.bincount(law.index % points, weights, points))
-    transform[transform == 0] = 1e-300  # a zero would become NaN once multiplied by its count
-    return np.log(transform)
+def _transform(laws: Sequence[tuple[GridLaw, int]], tilt: float, points: int, small: float) -> Transform:
+    """The transform of the tilted sum; without the sums of losses of at most ``small`` each, unless that is −∞.
+
+    With B for the small losses and t for the others, Π (B + t)^T − Π B^T = Π B^T · (e^{Σ T log(1 + t/B)} − 1), all of it
+    relative to t.
+    """
+    whole = np.zeros(points // 2 + 1, dtype=np.complex128)
+    bulk, rise = whole.copy(), whole.copy()
+    for law, count in laws:
+        weights = np.exp(law.log_mass + tilt * law.loss - law.log_moment(tilt))
+        large = law.loss > small
+        tail = np.fft.rfft(np.bincount(law.index[large] % points, weights[large], points))
+        if small == -math.inf:
+            whole += count * _log(tail)
+            continue
+        base = np.fft.rfft(np.bincount(law.index[~large] % points, weights[~large], points))
+        whole += count * _log(base + tail)
+        bulk += count * _log(base)
+        with np.errstate(all="ignore"):
+            ratio = tail / base
+            real, imaginary = ratio.real, ratio.imag
+            rise += count * (0.5 * np.log1p(real * (2 + real) + imaginary**2) + 1j * np.arctan2(imaginary, 1 + real))
+    if small == -math.inf:
+        return np.exp(whole)
+    with np.errstate(all="ignore"):
+        grown = np.expm1(rise.real) * np.cos(rise.imag) - 2 * np.sin(rise.imag / 2) ** 2
+        difference = np.exp(bulk) * (grown + 1j * np.exp(rise.real) * np.sin(rise.imag))
+    return np.where(np.abs(rise) < 1, difference, np.exp(whole) - np.exp(bulk))
+
+
+def _log(transform: Transform) -> Transform:
+    """Its logarithm; a zero would become NaN once multiplied by a count."""
+    return np.log(np.where(transform == 0, 1e-300, transform))
 
 
 def _beyond(
@@ -169,7 +205,7 @@ def _beyond(
         log_up = min(log_up, moment - (up - tilt) * high)
         moment = math.fsum(count * law.log_moment(down) for law, count in laws)
         log_down = min(log_down, moment + (tilt - down) * low)
-    if math.fsum(count * float(law.loss[-1]) for law, count in laws) < high:
+    if math.fsum(count * float(law.loss.max()) for law, count in laws) < high:
         log_lost = log_up = -math.inf
     if math.fsum(count * float(law.loss.min()) for law, count in laws) > low:
         log_down = -math.inf

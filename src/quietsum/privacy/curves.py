@@ -3,6 +3,7 @@
 Sources: Gaussian and Laplace, Mironov 2017, Propositions 6 and 7; Poisson-sampled Gaussian, Mironov, Talwar, Zhang 2019
 (integer orders by the binomial sum, fractional ones by quadrature instead of their alternating series); discrete Gaussian,
 Canonne, Kamath, Steinke 2020, Theorem 4; Skellam, Agarwal, Kairouz, Liu 2021, Theorem 3.5; pure DP by its worst pair.
+The rest are moments of likelihood ratios, see :mod:`quietsum.privacy.ratios`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from quietsum.errors import UnsupportedEvent
-from quietsum.privacy.contour import Array, Direction, log_ratio
-from quietsum.privacy.moments import log_moments
+from quietsum.privacy.contour import Array, Direction
 from quietsum.privacy.pairs import (
     ApproximatePair,
     DiscreteGaussianPair,
@@ -33,8 +33,19 @@ from quietsum.privacy.pairs import (
     VectorDiscreteGaussianPair,
     ZcdpPair,
 )
+from quietsum.privacy.ratios import (
+    MOST_POINTS,
+    atomic_curve,
+    convex_bound,
+    divergence,
+    log_ratio_moments,
+    mixture_curve,
+    sampled_ratio,
+)
 
 __all__ = ["DEFAULT_ORDERS", "MOMENTS_ORDERS", "failure_of", "rdp_of", "require_rdp"]
+
+_LEAST = 1e-300  # no event that was composed costs exactly nothing
 
 
 def _default_orders() -> tuple[float, ...]:
@@ -44,7 +55,7 @@ def _default_orders() -> tuple[float, ...]:
     """
     fractional = [round(1 + 0.005 * 1.15**k, 6) for k in range(34)] + [round(1.5 + 0.05 * k * 1.02**k, 6) for k in range(75)]
     above = [int(round(64 * 2 ** (k / 4))) for k in range(1, 21)]
-    return tuple([order for order in fractional if order < 12] + [float(n) for n in (*range(12, 65), *above)])
+    return tuple(sorted(order for order in fractional if order < 12) + [float(n) for n in (*range(12, 65), *above)])
 
 
 DEFAULT_ORDERS = _default_orders()
@@ -53,12 +64,12 @@ MOMENTS_ORDERS = tuple(float(n) for n in range(2, 34))
 
 def require_rdp(pair: Pair) -> None:
     """Raise :class:`~quietsum.errors.UnsupportedEvent` when no Rényi curve is known for ``pair``."""
-    known = (
-        GaussianPair, MixturePair, OppositePair, LaplacePair, DiscreteLaplacePair, DiscreteGaussianPair,
-        VectorDiscreteGaussianPair, SkellamPair, ResponsePair, ApproximatePair, ZcdpPair, SampledPair,
-    )  # fmt: skip
-    if not isinstance(pair, known):
-        raise UnsupportedEvent(f"no Rényi curve is known for {type(pair).__name__}; state it as PureDP or Zcdp if it is one")
+    atomic = (LaplacePair, DiscreteLaplacePair, DiscreteGaussianPair, ResponsePair, ApproximatePair)
+    others = (GaussianPair, MixturePair, OppositePair, VectorDiscreteGaussianPair, SkellamPair, ZcdpPair)
+    inner = pair.base if isinstance(pair, SampledPair) else pair
+    if not isinstance(inner, atomic if inner is not pair else atomic + others):
+        name = type(inner).__name__ + (" under sampling" if inner is not pair else "")
+        raise UnsupportedEvent(f"no Rényi curve is known for {name}; state it as PureDP or Zcdp if it is one")
 
 
 def failure_of(pair: Pair) -> float:
@@ -75,33 +86,40 @@ def failure_of(pair: Pair) -> float:
 @functools.lru_cache(maxsize=8192)
 def rdp_of(pair: Pair, orders: tuple[float, ...]) -> Array:
     """D_α of one use of ``pair`` at each order (both directions, the larger)."""
+    with np.errstate(over="ignore"):  # what is too large for a float costs infinitely much
+        curve = np.maximum(_curve(pair, orders), _LEAST)
+    curve.flags.writeable = False
+    return curve
+
+
+def _curve(pair: Pair, orders: tuple[float, ...]) -> Array:
     alpha = _alpha(orders)
     match pair:
         case GaussianPair(sigma=sigma):
-            return np.asarray(alpha / (2 * sigma**2))
-        case VectorDiscreteGaussianPair(sigma=sigma, shift=shift):
-            return np.asarray(alpha * (shift / sigma) ** 2 / 2)
-        case DiscreteGaussianPair(sigma=sigma, shift=shift):
-            return np.asarray(alpha * (shift / sigma) ** 2 / 2)
+            return _line(alpha, 1 / sigma)
+        case DiscreteGaussianPair(sigma=sigma, shift=shift) | VectorDiscreteGaussianPair(sigma=sigma, shift=shift):
+            return _line(alpha, shift / sigma)
         case ZcdpPair(rho=rho):
             return np.asarray(alpha * rho)
         case LaplacePair(scale=scale):
-            high = np.log(alpha / (2 * alpha - 1)) + (alpha - 1) / scale
-            low = np.log((alpha - 1) / (2 * alpha - 1)) - alpha / scale
-            return _divide(np.logaddexp(high, low), alpha)
+            return _laplace(alpha, 1 / scale)
         case SkellamPair(variance=variance, l1=l1, l2=l2):
             whole = np.ceil(alpha)  # shown for integer orders; divergences grow with the order
-            extra = np.minimum(((2 * whole - 1) * l2**2 + 6 * l1) / (4 * variance**2), 3 * l1 / (2 * variance))
-            return np.asarray(whole * l2**2 / (2 * variance) + extra)
+            one, two = l1 / variance, l2 / variance
+            extra = np.minimum(((2 * whole - 1) * two * two + 6 * one / variance) / 4, 1.5 * one)
+            return np.asarray(whole * two * l2 / 2 + extra)
         case MixturePair(size=1):
-            return _sampled_gaussian(pair, orders)
+            return _sampled_gaussian(pair.sigma, pair.rate, orders)
         case MixturePair():
-            both = [_by_quadrature(pair, direction, alpha) for direction in Direction]
-            return np.maximum(*both)
+            return np.maximum(mixture_curve(pair, Direction.REMOVE, alpha), mixture_curve(pair, Direction.ADD, alpha))
         case OppositePair():
-            return _by_quadrature(pair, Direction.REMOVE, alpha)
+            return mixture_curve(pair, Direction.REMOVE, alpha)
+        case SampledPair(rate=rate, base=DiscreteGaussianPair(sigma=sigma, shift=shift)):
+            return _sampled_gaussian(sigma / shift, rate, orders, lattice=1 / shift)
+        case SampledPair(rate=rate, base=base):
+            return atomic_curve(base, rate, alpha)
         case _:
-            return _by_atoms(pair, alpha)
+            return atomic_curve(pair, 1.0, alpha)
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,15 +127,29 @@ def _alpha(orders: tuple[float, ...]) -> Array:
     return np.array(orders)
 
 
-def _divide(moments: Array, alpha: Array) -> Array:
-    return np.asarray(np.maximum(moments, 0.0) / (alpha - 1))
+def _line(alpha: Array, distance: float) -> Array:
+    return np.asarray(alpha * (0.5 * distance * distance))
 
 
-def _by_quadrature(pair: MixturePair | OppositePair, direction: Direction, alpha: Array) -> Array:
-    ascending = np.argsort(alpha)
-    moments = np.empty_like(alpha)
-    moments[ascending] = log_moments(pair, direction, alpha[ascending] - 1)
-    return _divide(moments * (1 + 1e-13) + 1e-15, alpha)  # the rule's own error, on the safe side
+def _laplace(alpha: Array, reach: float) -> Array:
+    """ln(α e^{(α−1)t} + (α−1) e^{−αt}) − ln(2α − 1) over α − 1; what is left of both exponentials after 1 + x is ≥ 0."""
+    up, down = (alpha - 1) * reach, -alpha * reach
+    if float(up.max()) > 1:
+        high = np.log(alpha / (2 * alpha - 1)) + up
+        low = np.log((alpha - 1) / (2 * alpha - 1)) + down
+        large = np.logaddexp(high, low)
+    else:
+        large = up
+    small = np.minimum(up, 1.0)
+    excess = (alpha * _second(small) + (alpha - 1) * _second(down)) / (2 * alpha - 1)
+    return divergence(np.where(up > 1, large, np.log1p(excess)), alpha)
+
+
+def _second(x: Array) -> Array:
+    """e^x − 1 − x ≥ 0."""
+    near = np.clip(x, -0.1, 0.1)
+    series = near * near / 2 * (1 + near / 3 * (1 + near / 4 * (1 + near / 5 * (1 + near / 6 * (1 + near / 7 * (1 + near / 8))))))
+    return np.where(np.abs(x) <= 0.1, series, np.expm1(x) - x)
 
 
 # ------------------------------------------------------------------- the Poisson-sampled Gaussian
@@ -131,10 +163,13 @@ class _Plan:
     whole: Array  # indices into the orders
     rest: Array
     starts: Array  # of each integer order's terms in the flat arrays
+    sizes: Array
     k: Array
     remaining: Array  # α − k
     log_choose: Array
     top: int
+    slack: float  # rounding of log_choose
+    whole_alpha: Array
     rest_alpha: Array
 
 
@@ -144,72 +179,66 @@ def _plan(orders: tuple[float, ...]) -> _Plan:
     is_whole = (alpha >= 12) & (alpha == np.floor(alpha)) & (alpha <= 65536)
     whole = np.flatnonzero(is_whole)
     terms = [np.arange(2, int(alpha[i]) + 1) for i in whole]
-    sizes = [part.size for part in terms]
+    sizes = np.array([part.size for part in terms], dtype=int)
     k = np.concatenate(terms) if terms else np.zeros(0, int)
     a = np.repeat(alpha[whole], sizes)
+    top = int(alpha[whole].max()) if whole.size else 1
     return _Plan(
         whole=whole,
         rest=np.flatnonzero(~is_whole),
-        starts=np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(int) if terms else np.zeros(0, int),
+        starts=np.cumsum(sizes) - sizes,
+        sizes=sizes,
         k=k,
         remaining=a - k,
         log_choose=gammaln(a + 1) - gammaln(k + 1) - gammaln(a - k + 1),
-        top=int(alpha[whole].max()) if whole.size else 1,
+        top=top,
+        slack=1e-15 * float(gammaln(top + 1)),
+        whole_alpha=alpha[whole],
         rest_alpha=alpha[~is_whole],
     )
 
 
-def _sampled_gaussian(pair: MixturePair, orders: tuple[float, ...]) -> Array:
-    """max over directions is the remove direction (Mironov, Talwar, Zhang 2019, Theorem 5)."""
+def _sampled_gaussian(sigma: float, rate: float, orders: tuple[float, ...], lattice: float = 0.0) -> Array:
+    """max over directions is the remove direction (Mironov, Talwar, Zhang 2019, Theorem 5).
+
+    With a ``lattice`` the noise lives on its multiples only. The discrete Gaussian has the same integer moments E_Q[(P/Q)^k] =
+    e^{k(k−1)/2σ²} as the continuous one, because k shifts end on the lattice, so both share the curve at integer orders.
+    """
+    if sigma < 1e-100:
+        return np.full(len(orders), np.inf)
+    sigma = min(sigma, 1e100)  # curves fall with the noise
     plan = _plan(orders)
     curve = np.empty(len(orders))
     if plan.whole.size:
         # Σ_k C(α,k) (1−q)^{α−k} q^k e^{k(k−1)/2σ²} = 1 + Σ_{k≥2} C(α,k) (1−q)^{α−k} q^k (e^{k(k−1)/2σ²} − 1)
         k = np.arange(plan.top + 1)
-        v = k * (k - 1) / (2 * pair.sigma**2)
-        with np.errstate(divide="ignore"):
-            each = k * math.log(pair.rate) + v + np.log(-np.expm1(-v))
-        terms = plan.log_choose + each[plan.k] + plan.remaining * math.log1p(-pair.rate)
+        v = k * (k - 1) / (2 * sigma**2)
+        v[:2] = 1.0  # not used
+        each = k * math.log(rate) + v + np.log(-np.expm1(-v))
+        terms = plan.log_choose + each[plan.k] + plan.remaining * math.log1p(-rate)
         peak = np.maximum.reduceat(terms, plan.starts)
-        sizes = np.diff(np.append(plan.starts, terms.size))
-        total = np.add.reduceat(np.exp(terms - np.repeat(peak, sizes)), plan.starts)
-        curve[plan.whole] = np.logaddexp(0.0, peak + np.log(total)) / (np.asarray(orders)[plan.whole] - 1)
-        small = peak < -30  # logaddexp keeps only absolute accuracy there
-        if small.any():
-            index = plan.whole[small]
-            curve[index] = np.log1p(np.exp(peak[small]) * total[small]) / (np.asarray(orders)[index] - 1)
+        total = np.add.reduceat(np.exp(terms - np.repeat(peak, plan.sizes)), plan.starts)
+        slack = plan.slack - 1e-15 * plan.top * (math.log(rate) + math.log1p(-rate))
+        curve[plan.whole] = divergence(np.logaddexp(0.0, peak + np.log(total) + slack), plan.whole_alpha)
     if plan.rest.size:
-        curve[plan.rest] = _fractional(pair, plan.rest_alpha)
+        curve[plan.rest] = _fractional(sigma, rate, plan.rest_alpha, lattice)
     return curve
 
 
-def _fractional(pair: MixturePair, alpha: Array) -> Array:
-    """E_Q[m^α] − 1 = E_Q[m^α − 1 − α (m − 1)], an integrand ≥ 0, so that tiny rates keep their accuracy."""
-    variance = pair.sigma**2
-    highest = float(alpha.max())
-    strip = min(6 * pair.sigma, 0.9 * math.pi * variance)
-    step = 2 * math.pi * strip / (34 + strip * strip / (2 * variance))
-    points = int((20 * pair.sigma + highest) / step) + 2
-    if highest**2 / (2 * variance) > 600 or points > 8192:
-        return _by_quadrature(pair, Direction.REMOVE, alpha)
-    x = -10 * pair.sigma + step * np.arange(points)
-    _, log_m, _ = log_ratio(pair, x, 0.0)
-    density = np.exp(x * x / (-2 * variance)) * (step / math.sqrt(2 * math.pi * variance))
-    excess = np.expm1(np.multiply.outer(alpha, log_m)) @ density - alpha * float(np.expm1(log_m) @ density)
-    return _divide(np.log1p(np.maximum(excess, 0.0)) * (1 + 1e-12), alpha)
+def _fractional(sigma: float, rate: float, alpha: Array, lattice: float) -> Array:
+    """One trapezoid rule for all orders, or the sum over the lattice where that is coarser than the rule.
 
-
-# -------------------------------------------------------------------------------- discrete losses
-
-
-def _by_atoms(pair: Pair, alpha: Array) -> Array:
-    """Curves of pairs whose loss takes few values, or is rounded up to a grid: exact sums, both directions."""
-    from quietsum.privacy.losses import atoms
-
-    curve = np.zeros_like(alpha)
-    for loss, log_mass in atoms(pair):
-        exponent = np.multiply.outer(alpha - 1, loss) + log_mass
-        peak = exponent.max(axis=1)
-        moments = peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1))
-        curve = np.maximum(curve, _divide(moments, alpha))
-    return curve
+    The rule's error is below e^-34 of the integral, m^α being analytic where |Im x| < πσ² (Trefethen, Weideman 2014); a
+    lattice finer than the rule is such a rule itself.
+    """
+    variance = sigma * sigma
+    strip = min(6 * sigma, 0.9 * math.pi * variance)
+    step = max(lattice, 2 * math.pi * strip / (34 + strip * strip / (2 * variance)))
+    first, last = math.floor(-10 * sigma / step), math.ceil((10 * sigma + float(alpha.max())) / step)
+    if last - first > MOST_POINTS:
+        return convex_bound(np.array([math.log1p(-rate), math.log(rate)]), sigma, alpha)
+    x = step * np.arange(first, last + 1)
+    log_weight = x * x / (-2 * variance)
+    log_weight -= math.log(float(np.exp(log_weight).sum()))
+    excess, log_ratio = sampled_ratio(x, sigma, rate)
+    return divergence(log_ratio_moments(alpha, excess, log_ratio, log_weight), alpha)

@@ -44,39 +44,6 @@ _ATTEMPTS = ((0, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3, 8), (4,
 _LOG_WEIGHT = np.log(LADDER + 1) * (LADDER + 1) - LADDER * np.log(LADDER)
 
 
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class Line:
-    """One contour: Re z = c, nodes k·c/κ for k < nodes."""
-
-    direction: Direction
-    rung: int
-    density: int
-    nodes: int
-
-    @property
-    def c(self) -> float:
-        """The abscissa."""
-        return float(LADDER[self.rung])
-
-    @property
-    def s(self) -> float:
-        """The distance of the nodes."""
-        return self.c / self.density
-
-
-@functools.lru_cache(maxsize=1024)
-def _frame(rung: int, density: int, nodes: int) -> tuple[Array, Array, Array]:
-    """t_k, z_k and the trapezoid weights (s/π)/(z(z+1)), halved at k = 0."""
-    c = float(LADDER[rung])
-    s = c / density
-    t = s * np.arange(nodes)
-    z = c + 1j * t
-    weights = (s / math.pi) / (z * (z + 1))
-    weights[0] /= 2
-    return t, z, weights
-
-
 class _Inconclusive(Exception):
     """The contour's certificate fails here; another method must answer."""
 
@@ -133,9 +100,9 @@ class ExactAccountant:
         pairs = self.history.reduce(event, times)
         for pair, _ in pairs:
             if not has_contour(pair):
-                from quietsum.privacy.pld import require_pld
+                from quietsum.privacy.losses import refuse_unsupported
 
-                require_pld(pair)
+                refuse_unsupported(pair)
         return pairs
 
     # -------------------------------------------------------------------------------------- queries
@@ -360,98 +327,3 @@ def _second_derivative(ladder: Array, rung: int) -> float:
     second = (ladder[right] - ladder[rung]) / (LADDER[right] - LADDER[rung])
     return float(2 * (second - first) / (LADDER[right] - LADDER[left]))
 
-
-@final
-class _Inversion:
-    """δ(ε) along one line, with its error bounds."""
-
-    def __init__(self, line: Line, total: Spectrum, tail: float, above: Array) -> None:
-        self.line = line
-        self.t, self.z, self.weights = _frame(line.rung, line.density, line.nodes)
-        self.above = above
-        self.centre = float(total.log_phi[0].real)
-        self.values = total.log_phi - self.centre
-        self.node_errors = total.error
-        self.log_phi_size = np.abs(total.log_phi)
-        self.tail = tail - self.centre - math.log(math.pi * line.s * (line.nodes - 1))  # relative to e^{K(c) − cε}
-
-    def log_delta(self, epsilon: float) -> tuple[float, float]:
-        """(ln of the trapezoid sum, its derivative in ε)."""
-        terms = np.exp(self.values - 1j * (self.t * epsilon)) * self.weights
-        value = float(terms.real.sum())
-        if not value > 0:
-            return -math.inf, math.nan
-        slope = -float((terms * self.z).real.sum()) / value
-        return math.log(value) + self.centre - self.line.c * epsilon, slope
-
-    def root(self, log_delta: float, ceiling: float) -> float | None:
-        """The ε < ``ceiling`` at which the sum equals δ: Newton's method, kept inside a bracket."""
-        c = self.line.c
-        curvature = max(0.0, -2 * float(self.values[1].real)) / self.line.s**2 + 1 / c**2 + 1 / (c + 1) ** 2
-        epsilon = (self.centre - log_delta - math.log(c * (c + 1)) - 0.5 * math.log(2 * math.pi * curvature)) / c
-        width = math.sqrt(curvature)
-        low, high = -math.inf, ceiling + 1e-9 * (abs(ceiling) + 1 / c)
-        if not epsilon < high:
-            epsilon = high - width / 4
-        for _ in range(64):
-            value, slope = self.log_delta(epsilon)
-            if value > log_delta:
-                low = epsilon
-            else:
-                high = epsilon
-            if not math.isfinite(value) or not slope < 0:
-                proposal = -math.inf
-            else:
-                proposal = epsilon + (value - log_delta) / -slope
-                if abs(proposal - epsilon) <= 1e-13 * (abs(epsilon) + 1 / c):
-                    return proposal
-            if not low < proposal < high:
-                proposal = (low + high) / 2 if math.isfinite(low) else high - width
-                width *= 2
-            epsilon = proposal
-            if high - low <= 1e-14 * (abs(high) + 1 / c):
-                break
-        return (low + high) / 2 if math.isfinite(low) else None  # rounding noise; bracket() decides whether it will do
-
-    def errors(self, epsilon: float) -> tuple[float, float]:
-        """(how far δ may lie above the sum, how far below) at ``epsilon``."""
-        line = self.line
-        scale = math.exp(self.centre - line.c * epsilon)
-        sizes = np.exp(self.values.real) * np.abs(self.weights)
-        wobble = self.node_errors + ROUNDING * (
-            4 * self.log_phi_size + 4 * abs(self.centre) + 8 * np.abs(self.z) * abs(epsilon) + line.nodes + 16
-        )
-        rounding = float(sizes @ np.expm1(np.minimum(wobble, 700.0)))
-        up = scale * (rounding + math.exp(min(self.tail, 700.0)))
-        return up, up + self.aliasing(epsilon)
-
-    def aliasing(self, epsilon: float) -> float:
-        """A bound on Σ_{m≠0} δ(ε + mp) e^{cmp}: e^{−cp} per period below, Chernoff at higher rungs above."""
-        line = self.line
-        period = 2 * math.pi / line.s
-        below = math.exp(-line.c * period) / -math.expm1(-line.c * period)
-        c = line.c * STEPS
-        gain = (c - line.c) * period
-        # δ(ε') ≤ e^{K(c') − c'ε'} c'^{c'} / (c' + 1)^{c' + 1}
-        weight = np.log(c + 1) * (c + 1) - c * np.log(c)
-        above = self.above - c * epsilon - weight - gain - np.log(-np.expm1(-gain))
-        return below + math.exp(min(700.0, float(above.min())))
-
-    def bracket(self, centre: float, log_delta: float) -> tuple[float, float] | None:
-        """(lower, upper) ε around the root, each verified by evaluation; None when the errors are too large."""
-        delta = math.exp(log_delta)
-        _, slope = self.log_delta(centre)
-        up, down = self.errors(centre)
-        if not (up + down) <= min(0.2, -slope * 2e-4 * max(1.0, centre)) * delta:
-            return None
-        rounding = 4e-16 * (abs(centre) + 1 / self.line.c)
-        rise, fall = 1.5 * up / delta / -slope + rounding, 1.5 * down / delta / -slope + rounding
-        for _ in range(6):
-            high_value, _ = self.log_delta(centre + rise)
-            low_value, _ = self.log_delta(centre - fall)
-            high_ok = math.exp(high_value) + self.errors(centre + rise)[0] <= delta
-            low_ok = math.exp(low_value) - self.errors(centre - fall)[1] >= delta
-            if high_ok and low_ok:
-                return centre - fall, centre + rise
-            rise, fall = (rise if high_ok else 4 * rise), (fall if low_ok else 4 * fall)
-        return None

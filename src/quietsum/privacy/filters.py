@@ -39,7 +39,10 @@ __all__ = ["RenyiFilter", "RenyiOdometer"]
 
 Array = NDArray[np.float64]
 
-ODOMETER_ORDERS = tuple(1.0 + 2.0 ** (k / 2) for k in range(-4, 21))
+ODOMETER_ORDERS = (
+    *(1.0 + 2.0 ** (k / 2) for k in range(-4, 7)),
+    *(float(round(1.0 + 2.0 ** (k / 2))) for k in range(7, 21)),
+)
 """1.25 … 1025, growing by √2: few enough that weighing them costs little, wide enough for ε from 0.02 to hundreds."""
 
 
@@ -152,7 +155,7 @@ class RenyiOdometer:
     >>> from quietsum.privacy.events import Gaussian
     >>> gauge = RenyiOdometer(delta=1e-5).compose(Gaussian(noise_multiplier=4.0), times=50)
     >>> round(gauge.epsilon().epsilon, 1)
-    11.0
+    11.1
     """
 
     def __init__(
@@ -234,7 +237,7 @@ def _rdp_budget(orders: Array, budget: Budget) -> Array:
 
 def _best_order_for_gaussians(budget: Budget) -> float:
     """Gaussian divergences are proportional to α, so the best order has the largest B/α."""
-    orders = 1.0 + np.geomspace(1e-3, 1e8, 4000)
+    orders = np.concatenate((1.0 + np.geomspace(1e-3, 10.0, 2000), np.unique(np.rint(np.geomspace(12.0, 1e8, 2000)))))
     return float(orders[np.argmax(_rdp_budget(orders, budget) / orders)])
 
 

@@ -7,9 +7,9 @@ same holds after composition. What lies above the last edge goes to +∞, what l
 
 *Merged*. Cut the loss anywhere and publish only the cell: that is post-processing, so the pair of masses (p, r) is
 dominated by (P, Q). Its loss log(p/r) is then rounded *down* to the grid, which lowers δ once more. With edges half-way
-between grid points log(p/r) misses the grid by O(w²) only; two corrections move each edge against that miss, and a common
-margin keeps the rest on the upper side. So rounding costs next to nothing, and the error stays quadratic in the spacing
-where plain rounding down loses half a spacing a step. Where atoms sit between grid points that trick is impossible;
+between grid points log(p/r) misses the grid by O(w²) only; two corrections move each edge against that miss, and moving
+the whole grid a little keeps the rest on the upper side. So rounding costs next to nothing, and the error stays quadratic
+in the spacing where plain rounding down loses half a spacing a step. Where atoms sit between grid points that trick is impossible;
 :meth:`GridLaw.log_spread` serves there.
 """
 
@@ -137,39 +137,63 @@ def merged_law(
 ) -> tuple[GridLaw, float]:
     """Cells about the grid points ``index``, merged and rounded down: a lower bound on every δ(ε).
 
-    ``tilt`` says which part of the law matters (masses weigh e^{tilt·L}) when the margin is chosen, ``atoms`` are
-    isolated in cells of their own. The second value is the mean loss, so weighted, that rounding threw away.
+    The grid's own offset is moved to where rounding throws least away, ``tilt`` saying which part of the law matters
+    (masses weigh e^{tilt·L}); ``atoms`` are isolated in cells of their own. The second value is what is thrown away.
     """
     grid = offset + spacing * index
-    edges = (grid[1:] + grid[:-1]) / 2
-    regular = np.zeros(len(grid), dtype=bool)
-    regular[1:-1] = (np.diff(index)[1:] == 1) & (np.diff(index)[:-1] == 1)
-    for _ in range(2):
-        _, centre = _merge(pair, direction, edges)
-        miss = np.where(regular & (np.abs(centre - grid) < spacing / 4), centre - grid, 0.0)
-        edges = edges - (miss[1:] + miss[:-1]) / 2
-    p_mass, centre = _merge(pair, direction, edges)
+    p_mass, centre = _merge(pair, direction, (grid[1:] + grid[:-1]) / 2)
     weight = _tilted(p_mass, centre, tilt)
-    shares = (centre - offset) / spacing
-    margins = 10.0 ** np.arange(-7, 0)
-    costs = [float(np.sum(weight * np.mod(shares + margin, 1.0), where=weight > 0)) for margin in margins]
-    edges = edges + spacing * margins[int(np.argmin(costs))]
-    edges = np.unique(np.concatenate([edges, *([atom - 1e-12 * abs(atom), atom + 1e-12 * abs(atom)] for atom in atoms)]))
+    heavy = int(np.argmax(weight))
+    if weight[heavy] > 0.05:  # a bulk within one cell has its own place; let the grid pass through it
+        grid, offset = grid + (centre - grid)[heavy], offset + float((centre - grid)[heavy])
+    edges = _even_edges(pair, direction, grid, regular=np.diff(index) == 1)
+    isolated = [atom + sign * 1e-12 * abs(atom) for atom in atoms for sign in (-1, 1)]
+    law, lost = _rounded_down(pair, direction, np.union1d(edges, isolated), spacing, offset, tilt)
+    for size in (16, 64):
+        if lost > 0.01 * spacing and len(edges) > 2 * size and not atoms:
+            low = _recut(pair, direction, grid[:size], edges[size - 1], up=True)
+            high = _recut(pair, direction, grid[-size:], edges[-size], up=False)
+            again = np.unique(np.concatenate([low, edges[size:-size], high]))
+            other, less = _rounded_down(pair, direction, again, spacing, offset, tilt)
+            law, lost = (other, less) if less < lost else (law, lost)
+    return law, lost
+
+
+def _even_edges(pair: Pair, direction: Direction, grid: Array, regular: npt.NDArray[np.bool_]) -> Array:
+    """Edges between grid points, moved twice so that the cells' losses log(p/r) come close to the points."""
+    edges = (grid[1:] + grid[:-1]) / 2
+    limit = np.where(np.append(False, regular) & np.append(regular, False), np.median(np.diff(grid)) / 4, 0.0)
+    for _ in range(2):
+        miss = _merge(pair, direction, edges)[1] - grid
+        miss = np.where(np.abs(miss) < limit, miss, 0.0)
+        edges = edges - (miss[1:] + miss[:-1]) / 2
+    return edges
+
+
+def _rounded_down(
+    pair: Pair, direction: Direction, edges: Array, spacing: float, offset: float, tilt: float
+) -> tuple[GridLaw, float]:
+    """The merged cells on the grid, moved up as a whole to where rounding down costs least, and that cost."""
     p_mass, centre = _merge(pair, direction, edges)
-    kept = p_mass > 0
-    p_mass, shares = p_mass[kept], (centre[kept] - offset) / spacing
-    down = np.floor(shares + SNAP)
-    lost = spacing * float(np.sum(_tilted(p_mass, centre[kept], tilt) * np.maximum(shares - down, 0.0)))
-    infinite = cell_masses(pair, edges[:1], direction).p_infinite
+    p_mass, centre = p_mass[p_mass > 0], centre[p_mass > 0]
+    weight = _tilted(p_mass, centre, tilt)
+    # a grid moved up by t spacings loses E[(share − t) mod 1] = E[share mod 1] − t + P(share mod 1 < t) of one
+    shares = np.mod((centre - offset) / spacing + SNAP, 1.0)
+    order = np.argsort(shares)
+    costs = np.cumsum(weight[order]) - weight[order] - shares[order]
+    best = int(np.argmin(costs))
+    up = float(shares[order[best]])
+    offset += spacing * (up - SNAP) if up > 2 * SNAP else 0.0
+    down = np.floor((centre - offset) / spacing + SNAP)
     law = GridLaw(
         spacing=spacing,
         offset=offset,
         index=down.astype(np.int64),
         log_mass=np.log(p_mass),
-        infinite=infinite,
+        infinite=cell_masses(pair, edges[:1], direction).p_infinite,
         width=np.zeros(len(down)),
     )
-    return law, lost
+    return law, spacing * (float(weight @ shares) + float(costs[best]))
 
 
 def _merge(pair: Pair, direction: Direction, edges: Array) -> tuple[Array, Array]:
@@ -180,6 +204,7 @@ def _merge(pair: Pair, direction: Direction, edges: Array) -> tuple[Array, Array
         centre = np.log(cells.p) - np.log(cells.q)
         centre = np.where(cells.q > 0, centre, low)
     centre = np.where(cells.p > 0, np.clip(centre, low, high), np.where(np.isfinite(low), low, high))
+    centre[-1] = edges[-1]  # so that the few far losses above the last edge widen no window
     nothing = ~np.isfinite(centre)  # a first or last cell that cannot be placed says nothing
     return np.where(nothing, 0.0, cells.p), np.where(nothing, edges[0], centre)
 
@@ -188,3 +213,27 @@ def _tilted(mass: Array, loss: Array, tilt: float) -> Array:
     with np.errstate(divide="ignore"):
         exponents = np.log(mass) + tilt * loss
     return np.asarray(np.exp(exponents - log_sum(exponents)))
+
+
+def _recut(pair: Pair, direction: Direction, grid: Array, inner: float, *, up: bool) -> Array:
+    """Edges for the outermost cells, one after the other, each so that log(p/r) comes just above a grid point.
+
+    At an end of its support a density may rise or fall within one spacing, too steeply for the corrections above.
+    """
+    fine = np.linspace(grid[0], inner, 64 * len(grid)) if up else np.linspace(inner, grid[-1], 64 * len(grid))
+    cells = cell_masses(pair, fine, direction)
+    p_sum, q_sum = (np.cumsum(mass[:-1] if up else mass[:0:-1]) for mass in (cells.p, cells.q))
+    found, p_done, q_done, at = [], 0.0, 0.0, 0
+    for target in grid if up else grid[::-1]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reached = np.log(p_sum[at:] - p_done) - np.log(q_sum[at:] - q_done) >= target
+        size = int(np.argmax(reached)) if up else int(np.count_nonzero(reached)) - 1  # falls from the top, rises from below
+        if not reached.any() or size < 0 or (up and size == 0 and not found):
+            continue
+        at += size
+        p_done, q_done = p_sum[at], q_sum[at]
+        found.append(fine[at] if up else fine[len(fine) - 1 - at])
+        at += 1
+        if at >= len(fine):
+            break
+    return np.unique([*found, inner])

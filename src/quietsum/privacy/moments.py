@@ -1,5 +1,5 @@
 """Log moments K(c) = ln E_P[e^{cL}] on the real axis: the raw material of Rényi curves, of the choice of contour
-and of Chernoff bounds. Rényi divergence of order α is K(α − 1)/(α − 1).
+and of Chernoff bounds. Rényi divergence of order α is K(α − 1)/(α − 1). All values are upper bounds, by about 1e-14.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import math
 
 import numpy as np
 
-from quietsum.privacy.contour import Array, Direction, _window, log_ratio
+from quietsum.privacy.contour import ROUNDING, Array, Direction, ceiling, grid, growth, log_ratio, window
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
-__all__ = ["LADDER", "ladder_moments", "log_moments"]
+__all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "step_moments"]
 
 LADDER = 2.0 ** (np.arange(-40, 121) / 4)
 """The abscissae between which contours are chosen: powers of 2^(1/4)."""
@@ -20,6 +20,7 @@ LADDER = 2.0 ** (np.arange(-40, 121) / 4)
 STEPS = np.array([1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0])
 """Factors by which an abscissa is raised to bound what aliasing adds there."""
 
+_DIGITS = 34.0  # e^-34 = 2e-15: the rule's error, relative to φ(c)
 _MOST_POINTS = 8192
 
 
@@ -30,47 +31,49 @@ def _reach_of(pair: MixturePair | OppositePair) -> float:
 
 
 def log_moments(pair: MixturePair | OppositePair, direction: Direction, c: Array) -> Array:
-    """K(c) for an ascending vector of c > 0 by one shared trapezoid rule; +inf where the grid would be too long.
+    """Upper bounds on K(c) for an ascending vector of c > 0 by one shared trapezoid rule; +inf where its grid would be
+    too long.
 
-    The rule's relative error is below 1e-14 (analytic in a strip, see :mod:`quietsum.privacy.contour`).
+    The bounds exceed K by the rule's error (analytic in a strip, see :mod:`quietsum.privacy.contour`) and by
+    rounding, some 1e-14 together.
     """
-    size = pair.size if isinstance(pair, MixturePair) else 1
-    variance = pair.sigma**2
     values = np.full(c.shape, np.inf)
-    strip = min(6 * pair.sigma, 0.9 * math.pi * variance / size)
     usable = c.size
-    while usable > 0:
+    while True:
+        if usable <= 0:
+            return values
         top = float(c[usable - 1])
-        low, high = _window(pair, direction, top)
-        high = max(high, 10 * pair.sigma)
-        low = min(low, -10 * pair.sigma)
-        d = strip
-        growth = d * d / (2 * variance)
+        low, high = window(pair, direction, top)
+        strip = min(6 * pair.sigma, 0.9 * ceiling(pair))
         if direction is Direction.ADD or isinstance(pair, OppositePair):
-            d = min(d, variance / size * math.sqrt(80 / max(top, 1.0)))
-            growth = d * d / (2 * variance) - top * math.log(math.cos(size * d / (2 * variance)))
-        step = 2 * math.pi * d / (34 + growth)
-        points = int((high - low) / step) + 2
-        if points <= _MOST_POINTS:
+            strip = min(strip, ceiling(pair) / math.pi * math.sqrt(80 / max(top, 1.0)))
+        length = 2 * math.pi * strip / (_DIGITS + growth(pair, direction, top, strip))
+        # One window for all: peaks move from 0 to that of the largest c.
+        low, high = min(low, -10 * pair.sigma), max(high, 10 * pair.sigma)
+        if (points := (high - low) / length) < _MOST_POINTS:
             break
         usable -= 1 + int(2 * math.log2(points / _MOST_POINTS))
-    if usable <= 0:
-        return values
-    x = low + step * np.arange(points)
-    _, log_m, _ = log_ratio(pair, x, 0.0)
+    x, step = grid(low, high, length)
+    variance = pair.sigma**2
+    noise, log_m, _ = log_ratio(pair, x, 0.0)
     base = x * x / (-2 * variance)
     if isinstance(pair, OppositePair):
-        _, log_back, _ = log_ratio(pair, -x, 0.0)
-        exponent = np.multiply.outer(c[:usable], log_m - log_back) + (base + log_m)
+        noise_back, log_back, _ = log_ratio(pair, -x, 0.0)
+        slope, base_plus, noise = log_m - log_back, base + log_m, noise + noise_back + 8 * np.abs(log_back)
     elif direction is Direction.REMOVE:
-        exponent = np.multiply.outer(c[:usable] + 1, log_m) + base
+        slope, base_plus = log_m, base + log_m
     else:
-        exponent = np.multiply.outer(-c[:usable], log_m) + base
+        slope, base_plus = -log_m, base
+    exponent = np.multiply.outer(c[:usable], slope) + base_plus
     peak = exponent.max(axis=1)
     exponent -= peak[:, None]
     np.exp(exponent, out=exponent)
-    total = np.log(exponent.sum(axis=1)) + peak + math.log(step / math.sqrt(2 * math.pi * variance))
-    values[:usable] = np.maximum(total, 0.0)  # K ≥ 0: convex with K(0) = K(−1) = 0
+    mass = exponent.sum(axis=1)
+    total = np.log(mass) + peak + math.log(step / math.sqrt(2 * math.pi * variance))
+    # What rounding may have taken: of the exponents, on average over the mass, and of the sum.
+    errors = exponent @ np.stack([-16 * base, noise + 8 * np.abs(log_m)], axis=1) / mass[:, None]
+    rounding = errors[:, 0] + (c[:usable] + 1) * errors[:, 1] + x.size + 8 * (np.abs(peak) + np.abs(total)) + 100
+    values[:usable] = np.maximum(total + 1.01 * ROUNDING * rounding + 4e-15, 0.0)  # K ≥ 0: convex with K(0) = K(−1) = 0
     return values
 
 
@@ -78,7 +81,7 @@ def log_moments(pair: MixturePair | OppositePair, direction: Direction, c: Array
 def ladder_moments(pair: Pair, direction: Direction) -> Array:
     """K on :data:`LADDER`; +inf beyond the c that can matter for this pair."""
     if isinstance(pair, GaussianPair):
-        return LADDER * (LADDER + 1) / (2 * pair.sigma**2)
+        return _gaussian(pair, LADDER)
     assert isinstance(pair, MixturePair | OppositePair)
     values = np.full(LADDER.shape, np.inf)
     usable = int(np.searchsorted(LADDER, _reach_of(pair), side="right"))
@@ -91,6 +94,10 @@ def step_moments(pair: Pair, direction: Direction, rung: int) -> Array:
     """K at LADDER[rung] · STEPS."""
     c = float(LADDER[rung]) * STEPS
     if isinstance(pair, GaussianPair):
-        return np.asarray(c * (c + 1) / (2 * pair.sigma**2))
+        return _gaussian(pair, c)
     assert isinstance(pair, MixturePair | OppositePair)
     return log_moments(pair, direction, c)
+
+
+def _gaussian(pair: GaussianPair, c: Array) -> Array:
+    return np.asarray(c * (c + 1) / (2 * pair.sigma**2) * (1 + 1e-15))

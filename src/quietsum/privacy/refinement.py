@@ -15,6 +15,7 @@ from fractions import Fraction
 from typing import Protocol, final
 
 import numpy as np
+import numpy.typing as npt
 
 from quietsum.privacy.convolution import LossSum, sum_losses
 from quietsum.privacy.gridlaws import SNAP, GridLaw, dominating_law, dots, edge_index, log_sum, merged_law
@@ -24,8 +25,9 @@ from quietsum.privacy.pairs import Pair
 __all__ = ["AtDelta", "AtEpsilon", "Bounds", "Question", "refine"]
 
 _SLACK = math.log(1e-7)  # what window and truncation may add to δ, as a share of it
-_TILTS = 2.0 ** (np.arange(-14, 41) / 2)
-_ORDERS = np.concatenate([-(2.0 ** (np.arange(16, -15, -1) / 2)), [0.0], _TILTS])
+_TRIM = math.log(1e-5)  # what the far tail of single losses may add
+_TILTS = 2.0 ** (np.arange(-21, 61) / 3)
+_ORDERS = np.concatenate([-(2.0 ** np.arange(8, -8, -1)), [0.0], _TILTS])
 
 
 @final
@@ -41,18 +43,29 @@ class Bounds:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outline:
-    """One pair seen coarsely: losses with log-masses, moments at ``_ORDERS``, how often it is used, and its lattice."""
+    """One pair seen coarsely: losses with log-masses, how often it is used, and its lattice."""
 
     pair: Pair
     count: int
     loss: Array
     log_mass: Array
-    log_moment: Array
     lattice: tuple[float, float, bool] | None
 
     def weights(self, tilt: float) -> Array:
         exponent = self.log_mass + tilt * self.loss
         return np.asarray(np.exp(exponent - log_sum(exponent)))
+
+    def trimmed(self, log_delta: float) -> _Outline:
+        """Without the largest losses, whose mass, over all steps, is negligible against δ; a heavy tail spoils moments."""
+        tail = np.cumsum(np.exp(self.log_mass[::-1]))
+        kept = len(tail) - int(np.searchsorted(tail, math.exp(log_delta + _TRIM) / self.count))
+        return dataclasses.replace(self, loss=self.loss[:kept], log_mass=self.log_mass[:kept])
+
+    def log_moment(self) -> Array:
+        """log E[e^{order · L}] at all ``_ORDERS``."""
+        exponents = self.log_mass + _ORDERS[:, None] * self.loss
+        top = exponents.max(axis=1, keepdims=True)
+        return np.asarray(top[:, 0] + np.log(np.exp(exponents - top).sum(axis=1)))
 
 
 @final
@@ -60,11 +73,12 @@ class _Outline:
 class _Plan:
     """A tilt, the window of the sum that a question needs, and the orders whose moments bound what lies outside.
 
-    ``focus`` is the tilt of the best Rényi bound.
+    ``lenses`` are tilts (this one and that of the best Rényi bound) with log(e^{K − tilt·ε} / δ): a share of mass, seen
+    through a lens, is worth that much more as a share of δ.
     """
 
     tilt: float
-    focus: float
+    lenses: tuple[tuple[float, float], ...]
     orders: tuple[float, float]
     low: float
     high: float
@@ -77,8 +91,8 @@ class Question(Protocol):
         """How many standard deviations of a single loss can matter."""
         ...
 
-    def guess(self, log_moment: Array) -> tuple[float, float]:
-        """(ε, log δ), roughly, from moments at the ladder of tilts."""
+    def guess(self, outlines: list[_Outline]) -> tuple[float, float]:
+        """(ε, log δ), roughly."""
         ...
 
     def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
@@ -97,25 +111,26 @@ class Question(Protocol):
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class AtDelta:
-    """ε at ``delta``, to within tolerance · max(1, ε). ``log_spare`` is log δ less the mass at infinity."""
+    """ε at ``delta``, to within tolerance · max(1, ε). ``log_delta`` is the log of δ less the mass at infinity."""
 
     delta: float
     tolerance: float
-    log_spare: float
+    log_delta: float
 
     def reach(self, steps: int) -> float:
-        return min(38.0, math.sqrt(2 * (math.log(steps) - self.log_spare - _SLACK)) + 2)
+        return min(38.0, math.sqrt(2 * (math.log(steps) - self.log_delta - _SLACK)) + 2)
 
-    def guess(self, log_moment: Array) -> tuple[float, float]:
+    def guess(self, outlines: list[_Outline]) -> tuple[float, float]:
         order = _TILTS + 1
-        renyi = (log_moment - self.log_spare - np.log(order)) / _TILTS + np.log(_TILTS / order)
-        return 0.8 * max(0.0, float(renyi.min())), self.log_spare
+        log_moment = _total_moment([outline.trimmed(self.log_delta) for outline in outlines])
+        renyi = (log_moment[-len(_TILTS) :] - self.log_delta - np.log(order)) / _TILTS + np.log(_TILTS / order)
+        return 0.8 * max(0.0, float(renyi.min())), self.log_delta
 
     def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
         return max(0.0, lower.lower_epsilon(self.delta) - shift), upper.upper_epsilon(self.delta)
 
     def narrowed(self, lower: float, upper: float, guess: tuple[float, float]) -> tuple[float, float]:
-        return (lower if lower > 0 else min(guess[0], upper) / 2), self.log_spare
+        return (lower if lower > 0 else min(guess[0], upper) / 2), self.log_delta
 
     def excess(self, lower: float, upper: float) -> float:
         return (upper - lower) / (self.tolerance * max(1.0, upper)) if math.isfinite(upper) else math.inf
@@ -132,8 +147,20 @@ class AtEpsilon:
     def reach(self, steps: int) -> float:
         return 38.0
 
-    def guess(self, log_moment: Array) -> tuple[float, float]:
-        return self.epsilon, min(0.0, float((log_moment - _TILTS * self.epsilon).min())) - 8
+    def guess(self, outlines: list[_Outline]) -> tuple[float, float]:
+        """Between what one step alone reveals and a Chernoff bound, from moments of outlines trimmed to fit."""
+        alone = max(
+            log_sum(outline.log_mass + np.log(-np.expm1(np.minimum(self.epsilon - outline.loss, -1e-300))))
+            for outline in outlines
+        )
+        log_delta = 0.0
+        for _ in range(6):
+            log_moment = _total_moment([outline.trimmed(log_delta) for outline in outlines])
+            chernoff = float((log_moment[-len(_TILTS) :] - _TILTS * self.epsilon).min())
+            log_delta, before = max(alone - 2, min(0.0, chernoff) - 8, -690.0), log_delta
+            if before - log_delta < 2:
+                break
+        return self.epsilon, log_delta
 
     def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
         return lower.lower_delta(self.epsilon + shift), upper.upper_delta(self.epsilon)
@@ -162,14 +189,15 @@ def refine(
     direction can no longer be the worse one.
     """
     steps = sum(counts.values())
-    reach, points = question.reach(steps), 1025 if len(counts) <= 8 else 257
-    outlines = [_outline(pair, count, direction, reach, points) for pair, count in counts.items()]
-    log_moment = np.sum([outline.count * outline.log_moment for outline in outlines], axis=0)
-    guess = question.guess(log_moment[-len(_TILTS) :])
-    unit, exact = _common_unit(outlines)
-    best = Bounds(0.0, math.inf, 0.0)
-    step = spacing or 0.0
+    reach, points = question.reach(steps), 513 if len(counts) <= 8 else 129
+    whole = [_outline(pair, count, direction, reach, points) for pair, count in counts.items()]
+    guess, trimmed_for = question.guess(whole), math.nan
+    unit, exact = _common_unit(whole)
+    best, step, before = Bounds(0.0, math.inf, 0.0), spacing or 0.0, math.inf
     for attempt in range(8):
+        if trimmed_for != guess[1]:
+            outlines, trimmed_for = [outline.trimmed(guess[1]) for outline in whole], guess[1]
+            log_moment = _total_moment(outlines)
         plan = _plan(log_moment, steps, *guess)
         extent = plan.high - plan.low
         finest = extent / max_points * 1.01
@@ -180,20 +208,22 @@ def refine(
         best = Bounds(max(best.lower, lower), min(best.upper, upper), step)
         excess = question.excess(best.lower, best.upper)
         guess = question.narrowed(best.lower, best.upper, guess)
-        if excess <= 1 or best.upper <= at_least or (attempt and step <= 1.3 * finest) or (spacing and attempt):
+        no_better = attempt > 1 and excess > 0.9 * before
+        if excess <= 1 or best.upper <= at_least or no_better or (attempt and step <= 1.3 * finest):
             break
-        step *= min(0.7, max(1 / 24, math.sqrt(0.7 / excess)))
+        step, before = step * min(0.7, max(1 / 24, math.sqrt(0.7 / excess))) if spacing is None else spacing, excess
     return best
+
+
+def _total_moment(outlines: list[_Outline]) -> Array:
+    return np.asarray(np.sum([outline.count * outline.log_moment() for outline in outlines], axis=0))
 
 
 def _outline(pair: Pair, count: int, direction: Direction, reach: float, points: int) -> _Outline:
     losses = loss_points(pair, direction, reach=reach, count=points)
     mass, _, _ = dots(pair, direction, losses)
     losses, log_mass = losses[mass > 0], np.log(mass[mass > 0])
-    exponents = log_mass + _ORDERS[:, None] * losses
-    top = exponents.max(axis=1, keepdims=True)
-    log_moment = top[:, 0] + np.log(np.exp(exponents - top).sum(axis=1))
-    return _Outline(pair, count, losses, log_mass, log_moment, loss_lattice(pair, direction))
+    return _Outline(pair, count, losses, log_mass, loss_lattice(pair, direction))
 
 
 def _plan(log_moment: Array, steps: int, epsilon: float, log_delta: float) -> _Plan:
@@ -209,12 +239,15 @@ def _plan(log_moment: Array, steps: int, epsilon: float, log_delta: float) -> _P
         reached = (log_moment - (floor + epsilon * _TILTS)[:, None]) / np.abs(gap)
     reached_up, reached_down = np.where(gap > 0, reached, np.inf), np.where(gap < 0, -reached, -np.inf)
     high, low = np.maximum(reached_up.min(axis=1), epsilon), np.minimum(reached_down.max(axis=1), epsilon)
+    high = np.maximum(high, low + 1e-9)
     exponent = moments - _TILTS * epsilon - log_delta
-    focus = float(_TILTS[np.argmin(exponent)])
-    cost = np.log(high - low) + 0.3 * np.maximum(0.0, exponent - 20 + math.log(steps)) + 0.1 * np.abs(np.log(_TILTS / focus))
+    focus = int(np.argmin(exponent))
+    cost = np.log(high - low) + 0.3 * np.maximum(0.0, exponent - 20 + math.log(steps))
+    cost += 0.1 * np.abs(np.log(_TILTS / _TILTS[focus]))
     best = int(np.argmin(cost[:-1]))  # the last rung has no order above it
     orders = float(_ORDERS[np.argmin(reached_up[best])]), float(_ORDERS[np.argmax(reached_down[best])])
-    return _Plan(float(_TILTS[best]), focus, orders, float(low[best]), float(high[best]))
+    lenses = tuple((float(_TILTS[at]), float(exponent[at])) for at in {best, focus})
+    return _Plan(float(_TILTS[best]), lenses, orders, float(low[best]), float(high[best]))
 
 
 def _first_step(outlines: list[_Outline], plan: _Plan, question: Question, epsilon: float, extent: float) -> float:
@@ -261,7 +294,7 @@ def _evaluate(
     aligned = unit > 0 and abs(unit / step - round(unit / step)) < 1e-9
     for outline in outlines:
         offset = outline.lattice[0] if outline.lattice and aligned else 0.0
-        index = _edges(outline, plan, step, offset, guess[1])
+        index = _edges(outline, plan, step, offset)
         law = dominating_law(outline.pair, direction, spacing=step, offset=offset, index=index)
         atoms = outline.lattice[:2] if outline.lattice and not outline.lattice[2] else ()
         merged, lost = merged_law(
@@ -273,8 +306,11 @@ def _evaluate(
         spread = 4 * step * math.sqrt(outline.count) < outline.count * lost
         better.append((dataclasses.replace(law, infinite=merged.infinite) if spread else merged, outline.count))
     points = _fast_length((plan.high - plan.low) / step + 2)
+    floor = 0.999 * guess[0] if dict(plan.lenses)[plan.tilt] > 20 and guess[0] > 0 else -math.inf
     sums = [
-        sum_losses(laws, tilt=plan.tilt, orders=plan.orders, start=_start(laws, plan, step), points=points)
+        sum_losses(
+            laws, tilt=plan.tilt, orders=plan.orders, start=_start(laws, plan, step), points=points, floor=floor
+        )
         for laws in (worse, better)
     ]
     shift, log_error = _spread(better, plan.tilt, guess[1] - math.log(1e3) + plan.tilt * guess[0])
@@ -294,26 +330,24 @@ def _fast_length(points: float) -> int:
     return 3 * power // 4 if 3 * power // 4 >= points else power
 
 
-def _edges(outline: _Outline, plan: _Plan, step: float, offset: float, log_delta: float) -> np.ndarray:
-    """Grid points to cut one pair's loss at: all where its tilted mass is, few in the tails, none where nothing counts."""
-    low = high = math.nan
-    for tilt in {plan.tilt, plan.focus}:
+def _edges(outline: _Outline, plan: _Plan, step: float, offset: float) -> npt.NDArray[np.int64]:
+    """Grid points to cut one pair's loss at: all where it matters for δ, ever fewer beyond, none where nothing counts."""
+    loss, last = outline.loss, len(outline.loss) - 1
+    low, high, bottom = -math.inf, math.inf, -math.inf
+    for tilt, excess in plan.lenses:
         weights = outline.weights(tilt)
-        below, above = np.cumsum(weights), np.cumsum(weights[::-1])[::-1]
-        share = min(1e-3, max(1e-9, 1e-5 / (outline.count * step)))
-        low = np.fmin(low, outline.loss[max(0, int(np.searchsorted(below, share)) - 1)])
-        high = np.fmax(high, outline.loss[min(len(above) - 1, len(above) - int(np.searchsorted(above[::-1], share)))])
-    weights = outline.weights(plan.tilt)
-    nothing = 1e-10 / outline.count
-    bottom = outline.loss[max(0, int(np.searchsorted(np.cumsum(weights), nothing)) - 1)]
-    tail = np.cumsum(np.exp(outline.log_mass[::-1]))[::-1] / math.exp(log_delta + _SLACK)
-    tail = np.maximum(tail, 0 * tail)
-    top = outline.loss[min(len(tail) - 1, int(np.count_nonzero(tail * outline.count > 1)))]
-    core, reach = (low, high), (min(bottom, low), max(top, high))
-    as_index = [(math.floor((a - offset) / step) - 1, math.ceil((b - offset) / step) + 1) for a, b in (core, reach)]
-    if outline.lattice is not None:
-        return edge_index(as_index[1], as_index[1])
-    return edge_index(as_index[0], as_index[1])
+        below, above = np.cumsum(weights), np.cumsum(weights[::-1])
+        worth = math.exp(min(0.0, -excess))
+        share = worth * min(1e-3, max(1e-9, 1e-5 / (outline.count * step)))
+        low = max(low, float(loss[max(0, int(np.searchsorted(below, share)) - 1)]))
+        high = min(high, float(loss[min(last, last + 1 - int(np.searchsorted(above, share)))]))
+        bottom = max(bottom, float(loss[max(0, int(np.searchsorted(below, 1e-9 * worth / outline.count)) - 1)]))
+    reach = min(bottom, low), float(loss[-1])
+    core = reach if outline.lattice is not None else (low, max(low, high))
+    (low_core, high_core), (low_reach, high_reach) = (
+        (math.floor((a - offset) / step) - 1, math.ceil((b - offset) / step) + 1) for a, b in (core, reach)
+    )
+    return edge_index((low_core, high_core), (low_reach, high_reach))
 
 
 def _spread(laws: list[tuple[GridLaw, int]], tilt: float, log_allowed: float) -> tuple[float, float]:
