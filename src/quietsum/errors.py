@@ -61,10 +61,11 @@ class BudgetExhausted(QuietsumError):
 
 def finite_number(parameter: str, value: object, remedy: str = "pass a finite number") -> float:
     """``value`` as a float, or an :class:`InvalidParameter` when it is no finite real number."""
-    if isinstance(value, bool) or not hasattr(value, "__float__"):
+    kind = getattr(getattr(value, "dtype", None), "kind", "")  # numpy's bool and complex convert all too willingly
+    if isinstance(value, bool) or kind in ("b", "c") or not hasattr(value, "__float__"):
         raise InvalidParameter(parameter, value, "is not a number", remedy)
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise InvalidParameter(parameter, value, "is not a number", remedy) from None
     if not math.isfinite(number):

@@ -54,3 +54,14 @@ def test_the_formula_of_older_documents_reports_less_than_the_truth() -> None:
         older = older_formula(noise_multiplier=1.0, sample_rate=0.1, steps=steps, delta=1e-5)
         assert older == pytest.approx(claim, abs=0.01)
         assert older < ExactAccountant().compose(event, steps).epsilon(delta=1e-5).epsilon_lower
+
+
+def test_the_picture_in_the_documentation_is_the_one_it_draws(tmp_path: Path) -> None:
+    picture = Path(__file__).parents[2] / "docs" / "_static" / "history.svg"
+    run(str(tmp_path / "history.svg"))
+    space = "{http://www.w3.org/2000/svg}"
+    drawn, shown = (ElementTree.parse(path).getroot() for path in (tmp_path / "history.svg", picture))
+    assert drawn.findtext(f"{space}desc") == shown.findtext(f"{space}desc")
+    assert [text.text for text in drawn.findall(f"{space}text")] == [
+        text.text for text in shown.findall(f"{space}text")
+    ]

@@ -53,6 +53,7 @@ def changed(**changes: str) -> tuple[str, ...]:
         ({"steps": "1.5"}, "--steps"),
         ({"steps": "many"}, "many"),
         ({"group": "0"}, "group = 0"),
+        ({"group": "1000000000000"}, "group = 1000000000000"),
         ({"sampling": "sometimes"}, "sometimes"),
         ({"mechanism": "magic"}, "magic"),
         ({"mechanism": "pure"}, "step_epsilon"),
@@ -68,6 +69,24 @@ def test_a_bad_value_is_named_with_exit_code_2(changes: dict[str, str], named: s
     assert result.stderr.startswith("error: ")
     assert named in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("noise", ["1e300", "1e-300"])
+@pytest.mark.parametrize("command", ["spend", "curve"])
+def test_absurd_noise_is_refused(command: str, noise: str) -> None:
+    result = invoke(command, *changed(noise_multiplier=noise))
+    assert result.exit_code == 2
+    assert "noise_multiplier = 1e" in result.stderr
+
+
+def test_numbers_beyond_a_computer_end_as_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*_: object, **__: object) -> None:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr("quietsum.cli.spend.account", overflow)
+    result = invoke("spend", *RUN)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+    assert "too large" in result.stderr
 
 
 @pytest.mark.parametrize("missing", ["--noise-multiplier", "--sample-rate", "--steps", "--delta"])

@@ -64,6 +64,10 @@ class Commands(TyperGroup):
             code = _refuse(f"{error.format_message()} Try '{where} --help'.")
         except click.ClickException as error:
             code = _refuse(error.format_message())
+        except (ArithmeticError, MemoryError) as error:
+            code = _refuse(
+                f"these numbers lead beyond what a computer can hold ({error}); check noise, steps and group"
+            )
         except (click.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         except BrokenPipeError:  # the reader has left, as `| head` does

@@ -12,7 +12,7 @@ import typer
 from quietsum.charts import Chart, Series, save, show
 from quietsum.cli import options as opt
 from quietsum.cli.account import Answer, account
-from quietsum.cli.describe import MOST_STEPS, choose_neighbours, mechanism_event, sampled_charge
+from quietsum.cli.describe import MOST_STEPS, choose_neighbours, group_size, mechanism_event, sampled_charge
 from quietsum.cli.output import print_json, print_next
 from quietsum.errors import InvalidParameter, open_probability, positive, probability, whole_number
 from quietsum.privacy.units import Neighbours
@@ -105,7 +105,7 @@ def curve(
         delta=delta,
         sampling=how,
         neighbours=choose_neighbours(neighbours, [how]),
-        group=whole_number("group", group, 1),
+        group=group_size(group),
     )
     if over is Over.RATE and how is opt.Sampling.NONE:
         raise InvalidParameter("over", "rate", "contradicts sampling none", "choose poisson or fixed")

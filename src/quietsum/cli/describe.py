@@ -10,10 +10,13 @@ from quietsum.errors import InvalidParameter, positive, probability, whole_numbe
 from quietsum.privacy import events as ev
 from quietsum.privacy.units import Neighbours
 
-__all__ = ["MOST_STEPS", "choose_neighbours", "mechanism_event", "sampled_charge"]
+__all__ = ["MOST_STEPS", "choose_neighbours", "group_size", "mechanism_event", "sampled_charge"]
 
 MOST_STEPS = 10**12
 """More steps than any training takes; beyond it a number is a typing error."""
+
+_MOST_RECORDS = 1000
+_LEAST_NOISE, _MOST_NOISE = 1e-5, 1e9
 
 _RATE = "pass batch_size / dataset_size, or --sampling none when every record is in every step"
 
@@ -36,6 +39,12 @@ def mechanism_event(
     value = given[needed]
     if value is None:
         raise InvalidParameter(needed, None, "is missing", f"{mechanism} needs it")
+    if needed == "noise_multiplier" and 0 < value < _LEAST_NOISE:
+        raise InvalidParameter(needed, value, "hides nothing, ε would be infinite", "calibrate it: quietsum calibrate")
+    if needed == "noise_multiplier" and _MOST_NOISE < value < math.inf:
+        raise InvalidParameter(
+            needed, value, f"is more than {_MOST_NOISE:.0e}", "check it; nothing but noise would be left"
+        )
     match mechanism:
         case Mechanism.GAUSSIAN:
             return ev.Gaussian(noise_multiplier=value)
@@ -75,6 +84,16 @@ def sampled_charge(
         return ev.FixedSizeSampled(rate=rate, event=event), steps
     batches = math.ceil(1 / rate - 1e-9) if rate * MOST_STEPS >= 1 else MOST_STEPS
     return ev.Shuffled(batches=batches, event=event), math.ceil(steps / batches)
+
+
+def group_size(value: int) -> int:
+    """``--group``: up to how many records belong to one person."""
+    size = whole_number("group", value, 1)
+    if size > _MOST_RECORDS:
+        raise InvalidParameter(
+            "group", value, f"is more than {_MOST_RECORDS}", "protect the whole client instead: add noise to its update"
+        )
+    return size
 
 
 def choose_neighbours(stated: Neighbours | None, samplings: Iterable[Sampling]) -> Neighbours:

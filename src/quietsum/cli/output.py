@@ -121,7 +121,7 @@ def _attack(guarantee: Guarantee, accountant: Accountant | None) -> tuple[float,
     if accountant is not None and guarantee.epsilon < 100:
         advantage = min(advantage, attacker_advantage(accountant))
         quick = guarantee.certified  # a contour or a closed form; distributions take longer
-        deltas = (0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4, 1e-5) if quick else (0.01, 1e-3)
+        deltas = (0.9, 0.7, 0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4) if quick else (0.3, 0.01, 1e-3)
         lines += [accountant.epsilon(delta=delta) for delta in deltas]
     return 50 * (1 + advantage), 100 * min(true_positive_rate(line, 0.001) for line in lines)
 

@@ -9,9 +9,9 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.account import Answer, account
-from quietsum.cli.describe import choose_neighbours, mechanism_event, sampled_charge
+from quietsum.cli.describe import choose_neighbours, group_size, mechanism_event, sampled_charge
 from quietsum.cli.output import bounds, console, facts, figure, meaning, print_json, print_next, renyi_line
-from quietsum.errors import InvalidParameter, open_probability, whole_number
+from quietsum.errors import InvalidParameter, open_probability
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def spend(
     hold disjoint records, so the worst party counts.
     """
     open_probability("delta", delta)
-    whole_number("group", group, 1)
-    single = {
+    group_size(group)
+    single: dict[str, object] = {
         "noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "steps": steps, "sampling": sampling,
         "keep_probability": keep_probability, "step_epsilon": step_epsilon,
     }  # fmt: skip
@@ -160,7 +160,8 @@ def _spend_history(path: str, delta: float, neighbours: Neighbours | None, group
         return
     screen = console()
     for answer, parties in answers:
-        _show(screen, answer, f"what {len(rows)} rows cost per {answer.guarantee.whom}")
+        count = len(by_level["user" if answer.guarantee.unit is PrivacyUnit.CLIENT else "sample"])
+        _show(screen, answer, f"what {count} row{'s' if count > 1 else ''} cost per {answer.guarantee.whom}")
         if parties:
             _show_parties(screen, parties)
     if len(answers) == 2:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 __all__ = ["PrivacyAccountant", "RoundCharge", "get_privacy_spent"]
 
 STATE_VERSION = 1
+_NOISE = "without noise nothing is private; leave the charge out"
 
 
 def get_privacy_spent(
@@ -69,10 +71,14 @@ class RoundCharge:
     party: str | None = None
 
     def __post_init__(self) -> None:
-        whole_number("round_num", self.round_num)
-        positive("noise_multiplier", self.noise_multiplier, "without noise nothing is private; leave the charge out")
-        probability("sample_rate", self.sample_rate)
-        whole_number("steps", self.steps)
+        values = {  # plain Python numbers, so that a numpy scalar survives the way through JSON
+            "round_num": int(whole_number("round_num", self.round_num)),
+            "noise_multiplier": positive("noise_multiplier", self.noise_multiplier, _NOISE),
+            "sample_rate": probability("sample_rate", self.sample_rate),
+            "steps": int(whole_number("steps", self.steps)),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         if self.party is not None and not (isinstance(self.party, str) and self.party):
             raise InvalidParameter("party", self.party, "is no name", "pass a non-empty string, or leave it out")
 
@@ -139,6 +145,7 @@ class PrivacyAccountant:
         self._everyone = self._new(PrivacyUnit.RECORD)
         self._parties: dict[str, ExactAccountant | RenyiAccountant] = {}
         self._clients = self._new(PrivacyUnit.CLIENT)
+        self._last_rounds: dict[str | None, list[RoundCharge]] = {}
         self._last_steps = 1
 
     def _new(self, unit: PrivacyUnit) -> ExactAccountant | RenyiAccountant:
@@ -199,6 +206,10 @@ class PrivacyAccountant:
                 self._parties[charge.party] = self._everyone.copy()
             self._parties[charge.party].compose(charge.event, charge.steps)
         self._sample.append(charge)
+        last = self._last_rounds.setdefault(charge.party, [])
+        if last and last[-1].round_num != charge.round_num:
+            last.clear()
+        last.append(charge)
 
     def step(self, num_steps: int = 1) -> tuple[float, float]:
         """Record ``num_steps`` steps of the plain loop; returns (ε, δ) spent so far."""
@@ -237,11 +248,23 @@ class PrivacyAccountant:
         """The record-level guarantee of one party."""
         if party not in self._parties:
             raise InvalidParameter("party", party, "has no charges", f"known parties: {', '.join(self._parties) or 'none'}")
-        return self._parties[party].epsilon(delta=self.target_delta)
+        return self._ask(self._parties[party])
+
+    def _ask(self, accountant: ExactAccountant | RenyiAccountant) -> Guarantee:
+        """What was composed decides the answer to the last bit, and not what was asked in between.
+
+        An exact accountant keeps running sums, whose rounding depends on when it was asked; a fresh one over the same
+        history starts from merged counts. So a resumed run continues with exactly the same numbers.
+        """
+        if isinstance(accountant, ExactAccountant):
+            history = accountant.history
+            accountant = self._new(history.unit)
+            accountant.history = history
+        return accountant.epsilon(delta=self.target_delta)
 
     def _worst(self) -> Guarantee:
         accountants = list(self._parties.values()) or [self._everyone]
-        return max((a.epsilon(delta=self.target_delta) for a in accountants), key=lambda g: g.epsilon)
+        return max(map(self._ask, accountants), key=lambda guarantee: guarantee.epsilon)
 
     def get_cumulative_sample_epsilon(self) -> float:
         """ε per record, of the worst party."""
@@ -249,7 +272,7 @@ class PrivacyAccountant:
 
     def get_cumulative_user_epsilon(self) -> float:
         """ε per client."""
-        return self._clients.epsilon(delta=self.target_delta).epsilon
+        return self._ask(self._clients).epsilon
 
     def get_epsilon(self) -> float:
         """ε per record spent so far."""
@@ -262,7 +285,7 @@ class PrivacyAccountant:
     def guarantees(self) -> tuple[Guarantee, ...]:
         """One guarantee a unit that was charged: records (worst party), clients. A list, never a sum."""
         found = [self._worst()] if self._sample else []
-        return (*found, self._clients.epsilon(delta=self.target_delta)) if self._user else tuple(found)
+        return (*found, self._ask(self._clients)) if self._user else tuple(found)
 
     # --------------------------------------------------------------------------------------- budget
 
@@ -280,10 +303,14 @@ class PrivacyAccountant:
             raise InvalidParameter("unit", unit, "has no budget here", "use PrivacyUnit.RECORD or PrivacyUnit.CLIENT")
         if limit is None:
             raise InvalidParameter(name, None, "is not set, so nothing can exceed it", f"construct PrivacyAccountant({name}=...)")
-        return any(
-            accountant.copy().compose(event, times).epsilon(delta=self.target_delta).epsilon > limit
-            for accountant in accountants
-        )
+        return any(self._projected(accountant, [(event, times)]) > limit for accountant in accountants)
+
+    def _projected(self, accountant: ExactAccountant | RenyiAccountant, more: list[tuple[PrivacyEvent, int]]) -> float:
+        """ε of ``accountant`` after ``more``; nothing is recorded."""
+        future = accountant.copy()
+        for event, times in more:
+            future.compose(event, times)
+        return self._ask(future).epsilon
 
     def is_budget_exceeded(self) -> bool:
         """Whether more than the budget has been spent already."""
@@ -291,17 +318,28 @@ class PrivacyAccountant:
         return any(limit is not None and spent() > limit for limit, spent in limits)
 
     def is_budget_exhausted(self) -> bool:
-        """Whether another step (or round) like the last one would exceed a budget. Ask before it runs."""
+        """Whether another step, or another round like the last one of any party, would exceed a budget. Ask before it runs."""
         if self.is_budget_exceeded():
             return True
-        last = self._step if self._step is not None else (self._sample[-1] if self._sample else None)
-        if self.max_epsilon is not None and last is not None:
-            steps = self._last_steps if self._step is not None else last.steps
-            if self.would_exceed(last.event, steps, party=last.party):
-                return True
+        if self.max_epsilon is not None:
+            for party in self._parties or (None,):
+                accountant = self._everyone if party is None else self._parties[party]
+                if self._projected(accountant, self._next_round(party)) > self.max_epsilon:
+                    return True
         if self.max_epsilon_user is not None and self._user:
-            return self.would_exceed(self._user[-1].event, self._user[-1].steps, unit=PrivacyUnit.CLIENT)
+            newest = self._user[-1].round_num
+            again = list(itertools.takewhile(lambda charge: charge.round_num == newest, reversed(self._user)))
+            return self._projected(self._clients, [(c.event, c.steps) for c in again]) > self.max_epsilon_user
         return False
+
+    def _next_round(self, party: str | None) -> list[tuple[PrivacyEvent, int]]:
+        """What the last round in which ``party`` took part asked of it; in a plain loop, the last call of step()."""
+        if self._step is not None:
+            return [(self._step.event, self._last_steps)]
+        names = (None,) if party is None else (None, party)
+        charges = [charge for name in names for charge in self._last_rounds.get(name, ())]
+        newest = max((charge.round_num for charge in charges), default=0)
+        return [(charge.event, charge.steps) for charge in charges if charge.round_num == newest]
 
     # ---------------------------------------------------------------------------------------- state
 
@@ -396,6 +434,6 @@ def _restore(state: Mapping[str, Any]) -> PrivacyAccountant:
                 raise CorruptState(f"{name} was saved as {saved} and comes out as {value}; the history is not what it was")
     except CorruptState:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, QuietsumError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, QuietsumError) as error:
         raise CorruptState(f"the accountant's state cannot be read: {error!r}") from None
     return fresh

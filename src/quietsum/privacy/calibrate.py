@@ -13,7 +13,7 @@ from collections.abc import Callable
 from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.renyi import RenyiAccountant
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
@@ -29,7 +29,8 @@ __all__ = [
 ]
 
 _CLOSE = 1e-7  # how far below the target ε may stay, relative
-_MOST_NOISE = 1e7
+_LEAST_NOISE, _MOST_NOISE = 1e-4, 1e7
+_LEAST_RATE = 1e-9
 
 
 def accountant_for(
@@ -79,7 +80,7 @@ def calibrate(
     guess: float,
     accounting: str = "exact",
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
-    lowest: float = 1e-4,
+    lowest: float = _LEAST_NOISE,
     highest: float = _MOST_NOISE,
 ) -> float:
     """The smallest parameter x in [lowest, highest] with ε(make_event(x)) ≤ target_epsilon, ε falling in x.
@@ -93,14 +94,14 @@ def calibrate(
     """
     target = positive("target_epsilon", target_epsilon)
     delta = open_probability("target_delta", target_delta)
+    guess, lowest = positive("guess", guess), positive("lowest", lowest)
+    if positive("highest", highest) < lowest:
+        raise InvalidParameter("highest", highest, f"lies below lowest = {lowest:g}", "swap them")
 
-    def excess(parameter: float) -> float:
-        """ln(ε / target), −inf at ε = 0."""
-        accountant = accountant_for(accounting, neighbours=neighbours).compose(make_event(parameter))
-        epsilon = accountant.epsilon(delta=delta).epsilon
-        return math.log(epsilon / target) if epsilon > 0 else -math.inf
+    def spend(parameter: float) -> Guarantee:
+        return accountant_for(accounting, neighbours=neighbours).compose(make_event(parameter)).epsilon(delta=delta)
 
-    found = _smallest(excess, guess, lowest, highest)
+    found = _smallest(spend, target, guess, lowest, highest)
     if found is None:
         raise QuietsumError(
             f"no noise up to {highest:g} reaches ε = {target:g} at δ = {delta:g}; "
@@ -109,23 +110,44 @@ def calibrate(
     return found
 
 
-def _smallest(excess: Callable[[float], float], guess: float, lowest: float, highest: float) -> float | None:
-    """The smallest x with excess(x) ≤ 0, excess falling: secants in ln x inside a bracket, bisection where they leave it."""
+def _excess(spent: Guarantee, target: float) -> float:
+    """ln(ε / target), −inf at ε = 0; above 0 exactly where ε is above the target."""
+    if spent.epsilon == 0:
+        return -math.inf
+    value = math.log(spent.epsilon / target)
+    return value if (value > 0) == (spent.epsilon > target) else math.copysign(1e-16, spent.epsilon - target)
+
+
+def _close_enough(spent: Guarantee) -> float:
+    """How far below the target ln ε may stay: where the bounds are wide, trying to come closer chases noise."""
+    return max(_CLOSE, spent.gap / spent.epsilon / 2) if spent.epsilon_lower > 0 else _CLOSE
+
+
+def _smallest(
+    spend: Callable[[float], Guarantee], target: float, guess: float, lowest: float, highest: float
+) -> float | None:
+    """The smallest x that spends at most ``target``, spending falling in x: secants in ln x inside a bracket, bisection
+    where they leave it. None where even ``highest`` spends more.
+    """
     bottom, top = math.log(lowest), math.log(highest)
-    low, high = bottom, top  # excess > 0 at low, ≤ 0 at high, once they have been tried
+    low, high = bottom, top  # too much is spent at low, not at high, once they have been tried
     low_tried = high_tried = False
     point = min(max(math.log(guess), bottom), top)
     last_point = last_value = math.nan
+    stride = 1.0
     for _ in range(200):
-        value = excess(math.exp(point))
+        spent = spend(math.exp(point))
+        value = _excess(spent, target)
         if value > 0:
             if point >= top:
                 return None
             low, low_tried = point, True
         else:
             high, high_tried = point, True
-            if value > -_CLOSE or point <= bottom or high - low < 1e-13:
+            if value > -_close_enough(spent) or point <= bottom:
                 break
+        if low_tried and high_tried and high - low < 1e-9:
+            break
         if math.isfinite(last_value) and math.isfinite(value) and value != last_value:
             slope = (value - last_value) / (point - last_point)
         else:
@@ -136,8 +158,42 @@ def _smallest(excess: Callable[[float], float], guess: float, lowest: float, hig
             if low_tried and high_tried:
                 point = (low + high) / 2
             else:
-                point = min(max(last_point + (1.0 if value > 0 else -1.0), bottom), top)
+                point = min(max(last_point + math.copysign(stride, value), bottom), top)
+                stride *= 2
     return math.exp(high) if high_tried else None
+
+
+def _most_steps(spend: Callable[[int], Guarantee], target: float, guess: float, most: int) -> int | None:
+    """The largest number of steps that spends at most ``target``, by secants in ln T; None where ``most`` still fit."""
+    low, high = 0, most + 1  # low fits, high does not
+    point = int(min(max(guess, 1.0), float(most)))
+    tried: list[tuple[int, float]] = []
+    while True:
+        value = _excess(spend(point), target)
+        if value <= 0:
+            low = point
+        else:
+            high = point
+        if low == most:
+            return None
+        if high - low == 1:
+            return low
+        tried.append((point, value))
+        point = _next_steps(tried)
+        if len(tried) % 4 == 0 and low and high <= most:
+            point = (low + high) // 2  # secants that creep are helped along
+        point = min(max(point, low + 1), high - 1)
+
+
+def _next_steps(tried: list[tuple[int, float]]) -> int:
+    """Where the line through the last two points of (ln T, ln ε) meets the target, rounded down."""
+    point, value = tried[-1]
+    slope = 0.6  # ε grows like √T at first, like T later
+    if not math.isfinite(value):
+        return point * 4 if value < 0 else point // 4
+    if len(tried) > 1 and math.isfinite(tried[-2][1]):
+        slope = (value - tried[-2][1]) / math.log(point / tried[-2][0])
+    return int(point * math.exp(min(max(-value / max(slope, 0.05), -4.0), 4.0)))
 
 
 def calibrate_noise(
@@ -176,15 +232,20 @@ def calibrate_noise(
 
 def _central_limit_noise(epsilon: float, delta: float, rate: float, steps: int) -> float:
     """σ for which q √(T (e^{1/σ²} − 1)) is the μ of a Gaussian that costs (ε, δ). A starting point, not a bound."""
-    low, high = 1e-6, 1e6
-    for _ in range(60):
-        middle = math.sqrt(low * high)
-        if high / low < 1.001:
-            break
-        low, high = (middle, high) if gaussian_epsilon(middle, delta) < epsilon else (low, middle)
+    mu = _central_limit_mu(epsilon, delta)
     if rate == 1:
-        return math.sqrt(steps) / low
-    return 1 / math.sqrt(math.log1p((low / rate) ** 2 / steps))
+        return math.sqrt(steps) / mu
+    return 1 / math.sqrt(math.log1p(mu / rate * (mu / rate) / steps)) if mu / rate < 1e150 else _LEAST_NOISE
+
+
+def _central_limit_mu(epsilon: float, delta: float) -> float:
+    """The μ of the Gaussian that costs (ε, δ), roughly; its δ grows with μ."""
+    target = math.log(delta)
+    low, high = 1e-9, 1e6
+    while high / low > 1.0001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if log_gaussian_delta(middle, epsilon) <= target else (low, middle)
+    return low
 
 
 def compute_noise_multiplier(
@@ -210,12 +271,11 @@ def compute_noise_multiplier(
     )
 
 
-def _within(
-    target: float, delta: float, noise: float, rate: float, steps: int, accounting: str, sampling: str, relation: Neighbours
-) -> bool:
+def _spent(
+    delta: float, noise: float, rate: float, steps: int, accounting: str, sampling: str, relation: Neighbours
+) -> Guarantee:
     accountant = accountant_for(accounting, neighbours=relation)
-    guarantee: Guarantee = accountant.compose(_step_event(noise, rate, sampling), steps).epsilon(delta=delta)
-    return guarantee.epsilon <= target
+    return accountant.compose(_step_event(noise, rate, sampling), steps).epsilon(delta=delta)
 
 
 def calibrate_steps(
@@ -238,22 +298,24 @@ def calibrate_steps(
     delta = open_probability("target_delta", target_delta)
     noise = positive("noise_multiplier", noise_multiplier)
     rate = probability("sample_rate", sample_rate)
+    most = whole_number("most", most, 1)
     relation = _relation(neighbours, sampling)
 
-    def fits(steps: int) -> bool:
-        return _within(target, delta, noise, rate, steps, accounting, sampling, relation)
+    def spend(steps: int) -> Guarantee:
+        return _spent(delta, noise, rate, steps, accounting, sampling, relation)
 
-    if not fits(1):
-        return 0
-    low, high = 1, 2
-    while fits(high):
-        if high >= most:
-            raise InvalidParameter("most", most, "steps still fit into the budget", "raise `most`, or train as long as you like")
-        low, high = high, min(2 * high, most)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    each = 1.0 if sampling == "none" else rate
+    cost = each * math.sqrt(_spread(noise)) * (2 if relation is Neighbours.REPLACE_ONE else 1)
+    guess = (_central_limit_mu(target, delta) / cost) ** 2 if cost > 1e-100 else float(most)
+    found = _most_steps(spend, target, guess, most)
+    if found is None:
+        raise InvalidParameter("most", most, "steps still fit into the budget", "raise `most`, or train as long as you like")
+    return found
+
+
+def _spread(noise: float) -> float:
+    """e^{1/σ²} − 1, capped where it would overflow."""
+    return math.expm1(min((1 / noise) * (1 / noise), 600.0))
 
 
 def calibrate_rounds(
@@ -296,17 +358,17 @@ def calibrate_rate(
     steps = whole_number("steps", steps, 1)
     relation = _relation(neighbours, sampling)
 
-    def fits(rate: float) -> bool:
-        return _within(target, delta, noise, rate, steps, accounting, sampling, relation)
+    if sampling == "none":
+        raise InvalidParameter("sampling", sampling, "has no rate to calibrate", "choose 'poisson' or 'fixed'")
 
-    if fits(1.0):
-        return 1.0
-    low, high = 1e-9, 1.0
-    if not fits(low):
+    def spend(inverse: float) -> Guarantee:
+        return _spent(delta, noise, 1 / inverse, steps, accounting, sampling, relation)
+
+    guess = math.sqrt(steps * _spread(noise)) / _central_limit_mu(target, delta)
+    found = _smallest(spend, target, min(max(guess, 1.0), 1 / _LEAST_RATE), 1.0, 1 / _LEAST_RATE)
+    if found is None:
         raise QuietsumError(
-            f"no sample rate down to {low:g} reaches ε = {target:g} at δ = {delta:g} in {steps} steps; add noise or take fewer steps"
+            f"no sample rate down to {_LEAST_RATE:g} reaches ε = {target:g} at δ = {delta:g} in {steps} steps; "
+            "add noise or take fewer steps"
         )
-    while high / low > 1 + 1e-6:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return 1 / found

@@ -19,7 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, final
 
 from quietsum.errors import (
@@ -174,7 +174,9 @@ class Skellam(PrivacyEvent):
         )
         if self.l2_sensitivity > self.l1_sensitivity:
             raise InvalidParameter(
-                "l2_sensitivity", self.l2_sensitivity, f"exceeds l1_sensitivity = {self.l1_sensitivity}",
+                "l2_sensitivity",
+                self.l2_sensitivity,
+                f"exceeds l1_sensitivity = {self.l1_sensitivity}",
                 "an L2 norm is never larger than the L1 norm of the same vector",
             )
 
@@ -184,7 +186,9 @@ class Skellam(PrivacyEvent):
 class RandomizedResponse(PrivacyEvent):
     """Report one's category truthfully with ``keep_probability``, else one of the others evenly.
 
-    The unit's answer is what changes, so this event means the same under every relation.
+    The unit's answer is what changes, so this event means the same under every relation: a unit that is absent, null
+    or not drawn still answers, for some fixed category and through the same randomiser. Where silence would be
+    visible, do not wrap this event in a sampler.
     """
 
     kind: ClassVar[str] = "randomized-response"
@@ -195,7 +199,7 @@ class RandomizedResponse(PrivacyEvent):
         keep = probability("keep_probability", self.keep_probability)
         _store(self, keep_probability=keep, categories=whole_number("categories", self.categories, 2))
         if not 0 < keep < 1:
-            raise InvalidParameter("keep_probability", keep, "gives no privacy at all", "choose it strictly inside (0, 1)")
+            raise InvalidParameter("keep_probability", keep, "gives no privacy at all", "choose it inside (0, 1)")
 
     @property
     def epsilon(self) -> float:
@@ -247,7 +251,11 @@ class Zcdp(PrivacyEvent):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PoissonSampled(PrivacyEvent):
-    """``event`` on a batch that each unit joins by its own independent coin of probability ``rate``."""
+    """``event`` on a batch that each unit joins by its own independent coin of probability ``rate``.
+
+    The draw must stay secret, and a unit that is not drawn must leave no trace (under zero-out: the trace of a null
+    unit). For several units at once put the ``Group`` outside.
+    """
 
     kind: ClassVar[str] = "poisson-sampled"
     rate: float
@@ -317,6 +325,8 @@ class Composed(PrivacyEvent):
     events: tuple[PrivacyEvent, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.events, Iterable):
+            raise InvalidParameter("events", self.events, "is not a list of events", "pass a tuple of events")
         _store(self, events=tuple(self.events))
         for index, event in enumerate(self.events):
             _require_event(f"events[{index}]", event)
@@ -349,7 +359,7 @@ _KINDS: dict[str, type[Any]] = {
 
 def to_dict(event: PrivacyEvent) -> dict[str, Any]:
     """``event`` as nested plain values with a ``kind`` each."""
-    if not isinstance(event, PrivacyEvent) or getattr(event, "kind", None) not in _KINDS:
+    if not isinstance(event, PrivacyEvent) or _KINDS.get(getattr(event, "kind", "")) is not type(event):
         raise InvalidParameter("event", event, "is not an event of quietsum", f"known kinds are {sorted(_KINDS)}")
     values: dict[str, Any] = {"kind": event.kind}
     for field in dataclasses.fields(event):  # type: ignore[arg-type]  # every kind is a dataclass
@@ -364,6 +374,17 @@ def to_dict(event: PrivacyEvent) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> PrivacyEvent:
     """The event that :func:`to_dict` wrote; anything else raises :class:`~quietsum.errors.CorruptState`."""
+    try:
+        return _from_dict(values)
+    except CorruptState:
+        raise
+    except RecursionError:
+        raise CorruptState("the event is nested too deeply to be one that was written here") from None
+    except QuietsumError as error:
+        raise CorruptState(f"the event holds a bad value: {error}") from None
+
+
+def _from_dict(values: Mapping[str, Any]) -> PrivacyEvent:
     if not isinstance(values, Mapping):
         raise CorruptState(f"an event is an object with a kind, not {values!r}")
     kind = values.get("kind")
@@ -373,16 +394,16 @@ def from_dict(values: Mapping[str, Any]) -> PrivacyEvent:
     fields = {field.name for field in dataclasses.fields(cls)}
     given = set(values) - {"kind"}
     if given != fields:
-        raise CorruptState(f"event {kind!r} needs exactly the keys {sorted(fields)}, found {sorted(given)}")
+        raise CorruptState(f"event {kind!r} needs exactly the keys {sorted(fields)}, found {sorted(given, key=str)}")
     arguments: dict[str, Any] = {}
     for name in fields:
         value = values[name]
         if name == "event":
-            value = from_dict(value)
+            value = _from_dict(value)
         elif name == "events":
             if not isinstance(value, list | tuple):
                 raise CorruptState(f"events of {kind!r} must be a list, not {value!r}")
-            value = tuple(from_dict(part) for part in value)
+            value = tuple(_from_dict(part) for part in value)
         else:
             finite_number(name, value)
         arguments[name] = value
@@ -396,18 +417,26 @@ def to_json(event: PrivacyEvent) -> str:
 
 
 def from_json(text: str) -> PrivacyEvent:
-    """The event that :func:`to_json` wrote."""
+    """The event that :func:`to_json` wrote; anything else raises :class:`~quietsum.errors.CorruptState`."""
     try:
-        values = json.loads(text)
+        values = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise CorruptState("not a JSON event: nested too deeply") from None
+    except CorruptState:
+        raise
     except (TypeError, ValueError) as error:
         raise CorruptState(f"not a JSON event: {error}") from None
     if not isinstance(values, dict) or set(values) != {"version", "event"}:
         raise CorruptState("a JSON event is an object with exactly the keys 'version' and 'event'")
-    if values["version"] != VERSION:
-        raise CorruptState(f"event format version {values['version']!r} is not {VERSION}; use the quietsum that wrote it")
-    try:
-        return from_dict(values["event"])
-    except CorruptState:
-        raise
-    except (QuietsumError, RecursionError) as error:
-        raise CorruptState(f"the JSON event holds a bad value: {error}") from None
+    version = values["version"]
+    if type(version) is not int or version != VERSION:
+        raise CorruptState(f"event format version {version!r} is not {VERSION}; use the quietsum that wrote it")
+    return from_dict(values["event"])
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no key stands twice."""
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        raise CorruptState(f"a key stands twice in one object: {[key for key, _ in pairs]}")
+    return values

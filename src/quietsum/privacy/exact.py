@@ -15,7 +15,6 @@ mechanism and a round costs one multiply-add of a few dozen numbers.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from typing import Self, final
@@ -23,25 +22,28 @@ from typing import Self, final
 import numpy as np
 
 from quietsum.errors import UnsupportedEvent, finite_number
+from quietsum.privacy.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.contour import ROUNDING, Array, Direction, Spectrum, directions, has_contour, log_tail, spectrum
 from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.gaussian import gaussian_epsilon, log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
+from quietsum.privacy.inversion import Inversion, Line, log_weight
 from quietsum.privacy.moments import LADDER, STEPS, ladder_moments, step_moments
-from quietsum.privacy.pairs import GaussianPair, MixturePair, Pair
-from quietsum.privacy.single import single_step_epsilon, single_step_log_delta
+from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["ExactAccountant"]
 
 _MOST_NODES = 1 << 17
 _spectrum = functools.lru_cache(maxsize=8192)(spectrum)
+_long_spectrum = functools.lru_cache(maxsize=32)(spectrum)  # up to 3 MB each
 _log_tail = functools.lru_cache(maxsize=65536)(log_tail)
 # Where the sum's errors are too wide: denser nodes (less aliasing), then lower abscissae (moments that are not about
 # to explode). Each attempt: rungs down, factor on the density of nodes.
 _ATTEMPTS = ((0, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3, 8), (4, 16))
-_LOG_WEIGHT = np.log(LADDER + 1) * (LADDER + 1) - LADDER * np.log(LADDER)
+_LOG_WEIGHT = log_weight(LADDER)
+_UP = 1 + 4 * ROUNDING  # more than one addition and one product can lose
+_WEIGHT_ROOM = 1e-14 * (LADDER + 1) * (1 + np.log1p(LADDER))
 
 
 class _Inconclusive(Exception):
@@ -114,21 +116,19 @@ class ExactAccountant:
         if not counts:
             return self.history.guarantee(epsilon=0.0, delta=delta, method="exact: nothing composed", certified=True)
         if all(isinstance(pair, GaussianPair) for pair in counts):
-            value = gaussian_epsilon(self._gaussian_mu(), delta)
-            return self._two_sided(value, value, delta, "exact: closed form of the Gaussian")
+            bounds = GaussianCurve(self._gaussian_mu()).epsilon_bounds(delta)
+            return self._certified(bounds, delta, "exact: closed form of the Gaussian")
         single = self._single_step()
         if single is not None:
-            value = single_step_epsilon(single, delta)
-            return self._two_sided(value, value, delta, "exact: closed form of one sampled step")
-        if all(map(has_contour, counts)):
-            try:
-                lower, upper = self._contour_epsilon(delta)
-            except (_Inconclusive, OverflowError) as reason:
-                return self._fallback(delta, f"contour inconclusive: {reason}")
-            return self.history.guarantee(
-                epsilon=upper, epsilon_lower=lower, delta=delta, method="exact: contour", certified=True
-            )
-        return self._fallback(delta, "not all events are Gaussian")
+            return self._certified(single.epsilon_bounds(delta), delta, "exact: closed form of one sampled step")
+        if not all(map(has_contour, counts)):
+            return self._fallback(delta, "not all events are Gaussian")
+        if self._total_variation() <= delta:
+            return self._certified((0.0, 0.0), delta, "exact: total variation below δ")
+        try:
+            return self._certified(self._contour_epsilon(delta), delta, "exact: contour")
+        except (_Inconclusive, OverflowError) as reason:
+            return self._fallback(delta, f"contour inconclusive: {reason}")
 
     def delta(self, *, epsilon: float) -> float:
         """An upper bound on δ(ε)."""
@@ -142,12 +142,10 @@ class ExactAccountant:
             value = max(0.0, -math.expm1(epsilon))
             return value, value
         if all(isinstance(pair, GaussianPair) for pair in counts):
-            value = math.exp(log_gaussian_delta(self._gaussian_mu(), epsilon))
-            return value * (1 - 1e-10), min(1.0, value * (1 + 1e-10))
+            return GaussianCurve(self._gaussian_mu()).delta_bounds(epsilon)
         single = self._single_step()
         if single is not None:
-            value = math.exp(single_step_log_delta(single, epsilon))
-            return value * (1 - 1e-10), min(1.0, value * (1 + 1e-10))
+            return single.delta_bounds(epsilon)
         if all(map(has_contour, counts)):
             try:
                 return self._contour_delta(epsilon)
@@ -155,37 +153,66 @@ class ExactAccountant:
                 pass
         from quietsum.privacy.pld import pld_delta_bounds
 
-        return pld_delta_bounds(counts, epsilon=epsilon)
+        lower, upper = pld_delta_bounds(counts, epsilon=abs(epsilon))
+        if epsilon >= 0:
+            return lower, upper
+        odds = math.exp(epsilon)  # δ(−ε) = 1 − e^{−ε} (1 − δ(ε)), as the worse direction of both counts
+        return -math.expm1(epsilon) + odds * lower, min(1.0, -math.expm1(epsilon) + odds * upper)
 
     # ------------------------------------------------------------------------------------- branches
 
     def _gaussian_mu(self) -> float:
-        return math.sqrt(math.fsum(n / p.sigma**2 for p, n in self.history.counts.items() if isinstance(p, GaussianPair)))
+        return joint_mu((p.sigma, n) for p, n in self.history.counts.items() if isinstance(p, GaussianPair))
 
-    def _single_step(self) -> MixturePair | None:
+    def _single_step(self) -> SingleStepCurve | None:
         if len(self.history.counts) == 1:
             ((pair, count),) = self.history.counts.items()
             if count == 1 and isinstance(pair, MixturePair) and pair.size == 1:
-                return pair
+                return SingleStepCurve(pair)
         return None
 
-    def _two_sided(self, lower: float, upper: float, delta: float, method: str) -> Guarantee:
-        margin = 1e-12 * (1 + upper)  # the closed forms are accurate to some 1e-15 relative
-        return self.history.guarantee(
-            epsilon=upper + margin if upper > 0 else 0.0,
-            epsilon_lower=max(0.0, lower - margin),
-            delta=delta,
-            method=method,
-            certified=True,
-        )
+    def _total_variation(self) -> float:
+        """An upper bound on δ(0): 1 − Π (1 − what one step shows), at most 1/(σ √2π) for a shift by one that is drawn."""
+        log_hidden = 0.0
+        for pair, count in self.history.counts.items():
+            if isinstance(pair, MixturePair):
+                shown = pair.rate * pair.size * min(1.0, 0.4 / pair.sigma)
+                log_hidden += count * max(pair.size * math.log1p(-pair.rate), math.log1p(-min(shown, 1 - 1e-9)))
+            elif isinstance(pair, OppositePair):
+                log_hidden += count * math.log1p(-pair.rate * min(1.0, 0.8 / pair.sigma))
+            elif isinstance(pair, GaussianPair):
+                log_hidden += count * math.log1p(-min(1 - 1e-9, 0.4 / pair.sigma))
+        return -math.expm1(log_hidden * (1 + 1e-9))
+
+    def _certified(self, bounds: tuple[float, float], delta: float, method: str) -> Guarantee:
+        lower, upper = bounds
+        return self.history.guarantee(epsilon=upper, epsilon_lower=lower, delta=delta, method=method, certified=True)
 
     def _fallback(self, delta: float, reason: str) -> Guarantee:
         from quietsum.privacy.pld import pld_bounds
 
-        lower, upper = pld_bounds(self.history.counts, delta=delta)
+        with np.errstate(all="ignore"):
+            lower, upper = pld_bounds(self.history.counts, delta=delta)
+        method = "privacy-loss distribution"
+        ceiling = self._ceiling(delta)
+        if ceiling < upper:
+            upper, method = ceiling, "Chernoff's bound"
         return self.history.guarantee(
-            epsilon=upper, epsilon_lower=lower, delta=delta, method=f"exact: privacy-loss distribution ({reason})"
+            epsilon=upper, epsilon_lower=min(lower, upper), delta=delta, method=f"exact: {method} ({reason})"
         )
+
+    def _ceiling(self, delta: float) -> float:
+        """An upper bound on ε that always exists: Chernoff's, or that of all units drawn in every step."""
+        counts = self.history.counts
+        if not all(map(has_contour, counts)):
+            return math.inf
+        # Units at distance k, or 2 for opposite ones; mixtures of shifts are no worse than the largest shift.
+        spans = [(pair, getattr(pair, "size", 2 if isinstance(pair, OppositePair) else 1), n) for pair, n in counts.items()]
+        best = GaussianCurve(joint_mu((pair.sigma / span, n) for pair, span, n in spans)).epsilon_bounds(delta)[1]
+        try:
+            return min(best, max(self._chernoff(direction, math.log(delta))[1] for direction in self._directions()))
+        except OverflowError:
+            return best
 
     # -------------------------------------------------------------------------------- running sums
 
@@ -201,26 +228,29 @@ class ExactAccountant:
         return log[since:]
 
     def _ladder(self, direction: Direction) -> Array:
+        """An upper bound on K at each rung."""
         since, total = self._ladders.get(direction, (0, None))
         total = np.zeros_like(LADDER) if total is None else total
         for pair, count in self._news(since):
-            total = total + count * ladder_moments(pair, direction)
+            total = (total + count * ladder_moments(pair, direction)) * _UP
         self._ladders[direction] = (len(self.history.log), total)
         return total
 
     def _above(self, direction: Direction, rung: int) -> Array:
-        """K at the abscissae STEPS times that of a rung: what bounds aliasing."""
+        """An upper bound on K at the abscissae STEPS times that of a rung: what bounds aliasing."""
         since, total = self._steps.get((direction, rung), (0, np.zeros(STEPS.size)))
         for pair, count in self._news(since):
-            total = total + count * step_moments(pair, direction, rung)
+            total = (total + count * step_moments(pair, direction, rung)) * _UP
         self._steps[direction, rung] = (len(self.history.log), total)
         return total
 
     def _tail(self, line: Line) -> float:
+        """An upper bound on ln|φ| beyond the last node."""
         since, total = self._tails.get(line, (0, 0.0))
         t = line.s * line.nodes
         for pair, count in self._news(since):
-            total += count * _log_tail(pair, line.direction, line.c, t)
+            more = count * _log_tail(pair, line.direction, line.c, t)
+            total += more + 4 * ROUNDING * (abs(total) + abs(more))
         self._tails[line] = (len(self.history.log), total)
         return total
 
@@ -228,10 +258,12 @@ class ExactAccountant:
         since, values, errors = self._sums.get(line, (0, None, None))
         if values is None or errors is None:
             values, errors = np.zeros(line.nodes, complex), np.zeros(line.nodes)
+        cached = _spectrum if line.nodes <= 1024 else _long_spectrum
         for pair, count in self._news(since):
-            part = _spectrum(pair, line.direction, line.c, line.s, line.nodes)
-            values = values + count * part.log_phi
-            errors = errors + count * part.error + 2 * ROUNDING * np.abs(values)
+            part = cached(pair, line.direction, line.c, line.s, line.nodes)
+            more = count * part.log_phi
+            values = values + more
+            errors = errors + count * part.error + 4 * ROUNDING * (np.abs(values) + np.abs(more))
         if len(self._sums) > 16:
             self._sums.clear()
         self._sums[line] = (len(self.history.log), values, errors)
@@ -244,16 +276,21 @@ class ExactAccountant:
         lower = upper = 0.0
         for direction in self._directions():
             ladder = self._ladder(direction)
-            with np.errstate(invalid="ignore"):
-                chernoff = (ladder - log_delta - _LOG_WEIGHT) / LADDER
-            rung = int(np.argmin(chernoff))
-            if not math.isfinite(chernoff[rung]):
+            rung, ceiling = self._chernoff(direction, log_delta)
+            if not math.isfinite(ceiling):
                 raise _Inconclusive("no finite moment")
-            if chernoff[rung] <= lower:  # this direction cannot be the worse one
+            if ceiling <= lower:  # this direction cannot be the worse one
                 continue
-            low, high = self._solve(direction, rung, ladder, log_delta, float(chernoff[rung]))
+            low, high = self._solve(direction, rung, ladder, log_delta, ceiling)
             lower, upper = max(lower, low), max(upper, high)
-        return max(0.0, lower), max(0.0, upper)
+        return lower, upper
+
+    def _chernoff(self, direction: Direction, log_delta: float) -> tuple[int, float]:
+        """The best rung and Chernoff's upper bound on ε there, rounded up."""
+        ladder = self._ladder(direction)
+        bounds = (ladder - log_delta - _LOG_WEIGHT + (1e-14 * (ladder - log_delta) + _WEIGHT_ROOM)) / LADDER
+        rung = int(np.argmin(bounds))
+        return rung, float(bounds[rung])
 
     def _choose(self, direction: Direction, rung: int, density: int, ladder: Array) -> Line:
         """The shortest line whose tail certificate is good to about 1e-9 of the sum."""
@@ -284,8 +321,10 @@ class ExactAccountant:
                 if best is None and lower_by == 0:
                     raise
                 break
-            inverse = _Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
+            inverse = Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
             centre = inverse.root(log_delta, ceiling)
+            if (centre is None or centre <= 0) and inverse.bounds(0.0)[1] <= log_delta * (1 + 16 * ROUNDING):
+                return 0.0, 0.0
             bounds = None if centre is None else inverse.bracket(centre, log_delta)
             if bounds is not None and (best is None or bounds[1] - bounds[0] < best[1] - best[0]):
                 best = bounds
@@ -299,23 +338,28 @@ class ExactAccountant:
         lower = upper = 0.0
         for direction in self._directions():
             ladder = self._ladder(direction)
-            exponent = ladder - LADDER * epsilon - np.log(LADDER * (LADDER + 1))
-            rung = int(np.argmin(exponent))
-            if not math.isfinite(exponent[rung]):
+            chernoff = ladder - LADDER * epsilon - _LOG_WEIGHT
+            rung = int(np.argmin(chernoff))
+            if not math.isfinite(chernoff[rung]):
                 raise _Inconclusive("no finite moment")
-            for lower_by, factor in _ATTEMPTS:
-                start = max(0, rung - lower_by)
-                line = self._choose(direction, start, 16 * factor, ladder)
-                inverse = _Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
-                log_value, _ = inverse.log_delta(epsilon)
-                value = math.exp(log_value)
-                up, down = inverse.errors(epsilon)
-                if math.isfinite(value) and (up + down <= 1e-3 * value or value + up < 1e-300):
-                    break
-            else:
-                raise _Inconclusive("the error bounds are too wide")
-            lower, upper = max(lower, value - down), max(upper, value + up)
-        return max(0.0, lower), min(1.0, upper)
+            if chernoff[rung] < -745:  # no float is as small as this
+                upper = max(upper, 5e-324)
+                continue
+            low, high = self._evaluate(direction, rung, ladder, epsilon)
+            lower, upper = max(lower, low), max(upper, high)
+        return lower, min(1.0, upper)
+
+    def _evaluate(self, direction: Direction, rung: int, ladder: Array, epsilon: float) -> tuple[float, float]:
+        low, high = -math.inf, math.inf
+        for lower_by, factor in _ATTEMPTS:
+            start = max(0, rung - lower_by)
+            line = self._choose(direction, start, 16 * factor, ladder)
+            inverse = Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
+            bounds = inverse.bounds(epsilon)
+            low, high = max(low, bounds[0]), min(high, bounds[1])
+            if high - low <= 1e-3 or high < -690:
+                return exponentials(low, high)
+        raise _Inconclusive("the error bounds are too wide")
 
 
 def _second_derivative(ladder: Array, rung: int) -> float:
@@ -326,4 +370,3 @@ def _second_derivative(ladder: Array, rung: int) -> float:
     first = (ladder[rung] - ladder[left]) / (LADDER[rung] - LADDER[left])
     second = (ladder[right] - ladder[rung]) / (LADDER[right] - LADDER[rung])
     return float(2 * (second - first) / (LADDER[right] - LADDER[left]))
-

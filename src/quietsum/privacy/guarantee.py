@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import html
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn, final
 
-from quietsum.errors import InvalidParameter, MixedUnits, finite_number, open_probability
+from quietsum.errors import (
+    CorruptState,
+    InvalidParameter,
+    MixedUnits,
+    QuietsumError,
+    finite_number,
+    open_probability,
+    positive,
+    probability,
+    whole_number,
+)
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["Budget", "Guarantee"]
@@ -27,8 +39,8 @@ class Guarantee:
 
     >>> Guarantee(epsilon=1.25, epsilon_lower=1.25, delta=1e-5, method="closed form")
     Guarantee(ε = 1.25 per record at δ = 1e-05, closed form)
-    >>> print(Guarantee(epsilon=1.25, epsilon_lower=1.2, delta=1e-5, method="closed form"))
-    ε ≤ 1.25 (and ≥ 1.2) at δ = 1e-05 per record, against recipients of the model, add-or-remove-one neighbours; closed form
+    >>> print(Guarantee(epsilon=1.25, epsilon_lower=1.2, delta=1e-5, method="contour"))
+    ε ≤ 1.25 (and ≥ 1.2) at δ = 1e-05 per record, against recipients of the model, add-or-remove-one neighbours; contour
     """
 
     epsilon: float
@@ -44,12 +56,23 @@ class Guarantee:
     warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if math.isnan(self.epsilon) or self.epsilon < 0:
+        if (epsilon := _bound("epsilon", self.epsilon)) < 0:
             raise InvalidParameter("epsilon", self.epsilon, "is no privacy bound", "report a number ≥ 0 or infinity")
-        if math.isnan(self.epsilon_lower) or not 0 <= self.epsilon_lower <= self.epsilon:
-            raise InvalidParameter("epsilon_lower", self.epsilon_lower, f"must lie in [0, {self.epsilon}]")
-        if not 0 <= self.delta <= 1:
-            raise InvalidParameter("delta", self.delta, "must lie in [0, 1]")
+        if not 0 <= (lower := _bound("epsilon_lower", self.epsilon_lower)) <= epsilon:
+            raise InvalidParameter("epsilon_lower", self.epsilon_lower, f"must lie in [0, {epsilon}]")
+        values: dict[str, object] = {
+            "epsilon": epsilon,
+            "epsilon_lower": lower,
+            "delta": probability("delta", self.delta),
+            "order": None if self.order is None else finite_number("order", self.order),
+            "group_size": whole_number("group_size", self.group_size, 1),
+            "warnings": tuple(self.warnings),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        _require(PrivacyUnit, "unit", self.unit)
+        _require(Observer, "observer", self.observer)
+        _require(Neighbours, "neighbours", self.neighbours)
 
     def __add__(self, other: object) -> NoReturn:
         raise MixedUnits(
@@ -65,30 +88,45 @@ class Guarantee:
         return self.epsilon - self.epsilon_lower if math.isfinite(self.epsilon) else math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-ready values, one key per field; ``from_dict`` reads them back."""
+        """Plain JSON-ready values, one key per field, that ``from_dict`` reads back; infinity is a word there."""
         values = dataclasses.asdict(self)
         values.update(unit=self.unit.value, observer=self.observer.value, neighbours=self.neighbours.value)
         values["warnings"] = list(self.warnings)
-        if math.isinf(self.epsilon):
-            values["epsilon"] = "Infinity"
+        for name in ("epsilon", "epsilon_lower"):
+            if math.isinf(values[name]):
+                values[name] = "Infinity"
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Guarantee:
-        """The guarantee that :meth:`to_dict` wrote."""
+    def from_dict(cls, values: Mapping[str, Any]) -> Guarantee:
+        """The guarantee that :meth:`to_dict` wrote; anything else raises :class:`~quietsum.errors.CorruptState`."""
+        if not isinstance(values, Mapping):
+            raise CorruptState(f"a guarantee is an object, not {values!r}")
         known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise InvalidParameter("guarantee", unknown, "holds unknown keys", f"known are {sorted(known)}")
-        return cls(
-            **{
-                **values,
-                "epsilon": float(values["epsilon"]),
-                "unit": PrivacyUnit(values["unit"]),
-                "observer": Observer(values["observer"]),
-                "neighbours": Neighbours(values["neighbours"]),
-                "warnings": tuple(values.get("warnings", ())),
-            }
-        )
+        if set(values) != known:
+            missing, unknown = sorted(known - set(values)), sorted(set(values) - known, key=str)
+            raise CorruptState(
+                f"a guarantee has exactly the keys {sorted(known)}; missing {missing}, unknown {unknown}"
+            )
+        if not isinstance(values["method"], str) or not isinstance(values["certified"], bool):
+            raise CorruptState("a guarantee's method is a text and certified is true or false")
+        if not isinstance(values["warnings"], list | tuple) or not all(isinstance(w, str) for w in values["warnings"]):
+            raise CorruptState(f"a guarantee's warnings are a list of texts, not {values['warnings']!r}")
+        bounds = {
+            name: math.inf if values[name] == "Infinity" else values[name] for name in ("epsilon", "epsilon_lower")
+        }
+        try:
+            return cls(
+                **{
+                    **values,
+                    **bounds,
+                    "unit": PrivacyUnit(values["unit"]),
+                    "observer": Observer(values["observer"]),
+                    "neighbours": Neighbours(values["neighbours"]),
+                }
+            )
+        except (QuietsumError, ValueError) as error:
+            raise CorruptState(f"the guarantee holds a bad value: {error}") from None
 
     @property
     def whom(self) -> str:
@@ -142,14 +180,26 @@ class Budget:
     unit: PrivacyUnit = PrivacyUnit.RECORD
 
     def __post_init__(self) -> None:
-        if finite_number("epsilon", self.epsilon) <= 0:
-            raise InvalidParameter("epsilon", self.epsilon, "must be greater than 0", "state what may be spent")
-        open_probability("delta", self.delta)
+        object.__setattr__(self, "epsilon", positive("epsilon", self.epsilon, "state what may be spent"))
+        object.__setattr__(self, "delta", open_probability("delta", self.delta))
+        _require(PrivacyUnit, "unit", self.unit)
 
     def allows(self, guarantee: Guarantee) -> bool:
-        """Whether ``guarantee`` fits. Units and δ must agree, else :class:`MixedUnits`."""
+        """Whether ``guarantee`` fits. Another unit, or a δ above the budget's, raises :class:`MixedUnits`."""
         if guarantee.unit is not self.unit:
-            raise MixedUnits(f"this budget is per {self.unit}, the guarantee per {guarantee.unit}; keep one budget a unit")
+            raise MixedUnits(
+                f"this budget is per {self.unit}, the guarantee per {guarantee.unit}; keep a budget per unit"
+            )
         if guarantee.delta > self.delta:
             raise MixedUnits(f"the guarantee was made at δ = {guarantee.delta:g}, the budget holds at {self.delta:g}")
         return guarantee.epsilon <= self.epsilon
+
+
+def _bound(parameter: str, value: object) -> float:
+    """``value`` as a float, infinity allowed."""
+    return math.inf if isinstance(value, float) and value == math.inf else finite_number(parameter, value)
+
+
+def _require(kind: type[enum.StrEnum], parameter: str, value: object) -> None:
+    if not isinstance(value, kind):
+        raise InvalidParameter(parameter, value, f"is not one of {[str(member) for member in kind]}")

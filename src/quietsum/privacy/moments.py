@@ -14,8 +14,8 @@ from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
 __all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "step_moments"]
 
-LADDER = 2.0 ** (np.arange(-40, 121) / 4)
-"""The abscissae between which contours are chosen: powers of 2^(1/4)."""
+LADDER = 2.0 ** np.concatenate([np.arange(-24, -10, 0.5), np.arange(-10, 30.25, 0.25)])
+"""The abscissae between which contours are chosen: powers of 2^(1/4), and of 2^(1/2) where ε is in the thousands."""
 
 STEPS = np.array([1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0])
 """Factors by which an abscissa is raised to bound what aliasing adds there."""

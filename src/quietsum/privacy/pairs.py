@@ -11,16 +11,24 @@ Sources of the reductions:
 * Groups of k under Poisson sampling: binomial mixture of shifts 0 … k (Ganesh 2024, arXiv 2401.10294).
 * Poisson sampling under replace-one: (1 − q) N(0) + q N(1) against (1 − q) N(0) + q N(−1); that opposite records are
   the worst ones is shown in docs/explanation/replace-one.md.
-* Fixed-size batches under replace-one: Poisson's pair at half the noise (Lebeda et al. 2024, arXiv 2405.20769).
+* Fixed-size batches under replace-one: Poisson's pair at half the noise (Lebeda et al. 2024, arXiv 2405.20769), the
+  worst pair of every single step. Over many steps an attacker who also steers what the *other* records contribute, by
+  what was released before, gains a little more (about 0.05 in ε, found by dynamic programming), so guarantees over
+  several such steps say so and are never called certified: :func:`fixed_size_draws`.
+
+Sampling amplifies what happens to the *absence* of a unit. Under add-or-remove that is what neighbours compare. Under
+zero-out they compare with a null unit instead, and the two are the same for noisy sums and for randomised answers, but
+not for PureDP or ApproximateDP, whose statement says nothing about absence; those are refused there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import final
 
-from quietsum.errors import MixedUnits, UnsupportedEvent, whole_number
+from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent, whole_number
 from quietsum.privacy import events as ev
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
@@ -38,8 +46,13 @@ __all__ = [
     "SkellamPair",
     "VectorDiscreteGaussianPair",
     "ZcdpPair",
+    "fixed_size_draws",
+    "group_size",
     "reduce_event",
+    "unit_of",
 ]
+
+_MOST_USES = 2**63
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -163,11 +176,13 @@ def reduce_event(event: ev.PrivacyEvent, neighbours: Neighbours, times: int = 1)
     Free events (no repetitions, rate 0, ε = δ = 0) leave nothing behind. Raises
     :class:`~quietsum.errors.UnsupportedEvent` where no sound reduction is known.
     """
-    whole_number("times", times)
+    times = whole_number("times", times)
     found: dict[Pair, int] = {}
     for pair, count in _reduce(event, neighbours, 1):
         if count * times:
             found[pair] = found.get(pair, 0) + count * times
+    if (uses := sum(found.values())) > _MOST_USES:
+        raise InvalidParameter("times", uses, "is more than any run lasts", "check the counts of Repeated and Group")
     return list(found.items())
 
 
@@ -187,6 +202,21 @@ def group_size(event: ev.PrivacyEvent) -> int:
         case _:
             inner_event = getattr(event, "event", None)
             return group_size(inner_event) if isinstance(inner_event, ev.PrivacyEvent) else 1
+
+
+def fixed_size_draws(event: ev.PrivacyEvent, times: int = 1) -> int:
+    """How many fixed-size batches with Gaussian noise ``times`` uses of ``event`` draw."""
+    match event:
+        case ev.FixedSizeSampled(rate=rate, event=inner):
+            gaussian = 0 < rate < 1 and isinstance(_one_draw(inner, Neighbours.REPLACE_ONE, 1), GaussianPair)
+            return times if gaussian else 0
+        case ev.Repeated(times=more, event=inner):
+            return fixed_size_draws(inner, times * more) if more else 0
+        case ev.Composed(events=parts):
+            return sum(fixed_size_draws(part, times) for part in parts)
+        case _:
+            inner_event = getattr(event, "event", None)
+            return fixed_size_draws(inner_event, times) if isinstance(inner_event, ev.PrivacyEvent) else 0
 
 
 def unit_of(size: int, unit: PrivacyUnit | None) -> PrivacyUnit:
@@ -217,7 +247,9 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
         case ev.PureDP(epsilon=epsilon):
             return [(ApproximatePair(size * epsilon), 1)] if epsilon else []
         case ev.ApproximateDP(epsilon=epsilon, delta=delta):
-            return [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)] if epsilon or delta else []
+            return (
+                [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)] if epsilon or delta else []
+            )
         case ev.Zcdp(rho=rho):
             return [(ZcdpPair(rho * size * size), 1)] if rho else []
         case ev.Repeated(times=times, event=inner):
@@ -250,8 +282,35 @@ def _group_delta(epsilon: float, delta: float, size: int) -> float:
         return delta
     if epsilon == 0:
         return min(1.0, size * delta)
-    log_factor = size * epsilon + math.log1p(-math.exp(-size * epsilon)) - math.log(math.expm1(epsilon)) if epsilon < 700 else math.inf
+    log_factor = (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon)) - math.log(-math.expm1(-epsilon))
     return math.exp(min(0.0, math.log(delta) + log_factor))
+
+
+def _inside(event: ev.PrivacyEvent) -> Iterator[ev.PrivacyEvent]:
+    """``event`` and everything it is made of."""
+    yield event
+    parts = event.events if isinstance(event, ev.Composed) else (getattr(event, "event", None),)
+    for part in parts:
+        if isinstance(part, ev.PrivacyEvent):
+            yield from _inside(part)
+
+
+def _check_sampled(inner: ev.PrivacyEvent, neighbours: Neighbours) -> None:
+    """Refuse what no sampler may stand around."""
+    if group_size(inner) > 1:
+        raise UnsupportedEvent(
+            "a Group inside a sampled event leaves open whether one coin draws the whole group; write "
+            "Group(size=k, event=...) around the sampled event where every unit has its own coin, or state the noise "
+            "relative to the norm of a whole group where it has not"
+        )
+    if neighbours is Neighbours.ZERO_OUT:
+        for event in _inside(inner):
+            if isinstance(event, ev.PureDP | ev.ApproximateDP):
+                raise UnsupportedEvent(
+                    f"sampling of {type(event).__name__} under zero-out: its ε compares a unit with a null one, but "
+                    "sampling needs it compared with none or with another; declare Neighbours.ADD_REMOVE (Poisson) or "
+                    "REPLACE_ONE (fixed size) and state the ε of that relation, or charge the event without sampling"
+                )
 
 
 def _one_draw(inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> Pair | None:
@@ -259,11 +318,11 @@ def _one_draw(inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> Pair
     items = [(pair, count) for pair, count in _reduce(inner, neighbours, size) if count]
     if not items:
         return None
-    if all(isinstance(pair, GaussianPair) for pair, _ in items):
-        precision = math.fsum(count / pair.sigma**2 for pair, count in items if isinstance(pair, GaussianPair))
-        return items[0][0] if sum(count for _, count in items) == 1 else GaussianPair(1 / math.sqrt(precision))
     if len(items) == 1 and items[0][1] == 1:
         return items[0][0]
+    if all(isinstance(pair, GaussianPair) for pair, _ in items):
+        shifts = [math.sqrt(count) / pair.sigma for pair, count in items if isinstance(pair, GaussianPair)]
+        return GaussianPair(1 / math.hypot(*shifts))
     raise UnsupportedEvent(
         "sampling around several steps that share one draw is only known for Gaussian noise; "
         "draw afresh for every step (Repeated around PoissonSampled), or state the round as one event"
@@ -277,29 +336,39 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
         return _reduce(inner, neighbours, size)
     if isinstance(inner, ev.PoissonSampled):  # a coin of a coin is a coin
         return _reduce_poisson(rate * inner.rate, inner.event, neighbours, size)
-    if neighbours is Neighbours.REPLACE_ONE:
-        base = _one_draw(inner, Neighbours.ADD_REMOVE, 1)
-        if isinstance(base, GaussianPair) and size == 1:
-            return [(OppositePair(base.sigma, rate), 1)]
-        raise UnsupportedEvent(
-            f"Poisson sampling of {type(inner).__name__}{f' for a group of {size}' if size > 1 else ''} under replace-one has "
-            "no bound here; use the add-or-remove or zero-out relation, where it has"
-        )
-    base = _one_draw(inner, neighbours, 1)
+    _check_sampled(inner, neighbours)
+    for event in _inside(inner):
+        if isinstance(event, ev.FixedSizeSampled) or (isinstance(event, ev.Shuffled) and event.batches > 1):
+            raise UnsupportedEvent(
+                f"Poisson sampling around {type(event).__name__}: who is drawn changes the batches of all others, so "
+                "being left out is not being null; draw each batch by itself with PoissonSampled"
+            )
+    among = f"{type(inner).__name__}{f' for a group of {size}' if size > 1 else ''}"
+    replace = neighbours is Neighbours.REPLACE_ONE
+    base = _one_draw(inner, Neighbours.ADD_REMOVE if replace else neighbours, 1)
     match base:
         case None:
             return []
+        case GaussianPair(sigma=sigma) if replace and size == 1:
+            return [(OppositePair(sigma, rate), 1)]
+        case _ if replace:
+            raise UnsupportedEvent(
+                f"Poisson sampling of {among} under replace-one has no bound here; use the add-or-remove or zero-out "
+                "relation, where it has"
+            )
         case GaussianPair(sigma=sigma):
             return [(MixturePair(sigma, rate, size), 1)]
-        case LaplacePair() | DiscreteLaplacePair() | DiscreteGaussianPair() | ResponsePair() | ApproximatePair() if size == 1:
+        case ResponsePair():
+            return [(SampledPair(rate, base), size)]  # each of the k units has its own coin and its own answer
+        case LaplacePair() | DiscreteLaplacePair() | DiscreteGaussianPair() | ApproximatePair() if size == 1:
             return [(SampledPair(rate, base), 1)]
-        case LaplacePair() | DiscreteLaplacePair() | ResponsePair() | ApproximatePair():
+        case LaplacePair() | DiscreteLaplacePair() | ApproximatePair():
             epsilon, delta = amplified(rate, *_as_approximate(base))
             return [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)]
         case _:
             raise UnsupportedEvent(
-                f"Poisson sampling of {type(inner).__name__}{f' for a group of {size}' if size > 1 else ''} has no sound bound "
-                "here; use Gaussian noise, or charge the event without sampling"
+                f"Poisson sampling of {among} has no sound bound here; use Gaussian noise, or charge the event without "
+                "sampling"
             )
 
 
@@ -307,22 +376,23 @@ def _reduce_fixed(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, s
     if neighbours is Neighbours.ADD_REMOVE:
         raise UnsupportedEvent(
             "fixed-size batches under add-or-remove: adding a unit changes the law of every batch; declare "
-            "neighbours=Neighbours.REPLACE_ONE (the size of the population is public then), or sample with PoissonSampled"
+            "neighbours=Neighbours.REPLACE_ONE (the population's size is public then), or sample with PoissonSampled"
         )
     if rate == 0:
         return []
+    if rate == 1:
+        return _reduce(inner, neighbours, size)
     if size > 1:
         raise UnsupportedEvent(
             "fixed-size batches for a group of units have no tight pair; ask for the single unit and convert with "
             "quietsum.group_guarantee, or sample with PoissonSampled"
         )
+    _check_sampled(inner, neighbours)
     # Zero-out is the special case of replace-one in which the other record is null.
     base = _one_draw(inner, Neighbours.REPLACE_ONE, 1)
-    if base is None:
-        return []
-    if rate == 1:
-        return [(base, 1)]
     match base:
+        case None:
+            return []
         case GaussianPair(sigma=sigma):
             return [(MixturePair(sigma, rate, 1), 1)]
         case LaplacePair() | DiscreteLaplacePair() | ResponsePair() | ApproximatePair():
@@ -330,7 +400,8 @@ def _reduce_fixed(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, s
             return [(ApproximatePair(*amplified(rate, *_as_approximate(base))), 1)]
         case _:
             raise UnsupportedEvent(
-                f"fixed-size sampling of {type(inner).__name__} has no sound bound here; use Gaussian noise or no sampling"
+                f"fixed-size sampling of {type(inner).__name__} has no sound bound here; use Gaussian noise, or no "
+                "sampling"
             )
 
 
@@ -342,6 +413,7 @@ def amplified(rate: float, epsilon: float, delta: float) -> tuple[float, float]:
 
 
 def _as_approximate(pair: Pair) -> tuple[float, float]:
+    """(ε, δ) of the pairs that have one."""
     match pair:
         case LaplacePair(scale=scale):
             return 1 / scale, 0.0
@@ -353,5 +425,3 @@ def _as_approximate(pair: Pair) -> tuple[float, float]:
             return epsilon, delta
         case _:
             raise UnsupportedEvent(f"{type(pair).__name__} is not (ε, δ)-bounded")
-
-

@@ -218,11 +218,10 @@ def _atoms(pair: Pair) -> tuple[Array, Array, float]:
     """
     match pair:
         case ResponsePair(keep=keep, categories=categories):
-            loss = math.log(keep) + math.log(categories - 1) - math.log1p(-keep)
             other = math.log1p(-keep) - math.log(categories - 1)
-            with np.errstate(divide="ignore"):
-                logs = np.array([math.log(keep), other + float(np.log(categories - 2.0)), other])
-            return np.array([-loss, 0.0, loss]), logs, 0.0
+            odds = math.log(keep) - other
+            neither = other + math.log(categories - 2) if categories > 2 else -math.inf
+            return np.array([-odds, 0.0, odds]), np.array([math.log(keep), neither, other]), 0.0
         case ApproximatePair(epsilon=epsilon, delta=delta):
             rest = math.log1p(-delta) - math.log1p(math.exp(-epsilon)) if delta < 1 else -math.inf
             return np.array([-epsilon, epsilon]), np.array([rest, rest - epsilon]), delta

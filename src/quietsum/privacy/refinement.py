@@ -198,9 +198,10 @@ def refine(
         if trimmed_for != guess[1]:
             outlines, trimmed_for = [outline.trimmed(guess[1]) for outline in whole], guess[1]
             log_moment = _total_moment(outlines)
-        plan = _plan(log_moment, steps, *guess)
+            widest = max(float(np.ptp(outline.loss)) for outline in outlines) or 1.0
+        plan = _plan(log_moment, steps, *guess, margin=1e-3 * widest)
         extent = plan.high - plan.low
-        finest = extent / max_points * 1.01
+        finest = max(extent, widest / 4) / max_points * 1.01
         if spacing is None:
             step = max(finest, step or _first_step(outlines, plan, question, guess[0], extent))
             step = unit if exact and unit >= finest else unit / math.ceil(unit / step) if unit > step else step
@@ -226,7 +227,7 @@ def _outline(pair: Pair, count: int, direction: Direction, reach: float, points:
     return _Outline(pair, count, losses, log_mass, loss_lattice(pair, direction))
 
 
-def _plan(log_moment: Array, steps: int, epsilon: float, log_delta: float) -> _Plan:
+def _plan(log_moment: Array, steps: int, epsilon: float, log_delta: float, *, margin: float) -> _Plan:
     """The tilt with the narrowest window, among those that leave rounding error far below δ.
 
     With tilt c, E[e^{c(S−ε)}; S > high] ≤ e^{K(u) − (u−c)·high − cε} for each u > c, and likewise below; the window is
@@ -238,8 +239,8 @@ def _plan(log_moment: Array, steps: int, epsilon: float, log_delta: float) -> _P
     with np.errstate(divide="ignore", invalid="ignore"):
         reached = (log_moment - (floor + epsilon * _TILTS)[:, None]) / np.abs(gap)
     reached_up, reached_down = np.where(gap > 0, reached, np.inf), np.where(gap < 0, -reached, -np.inf)
-    high, low = np.maximum(reached_up.min(axis=1), epsilon), np.minimum(reached_down.max(axis=1), epsilon)
-    high = np.maximum(high, low + 1e-9)
+    high = np.maximum(reached_up.min(axis=1), epsilon + margin)
+    low = np.minimum(reached_down.max(axis=1), epsilon - margin)
     exponent = moments - _TILTS * epsilon - log_delta
     focus = int(np.argmin(exponent))
     cost = np.log(high - low) + 0.3 * np.maximum(0.0, exponent - 20 + math.log(steps))

@@ -16,10 +16,10 @@ import numpy as np
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent, finite_number, non_negative, whole_number
 from quietsum.privacy.curves import DEFAULT_ORDERS, MOMENTS_ORDERS, failure_of, rdp_of, require_rdp
-from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.events import Gaussian, PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
-from quietsum.privacy.pairs import GaussianPair, Pair
+from quietsum.privacy.pairs import Pair
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["RenyiAccountant", "gaussian_rdp"]
@@ -166,17 +166,19 @@ class RenyiAccountant:
     def compose_gaussian(self, *, noise_multiplier: float, steps: int = 1) -> Self:
         """Add ``steps`` steps of Gaussian noise without sampling; noise 0 costs infinitely much."""
         steps = whole_number("steps", steps)
-        noise = non_negative("noise_multiplier", noise_multiplier)
-        reach = 2 if self.history.neighbours is Neighbours.REPLACE_ONE else 1
-        if steps:
-            self._curve = self._curve + steps * np.array([gaussian_rdp(order, noise / reach) for order in self._orders])
-            if noise > 0:
-                self.history.add_pair(GaussianPair(noise / reach), steps)
-        return self
+        noise = non_negative("noise_multiplier", noise_multiplier, "0 means no noise and costs infinitely much")
+        if noise > 0:
+            return self.compose(Gaussian(noise_multiplier=noise), steps)
+        return self.compose_rdp([math.inf] * len(self._orders)) if steps else self
 
     def compose_rdp(self, rdp_per_order: Sequence[float]) -> Self:
-        """Add a mechanism by its own Rényi divergences, one for each of :attr:`orders`."""
-        values = np.asarray(list(rdp_per_order), dtype=float)
+        """Add a mechanism by its own Rényi divergences, one for each of :attr:`orders`, for the unit counted here."""
+        try:
+            values = np.asarray(list(rdp_per_order), dtype=float)
+        except (TypeError, ValueError):
+            raise InvalidParameter(
+                "rdp_per_order", rdp_per_order, "is no list of numbers", "pass one divergence for each of accountant.orders"
+            ) from None
         if values.shape != self._curve.shape:
             raise InvalidParameter(
                 "rdp_per_order", f"{values.size} values", f"does not align with {len(self._orders)} orders",
@@ -193,12 +195,13 @@ class RenyiAccountant:
         """The smallest ε over all orders, with the order that gives it."""
         delta = check_delta(delta)
         method = f"Rényi, {self._conversion} conversion"
-        room = delta + math.expm1(self._log_success)  # what approximate events leave of δ
+        room = delta + math.expm1(self._log_success) * (1 + 1e-15)  # what approximate events leave of δ
         if room <= 0:
             return self.history.guarantee(epsilon=math.inf, delta=delta, method=f"{method}: δ is used up by approximate events")
         curve = self._curve
         if not curve.any():
-            return self.history.guarantee(epsilon=0.0, delta=delta, method=f"{method}: nothing composed")
+            why = "nothing composed" if room == delta else "only failures, which δ covers"
+            return self.history.guarantee(epsilon=0.0, delta=delta, method=f"{method}: {why}")
         alpha, less_one, extra = _conversion_terms(self._orders, self._conversion)
         values = curve + extra - math.log(room) / less_one
         best = int(np.argmin(values))

@@ -10,16 +10,23 @@ attacker among many, so what he can tell bounds ε from below (Chua et al. 2024,
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from typing import final
 
 import numpy as np
+import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from quietsum.errors import open_probability, positive, whole_number
 from quietsum.privacy import events as ev
 
 __all__ = ["ShuffledEpochs", "shuffled_epochs", "shuffled_epsilon_lower"]
+
+Array = npt.NDArray[np.float64]
+
+_MOST_EPOCHS = 1 << 11
+_CELLS = 50_000
+_POINTS = 1 << 18
 
 
 @final
@@ -55,8 +62,11 @@ def shuffled_epochs(event: ev.PrivacyEvent, times: int = 1) -> list[ShuffledEpoc
             return shuffled_epochs(inner, times * more)
         case ev.Composed(events=parts):
             return [epochs for part in parts for epochs in shuffled_epochs(part, times)]
-        case ev.PoissonSampled(event=inner) | ev.FixedSizeSampled(event=inner) | ev.Group(event=inner):
+        case ev.Group(event=inner):
             return shuffled_epochs(inner, times)
+        case ev.PoissonSampled(rate=rate, event=inner) | ev.FixedSizeSampled(rate=rate, event=inner) if rate:
+            found = shuffled_epochs(inner, times)  # the attack knows who took part, so it has no number for a sample
+            return found if rate == 1 else [dataclasses.replace(epochs, noise_multiplier=None) for epochs in found]
         case _:
             return []
 
@@ -72,34 +82,57 @@ def shuffled_epsilon_lower(*, noise_multiplier: float, batches: int, epochs: int
     >>> round(shuffled_epsilon_lower(noise_multiplier=1.0, batches=312, epochs=100, delta=1e-5), 1)
     18.3
     """
-    sigma = positive("noise_multiplier", noise_multiplier)
-    batches = whole_number("batches", batches, 1)
-    epochs = whole_number("epochs", epochs, 1)
-    delta = open_probability("delta", delta)
-    edges = np.concatenate(([-np.inf], np.linspace(-1.0, 2.0 + 9.0 * sigma, 600), [np.inf]))
-    others = (batches - 1) * log_ndtr(edges / sigma)
-    # The chance that the largest sum lies in each cell, on the two datasets; far cells from the upper tail.
-    cells = [np.diff(np.exp(log_ndtr((edges - centre) / sigma) + others)) for centre in (2.0, 1.0)]
-    kept = (cells[0] > 1e-15) & (cells[1] > 1e-15)
-    mass_p, mass_q = cells[0][kept], cells[1][kept]
-    loss = np.log(mass_p / mass_q)
-    grid = 2e-4 if epochs <= 1000 else 0.2 / epochs
-    index = np.floor(loss / grid).astype(np.int64)
+    return _lower(
+        positive("noise_multiplier", noise_multiplier),
+        whole_number("batches", batches, 1),
+        min(whole_number("epochs", epochs, 1), _MOST_EPOCHS),  # an attacker may also forget whole epochs
+        open_probability("delta", delta),
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _lower(sigma: float, batches: int, epochs: int, delta: float) -> float:
+    mass_p, mass_q = _cells(2.0, sigma, batches), _cells(1.0, sigma, batches)
+    kept = mass_p > 1e-3 * delta / epochs / _CELLS
+    mass_p, mass_q = mass_p[kept], np.maximum(mass_q[kept], 1e-60)
+    loss = _loss(mass_p, mass_q)
+    grid = (1e-6 + float(np.ptp(loss))) * epochs / (_POINTS - 2 * epochs)
+    # Cells that share a grid point are merged. Their losses then lie near the middles of the grid's intervals, so a
+    # grid moved there loses next to nothing by rounding down.
+    which, member = np.unique(np.floor(loss / grid).astype(np.int64), return_inverse=True)
+    mass_p, mass_q = (np.asarray(np.bincount(member, mass), dtype=np.float64) for mass in (mass_p, mass_q))
+    share = _loss(mass_p, mass_q) / grid
+    moves = np.quantile(share - which, np.linspace(0, 1, 65))
+    move = moves[np.argmin([mass_p @ np.mod(share - by, 1.0) for by in moves])]
+    index = np.floor(share - move - 1e-9).astype(np.int64)
     low, high = int(index.min()), int(index.max())
-    length = 1 << math.ceil(math.log2((high - low) * epochs + 1))
-    if length > 1 << 22:  # coarser cells, still on the safe side
-        grid *= length / (1 << 22)
-        index = np.floor(loss / grid).astype(np.int64)
-        low, high = int(index.min()), int(index.max())
-        length = 1 << math.ceil(math.log2((high - low) * epochs + 1))
+    length = 1 << ((high - low) * epochs).bit_length()
     mass = np.bincount(index - low, weights=mass_p, minlength=length)
-    total = np.fft.irfft(np.fft.rfft(mass) ** epochs, length) - 1e-15
+    total = np.fft.irfft(np.fft.rfft(mass, length) ** epochs, length) - 1e-15
     total = np.maximum(total[: (high - low) * epochs + 1], 0.0)
-    losses = (low * epochs + np.arange(total.size)) * grid
+    losses = ((low + move) * epochs + np.arange(total.size)) * grid
+    total, losses = total[losses > 0], losses[losses > 0]  # a test at ε ≤ 0 shows nothing
     beyond = np.cumsum(total[::-1])[::-1]  # P(loss ≥ this one)
-    weighted = np.cumsum((total * np.exp(-np.minimum(np.maximum(losses, -600.0), 600.0)))[::-1])[::-1]
+    weighted = np.cumsum((total * np.exp(-np.minimum(losses, 600.0)))[::-1])[::-1]  # at least Q of the same
     # The test "loss ≥ ℓ" shows δ(ε) ≥ beyond − e^ε · weighted, so ε ≥ ln((beyond − δ) / weighted).
     useful = (beyond > delta) & (weighted > 0)
     if not useful.any():
         return 0.0
     return max(0.0, float(np.max(np.log((beyond[useful] - delta) / weighted[useful]))))
+
+
+def _loss(mass_p: Array, mass_q: Array) -> Array:
+    """log(P/Q) of cells, less the rounding of both masses."""
+    loss = np.log(mass_p / mass_q)
+    return np.asarray(loss - 1e-12 * (1 + np.abs(loss)))
+
+
+def _cells(centre: float, sigma: float, batches: int) -> Array:
+    """The chance that the largest of N(centre, σ²) and ``batches`` − 1 times N(0, σ²) lies in each of some cells.
+
+    Differences of the law's lower or upper tail, whichever is smaller, so that rare cells keep their digits.
+    """
+    edges = np.concatenate(([-np.inf], np.linspace(-1.0 - 9.0 * sigma, 2.0 + 9.0 * sigma, _CELLS), [np.inf]))
+    log_below = log_ndtr((edges - centre) / sigma) + ((batches - 1) * log_ndtr(edges / sigma) if batches > 1 else 0.0)
+    below, above = np.exp(log_below), -np.expm1(log_below)
+    return np.asarray(np.where(below[1:] < 0.5, np.diff(below), -np.diff(above)))
