@@ -1,6 +1,6 @@
 """How fast are the accountants? Ours beside Opacus, dp-accounting and prv-accountant, in one process, as ratios.
 
-Every timing of ours starts cold: :func:`quietsum.privacy.cache_clear` forgets what earlier repetitions computed. Times
+Every timing of ours starts cold: :func:`quietsum.privacy.cache_clear` forgets what was computed for mechanisms. Times
 are CPU milliseconds of one thread, the median of several repetitions (one for what takes seconds). Each row prints the
 ε it computed, so that speed is never bought with a different answer.
 
@@ -20,6 +20,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import io
+import logging
 import platform
 import statistics
 import time
@@ -258,6 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)  # orders that others' series leave out
     with contextlib.redirect_stderr(io.StringIO()):
         ours(ExactAccountant, [(2.0, 0.5, 100)], 1e-5)  # imports done before the clock starts
         ours(RenyiAccountant, [(2.0, 0.5, 100)], 1e-5)

@@ -167,8 +167,8 @@ class PrivacyAccountant:
     ) -> None:
         """Record one round: local steps at ``party`` (at every party without a name), and the noisy aggregate.
 
-        The user-level charge belongs to the round, not to a party: when several parties report the same round with the same
-        user-level values it is charged once. Anything invalid raises and records nothing.
+        The user-level charge belongs to the round, not to a party: when several parties report the same round with the
+        same user-level values it is charged once. Anything invalid raises and records nothing.
         """
         whole_number("round_num", round_num)
         sample = _charge("sample", round_num, noise_multiplier_sample, sample_rate_sample, steps_sample, party)
@@ -215,7 +215,10 @@ class PrivacyAccountant:
         """Record ``num_steps`` steps of the plain loop; returns (ε, δ) spent so far."""
         if self._step is None:
             raise InvalidParameter(
-                "noise_multiplier", None, "was not given", "construct PrivacyAccountant(noise_multiplier=, sample_rate=, ...)"
+                "noise_multiplier",
+                None,
+                "was not given",
+                "construct PrivacyAccountant(noise_multiplier=, sample_rate=, ...)",
             )
         steps = whole_number("num_steps", num_steps)
         self._last_steps = max(1, steps)
@@ -247,7 +250,9 @@ class PrivacyAccountant:
     def party_guarantee(self, party: str) -> Guarantee:
         """The record-level guarantee of one party."""
         if party not in self._parties:
-            raise InvalidParameter("party", party, "has no charges", f"known parties: {', '.join(self._parties) or 'none'}")
+            raise InvalidParameter(
+                "party", party, "has no charges", f"known parties: {', '.join(self._parties) or 'none'}"
+            )
         return self._ask(self._parties[party])
 
     def _ask(self, accountant: ExactAccountant | RenyiAccountant) -> Guarantee:
@@ -302,7 +307,9 @@ class PrivacyAccountant:
         else:
             raise InvalidParameter("unit", unit, "has no budget here", "use PrivacyUnit.RECORD or PrivacyUnit.CLIENT")
         if limit is None:
-            raise InvalidParameter(name, None, "is not set, so nothing can exceed it", f"construct PrivacyAccountant({name}=...)")
+            raise InvalidParameter(
+                name, None, "is not set, so nothing can exceed it", f"construct PrivacyAccountant({name}=...)"
+            )
         return any(self._projected(accountant, [(event, times)]) > limit for accountant in accountants)
 
     def _projected(self, accountant: ExactAccountant | RenyiAccountant, more: list[tuple[PrivacyEvent, int]]) -> float:
@@ -318,7 +325,10 @@ class PrivacyAccountant:
         return any(limit is not None and spent() > limit for limit, spent in limits)
 
     def is_budget_exhausted(self) -> bool:
-        """Whether another step, or another round like the last one of any party, would exceed a budget. Ask before it runs."""
+        """Whether another step, or for any party another round like its last one, would exceed a budget.
+
+        Ask before it runs. A party that has had enough keeps this true; :meth:`would_exceed` asks for one party.
+        """
         if self.is_budget_exceeded():
             return True
         if self.max_epsilon is not None:
@@ -402,7 +412,9 @@ def _restore(state: Mapping[str, Any]) -> PrivacyAccountant:
     if not isinstance(state, Mapping):
         raise CorruptState(f"an accountant's state is a mapping, not {type(state).__name__}")
     if state.get("version") != STATE_VERSION:
-        raise CorruptState(f"state version {state.get('version')!r} is not {STATE_VERSION}; use the quietsum that wrote it")
+        raise CorruptState(
+            f"state version {state.get('version')!r} is not {STATE_VERSION}; use the quietsum that wrote it"
+        )
     try:
         if state["digest"] != _digest(state):
             raise CorruptState("the state's digest does not match its contents; restore it from an unaltered copy")
@@ -431,7 +443,9 @@ def _restore(state: Mapping[str, Any]) -> PrivacyAccountant:
         ):
             saved = float(state[name])
             if saved != value and not abs(saved - value) <= 1e-6 * max(1.0, finite_number(name, saved)):
-                raise CorruptState(f"{name} was saved as {saved} and comes out as {value}; the history is not what it was")
+                raise CorruptState(
+                    f"{name} was saved as {saved} and comes out as {value}; the history is not what it was"
+                )
     except CorruptState:
         raise
     except (LookupError, TypeError, ValueError, ArithmeticError, QuietsumError) as error:

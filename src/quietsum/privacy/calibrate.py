@@ -1,8 +1,8 @@
 """From a budget to a setting: the noise, steps, rate or rounds that fit, never one that overspends.
 
-Every answer is checked from the accountant's *upper* bound before it is returned. The noise is found by a bracketed
-secant search in ln σ; it starts from the central-limit guess μ = q √(T (e^{1/σ²} − 1)) (Bu, Dong, Long, Su 2020), which is no
-bound itself but close, so that a handful of exact evaluations suffice.
+Every answer is checked from the accountant's *upper* bound before it is returned. Searches
+(:mod:`quietsum.privacy.search`) start from the central-limit guess μ = q √(T (e^{1/σ²} − 1)) (Bu, Dong, Long, Su 2020),
+which is no bound itself but close, so that a handful of exact evaluations suffice.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.search import most_steps, smallest_parameter
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "compute_noise_multiplier",
 ]
 
-_CLOSE = 1e-7  # how far below the target ε may stay, relative
 _LEAST_NOISE, _MOST_NOISE = 1e-4, 1e7
 _LEAST_RATE = 1e-9
 
@@ -85,7 +85,8 @@ def calibrate(
 ) -> float:
     """The smallest parameter x in [lowest, highest] with ε(make_event(x)) ≤ target_epsilon, ε falling in x.
 
-    ``make_event`` describes a whole run as a function of one noise parameter: a noise multiplier, or a factor on a schedule.
+    ``make_event`` describes a whole run as a function of one noise parameter: a noise multiplier, or a factor on a
+    schedule.
 
     >>> from quietsum import Composed, Gaussian
     >>> halving = lambda x: Composed(events=(Gaussian(noise_multiplier=x), Gaussian(noise_multiplier=x / 2)))
@@ -101,99 +102,13 @@ def calibrate(
     def spend(parameter: float) -> Guarantee:
         return accountant_for(accounting, neighbours=neighbours).compose(make_event(parameter)).epsilon(delta=delta)
 
-    found = _smallest(spend, target, guess, lowest, highest)
+    found = smallest_parameter(spend, target, guess, lowest, highest)
     if found is None:
         raise QuietsumError(
             f"no noise up to {highest:g} reaches ε = {target:g} at δ = {delta:g}; "
             "allow a larger ε or δ, fewer steps or a lower sample rate"
         )
     return found
-
-
-def _excess(spent: Guarantee, target: float) -> float:
-    """ln(ε / target), −inf at ε = 0; above 0 exactly where ε is above the target."""
-    if spent.epsilon == 0:
-        return -math.inf
-    value = math.log(spent.epsilon / target)
-    return value if (value > 0) == (spent.epsilon > target) else math.copysign(1e-16, spent.epsilon - target)
-
-
-def _close_enough(spent: Guarantee) -> float:
-    """How far below the target ln ε may stay: where the bounds are wide, trying to come closer chases noise."""
-    return max(_CLOSE, spent.gap / spent.epsilon / 2) if spent.epsilon_lower > 0 else _CLOSE
-
-
-def _smallest(
-    spend: Callable[[float], Guarantee], target: float, guess: float, lowest: float, highest: float
-) -> float | None:
-    """The smallest x that spends at most ``target``, spending falling in x: secants in ln x inside a bracket, bisection
-    where they leave it. None where even ``highest`` spends more.
-    """
-    bottom, top = math.log(lowest), math.log(highest)
-    low, high = bottom, top  # too much is spent at low, not at high, once they have been tried
-    low_tried = high_tried = False
-    point = min(max(math.log(guess), bottom), top)
-    last_point = last_value = math.nan
-    stride = 1.0
-    for _ in range(200):
-        spent = spend(math.exp(point))
-        value = _excess(spent, target)
-        if value > 0:
-            if point >= top:
-                return None
-            low, low_tried = point, True
-        else:
-            high, high_tried = point, True
-            if value > -_close_enough(spent) or point <= bottom:
-                break
-        if low_tried and high_tried and high - low < 1e-9:
-            break
-        if math.isfinite(last_value) and math.isfinite(value) and value != last_value:
-            slope = (value - last_value) / (point - last_point)
-        else:
-            slope = -1.25  # between −1 (much noise) and −2 (little)
-        last_point, last_value = point, value
-        point = last_point - (value + 0.5 * _CLOSE) / slope if slope < 0 and math.isfinite(value) else math.nan
-        if not low < point < high:
-            if low_tried and high_tried:
-                point = (low + high) / 2
-            else:
-                point = min(max(last_point + math.copysign(stride, value), bottom), top)
-                stride *= 2
-    return math.exp(high) if high_tried else None
-
-
-def _most_steps(spend: Callable[[int], Guarantee], target: float, guess: float, most: int) -> int | None:
-    """The largest number of steps that spends at most ``target``, by secants in ln T; None where ``most`` still fit."""
-    low, high = 0, most + 1  # low fits, high does not
-    point = int(min(max(guess, 1.0), float(most)))
-    tried: list[tuple[int, float]] = []
-    while True:
-        value = _excess(spend(point), target)
-        if value <= 0:
-            low = point
-        else:
-            high = point
-        if low == most:
-            return None
-        if high - low == 1:
-            return low
-        tried.append((point, value))
-        point = _next_steps(tried)
-        if len(tried) % 4 == 0 and low and high <= most:
-            point = (low + high) // 2  # secants that creep are helped along
-        point = min(max(point, low + 1), high - 1)
-
-
-def _next_steps(tried: list[tuple[int, float]]) -> int:
-    """Where the line through the last two points of (ln T, ln ε) meets the target, rounded down."""
-    point, value = tried[-1]
-    slope = 0.6  # ε grows like √T at first, like T later
-    if not math.isfinite(value):
-        return point * 4 if value < 0 else point // 4
-    if len(tried) > 1 and math.isfinite(tried[-2][1]):
-        slope = (value - tried[-2][1]) / math.log(point / tried[-2][0])
-    return int(point * math.exp(min(max(-value / max(slope, 0.05), -4.0), 4.0)))
 
 
 def calibrate_noise(
@@ -267,7 +182,11 @@ def compute_noise_multiplier(
     """
     steps = whole_number("steps_per_round", steps_per_round, 1) * whole_number("num_rounds", num_rounds, 1)
     return calibrate_noise(
-        target_epsilon=target_epsilon, target_delta=target_delta, sample_rate=sample_rate, steps=steps, accounting=accounting
+        target_epsilon=target_epsilon,
+        target_delta=target_delta,
+        sample_rate=sample_rate,
+        steps=steps,
+        accounting=accounting,
     )
 
 
@@ -307,9 +226,11 @@ def calibrate_steps(
     each = 1.0 if sampling == "none" else rate
     cost = each * math.sqrt(_spread(noise)) * (2 if relation is Neighbours.REPLACE_ONE else 1)
     guess = (_central_limit_mu(target, delta) / cost) ** 2 if cost > 1e-100 else float(most)
-    found = _most_steps(spend, target, guess, most)
+    found = most_steps(spend, target, guess, most)
     if found is None:
-        raise InvalidParameter("most", most, "steps still fit into the budget", "raise `most`, or train as long as you like")
+        raise InvalidParameter(
+            "most", most, "steps still fit into the budget", "raise `most`, or train as long as you like"
+        )
     return found
 
 
@@ -365,7 +286,7 @@ def calibrate_rate(
         return _spent(delta, noise, 1 / inverse, steps, accounting, sampling, relation)
 
     guess = math.sqrt(steps * _spread(noise)) / _central_limit_mu(target, delta)
-    found = _smallest(spend, target, min(max(guess, 1.0), 1 / _LEAST_RATE), 1.0, 1 / _LEAST_RATE)
+    found = smallest_parameter(spend, target, min(max(guess, 1.0), 1 / _LEAST_RATE), 1.0, 1 / _LEAST_RATE)
     if found is None:
         raise QuietsumError(
             f"no sample rate down to {_LEAST_RATE:g} reaches ε = {target:g} at δ = {delta:g} in {steps} steps; "

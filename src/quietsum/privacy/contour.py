@@ -121,20 +121,19 @@ def log_ratio(pair: MixturePair | OppositePair, x: Array, theta: float | Array) 
                 imag = imag + weight * np.sin(j * theta)
                 noise = noise + weight * (52 + 2 * size + weight_noise + 2 * np.abs(exponent) + 6 * np.abs(shift))
     real = turned - lost
-    excess = 2 * real + real * real + imag * imag  # |m|² − 1
+    flat = isinstance(theta, float) and theta == 0  # on the real line m is real
+    excess = real if flat else 2 * real + real * real + imag * imag  # m − 1, or |m|² − 1
+    log_abs = np.log1p(np.maximum(excess, -0.75)) * (1.0 if flat else 0.5)
     whole = 1 + real
-    smallest = excess.min()
-    if smallest < -0.75:  # |m| < 1/2: nothing may be taken from 1
-        small = excess < -0.75
+    if excess.min() < -0.5:  # m is small: nothing may be taken from 1
+        small = excess < -0.5
         whole = np.where(small, turned + kept, whole)
-        log_abs = np.where(small, np.log(np.hypot(whole, imag)), 0.5 * np.log1p(np.maximum(excess, -0.75)))
+        log_abs = np.where(small, np.log(np.hypot(whole, imag)), log_abs)
         noise = noise + np.where(small, kept_noise, lost_noise)
     else:
-        log_abs = 0.5 * np.log1p(excess)
         noise = noise + lost_noise
-    angle = np.arctan2(imag, whole)
-    error = noise * np.exp(-log_abs) + 18 * (np.abs(log_abs) + angle)
-    return error, log_abs, angle
+    angle = np.zeros_like(real) if flat else np.arctan2(imag, whole)
+    return noise * np.exp(-log_abs) + 18 * (np.abs(log_abs) + angle), log_abs, angle
 
 
 def _log_ratio_far(
@@ -348,7 +347,9 @@ def log_tail(pair: Pair, direction: Direction, c: float, t: float) -> float:
         precision = 1 / (2 * pair.sigma**2)
         return (c * (c + 1) - t * t) * precision + 16 * ROUNDING * (c * (c + 1) + t * t) * precision
     assert isinstance(pair, MixturePair | OppositePair)
-    real, angle, log_errors = _fan(pair, direction, c)
+    low, high = window(pair, direction, c)
+    few = high - low < 512 * _line(pair, direction, c)[1]
+    real, angle, log_errors = (_fan if few else _fan.__wrapped__)(pair, direction, c)
     exponent = real - t * angle
     top = exponent.max(axis=1)
     rounding = ROUNDING * (real.shape[1] + 100 + 8 * np.abs(top))
@@ -361,7 +362,7 @@ def log_tail(pair: Pair, direction: Direction, c: float, t: float) -> float:
 _SHIFTS = np.array([0.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003])[:, None]
 
 
-@functools.lru_cache(maxsize=512)
+@functools.lru_cache(maxsize=2048)
 def _fan(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tuple[Array, Array, Array]:
     """ln|N m^a| and the angle of m on lines at several heights, both rounded to the safe side, with ln(relative errors).
 

@@ -1,16 +1,17 @@
 """Sums of grid losses: tilt, transform, multiply, transform back, and say what may have gone wrong.
 
 The law of a sum of losses is a convolution, hence a product of Fourier transforms: each distinct law costs one
-transform, its count only multiplies a logarithm, a question costs one inverse transform. Three things make the result a bound:
+transform, its count only multiplies a logarithm, a question costs one inverse transform. Three things make the result
+a bound:
 
 * *Tilting.* Masses are multiplied by e^{cℓ} before the transform. Rounding error is relative to the largest tilted
   mass, which sits where the question is asked, so a δ of 1e-30 is as accurate as one of 1e-3.
 * *Wrapping.* A transform of N points is periodic. Mass beyond the window re-appears inside it; that only adds to δ, so
-  an upper bound pays merely for P(S beyond the window), a lower bound for all that may have come in. Both are Chernoff bounds
-  with the laws' own moments.
-* *Rounding.* The error of all tilted masses together is taken to be 4 u (T + log₂ N) in the 2-norm, relative to the masses (u
-  the unit round-off): T factors, one transform forth and one back, of which measured errors are a small part. This is
-  an allowance, not a proof.
+  an upper bound pays merely for P(S beyond the window), a lower bound for all that may have come in. Both are
+  Chernoff bounds with the laws' own moments.
+* *Rounding.* The error of all tilted masses together is taken to be 4 u (T + log₂ N) in the 2-norm, relative to the
+  masses (u the unit round-off): T factors, one transform forth and one back, of which measured errors are a small
+  part. This is an allowance, not a proof.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class LossSum:
         """The largest ε ≥ 0 of the window at which lower_delta(ε) ≥ delta; 0 where there is none."""
         if delta <= self.infinite:
             return math.inf if self.infinite > 0 else 0.0
-        return self._solve(math.log(delta - self.infinite), float(np.logaddexp(self.log_stray, self.log_rounding)), -1.0)
+        log_error = float(np.logaddexp(self.log_stray, self.log_rounding))
+        return self._solve(math.log(delta - self.infinite), log_error, -1.0)
 
     def _delta(self, epsilon: float) -> float:
         first = max(0, math.floor((epsilon - self.start) / self.spacing))
@@ -120,18 +122,19 @@ def sum_losses(
     *,
     tilt: float,
     orders: tuple[float, float],
-    start: int,
+    low: float,
     points: int,
     floor: float = -math.inf,
 ) -> LossSum:
-    """The sum of all laws, each as often as its count says, on the window of ``points`` grid points from ``start``.
+    """The sum of all laws, each as often as its count says, on a window of ``points`` grid points from about ``low``.
 
     ``orders``, one above the tilt and one below it, say which moments bound what lies beyond the window best. With a
-    ``floor``, the answer holds above it only: where T losses of at most floor / T cannot get, one large loss must help, and
-    the sum without these cases is computed by itself, so that no rounding error of the bulk covers a faint tail.
+    ``floor``, the answer holds above it only: where T losses of at most floor / T cannot get, one large loss must help,
+    and the sum without the other cases is computed by itself, lest rounding errors of the bulk cover a faint tail.
     """
     spacing = laws[0][0].spacing
     offset = math.fsum(count * law.offset for law, count in laws)
+    start = math.floor((low - offset) / spacing)
     steps = sum(count for _, count in laws)
     log_scale = math.fsum(count * law.log_moment(tilt) for law, count in laws)
     tilted = np.roll(np.fft.irfft(_transform(laws, tilt, points, floor / steps), points), -(start % points))
@@ -139,9 +142,8 @@ def sum_losses(
     # over the spacing plus the largest of them
     kernel = min(float(points), 1 / (2 * tilt * (2 * tilt + 1) * (tilt + 1) * spacing) + 1)
     error = 4 * _UNIT_ROUNDOFF * (steps + math.log2(points)) * float(np.linalg.norm(tilted)) * math.sqrt(kernel)
-    low, high = offset + spacing * (start - 1), offset + spacing * (start + points)
-    log_lost, log_stray = _beyond(laws, tilt, orders, low, high)
     begin = offset + spacing * start
+    log_lost, log_stray = _beyond(laws, tilt, orders, begin - spacing, begin + spacing * points)
     skipped = max(0, math.floor((floor - begin) / spacing)) if floor > begin else 0
     finite = math.fsum(count * math.log1p(-law.infinite) if law.infinite < 1 else -math.inf for law, count in laws)
     return LossSum(
@@ -161,8 +163,8 @@ def sum_losses(
 def _transform(laws: Sequence[tuple[GridLaw, int]], tilt: float, points: int, small: float) -> Transform:
     """The transform of the tilted sum; without the sums of losses of at most ``small`` each, unless that is −∞.
 
-    With B for the small losses and t for the others, Π (B + t)^T − Π B^T = Π B^T · (e^{Σ T log(1 + t/B)} − 1), all of it
-    relative to t.
+    With B for the small losses and t for the others, Π (B + t)^T − Π B^T = Π B^T · (e^{Σ T log(1 + t/B)} − 1), whose
+    error is relative to t.
     """
     whole = np.zeros(points // 2 + 1, dtype=np.complex128)
     bulk, rise = whole.copy(), whole.copy()
@@ -196,7 +198,7 @@ def _log(transform: Transform) -> Transform:
 def _beyond(
     laws: Sequence[tuple[GridLaw, int]], tilt: float, orders: tuple[float, float], low: float, high: float
 ) -> tuple[float, float]:
-    """Chernoff bounds on log P(S ≥ high) and on log E[e^{tilt·S}; S ≤ low or S ≥ high], from moments near ``orders``."""
+    """Chernoff bounds on log P(S ≥ high) and log E[e^{tilt·S}; S ≤ low or S ≥ high], from moments near ``orders``."""
     log_lost = log_up = log_down = math.inf
     for stretch in (0.5, 0.7, 1.0, 1.4, 2.0):
         up, down = (tilt + stretch * (order - tilt) for order in orders)

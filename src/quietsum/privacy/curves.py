@@ -1,8 +1,9 @@
 """Rényi curves of single steps: D_α for each pair, at any list of orders.
 
 Sources: Gaussian and Laplace, Mironov 2017, Propositions 6 and 7; Poisson-sampled Gaussian, Mironov, Talwar, Zhang 2019
-(integer orders by the binomial sum, fractional ones by quadrature instead of their alternating series); discrete Gaussian,
-Canonne, Kamath, Steinke 2020, Theorem 4; Skellam, Agarwal, Kairouz, Liu 2021, Theorem 3.5; pure DP by its worst pair.
+(integer orders by the binomial sum, fractional ones by quadrature instead of their alternating series); discrete
+Gaussian, Canonne, Kamath, Steinke 2020, Theorem 4; Skellam, Agarwal, Kairouz, Liu 2021, Theorem 3.5; pure DP by its
+worst pair.
 The rest are moments of likelihood ratios, see :mod:`quietsum.privacy.ratios`.
 """
 
@@ -53,8 +54,10 @@ def _default_orders() -> tuple[float, ...]:
 
     The largest order puts the floor of ε at 0.003 for δ = 1e-6; the smallest serves ε in the thousands.
     """
-    fractional = [round(1 + 0.005 * 1.15**k, 6) for k in range(34)] + [round(1.5 + 0.05 * k * 1.02**k, 6) for k in range(75)]
-    above = [int(round(64 * 2 ** (k / 4))) for k in range(1, 21)]
+    fractional = [round(1 + 0.005 * 1.15**k, 6) for k in range(34)] + [
+        round(1.5 + 0.05 * k * 1.02**k, 6) for k in range(75)
+    ]
+    above = [round(64 * 2 ** (k / 4)) for k in range(1, 21)]
     return tuple(sorted(order for order in fractional if order < 12) + [float(n) for n in (*range(12, 65), *above)])
 
 
@@ -134,7 +137,7 @@ def _line(alpha: Array, distance: float) -> Array:
 
 
 def _laplace(alpha: Array, reach: float) -> Array:
-    """ln(α e^{(α−1)t} + (α−1) e^{−αt}) − ln(2α − 1) over α − 1; what is left of both exponentials after 1 + x is ≥ 0."""
+    """ln((α e^{(α−1)t} + (α−1) e^{−αt}) / (2α − 1)) / (α − 1), where e^x − 1 − x ≥ 0 keeps anything from cancelling."""
     up, down = (alpha - 1) * reach, -alpha * reach
     if float(up.max()) > 1:
         high = np.log(alpha / (2 * alpha - 1)) + up
@@ -150,7 +153,12 @@ def _laplace(alpha: Array, reach: float) -> Array:
 def _second(x: Array) -> Array:
     """e^x − 1 − x ≥ 0."""
     near = np.clip(x, -0.1, 0.1)
-    series = near * near / 2 * (1 + near / 3 * (1 + near / 4 * (1 + near / 5 * (1 + near / 6 * (1 + near / 7 * (1 + near / 8))))))
+    series = (
+        near
+        * near
+        / 2
+        * (1 + near / 3 * (1 + near / 4 * (1 + near / 5 * (1 + near / 6 * (1 + near / 7 * (1 + near / 8))))))
+    )
     return np.where(np.abs(x) <= 0.1, series, np.expm1(x) - x)
 
 
@@ -203,8 +211,9 @@ def _plan(orders: tuple[float, ...]) -> _Plan:
 def _sampled_gaussian(sigma: float, rate: float, orders: tuple[float, ...], lattice: float = 0.0) -> Array:
     """max over directions is the remove direction (Mironov, Talwar, Zhang 2019, Theorem 5).
 
-    With a ``lattice`` the noise lives on its multiples only. The discrete Gaussian has the same integer moments E_Q[(P/Q)^k] =
-    e^{k(k−1)/2σ²} as the continuous one, because k shifts end on the lattice, so both share the curve at integer orders.
+    With a ``lattice`` the noise lives on its multiples only. The discrete Gaussian has the same integer moments
+    E_Q[(P/Q)^k] = e^{k(k−1)/2σ²} as the continuous one, because k shifts end on the lattice, so both share the curve at
+    integer orders.
     """
     if sigma < 1e-100:
         return np.full(len(orders), np.inf)

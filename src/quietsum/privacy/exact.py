@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import Self, final
 
 import numpy as np
@@ -28,7 +29,7 @@ from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.inversion import Inversion, Line, log_weight
-from quietsum.privacy.moments import LADDER, STEPS, ladder_moments, step_moments
+from quietsum.privacy.moments import LADDER, STEPS, ladder_moments, moments_at, step_moments
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -38,9 +39,10 @@ _MOST_NODES = 1 << 17
 _spectrum = functools.lru_cache(maxsize=8192)(spectrum)
 _long_spectrum = functools.lru_cache(maxsize=32)(spectrum)  # up to 3 MB each
 _log_tail = functools.lru_cache(maxsize=65536)(log_tail)
-# Where the sum's errors are too wide: denser nodes (less aliasing), then lower abscissae (moments that are not about
-# to explode). Each attempt: rungs down, factor on the density of nodes.
-_ATTEMPTS = ((0, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3, 8), (4, 16))
+# Where the first sum's errors are too wide: (steps down from the best abscissa, factor on the density of nodes). More
+# nodes mean less aliasing; at lower abscissae moments are not about to explode.
+_ATTEMPTS = ((0, 1), (0, 2), (2, 2), (0, 4), (2, 4), (6, 4), (0, 8), (4, 8), (12, 8), (24, 16))
+_FINE = 2.0 ** (np.arange(-40, 9) / 32)
 _LOG_WEIGHT = log_weight(LADDER)
 _UP = 1 + 4 * ROUNDING  # more than one addition and one product can lose
 _WEIGHT_ROOM = 1e-14 * (LADDER + 1) * (1 + np.log1p(LADDER))
@@ -75,7 +77,7 @@ class ExactAccountant:
         self._sums: dict[Line, tuple[int, Array, Array]] = {}
         self._ladders: dict[Direction, tuple[int, Array]] = {}
         self._tails: dict[Line, tuple[int, float]] = {}
-        self._steps: dict[tuple[Direction, int], tuple[int, Array]] = {}
+        self._steps: dict[tuple[Direction, float], tuple[int, Array]] = {}
 
     def copy(self) -> ExactAccountant:
         """An independent accountant with the same history; what was computed is shared."""
@@ -172,16 +174,17 @@ class ExactAccountant:
         return None
 
     def _total_variation(self) -> float:
-        """An upper bound on δ(0): 1 − Π (1 − what one step shows), at most 1/(σ √2π) for a shift by one that is drawn."""
+        """An upper bound on δ(0): 1 − Π (1 − v), v being a step's own: that a unit is drawn, or its shift / (σ √2π)."""
         log_hidden = 0.0
         for pair, count in self.history.counts.items():
             if isinstance(pair, MixturePair):
-                shown = pair.rate * pair.size * min(1.0, 0.4 / pair.sigma)
-                log_hidden += count * max(pair.size * math.log1p(-pair.rate), math.log1p(-min(shown, 1 - 1e-9)))
+                spared, shown = pair.size * math.log1p(-pair.rate), 0.4 * pair.rate * pair.size / pair.sigma
             elif isinstance(pair, OppositePair):
-                log_hidden += count * math.log1p(-pair.rate * min(1.0, 0.8 / pair.sigma))
-            elif isinstance(pair, GaussianPair):
-                log_hidden += count * math.log1p(-min(1 - 1e-9, 0.4 / pair.sigma))
+                spared, shown = math.log1p(-pair.rate), 0.8 * pair.rate / pair.sigma
+            else:
+                assert isinstance(pair, GaussianPair)
+                spared, shown = -math.inf, 0.4 / pair.sigma
+            log_hidden += count * max(spared, math.log1p(-shown) if shown < 1 else -math.inf)
         return -math.expm1(log_hidden * (1 + 1e-9))
 
     def _certified(self, bounds: tuple[float, float], delta: float, method: str) -> Guarantee:
@@ -206,9 +209,7 @@ class ExactAccountant:
         counts = self.history.counts
         if not all(map(has_contour, counts)):
             return math.inf
-        # Units at distance k, or 2 for opposite ones; mixtures of shifts are no worse than the largest shift.
-        spans = [(pair, getattr(pair, "size", 2 if isinstance(pair, OppositePair) else 1), n) for pair, n in counts.items()]
-        best = GaussianCurve(joint_mu((pair.sigma / span, n) for pair, span, n in spans)).epsilon_bounds(delta)[1]
+        best = GaussianCurve(joint_mu((_without_sampling(pair), n) for pair, n in counts.items())).epsilon_bounds(delta)[1]
         try:
             return min(best, max(self._chernoff(direction, math.log(delta))[1] for direction in self._directions()))
         except OverflowError:
@@ -236,12 +237,12 @@ class ExactAccountant:
         self._ladders[direction] = (len(self.history.log), total)
         return total
 
-    def _above(self, direction: Direction, rung: int) -> Array:
-        """An upper bound on K at the abscissae STEPS times that of a rung: what bounds aliasing."""
-        since, total = self._steps.get((direction, rung), (0, np.zeros(STEPS.size)))
+    def _above(self, direction: Direction, c: float) -> Array:
+        """An upper bound on K at c · STEPS: what bounds aliasing."""
+        since, total = self._steps.get((direction, c), (0, np.zeros(STEPS.size)))
         for pair, count in self._news(since):
-            total = (total + count * step_moments(pair, direction, rung)) * _UP
-        self._steps[direction, rung] = (len(self.history.log), total)
+            total = (total + count * step_moments(pair, direction, c)) * _UP
+        self._steps[direction, c] = (len(self.history.log), total)
         return total
 
     def _tail(self, line: Line) -> float:
@@ -275,13 +276,12 @@ class ExactAccountant:
         log_delta = math.log(delta)
         lower = upper = 0.0
         for direction in self._directions():
-            ladder = self._ladder(direction)
             rung, ceiling = self._chernoff(direction, log_delta)
             if not math.isfinite(ceiling):
                 raise _Inconclusive("no finite moment")
-            if ceiling <= lower:  # this direction cannot be the worse one
+            if min(ceiling, self._largest_loss(direction)) <= lower:  # this direction cannot be the worse one
                 continue
-            low, high = self._solve(direction, rung, ladder, log_delta, ceiling)
+            low, high = self._solve(direction, rung, log_delta, ceiling)
             lower, upper = max(lower, low), max(upper, high)
         return lower, upper
 
@@ -292,81 +292,109 @@ class ExactAccountant:
         rung = int(np.argmin(bounds))
         return rung, float(bounds[rung])
 
-    def _choose(self, direction: Direction, rung: int, density: int, ladder: Array) -> Line:
-        """The shortest line whose tail certificate is good to about 1e-9 of the sum."""
-        c = float(LADDER[rung])
-        s = c / density
-        spread = _second_derivative(ladder, rung)
-        nodes = 32
-        if spread > 0:
-            while nodes * s < math.sqrt(70 / spread) and nodes < _MOST_NODES:
-                nodes *= 2
-        while nodes <= _MOST_NODES:
-            line = Line(direction, rung, density, nodes)
-            if self._tail(line) - float(ladder[rung]) + math.log((c + 1) / (s * nodes)) <= -27:
-                return line
-            nodes *= 2
-        raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
+    def _largest_loss(self, direction: Direction) -> float:
+        """No loss is larger: adding units is at most −k ln(1 − q) a step."""
+        counts = self.history.counts
+        if direction is Direction.REMOVE or not all(isinstance(pair, MixturePair) for pair in counts):
+            return math.inf
+        total = math.fsum(-n * p.size * math.log1p(-p.rate) for p, n in counts.items() if isinstance(p, MixturePair))
+        return total * (1 + 1e-12)
 
-    def _solve(
-        self, direction: Direction, rung: int, ladder: Array, log_delta: float, ceiling: float
-    ) -> tuple[float, float]:
+    def _solve(self, direction: Direction, rung: int, log_delta: float, ceiling: float) -> tuple[float, float]:
         density = 16 if log_delta > -18.5 else 20 if log_delta > -37 else 28
         best: tuple[float, float] | None = None
-        for lower_by, factor in _ATTEMPTS:
-            start = max(0, rung - lower_by)
-            try:
-                line = self._choose(direction, start, density * factor, ladder)
-            except _Inconclusive:
-                if best is None and lower_by == 0:
-                    raise
-                break
-            inverse = Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
+        for inverse in self._inversions(direction, rung, density, lambda c, k: (k - log_delta - log_weight(c)) / c):
             centre = inverse.root(log_delta, ceiling)
             if (centre is None or centre <= 0) and inverse.bounds(0.0)[1] <= log_delta * (1 + 16 * ROUNDING):
                 return 0.0, 0.0
             bounds = None if centre is None else inverse.bracket(centre, log_delta)
-            if bounds is not None and (best is None or bounds[1] - bounds[0] < best[1] - best[0]):
-                best = bounds
-            if best is not None and best[1] - best[0] <= 1e-6 * max(best[1], 0.1):
-                break
-        if best is not None:
-            return best
-        raise _Inconclusive("the error bounds are too wide")
+            if bounds is not None:
+                best = bounds if best is None else (max(best[0], bounds[0]), min(best[1], bounds[1]))
+                if best[1] - best[0] <= 1e-6 * max(best[1], 0.1):
+                    break
+        if best is None:
+            raise _Inconclusive("the error bounds are too wide")
+        return max(0.0, best[0]), max(0.0, best[1])
 
     def _contour_delta(self, epsilon: float) -> tuple[float, float]:
         lower = upper = 0.0
         for direction in self._directions():
-            ladder = self._ladder(direction)
-            chernoff = ladder - LADDER * epsilon - _LOG_WEIGHT
+            chernoff = self._ladder(direction) - LADDER * epsilon - _LOG_WEIGHT
             rung = int(np.argmin(chernoff))
             if not math.isfinite(chernoff[rung]):
                 raise _Inconclusive("no finite moment")
+            if self._largest_loss(direction) <= epsilon:
+                continue
             if chernoff[rung] < -745:  # no float is as small as this
                 upper = max(upper, 5e-324)
                 continue
-            low, high = self._evaluate(direction, rung, ladder, epsilon)
+            low, high = self._evaluate(direction, rung, epsilon)
             lower, upper = max(lower, low), max(upper, high)
         return lower, min(1.0, upper)
 
-    def _evaluate(self, direction: Direction, rung: int, ladder: Array, epsilon: float) -> tuple[float, float]:
+    def _evaluate(self, direction: Direction, rung: int, epsilon: float) -> tuple[float, float]:
         low, high = -math.inf, math.inf
-        for lower_by, factor in _ATTEMPTS:
-            start = max(0, rung - lower_by)
-            line = self._choose(direction, start, 16 * factor, ladder)
-            inverse = Inversion(line, self._sum(line), self._tail(line), self._above(direction, start))
+        for inverse in self._inversions(direction, rung, 16, lambda c, k: k - c * epsilon - log_weight(c)):
             bounds = inverse.bounds(epsilon)
             low, high = max(low, bounds[0]), min(high, bounds[1])
             if high - low <= 1e-3 or high < -690:
                 return exponentials(low, high)
         raise _Inconclusive("the error bounds are too wide")
 
+    def _inversions(
+        self, direction: Direction, rung: int, density: int, merit: Callable[[Array, Array], Array]
+    ) -> Iterator[Inversion]:
+        """Better and better contours: one on the ladder first, then around the abscissa of the least ``merit``(c, K)."""
+        c, log_moment = float(LADDER[rung]), float(self._ladder(direction)[rung])
+        yield self._inversion(direction, c, density, log_moment, _curvature(LADDER, self._ladder(direction), rung))
+        fine, moments, best = self._refined(direction, c, merit)
+        for down, factor in _ATTEMPTS:
+            at = max(1, best - down)
+            c, log_moment = float(fine[at]), float(moments[at])
+            yield self._inversion(direction, c, density * factor, log_moment, _curvature(fine, moments, at))
 
-def _second_derivative(ladder: Array, rung: int) -> float:
-    """K'' near a rung, from neighbouring rungs."""
-    left, right = max(0, rung - 1), min(LADDER.size - 1, rung + 1)
-    if not (left < rung < right) or not np.isfinite(ladder[right]):
-        left, rung, right = max(0, rung - 2), max(1, rung - 1), max(2, rung)
-    first = (ladder[rung] - ladder[left]) / (LADDER[rung] - LADDER[left])
-    second = (ladder[right] - ladder[rung]) / (LADDER[right] - LADDER[rung])
-    return float(2 * (second - first) / (LADDER[right] - LADDER[left]))
+    def _refined(
+        self, direction: Direction, c: float, merit: Callable[[Array, Array], Array]
+    ) -> tuple[Array, Array, int]:
+        """Abscissae around c, upper bounds on K there, and the index of the best one, moving up while that helps."""
+        while True:
+            fine = c * _FINE
+            moments = np.zeros_like(fine)
+            for pair, count in self.history.counts.items():
+                moments = (moments + count * moments_at(pair, direction, fine)) * _UP
+            values = merit(fine, moments)
+            best = int(np.argmin(values))
+            if best < fine.size - 1 or c > float(LADDER[-1]):
+                return fine, moments, best
+            c = 2 * c
+
+    def _inversion(
+        self, direction: Direction, c: float, density: int, log_moment: float, curvature: float
+    ) -> Inversion:
+        """The contour at c with the fewest nodes whose tail certificate is good to about 1e-9 of the sum."""
+        s = c / density
+        nodes = 32
+        if curvature > 0:
+            while nodes * s < math.sqrt(70 / curvature) and nodes < _MOST_NODES:
+                nodes *= 2
+        while nodes <= _MOST_NODES:
+            line = Line(direction, c, density, nodes)
+            if self._tail(line) - log_moment + math.log((c + 1) / (s * nodes)) <= -27:
+                return Inversion(line, self._sum(line), self._tail(line), self._above(direction, c))
+            nodes *= 2
+        raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
+
+
+def _without_sampling(pair: Pair) -> float:
+    """σ of the Gaussian that dominates ``pair``: a mixture of shifts is no worse than the largest shift."""
+    assert isinstance(pair, GaussianPair | MixturePair | OppositePair)
+    return pair.sigma / (pair.size if isinstance(pair, MixturePair) else 2 if isinstance(pair, OppositePair) else 1)
+
+
+def _curvature(c: Array, moments: Array, at: int) -> float:
+    """K'' near an abscissa, from neighbouring ones; for planning only."""
+    at = min(max(at, 1), c.size - 2)
+    if not np.isfinite(moments[at + 1]):
+        at = max(1, at - 1)
+    slopes = np.diff(moments[at - 1 : at + 2]) / np.diff(c[at - 1 : at + 2])
+    return float(2 * (slopes[1] - slopes[0]) / (c[at + 1] - c[at - 1]))

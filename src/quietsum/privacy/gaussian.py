@@ -21,8 +21,9 @@ _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 def log_gaussian_delta(mu: float, epsilon: float) -> float:
     """ln δ(ε) of N(μ, 1) against N(0, 1), for any real ε; good to some 1e-13 relative to δ.
 
-    With a = μ/2 − ε/μ and g = erfcx both terms share the factor e^{−a²/2}: δ = e^{−a²/2} (g(y) − g(y + h)) / 2 with y = −a/√2 and
-    h = μ/√2. Far in the tail, and for little μ, the two are nearly equal, so their difference is taken by series.
+    With a = μ/2 − ε/μ and g = erfcx both terms share the factor e^{−a²/2}: δ = e^{−a²/2} (g(y) − g(y + h)) / 2 with
+    y = −a/√2 and h = μ/√2. Far in the tail, and for little μ, the two are nearly equal, so their difference is taken by
+    series.
     """
     if epsilon < 0:  # the pair is its own mirror image: δ(ε) = 1 − e^ε + e^ε δ(−ε)
         return math.log(-math.expm1(epsilon) + math.exp(epsilon + log_gaussian_delta(mu, -epsilon)))

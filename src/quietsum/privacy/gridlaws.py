@@ -2,15 +2,16 @@
 
 *Dominating* (connect the dots; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, arXiv 2207.04380). Cut the loss at
 grid points. The P-mass p and Q-mass r of a cell (a, a + w] go to its two ends so that both are kept: the
-upper end gets (p − r e^a) / (1 − e^{−w}). Since E[e^{−L'} | L] = e^{−L} and (1 − e^{ε−L})₊ is convex in e^{−L}, no δ(ε) falls; the
-same holds after composition. What lies above the last edge goes to +∞, what lies below the first goes up to it.
+upper end gets (p − r e^a) / (1 − e^{−w}). Since E[e^{−L'} | L] = e^{−L} and (1 − e^{ε−L})₊ is convex in e^{−L}, no δ(ε)
+falls; the same holds after composition. What lies above the last edge goes to +∞, what lies below the first goes up
+to it.
 
 *Merged*. Cut the loss anywhere and publish only the cell: that is post-processing, so the pair of masses (p, r) is
 dominated by (P, Q). Its loss log(p/r) is then rounded *down* to the grid, which lowers δ once more. With edges half-way
 between grid points log(p/r) misses the grid by O(w²) only; two corrections move each edge against that miss, and moving
-the whole grid a little keeps the rest on the upper side. So rounding costs next to nothing, and the error stays quadratic
-in the spacing where plain rounding down loses half a spacing a step. Where atoms sit between grid points that trick is impossible;
-:meth:`GridLaw.log_spread` serves there.
+the whole grid a little keeps the rest on the upper side. So rounding costs next to nothing, and the error stays
+quadratic in the spacing where plain rounding down loses half a spacing a step. Where atoms sit between grid points that
+trick is impossible; :meth:`GridLaw.log_spread` serves there.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class GridLaw:
     @property
     def loss(self) -> Array:
         """The losses themselves."""
-        return self.offset + self.spacing * self.index
+        return grid_points(self.spacing, self.offset, self.index)
 
     def log_moment(self, order: float) -> float:
         """log E[e^{order · L}; L < ∞]."""
@@ -66,6 +67,11 @@ class GridLaw:
         """
         power = tilt + order
         return log_sum(self.log_mass + tilt * self.loss + power * (power + 1) * self.width**2 / 8)
+
+
+def grid_points(spacing: float, offset: float, index: npt.NDArray[np.int64]) -> Array:
+    """offset + spacing · index."""
+    return np.asarray(offset + spacing * index, dtype=np.float64)
 
 
 def log_sum(values: Array) -> float:
@@ -110,7 +116,7 @@ def dominating_law(
     pair: Pair, direction: Direction, *, spacing: float, offset: float, index: npt.NDArray[np.int64]
 ) -> GridLaw:
     """Connect the dots at the grid points ``index``: an upper bound on every δ(ε)."""
-    mass, infinite, moved = dots(pair, direction, offset + spacing * index)
+    mass, infinite, moved = dots(pair, direction, grid_points(spacing, offset, index))
     widths = spacing * np.diff(index)
     width = np.maximum(np.append(0.0, widths), np.append(widths, 0.0))
     kept = mass > 0
@@ -140,7 +146,7 @@ def merged_law(
     The grid's own offset is moved to where rounding throws least away, ``tilt`` saying which part of the law matters
     (masses weigh e^{tilt·L}); ``atoms`` are isolated in cells of their own. The second value is what is thrown away.
     """
-    grid = offset + spacing * index
+    grid = grid_points(spacing, offset, index)
     p_mass, centre = _merge(pair, direction, (grid[1:] + grid[:-1]) / 2)
     weight = _tilted(p_mass, centre, tilt)
     heavy = int(np.argmax(weight))
@@ -223,16 +229,17 @@ def _recut(pair: Pair, direction: Direction, grid: Array, inner: float, *, up: b
     fine = np.linspace(grid[0], inner, 64 * len(grid)) if up else np.linspace(inner, grid[-1], 64 * len(grid))
     cells = cell_masses(pair, fine, direction)
     p_sum, q_sum = (np.cumsum(mass[:-1] if up else mass[:0:-1]) for mass in (cells.p, cells.q))
-    found, p_done, q_done, at = [], 0.0, 0.0, 0
+    found = list[float]()
+    p_done, q_done, at = 0.0, 0.0, 0
     for target in grid if up else grid[::-1]:
         with np.errstate(divide="ignore", invalid="ignore"):
             reached = np.log(p_sum[at:] - p_done) - np.log(q_sum[at:] - q_done) >= target
-        size = int(np.argmax(reached)) if up else int(np.count_nonzero(reached)) - 1  # falls from the top, rises from below
+        size = int(np.argmax(reached)) if up else int(np.count_nonzero(reached)) - 1  # it rises from below
         if not reached.any() or size < 0 or (up and size == 0 and not found):
             continue
         at += size
         p_done, q_done = p_sum[at], q_sum[at]
-        found.append(fine[at] if up else fine[len(fine) - 1 - at])
+        found.append(float(fine[at] if up else fine[len(fine) - 1 - at]))
         at += 1
         if at >= len(fine):
             break

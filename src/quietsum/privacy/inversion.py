@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 
 from quietsum.privacy.contour import ROUNDING, Array, Direction, Spectrum
-from quietsum.privacy.moments import LADDER, STEPS
+from quietsum.privacy.moments import STEPS
 
 __all__ = ["Inversion", "Line", "log_weight"]
 
@@ -23,17 +23,12 @@ __all__ = ["Inversion", "Line", "log_weight"]
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Line:
-    """One contour: Re z = c, nodes k·c/κ for k < nodes."""
+    """One contour: Re z = c, nodes k·c/density for k < nodes."""
 
     direction: Direction
-    rung: int
+    c: float
     density: int
     nodes: int
-
-    @property
-    def c(self) -> float:
-        """The abscissa."""
-        return float(LADDER[self.rung])
 
     @property
     def s(self) -> float:
@@ -46,10 +41,9 @@ def log_weight(c: Array) -> Array:
     return np.asarray((c + 1) * np.log1p(c) - c * np.log(c))
 
 
-@functools.lru_cache(maxsize=1024)
-def _frame(rung: int, density: int, nodes: int) -> tuple[Array, Array, Array, Array]:
+@functools.lru_cache(maxsize=256)
+def _frame(c: float, density: int, nodes: int) -> tuple[Array, Array, Array, Array]:
     """t_k, z_k, the trapezoid weights (s/π)/(z(z+1)), halved at k = 0, and their sizes."""
-    c = float(LADDER[rung])
     s = c / density
     t = s * np.arange(nodes)
     z = c + 1j * t
@@ -64,7 +58,7 @@ class Inversion:
 
     def __init__(self, line: Line, total: Spectrum, tail: float, above: Array) -> None:
         self.line = line
-        self._t, self._z, self._weights, self._sizes = _frame(line.rung, line.density, line.nodes)
+        self._t, self._z, self._weights, self._sizes = _frame(line.c, line.density, line.nodes)
         self._centre = float(total.log_phi[0].real)
         self._values = total.log_phi - self._centre
         # Rounding at a node: of its logarithm, of the exponential, of the weight (30 together), of the sum.

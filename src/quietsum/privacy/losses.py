@@ -28,7 +28,7 @@ __all__ = ["CellMasses", "Direction", "cell_masses", "loss_lattice", "loss_point
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(5)
+_RULE = list(zip(*np.polynomial.legendre.leggauss(5), strict=True))
 _ENUMERATED = 2_000.0  # discrete Gaussians up to this sigma are summed atom by atom
 
 
@@ -51,12 +51,13 @@ def refuse_unsupported(pair: pr.Pair) -> None:
     match pair:
         case pr.VectorDiscreteGaussianPair() | pr.SkellamPair():
             raise UnsupportedEvent(
-                f"{type(pair).__name__}: for a sum in several dimensions only Rényi moments are bounded, not the privacy "
-                "loss itself; use RenyiAccountant or ConcentratedAccountant"
+                f"{type(pair).__name__}: for a sum in several dimensions only Rényi moments are bounded, not the "
+                "privacy loss itself; use RenyiAccountant or ConcentratedAccountant"
             )
         case pr.ZcdpPair():
             raise UnsupportedEvent(
-                "ZcdpPair: zCDP states a Rényi curve and no loss distribution; use ConcentratedAccountant or RenyiAccountant"
+                "ZcdpPair: zCDP states a Rényi curve and no loss distribution; use ConcentratedAccountant "
+                "or RenyiAccountant"
             )
         case pr.SampledPair(base=base):
             refuse_unsupported(base)
@@ -167,7 +168,8 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
             return np.logaddexp(math.log1p(-rate), math.log(rate) + points)
         case _:
             losses = _atoms(pair)[0]
-            return losses[np.unique(np.linspace(0, len(losses) - 1, min(count, len(losses))).round().astype(int))]
+            chosen = np.unique(np.linspace(0, len(losses) - 1, min(count, len(losses))).round().astype(int))
+            return np.asarray(losses[chosen])
 
 
 def _lattice(pair: pr.Pair) -> tuple[float, float, bool] | None:
@@ -182,11 +184,11 @@ def _lattice(pair: pr.Pair) -> tuple[float, float, bool] | None:
             losses = _atoms(pair)[0]
             unit = float(losses[1] - losses[0]) if len(losses) > 1 else 1.0
             return (float(losses[0]), unit, True) if unit > 1e-9 else None
-        case pr.SampledPair(rate=rate, base=base):  # two atoms always lie on a lattice, more hardly ever do
+        case pr.SampledPair(base=base):  # two atoms always lie on a lattice, more hardly ever do
             inner = _lattice(base)
             if inner is None or (isinstance(base, pr.ApproximatePair) and base.delta):
                 return None
-            atoms = _points(pair, 1.0, 2)[1:] if isinstance(base, pr.LaplacePair) else np.unique(_points(pair, 1.0, 4)[1:])
+            atoms = np.unique(_points(pair, 1.0, 2 if isinstance(base, pr.LaplacePair) else 4)[1:])
             return (float(atoms[0]), float(atoms[1] - atoms[0]), inner[2]) if len(atoms) == 2 else None
         case _:
             return None
@@ -205,8 +207,8 @@ def normal_cells(edges: Array) -> Array:
         half = (high - low) / 2
         narrow = np.flatnonzero(half * (1 + np.abs(low)) < 0.25)  # false for infinite and NaN
     half, centre = half[narrow], (high[narrow] + low[narrow]) / 2
-    density = np.exp(-0.5 * (centre + half * _NODES[:, None]) ** 2)
-    mass[narrow] = half / math.sqrt(2 * math.pi) * (_WEIGHTS @ density)
+    density = sum(weight * np.exp(-0.5 * (centre + node * half) ** 2) for node, weight in _RULE)
+    mass[narrow] = half / math.sqrt(2 * math.pi) * density
     return np.asarray(np.maximum(mass, 0.0))
 
 
@@ -302,7 +304,7 @@ def _smooth_discrete_cells(pair: pr.DiscreteGaussianPair, edges: Array) -> CellM
         at = np.append(np.append(-60.0, np.clip((until - centre) / sigma, -60, 60)), 60.0)
         density = np.exp(-0.5 * at**2) / math.sqrt(2 * math.pi)
         bend = at * density / (24 * sigma**2) + 7 * (3 * at - at**3) * density / (5760 * sigma**4)
-        return np.maximum(normal_cells((until - centre) / sigma) + np.diff(bend), 0.0)
+        return np.asarray(np.maximum(normal_cells((until - centre) / sigma) + np.diff(bend), 0.0))
 
     return CellMasses(cells(shift), cells(0))
 
@@ -313,10 +315,12 @@ def _atoms(pair: pr.Pair) -> tuple[Array, Array, Array]:
     if isinstance(pair, pr.ResponsePair):
         keep, other = pair.keep, (1 - pair.keep) / (pair.categories - 1)
         loss = math.log(keep) - math.log(other)
-        table = [(loss, keep, other), (-loss, other, keep), (0.0, (pair.categories - 2) * other, (pair.categories - 2) * other)]
+        rest = (pair.categories - 2) * other
+        table = [(loss, keep, other), (-loss, other, keep), (0.0, rest, rest)]
     elif isinstance(pair, pr.ApproximatePair):
-        rest, odds = 1 - pair.delta, math.exp(-pair.epsilon)
-        table = [(pair.epsilon, rest / (1 + odds), rest * odds / (1 + odds))]
+        odds = math.exp(-pair.epsilon)
+        likely = (1 - pair.delta) / (1 + odds)
+        table = [(pair.epsilon, likely, likely * odds)]
         table.append((-pair.epsilon, table[0][2], table[0][1]))
     else:
         assert isinstance(pair, pr.DiscreteGaussianPair)
@@ -324,16 +328,20 @@ def _atoms(pair: pr.Pair) -> tuple[Array, Array, Array]:
         around = np.arange(-math.ceil(39 * sigma) - 1, math.ceil(39 * sigma) + 2)
         at = np.union1d(around, around + shift).astype(float)
         total = np.exp(-0.5 * (around / sigma) ** 2).sum()
-        masses = (np.exp(-0.5 * ((at - centre) / sigma) ** 2) / total for centre in (shift, 0))
-        return (shift * (2 * at - shift) / (2 * sigma**2), *masses)  # type: ignore[return-value]
+        p_mass, q_mass = (np.exp(-0.5 * ((at - centre) / sigma) ** 2) / total for centre in (shift, 0))
+        return shift * (2 * at - shift) / (2 * sigma**2), p_mass, q_mass
     table = sorted(row for row in table if row[1] or row[2])
     losses, inverse = np.unique([row[0] for row in table], return_inverse=True)
-    p_mass, q_mass = (np.bincount(inverse, [row[column] for row in table]) for column in (1, 2))
+    p_mass, q_mass = (_binned(inverse, np.array([row[column] for row in table]), len(losses)) for column in (1, 2))
     return losses, p_mass, q_mass
+
+
+def _binned(cell: npt.NDArray[np.intp], mass: Array, size: int) -> Array:
+    return np.asarray(np.bincount(cell, mass, size), dtype=np.float64)
 
 
 def _atom_cells(pair: pr.Pair, edges: Array) -> CellMasses:
     losses, p_mass, q_mass = _atoms(pair)
     cell = np.searchsorted(edges, losses - 1e-12 * np.abs(losses))
     size = len(edges) + 1
-    return CellMasses(np.bincount(cell, p_mass, size), np.bincount(cell, q_mass, size))
+    return CellMasses(_binned(cell, p_mass, size), _binned(cell, q_mass, size))

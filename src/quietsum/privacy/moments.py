@@ -12,12 +12,12 @@ import numpy as np
 from quietsum.privacy.contour import ROUNDING, Array, Direction, ceiling, grid, growth, log_ratio, window
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
-__all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "step_moments"]
+__all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "moments_at", "step_moments"]
 
-LADDER = 2.0 ** np.concatenate([np.arange(-24, -10, 0.5), np.arange(-10, 30.25, 0.25)])
-"""The abscissae between which contours are chosen: powers of 2^(1/4), and of 2^(1/2) where ε is in the thousands."""
+LADDER = 2.0 ** np.concatenate([np.arange(-20, -10), np.arange(-10, 30.25, 0.25)])
+"""The abscissae between which contours are chosen: powers of 2^(1/4), and octaves where ε is in the thousands."""
 
-STEPS = np.array([1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0])
+STEPS = np.array([1.01, 1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0])
 """Factors by which an abscissa is raised to bound what aliasing adds there."""
 
 _DIGITS = 34.0  # e^-34 = 2e-15: the rule's error, relative to φ(c)
@@ -26,8 +26,8 @@ _MOST_POINTS = 8192
 
 def _reach_of(pair: MixturePair | OppositePair) -> float:
     """The largest c that can matter: where the drawn units take over, plus the Gaussian tail down to δ = 1e-30."""
-    sigma = pair.sigma / (pair.size if isinstance(pair, MixturePair) else 1)
-    return 2 * sigma * sigma * math.log(1 / pair.rate) + 13 * sigma + 4
+    size = pair.size if isinstance(pair, MixturePair) else 1
+    return (2 * pair.sigma * math.log(1 / pair.rate) + 13) * pair.sigma / size + 4
 
 
 def log_moments(pair: MixturePair | OppositePair, direction: Direction, c: Array) -> Array:
@@ -90,9 +90,13 @@ def ladder_moments(pair: Pair, direction: Direction) -> Array:
 
 
 @functools.lru_cache(maxsize=16384)
-def step_moments(pair: Pair, direction: Direction, rung: int) -> Array:
-    """K at LADDER[rung] · STEPS."""
-    c = float(LADDER[rung]) * STEPS
+def step_moments(pair: Pair, direction: Direction, c: float) -> Array:
+    """K at c · STEPS."""
+    return moments_at(pair, direction, c * STEPS)
+
+
+def moments_at(pair: Pair, direction: Direction, c: Array) -> Array:
+    """K at an ascending vector of c > 0."""
     if isinstance(pair, GaussianPair):
         return _gaussian(pair, c)
     assert isinstance(pair, MixturePair | OppositePair)

@@ -15,7 +15,7 @@ from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent, non_negative, positive, whole_number
+from quietsum.errors import UnsupportedEvent, non_negative, positive, whole_number
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta

@@ -1,8 +1,8 @@
 """Moments of a likelihood ratio: ln E_Q[m^a] for m = dP/dQ, the raw material of Rényi curves.
 
-Since E_Q[m] = 1, the moment equals 1 + E_Q[m^a − 1 − a (m − 1)], whose integrand is ≥ 0 for a > 1 and for a < 0. So nothing
-cancels, and rates of 1e-12 or noise of 1e6 keep their relative accuracy. P is compared with Q by a = α, Q with P by
-a = 1 − α, since E_P'[(P'/Q')^{α−1}] with P' = Q and Q' = P is E_Q[m^{1−α}].
+Since E_Q[m] = 1, the moment equals 1 + E_Q[m^a − 1 − a (m − 1)], whose integrand is ≥ 0 for a > 1 and for a < 0. So
+nothing cancels, and rates of 1e-12 or noise of 1e6 keep their relative accuracy. P is compared with Q by a = α, Q with
+P by a = 1 − α.
 
 Here: the sum itself, Gaussian mixtures (groups, opposite records) by the trapezoid rule, and pairs with few losses.
 """
@@ -27,7 +27,15 @@ from quietsum.privacy.pairs import (
     ResponsePair,
 )
 
-__all__ = ["MOST_POINTS", "atomic_curve", "convex_bound", "divergence", "log_ratio_moments", "mixture_curve", "sampled_ratio"]
+__all__ = [
+    "MOST_POINTS",
+    "atomic_curve",
+    "convex_bound",
+    "divergence",
+    "log_ratio_moments",
+    "mixture_curve",
+    "sampled_ratio",
+]
 
 MOST_POINTS = 8192
 """The longest trapezoid rule."""
@@ -80,7 +88,9 @@ def sampled_ratio(x: Array, sigma: float, rate: float) -> tuple[Array, Array]:
     excess = rate * np.expm1(np.minimum(exponent, 700.0))
     if float(exponent.max()) <= 700:
         return excess, np.log1p(excess)
-    return excess, np.where(exponent <= 700, np.log1p(excess), np.logaddexp(math.log1p(-rate), exponent + math.log(rate)))
+    return excess, np.where(
+        exponent <= 700, np.log1p(excess), np.logaddexp(math.log1p(-rate), exponent + math.log(rate))
+    )
 
 
 # ------------------------------------------------------------------ groups and replaced records
@@ -97,7 +107,7 @@ def convex_bound(log_share: Array, sigma: float, alpha: Array) -> Array:
 
 
 def mixture_curve(pair: MixturePair | OppositePair, direction: Direction, alpha: Array) -> Array:
-    """Groups (both directions differ) and opposite records by the trapezoid rule; a closed bound where that is too long."""
+    """Groups (both directions differ) and opposite records by the trapezoid rule, or a closed bound if that is long."""
     if isinstance(pair, OppositePair):
         log_share = np.array([math.log1p(-pair.rate), -np.inf, math.log(pair.rate)])
     else:
@@ -135,8 +145,8 @@ def mixture_curve(pair: MixturePair | OppositePair, direction: Direction, alpha:
 def _grid(pair: MixturePair | OppositePair, direction: Direction, log_share: Array, top: float) -> tuple[Array, float]:
     """Nodes that serve all c = α − 1 up to ``top``, none where that takes too many.
 
-    The step makes the rule's error e^-34 (Trefethen, Weideman 2014, Theorem 5.1): m has no zero where |Im x| < πσ²/k, and on the
-    strip |m| ≤ m(Re x) and |m| ≥ m(Re x) cos(k Im x / 2σ²), which bounds negative powers.
+    The step makes the rule's error e^-34 (Trefethen, Weideman 2014, Theorem 5.1): m has no zero where |Im x| < πσ²/k,
+    and on the strip |m| ≤ m(Re x) and |m| ≥ m(Re x) cos(k Im x / 2σ²), which bounds negative powers.
     """
     size = pair.size if isinstance(pair, MixturePair) else 1
     sigma, variance = pair.sigma, pair.sigma**2
@@ -213,8 +223,8 @@ def atomic_curve(base: Pair, rate: float, alpha: Array) -> Array:
 def _atoms(pair: Pair) -> tuple[Array, Array, float]:
     """Finite losses, ln Q of each, and the Q-mass where P is zero.
 
-    The continuous part of Laplace's loss is cut into cells, each with its Q- and P-mass put on its two ends (connect the
-    dots; Doroshenko et al. 2022): moments are convex in dP/dQ, so they can only grow.
+    The continuous part of Laplace's loss is cut into cells, each with its Q- and P-mass put on its two ends (connect
+    the dots; Doroshenko et al. 2022): moments are convex in dP/dQ, so they can only grow.
     """
     match pair:
         case ResponsePair(keep=keep, categories=categories):

@@ -1,8 +1,8 @@
 """Rényi accounting: one number an order, additive over steps, converted to (ε, δ) at the end.
 
-D_α(P‖Q) = ln E_Q[(P/Q)^α] / (α − 1) adds up under composition (Mironov 2017, Proposition 1). It is the accountant of choice
-for schedules that depend on what was seen (see :mod:`quietsum.privacy.filters`) and a fast upper bound everywhere else;
-:class:`quietsum.ExactAccountant` is 7–16 % tighter on typical training runs.
+D_α(P‖Q) = ln E_Q[(P/Q)^α] / (α − 1) adds up under composition (Mironov 2017, Proposition 1). It is the accountant of
+choice for schedules that depend on what was seen (see :mod:`quietsum.privacy.filters`) and a fast upper bound
+everywhere else; :class:`quietsum.ExactAccountant` is 7–16 % tighter on typical training runs.
 """
 
 from __future__ import annotations
@@ -177,7 +177,10 @@ class RenyiAccountant:
             values = np.asarray(list(rdp_per_order), dtype=float)
         except (TypeError, ValueError):
             raise InvalidParameter(
-                "rdp_per_order", rdp_per_order, "is no list of numbers", "pass one divergence for each of accountant.orders"
+                "rdp_per_order",
+                rdp_per_order,
+                "is no list of numbers",
+                "pass one divergence for each of accountant.orders",
             ) from None
         if values.shape != self._curve.shape:
             raise InvalidParameter(
@@ -185,7 +188,9 @@ class RenyiAccountant:
                 "pass one value for each of accountant.orders",
             )  # fmt: skip
         if np.isnan(values).any() or (values < 0).any():
-            raise InvalidParameter("rdp_per_order", list(rdp_per_order), "holds a NaN or negative value", "divergences are ≥ 0")
+            raise InvalidParameter(
+                "rdp_per_order", list(rdp_per_order), "holds a NaN or negative value", "divergences are ≥ 0"
+            )
         self._curve = self._curve + values
         return self
 
@@ -197,7 +202,9 @@ class RenyiAccountant:
         method = f"Rényi, {self._conversion} conversion"
         room = delta + math.expm1(self._log_success) * (1 + 1e-15)  # what approximate events leave of δ
         if room <= 0:
-            return self.history.guarantee(epsilon=math.inf, delta=delta, method=f"{method}: δ is used up by approximate events")
+            return self.history.guarantee(
+                epsilon=math.inf, delta=delta, method=f"{method}: δ is used up by approximate events"
+            )
         curve = self._curve
         if not curve.any():
             why = "nothing composed" if room == delta else "only failures, which δ covers"

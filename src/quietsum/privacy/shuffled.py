@@ -108,7 +108,7 @@ def _lower(sigma: float, batches: int, epochs: int, delta: float) -> float:
     low, high = int(index.min()), int(index.max())
     length = 1 << ((high - low) * epochs).bit_length()
     mass = np.bincount(index - low, weights=mass_p, minlength=length)
-    total = np.fft.irfft(np.fft.rfft(mass, length) ** epochs, length) - 1e-15
+    total = np.fft.irfft(np.fft.rfft(mass, length) ** epochs, length) - 1e-17 * (10 + epochs)
     total = np.maximum(total[: (high - low) * epochs + 1], 0.0)
     losses = ((low + move) * epochs + np.arange(total.size)) * grid
     total, losses = total[losses > 0], losses[losses > 0]  # a test at ε ≤ 0 shows nothing

@@ -1,7 +1,8 @@
 """One Poisson-sampled Gaussian step in closed form, both directions.
 
-Remove: H(ε') = q H₀(ε) with e^{ε'} = 1 + q (e^ε − 1). Add: H(ε') = (1 − e^{ε'}(1 − q)) H₀(ε), e^ε = q e^{ε'} / (1 − e^{ε'}(1 − q)),
-which is 0 once e^{ε'} ≥ 1/(1 − q) (Zhu, Dong, Wang 2022, Theorem 11; Balle, Barthe, Gaboardi 2018). H₀ is the Gaussian's.
+With H₀ the Gaussian's, remove: H(ε') = q H₀(ε), e^{ε'} = 1 + q (e^ε − 1). Add: H(ε') = (1 − e^{ε'}(1 − q)) H₀(ε) with
+e^ε = q e^{ε'} / (1 − e^{ε'}(1 − q)), which is 0 once e^{ε'} ≥ 1/(1 − q) (Zhu, Dong, Wang 2022, Theorem 11; Balle,
+Barthe, Gaboardi 2018).
 """
 
 from __future__ import annotations
@@ -35,10 +36,7 @@ def single_step_epsilon(pair: MixturePair, delta: float) -> float:
     if delta >= pair.rate:
         return 0.0  # the unit is drawn with probability q ≤ δ
     base = gaussian_epsilon(1 / pair.sigma, delta / pair.rate)
-    if base > 700:
-        remove = base + math.log(pair.rate)
-    else:
-        remove = math.log1p(pair.rate * math.expm1(base))
+    remove = base + math.log(pair.rate) if base > 700 else math.log1p(pair.rate * math.expm1(base))
     target = math.log(delta)
     if single_step_log_delta(pair, remove) <= target + 1e-12:
         return remove

@@ -1,0 +1,19 @@
+"""Contracts: one test suite for each Protocol, shipped, so that every implementation can run it, ours or yours.
+
+A contract is a plain class of ``test_…`` methods. Subclass it in your tests, say how your thing is made, and let pytest
+(or any runner that knows ``test_`` methods and :class:`unittest.SkipTest`) collect it:
+
+.. code-block:: python
+
+    from quietsum.contracts import AccountantContract
+
+    class TestMyAccountant(AccountantContract):
+        def make(self, **options):
+            return MyAccountant(**options)
+"""
+
+from __future__ import annotations
+
+from quietsum.contracts.accountant import AccountantContract
+
+__all__ = ["AccountantContract"]
