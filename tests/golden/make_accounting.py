@@ -41,7 +41,7 @@ TIME_LIMIT = 60.0  # seconds for a library's answer
 REFEREE_TIME_LIMIT = 240.0
 MEMORY_LIMIT = 6 * 2**30
 PROCESSES = 2
-MOST_POINTS = 6e6  # of a library's lattice; a coarser one is asked for above
+MOST_POINTS = 3e6  # of a library's lattice; a coarser one is asked for above
 
 COLUMNS = [
     "name", "sigma", "rate", "steps", "delta",
@@ -198,7 +198,7 @@ def pld_interval(sigma: float, rate: float, epsilon: float) -> float:
     """1e-4, finer for small ε (as far as the losses of one step allow), coarser for huge ones."""
     u = (1 + 20 * sigma) / (2 * sigma**2)
     reach = math.log1p(rate * math.expm1(u)) if u < 500 else u + math.log(rate)
-    return float(f"{max(min(1e-4, epsilon / 5000), 2 * reach / MOST_POINTS, epsilon / (MOST_POINTS / 2), 1e-8):.1e}")
+    return float(f"{max(min(1e-4, epsilon / 5000), reach / MOST_POINTS, epsilon / MOST_POINTS, 1e-8):.1e}")
 
 
 def prv_error(steps: int, delta: float, epsilon: float) -> float:
@@ -255,7 +255,7 @@ def write(rows: list[dict[str, Any]]) -> None:
         for package in ("dp-accounting", "prv-accountant", "opacus", "mpmath", "numpy", "scipy")
     )
     with FILE.open("w", encoding="utf-8", newline="") as out:
-        out.write("# Poisson-sampled Gaussian, add-or-remove-one; made by make_accounting.py, which explains all columns\n")
+        out.write("# Poisson-sampled Gaussian, add-or-remove-one; made by make_accounting.py, which explains them\n")
         today = datetime.datetime.now(datetime.UTC).date()
         out.write(f"# {today}; Python {sys.version.split()[0]}, {versions}; seed {SEED}\n")
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")

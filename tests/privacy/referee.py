@@ -17,6 +17,7 @@ Truth(epsilon=7.0466026169..., error=..., method='contour in mpmath, contour, gr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import mpmath
 
 from privacy.referee_contour import contour, contour_mpmath, multiplications
-from privacy.referee_grid import grid
+from privacy.referee_grid import grid, lattice_estimate
 from privacy.referee_plan import NoVerdict, Plan, plan, refined
 
 __all__ = ["NoVerdict", "Plan", "Truth", "contour", "grid", "plan", "true_epsilon"]
@@ -66,20 +67,22 @@ def true_epsilon(
 def _one_direction(first: Plan, affordable: float, second_opinion: bool) -> Truth:
     found: list[tuple[float, float, str]] = []
     tilt = first
-    try:
-        epsilon, error = contour(first)
-        found.append((epsilon, error, "contour"))
-        tilt = refined(first, epsilon)
+    with contextlib.suppress(NoVerdict):
+        tilt = refined(first, lattice_estimate(first))
+        found.append((*contour(tilt), "contour"))
+        tilt = refined(first, found[0][0])
         if multiplications(tilt) <= affordable:
             found.insert(0, (*contour_mpmath(tilt), "contour in mpmath"))
-    except NoVerdict:
-        pass
     if second_opinion or not found:
-        try:
-            found.append((*grid(tilt, points=2**21 if found else 2**22), "grid"))
-        except NoVerdict:
-            if not found:
-                raise
+        sizes = [2**21] if found else [2**22, 2**24]
+        for points in sizes:
+            with contextlib.suppress(NoVerdict):
+                epsilon, error = grid(tilt, points=points)
+                if error <= 1e-6 * abs(epsilon) or points == sizes[-1]:
+                    found.append((epsilon, error, "grid"))
+                    break
+    if not found:
+        raise NoVerdict("the contour decays too slowly, and the lattice is too coarse")
     if first.steps == 2:
         found.insert(0, (*_two_steps(first, found[0][0]), "two steps in mpmath"))
     epsilon, error, _ = found[0]

@@ -19,29 +19,28 @@ __all__ = ["contour", "contour_mpmath", "multiplications"]
 DIGITS = 30
 
 
-def contour(p: Plan, *, max_work: float = 3e7) -> tuple[float, float]:
-    """(ε, error) by the contour integral in 80-bit floats; ε is negative where δ(0) is below δ."""
-    epsilon, _ = _contour(p, 1.0, max_work)
+def contour(p: Plan, *, affordable: float = 8e6) -> tuple[float, float]:
+    """(ε, error) in 80-bit floats; ε is negative where δ(0) < δ. Costs about six times ``affordable`` at most."""
+    if multiplications(p) > affordable:
+        raise NoVerdict("the contour integrand decays too slowly")
+    epsilon, _ = _contour(p, 1.0)
     p = refined(p, epsilon)
-    epsilon, _ = _contour(p, 1.0, max_work)
-    finer, slope = _contour(p, 0.5, max_work)
+    epsilon, _ = _contour(p, 1.0)
+    finer, slope = _contour(p, 0.5)
     rounding = p.steps * 1e-17 / slope
     return finer, abs(finer - epsilon) + rounding + abs(finer) * 1e-15 + FADED / slope
 
 
-def _contour(p: Plan, fineness: float, max_work: float) -> tuple[float, float]:
+def _contour(p: Plan, fineness: float) -> tuple[float, float]:
     spacing = 2 * math.pi / p.window * fineness
     t = np.zeros(0, dtype=np.longdouble)
     log_ratio = np.zeros(0, dtype=np.clongdouble)
-    work, lam = 0.0, np.longdouble(0)
+    lam = np.longdouble(0)
     chunk = 32
     while True:
         new = (np.arange(len(t), len(t) + chunk)).astype(np.longdouble) * np.longdouble(spacing)
         losses, weights, log_phi = tilted(p, x_step(p, float(new[-1])) * fineness)
         lam = log_phi if not len(t) else lam
-        work += len(losses) * chunk
-        if work > max_work:
-            raise NoVerdict("the contour integrand decays too slowly")
         ratio = np.array([np.exp(1j * (value * losses)) @ weights for value in new])
         size = np.abs(ratio)
         with np.errstate(divide="ignore"):
@@ -70,7 +69,7 @@ def _newton(log_delta: Callable[[Any], tuple[Any, Any]], start: Any, tolerance: 
     epsilon = start
     for _ in range(60):
         value, slope = log_delta(epsilon)
-        if not slope < 0:
+        if not (slope < 0 and abs(value) < math.inf):
             raise NoVerdict("δ(ε) does not fall; the estimate of ε is far off")
         move = -value / slope
         epsilon = epsilon + move

@@ -15,7 +15,7 @@ import scipy.fft
 
 from privacy.referee_plan import NoVerdict, Plan, log_weight, refined, step_loss, tilted, x_of, x_step
 
-__all__ = ["grid"]
+__all__ = ["grid", "lattice_estimate"]
 
 
 def grid(p: Plan, *, points: int = 2**22) -> tuple[float, float]:
@@ -27,6 +27,11 @@ def grid(p: Plan, *, points: int = 2**22) -> tuple[float, float]:
     coarse, middle, fine = (_grid(p, points // k) for k in (4, 2, 1))
     first, second = middle + (middle - coarse) / 3, fine + (fine - middle) / 3
     return second, abs(second - first) + abs(second) * 1e-14 + (p.steps + 1) * 1e-15 / p.c
+
+
+def lattice_estimate(p: Plan) -> float:
+    """A first idea of ε, good to a few digits."""
+    return _grid(p, 2**18)
 
 
 def _grid(p: Plan, points: int) -> float:

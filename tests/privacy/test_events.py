@@ -65,7 +65,8 @@ GOLDEN: dict[str, tuple[ev.PrivacyEvent, str]] = {
     ),
     "composed": (
         ev.Composed(events=(GAUSSIAN, ev.PureDP(epsilon=1.0))),
-        '{"events": [{"kind": "gaussian", "noise_multiplier": 1.5}, {"epsilon": 1.0, "kind": "pure-dp"}], "kind": "composed"}',
+        '{"events": [{"kind": "gaussian", "noise_multiplier": 1.5}, {"epsilon": 1.0, "kind": "pure-dp"}], '
+        '"kind": "composed"}',
     ),
     "group": (
         ev.Group(size=3, event=GAUSSIAN),
@@ -150,7 +151,7 @@ def test_numpy_and_other_numbers_are_stored_as_plain_ones(kind: str, field: str)
 def test_a_wrapper_holds_events_and_nothing_else(value: Any) -> None:
     for event in EXAMPLES:
         if hasattr(event, "event"):
-            with pytest.raises(InvalidParameter, match="event = .* is not a privacy event"):
+            with pytest.raises(InvalidParameter, match=r"event = .* is not a privacy event"):
                 dataclasses.replace(event, event=value)  # type: ignore[type-var]
     with pytest.raises(InvalidParameter, match=r"events\[1\]"):
         ev.Composed(events=(GAUSSIAN, value))
@@ -158,7 +159,7 @@ def test_a_wrapper_holds_events_and_nothing_else(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [None, 3, GAUSSIAN])
 def test_a_composition_of_what_is_no_list_is_refused(value: Any) -> None:
-    with pytest.raises(InvalidParameter, match="events = .* is not a list of events"):
+    with pytest.raises(InvalidParameter, match=r"events = .* is not a list of events"):
         ev.Composed(events=value)
 
 

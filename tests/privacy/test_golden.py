@@ -10,20 +10,21 @@ from pathlib import Path
 import dp_accounting
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from privacy.referee import NoVerdict, true_epsilon
 
+from privacy.referee import NoVerdict, true_epsilon
 from quietsum import ExactAccountant, Gaussian, PoissonSampled, RenyiAccountant
 from quietsum.privacy.guarantee import Guarantee
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "accounting.csv"
 ROUNDING = 1e-12
+FFT_ROUNDING = 1e-5  # dp-accounting's "pessimistic" ε can lie 2e-6 (relative) below the truth at δ ≈ 1e-10
 
 
 class Run(dict[str, str]):
     """One row of the golden file; empty fields are None."""
 
     def __repr__(self) -> str:
-        return f"{self['name']}: sigma {self['sigma']}, rate {self['rate']}, steps {self['steps']}, delta {self['delta']}"
+        return f"{self['name']}: sigma {self['sigma']}, q {self['rate']}, T {self['steps']}, delta {self['delta']}"
 
     def number(self, column: str) -> float | None:
         return float(self[column]) if self[column] else None
@@ -59,12 +60,12 @@ def contradictions(run: Run, lower: float, upper: float) -> Iterator[str]:
     if not upper - lower <= 1e-3 * max(1.0, upper):
         yield f"the bounds [{lower!r}, {upper!r}] are too far apart"
     pld_upper = run.number("pld_upper")
-    if pld_upper is not None and not lower <= pld_upper + room:
+    if pld_upper is not None and not lower <= pld_upper + room + FFT_ROUNDING * max(1.0, upper):
         yield f"the lower bound {lower!r} is above dp-accounting's upper bound {pld_upper!r}"
     prv_lower, prv_upper = run.number("prv_lower"), run.number("prv_upper")
     if prv_lower is not None and not upper >= prv_lower - room:
         yield f"the upper bound {upper!r} is below prv-accountant's lower bound {prv_lower!r}"
-    if prv_upper is not None and run["referee_direction"] == "remove" and not lower <= prv_upper + room:
+    if prv_upper is not None and run["referee_direction"] == "remove" and not lower <= max(0.0, prv_upper) + room:
         yield f"the lower bound {lower!r} is above prv-accountant's upper bound {prv_upper!r}"
 
 

@@ -1,7 +1,7 @@
 """Closed forms with their rounding errors: bounds on ε and δ that hold in floating point.
 
-:mod:`~quietsum.privacy.gaussian` and :mod:`~quietsum.privacy.single` evaluate formulas; here an estimate becomes a lower and an
-upper bound by asking the curve, errors included, on both sides of it.
+:mod:`~quietsum.privacy.gaussian` and :mod:`~quietsum.privacy.single` evaluate formulas; here an estimate becomes a
+lower and an upper bound by asking the curve, errors included, on both sides of it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ class LossSum:
 
     ``tilted[j]`` · e^{log_scale − tilt·loss} is the mass at loss = start + j · spacing. ``log_lost`` bounds the mass
     above the window; ``log_stray`` and ``log_rounding`` bound what wrapping and rounding did to δ(ε), each
-    as log of a factor that goes with e^{−tilt·ε}. ``infinite`` is the mass at +∞. Nothing is known below ``floor``.
+    as log of a factor that goes with e^{−tilt·ε}. ``infinite`` is the mass at +∞, ``top`` the largest
+    finite loss. Nothing is known below ``floor``.
     """
 
     start: float
@@ -54,10 +55,13 @@ class LossSum:
     log_stray: float
     log_rounding: float
     infinite: float
+    top: float
 
     def upper_delta(self, epsilon: float) -> float:
         """An upper bound on δ(ε)."""
         error = _exp(self.log_rounding - self.tilt * epsilon) + _exp(self.log_lost)
+        if epsilon >= self.top:
+            return self.infinite
         if epsilon < self.floor:
             return 1.0
         return min(1.0, self._delta(epsilon) + self.infinite + error)
@@ -68,18 +72,19 @@ class LossSum:
         return max(0.0, self._delta(max(epsilon, self.floor)) + self.infinite - _exp(float(error)))
 
     def upper_epsilon(self, delta: float) -> float:
-        """The smallest ε ≥ 0 with upper_delta(ε) ≤ delta, or the floor where that is larger; or ∞."""
-        spare = delta - self.infinite - _exp(self.log_lost)
-        if spare <= 0:
+        """The smallest ε ≥ 0 above which upper_delta(ε) ≤ delta, or the floor where that is larger; or ∞."""
+        if delta < self.infinite:
             return math.inf
-        return max(self._solve(math.log(spare), self.log_rounding, 1.0), self.floor, 0.0)
+        spare = delta - self.infinite - _exp(self.log_lost)
+        found = self._solve(math.log(spare), self.log_rounding, 1.0) if spare > 0 else math.inf
+        return max(0.0, min(max(found, self.floor), self.top))
 
     def lower_epsilon(self, delta: float) -> float:
         """The largest ε ≥ 0 of the window at which lower_delta(ε) ≥ delta; 0 where there is none."""
         if delta <= self.infinite:
             return math.inf if self.infinite > 0 else 0.0
         log_error = float(np.logaddexp(self.log_stray, self.log_rounding))
-        return self._solve(math.log(delta - self.infinite), log_error, -1.0)
+        return max(0.0, self._solve(math.log(delta - self.infinite), log_error, -1.0))
 
     def _delta(self, epsilon: float) -> float:
         first = max(0, math.floor((epsilon - self.start) / self.spacing))
@@ -88,33 +93,58 @@ class LossSum:
         return float(np.sum(self.tilted[first:] * share * np.exp(np.minimum(self.log_scale - self.tilt * loss, 700.0))))
 
     def _solve(self, log_delta: float, log_error: float, sign: float) -> float:
-        """ε with Σ mass · (1 − e^{ε−ℓ})₊ + sign · e^{log_error − tilt·ε} = δ, everything divided by δ.
+        """The largest ε with Σ mass · (1 − e^{ε−ℓ})₊ + sign · e^{log_error − tilt·ε} > δ, everything divided by δ.
 
-        Sums from the top give both at all grid points at once; inside a cell the first is linear in e^ε.
+        Sums from the top give the left side at all grid points at once; inside a cell the first part is linear in e^ε.
         """
         # δ(ε) ≤ e^{log_scale − tilt·ε}, so the answer lies below ``ceiling``; far below it numbers would overflow
         ceiling = (self.log_scale - log_delta) / self.tilt
-        anchor = min(ceiling, self.start + self.spacing * len(self.tilted))
-        lowest = max(0.0, ceiling - 300 / self.tilt, anchor - 350)
-        first = max(0, math.floor((lowest - self.start) / self.spacing))
-        loss = self.start + self.spacing * np.arange(first, len(self.tilted))
+        lowest = max(0.0, self.floor, ceiling - 300 / self.tilt)
+        loss = self.start + self.spacing * np.arange(len(self.tilted))
+        loss = loss[max(0, math.floor((lowest - self.start) / self.spacing)) :]
         if not len(loss):
-            return 0.0 if sign < 0 else lowest
-        mass = self.tilted[first:] * np.exp(self.tilt * (ceiling - loss))
+            return lowest if sign > 0 else 0.0
+        mass = self.tilted[len(self.tilted) - len(loss) :] * np.exp(np.minimum(self.tilt * (ceiling - loss), 350.0))
         above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
-        scaled = mass * np.exp(anchor - loss)
-        above_scaled = np.append(np.cumsum(scaled[::-1])[::-1], 0.0)
-        error = sign * np.exp(np.minimum(log_error - log_delta - self.tilt * loss, 300.0))
-        value = above[1:] - above_scaled[1:] * np.exp(np.minimum(loss - anchor, 700.0)) + error
+        error = np.exp(np.minimum(log_error - log_delta - self.tilt * loss, 350.0))
+        enough = np.flatnonzero(above[:-1] + error > 1)  # the answer is no larger; e^{−ℓ} is taken relative to this point
+        if not len(enough):
+            return float(loss[0]) if sign > 0 else 0.0
+        anchor = float(loss[enough[-1]])
+        near = max(0, int(enough[-1]) - math.ceil(300 / self.spacing))
+        loss, mass, above, error = loss[near:], mass[near:], above[near:], error[near:]
+        scaled = np.append(np.cumsum((mass * np.exp(anchor - loss))[::-1])[::-1], 0.0)
+        value = above[1:] - scaled[1:] * np.exp(np.minimum(loss - anchor, 700.0)) + sign * error
         beyond = np.flatnonzero(value > 1)
-        if not len(beyond):
-            return max(0.0, float(loss[0])) if sign > 0 else 0.0
-        last = int(beyond[-1])
-        numerator, denominator = above[last + 1] + error[last] - 1, above_scaled[last + 1]
-        if numerator <= 0 or denominator <= 0:
-            return max(0.0, float(loss[last]) + (self.spacing if sign > 0 else 0.0))
-        root = anchor + math.log(numerator / denominator)
-        return max(0.0, min(max(root, float(loss[last])), float(loss[last]) + self.spacing))
+        last = int(beyond[-1]) if len(beyond) else -1
+        # the error falls within a cell, so a lower bound may reach δ inside the next one although not at its left end
+        for cell in (last + 1, last) if sign < 0 else (last,):
+            if 0 <= cell < len(loss):
+                totals = float(above[cell + 1]), float(scaled[cell + 1])
+                found = self._inside(float(loss[cell]), *totals, anchor, log_error - log_delta, sign)
+                if found is not None:
+                    return found
+        return float(loss[0]) if sign > 0 else 0.0
+
+    def _inside(
+        self, left: float, total: float, scaled: float, anchor: float, log_error: float, sign: float
+    ) -> float | None:
+        """The largest ε of one cell with total − scaled·e^{ε−anchor} + sign·e^{log_error − tilt·ε} > 1, if there is one."""
+
+        def reaches(epsilon: float) -> bool:
+            error = _exp(log_error - self.tilt * epsilon)
+            return total - scaled * _exp(epsilon - anchor) + sign * error > 1
+
+        low, high = left, left + self.spacing
+        if sign < 0 and scaled > 0:  # concave in ε: begin at its peak
+            peak = (math.log(self.tilt / scaled) + log_error + anchor) / (1 + self.tilt)
+            low = min(max(low, peak), high)
+        if not reaches(low):
+            return None
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if reaches(middle) else (low, middle)
+        return high if sign > 0 else low
 
 
 def sum_losses(
@@ -157,6 +187,7 @@ def sum_losses(
         log_stray=log_stray,
         log_rounding=log_scale + math.log(max(error, 5e-324)),
         infinite=-math.expm1(finite),
+        top=math.fsum(count * float(law.loss.max()) for law, count in laws),
     )
 
 

@@ -15,37 +15,33 @@ mechanism and a round costs one multiply-add of a few dozen numbers.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Self, final
 
 import numpy as np
 
 from quietsum.errors import UnsupportedEvent, finite_number
 from quietsum.privacy.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
-from quietsum.privacy.contour import ROUNDING, Array, Direction, Spectrum, directions, has_contour, log_tail, spectrum
+from quietsum.privacy.contour import has_contour
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.inversion import Inversion, Line, log_weight
-from quietsum.privacy.moments import LADDER, STEPS, ladder_moments, moments_at, step_moments
+from quietsum.privacy.mixtures import ROUNDING, Array, Direction
+from quietsum.privacy.moments import LADDER
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
+from quietsum.privacy.running import RunningSums
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["ExactAccountant"]
 
 _MOST_NODES = 1 << 17
-_spectrum = functools.lru_cache(maxsize=8192)(spectrum)
-_long_spectrum = functools.lru_cache(maxsize=32)(spectrum)  # up to 3 MB each
-_log_tail = functools.lru_cache(maxsize=65536)(log_tail)
-# Where the first sum's errors are too wide: (steps down from the best abscissa, factor on the density of nodes). More
-# nodes mean less aliasing; at lower abscissae moments are not about to explode.
-_ATTEMPTS = ((0, 1), (0, 2), (2, 2), (0, 4), (2, 4), (6, 4), (0, 8), (4, 8), (12, 8), (24, 16))
-_FINE = 2.0 ** (np.arange(-40, 9) / 32)
 _LOG_WEIGHT = log_weight(LADDER)
-_UP = 1 + 4 * ROUNDING  # more than one addition and one product can lose
 _WEIGHT_ROOM = 1e-14 * (LADDER + 1) * (1 + np.log1p(LADDER))
+# Contours tried until the errors are small: (rungs down, factor on the density of nodes). More nodes mean less
+# aliasing, lower rungs moments that are not about to explode.
+_ATTEMPTS = ((0, 1), (1, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3, 8), (4, 16))
 
 
 class _Inconclusive(Exception):
@@ -74,17 +70,13 @@ class ExactAccountant:
         observer: Observer = Observer.RECIPIENTS,
     ) -> None:
         self.history = History(neighbours, unit, observer)
-        self._sums: dict[Line, tuple[int, Array, Array]] = {}
-        self._ladders: dict[Direction, tuple[int, Array]] = {}
-        self._tails: dict[Line, tuple[int, float]] = {}
-        self._steps: dict[tuple[Direction, float], tuple[int, Array]] = {}
+        self._sums = RunningSums(self.history)
 
     def copy(self) -> ExactAccountant:
         """An independent accountant with the same history; what was computed is shared."""
         other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
         other.history = self.history.copy()
-        other._sums, other._ladders = dict(self._sums), dict(self._ladders)
-        other._tails, other._steps = dict(self._tails), dict(self._steps)
+        other._sums = self._sums.copy(other.history)
         return other
 
     def supports(self, event: PrivacyEvent) -> bool:
@@ -155,7 +147,8 @@ class ExactAccountant:
                 pass
         from quietsum.privacy.pld import pld_delta_bounds
 
-        lower, upper = pld_delta_bounds(counts, epsilon=abs(epsilon))
+        with np.errstate(all="ignore"):
+            lower, upper = pld_delta_bounds(counts, epsilon=abs(epsilon))
         if epsilon >= 0:
             return lower, upper
         odds = math.exp(epsilon)  # δ(−ε) = 1 − e^{−ε} (1 − δ(ε)), as the worse direction of both counts
@@ -199,83 +192,31 @@ class ExactAccountant:
         method = "privacy-loss distribution"
         ceiling = self._ceiling(delta)
         if ceiling < upper:
-            upper, method = ceiling, "Chernoff's bound"
+            upper, method = ceiling, "moment bound"
         return self.history.guarantee(
             epsilon=upper, epsilon_lower=min(lower, upper), delta=delta, method=f"exact: {method} ({reason})"
         )
 
     def _ceiling(self, delta: float) -> float:
-        """An upper bound on ε that always exists: Chernoff's, or that of all units drawn in every step."""
+        """An upper bound on ε that is always there: Chernoff's, or that of all units drawn in every step."""
         counts = self.history.counts
         if not all(map(has_contour, counts)):
             return math.inf
-        best = GaussianCurve(joint_mu((_without_sampling(pair), n) for pair, n in counts.items())).epsilon_bounds(delta)[1]
+        mu = joint_mu((_without_sampling(pair), n) for pair, n in counts.items())
+        best = GaussianCurve(mu).epsilon_bounds(delta)[1]
         try:
-            return min(best, max(self._chernoff(direction, math.log(delta))[1] for direction in self._directions()))
+            return min(
+                best, max(self._chernoff(direction, math.log(delta))[1] for direction in self._sums.directions())
+            )
         except OverflowError:
             return best
-
-    # -------------------------------------------------------------------------------- running sums
-
-    def _directions(self) -> tuple[Direction, ...]:
-        both = any(len(directions(pair)) == 2 for pair in self.history.counts)
-        return (Direction.REMOVE, Direction.ADD) if both else (Direction.REMOVE,)
-
-    def _news(self, since: int) -> list[tuple[Pair, int]]:
-        """What was composed after log entry ``since``, equal pairs merged."""
-        log = self.history.log
-        if since == 0:
-            return list(self.history.counts.items())
-        return log[since:]
-
-    def _ladder(self, direction: Direction) -> Array:
-        """An upper bound on K at each rung."""
-        since, total = self._ladders.get(direction, (0, None))
-        total = np.zeros_like(LADDER) if total is None else total
-        for pair, count in self._news(since):
-            total = (total + count * ladder_moments(pair, direction)) * _UP
-        self._ladders[direction] = (len(self.history.log), total)
-        return total
-
-    def _above(self, direction: Direction, c: float) -> Array:
-        """An upper bound on K at c · STEPS: what bounds aliasing."""
-        since, total = self._steps.get((direction, c), (0, np.zeros(STEPS.size)))
-        for pair, count in self._news(since):
-            total = (total + count * step_moments(pair, direction, c)) * _UP
-        self._steps[direction, c] = (len(self.history.log), total)
-        return total
-
-    def _tail(self, line: Line) -> float:
-        """An upper bound on ln|φ| beyond the last node."""
-        since, total = self._tails.get(line, (0, 0.0))
-        t = line.s * line.nodes
-        for pair, count in self._news(since):
-            more = count * _log_tail(pair, line.direction, line.c, t)
-            total += more + 4 * ROUNDING * (abs(total) + abs(more))
-        self._tails[line] = (len(self.history.log), total)
-        return total
-
-    def _sum(self, line: Line) -> Spectrum:
-        since, values, errors = self._sums.get(line, (0, None, None))
-        if values is None or errors is None:
-            values, errors = np.zeros(line.nodes, complex), np.zeros(line.nodes)
-        cached = _spectrum if line.nodes <= 1024 else _long_spectrum
-        for pair, count in self._news(since):
-            part = cached(pair, line.direction, line.c, line.s, line.nodes)
-            more = count * part.log_phi
-            values = values + more
-            errors = errors + count * part.error + 4 * ROUNDING * (np.abs(values) + np.abs(more))
-        if len(self._sums) > 16:
-            self._sums.clear()
-        self._sums[line] = (len(self.history.log), values, errors)
-        return Spectrum(values, errors)
 
     # ------------------------------------------------------------------------------------- contour
 
     def _contour_epsilon(self, delta: float) -> tuple[float, float]:
         log_delta = math.log(delta)
         lower = upper = 0.0
-        for direction in self._directions():
+        for direction in self._sums.directions():
             rung, ceiling = self._chernoff(direction, log_delta)
             if not math.isfinite(ceiling):
                 raise _Inconclusive("no finite moment")
@@ -287,7 +228,7 @@ class ExactAccountant:
 
     def _chernoff(self, direction: Direction, log_delta: float) -> tuple[int, float]:
         """The best rung and Chernoff's upper bound on ε there, rounded up."""
-        ladder = self._ladder(direction)
+        ladder = self._sums.ladder(direction)
         bounds = (ladder - log_delta - _LOG_WEIGHT + (1e-14 * (ladder - log_delta) + _WEIGHT_ROOM)) / LADDER
         rung = int(np.argmin(bounds))
         return rung, float(bounds[rung])
@@ -303,7 +244,7 @@ class ExactAccountant:
     def _solve(self, direction: Direction, rung: int, log_delta: float, ceiling: float) -> tuple[float, float]:
         density = 16 if log_delta > -18.5 else 20 if log_delta > -37 else 28
         best: tuple[float, float] | None = None
-        for inverse in self._inversions(direction, rung, density, lambda c, k: (k - log_delta - log_weight(c)) / c):
+        for inverse in self._inversions(direction, rung, density):
             centre = inverse.root(log_delta, ceiling)
             if (centre is None or centre <= 0) and inverse.bounds(0.0)[1] <= log_delta * (1 + 16 * ROUNDING):
                 return 0.0, 0.0
@@ -318,14 +259,14 @@ class ExactAccountant:
 
     def _contour_delta(self, epsilon: float) -> tuple[float, float]:
         lower = upper = 0.0
-        for direction in self._directions():
-            chernoff = self._ladder(direction) - LADDER * epsilon - _LOG_WEIGHT
+        for direction in self._sums.directions():
+            chernoff = self._sums.ladder(direction) - LADDER * epsilon - _LOG_WEIGHT
             rung = int(np.argmin(chernoff))
             if not math.isfinite(chernoff[rung]):
                 raise _Inconclusive("no finite moment")
             if self._largest_loss(direction) <= epsilon:
                 continue
-            if chernoff[rung] < -745:  # no float is as small as this
+            if chernoff[rung] < -746:  # no float is as small as this
                 upper = max(upper, 5e-324)
                 continue
             low, high = self._evaluate(direction, rung, epsilon)
@@ -334,55 +275,40 @@ class ExactAccountant:
 
     def _evaluate(self, direction: Direction, rung: int, epsilon: float) -> tuple[float, float]:
         low, high = -math.inf, math.inf
-        for inverse in self._inversions(direction, rung, 16, lambda c, k: k - c * epsilon - log_weight(c)):
+        for inverse in self._inversions(direction, rung, 16):
             bounds = inverse.bounds(epsilon)
             low, high = max(low, bounds[0]), min(high, bounds[1])
             if high - low <= 1e-3 or high < -690:
                 return exponentials(low, high)
         raise _Inconclusive("the error bounds are too wide")
 
-    def _inversions(
-        self, direction: Direction, rung: int, density: int, merit: Callable[[Array, Array], Array]
-    ) -> Iterator[Inversion]:
-        """Better and better contours: one on the ladder first, then around the abscissa of the least ``merit``(c, K)."""
-        c, log_moment = float(LADDER[rung]), float(self._ladder(direction)[rung])
-        yield self._inversion(direction, c, density, log_moment, _curvature(LADDER, self._ladder(direction), rung))
-        fine, moments, best = self._refined(direction, c, merit)
+    def _inversions(self, direction: Direction, rung: int, density: int) -> Iterator[Inversion]:
+        """One contour after the other, the cheapest first; those that would take too many nodes are left out."""
         for down, factor in _ATTEMPTS:
-            at = max(1, best - down)
-            c, log_moment = float(fine[at]), float(moments[at])
-            yield self._inversion(direction, c, density * factor, log_moment, _curvature(fine, moments, at))
+            line = self._line(direction, max(0, rung - down), density * factor)
+            if line is None and down == 0 and factor == 1:
+                raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
+            if line is not None:
+                yield Inversion(
+                    line, self._sums.spectrum(line), self._sums.tail(line), self._sums.above(direction, line.c)
+                )
 
-    def _refined(
-        self, direction: Direction, c: float, merit: Callable[[Array, Array], Array]
-    ) -> tuple[Array, Array, int]:
-        """Abscissae around c, upper bounds on K there, and the index of the best one, moving up while that helps."""
-        while True:
-            fine = c * _FINE
-            moments = np.zeros_like(fine)
-            for pair, count in self.history.counts.items():
-                moments = (moments + count * moments_at(pair, direction, fine)) * _UP
-            values = merit(fine, moments)
-            best = int(np.argmin(values))
-            if best < fine.size - 1 or c > float(LADDER[-1]):
-                return fine, moments, best
-            c = 2 * c
-
-    def _inversion(
-        self, direction: Direction, c: float, density: int, log_moment: float, curvature: float
-    ) -> Inversion:
-        """The contour at c with the fewest nodes whose tail certificate is good to about 1e-9 of the sum."""
+    def _line(self, direction: Direction, rung: int, density: int) -> Line | None:
+        """The line with the fewest nodes whose tail certificate is good to about 1e-9 of the sum."""
+        ladder = self._sums.ladder(direction)
+        c = float(LADDER[rung])
         s = c / density
         nodes = 32
+        curvature = _curvature(ladder, rung)
         if curvature > 0:
             while nodes * s < math.sqrt(70 / curvature) and nodes < _MOST_NODES:
                 nodes *= 2
         while nodes <= _MOST_NODES:
             line = Line(direction, c, density, nodes)
-            if self._tail(line) - log_moment + math.log((c + 1) / (s * nodes)) <= -27:
-                return Inversion(line, self._sum(line), self._tail(line), self._above(direction, c))
+            if self._sums.tail(line) - float(ladder[rung]) + math.log((c + 1) / (s * nodes)) <= -27:
+                return line
             nodes *= 2
-        raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
+        return None
 
 
 def _without_sampling(pair: Pair) -> float:
@@ -391,10 +317,10 @@ def _without_sampling(pair: Pair) -> float:
     return pair.sigma / (pair.size if isinstance(pair, MixturePair) else 2 if isinstance(pair, OppositePair) else 1)
 
 
-def _curvature(c: Array, moments: Array, at: int) -> float:
-    """K'' near an abscissa, from neighbouring ones; for planning only."""
-    at = min(max(at, 1), c.size - 2)
-    if not np.isfinite(moments[at + 1]):
+def _curvature(ladder: Array, rung: int) -> float:
+    """K'' near a rung, from neighbouring ones; for planning only."""
+    at = min(max(rung, 1), LADDER.size - 2)
+    if not np.isfinite(ladder[at + 1]):
         at = max(1, at - 1)
-    slopes = np.diff(moments[at - 1 : at + 2]) / np.diff(c[at - 1 : at + 2])
-    return float(2 * (slopes[1] - slopes[0]) / (c[at + 1] - c[at - 1]))
+    slopes = np.diff(ladder[at - 1 : at + 2]) / np.diff(LADDER[at - 1 : at + 2])
+    return float(2 * (slopes[1] - slopes[0]) / (LADDER[at + 1] - LADDER[at - 1]))

@@ -1,8 +1,8 @@
 """δ(ε) from sampled log moments: one contour, its trapezoid sum, and the interval that certainly holds the truth.
 
-Along Re z = c with nodes t_k = k·s the sum of e^{K(z) − zε} / (z (z + 1)) is Σ_m δ(ε + mp) e^{cmp}, p = 2π/s. Three errors
-are bounded (docs/explanation/exact.md): the nodes left out, by a bound on |φ| beyond the last one; the terms m ≠ 0, which
-are ≥ 0 and so only widen the lower side; and rounding. Everything is kept as a logarithm, relative to e^{K(c) − cε}.
+Along Re z = c with nodes t_k = k·s the sum of e^{K(z) − zε} / (z (z + 1)) is Σ_m δ(ε + mp) e^{cmp}, p = 2π/s. Three
+errors are bounded (docs/explanation/exact.md): the nodes left out, by a bound on |φ| beyond the last one; the terms
+m ≠ 0, which are ≥ 0 and so only widen the lower side; and rounding. All is relative to e^{K(c) − cε}.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import final
 
 import numpy as np
 
-from quietsum.privacy.contour import ROUNDING, Array, Direction, Spectrum
+from quietsum.privacy.contour import Spectrum
+from quietsum.privacy.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.moments import STEPS
 
 __all__ = ["Inversion", "Line", "log_weight"]

@@ -23,12 +23,22 @@ from scipy.special import gammaln, logsumexp, ndtr
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
 
-__all__ = ["CellMasses", "Direction", "cell_masses", "loss_lattice", "loss_points", "refuse_unsupported", "symmetric"]
+__all__ = [
+    "CellMasses",
+    "Direction",
+    "cell_masses",
+    "few_atoms",
+    "loss_lattice",
+    "loss_points",
+    "refuse_unsupported",
+    "symmetric",
+]
 
 Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
 _RULE = list(zip(*np.polynomial.legendre.leggauss(5), strict=True))
+_FEW = 256
 _ENUMERATED = 2_000.0  # discrete Gaussians up to this sigma are summed atom by atom
 
 
@@ -89,20 +99,38 @@ def cell_masses(pair: pr.Pair, edges: Array, direction: Direction = "remove") ->
 
 
 def loss_points(pair: pr.Pair, direction: Direction, *, reach: float, count: int) -> Array:
-    """At most about ``count`` increasing losses that span all but a ``reach``-sigma tail; atoms are among them."""
+    """At most about ``count`` increasing losses that span all but a ``reach``-sigma tail, with atoms well inside."""
     points = np.unique(_points(pair, reach, count))
+    margin = 1e-6 * float(np.ptp(points)) or 1e-6
+    points = np.concatenate([[points[0] - margin], points, [points[-1] + margin]])
     return points if direction == "remove" else -points[::-1]
+
+
+def few_atoms(pair: pr.Pair) -> bool:
+    """Whether the loss takes finitely many values, so few that :func:`loss_points` names them all."""
+    match pair:
+        case pr.SampledPair(base=base):
+            return few_atoms(base)
+        case pr.DiscreteLaplacePair(shift=shift):
+            return shift < _FEW
+        case pr.ResponsePair() | pr.ApproximatePair():
+            return True
+        case pr.DiscreteGaussianPair(sigma=sigma):
+            return sigma <= _ENUMERATED and len(_atoms(pair)[0]) <= _FEW
+        case _:
+            return False
 
 
 def loss_lattice(pair: pr.Pair, direction: Direction) -> tuple[float, float, bool] | None:
     """(offset, unit, all): the atoms lie on offset + unit·ℤ, and ``all`` says that there is nothing but atoms.
 
-    None where there are no atoms or where they lie on no lattice.
+    Where there is more, the atoms are two, at offset and offset + unit. None where there are no atoms or where they
+    lie on no lattice.
     """
     found = _lattice(pair)
     if found is None or direction == "remove":
         return found
-    return -found[0], found[1], found[2]
+    return -(found[0] + found[1]), found[1], found[2]
 
 
 # ------------------------------------------------------------------------------------- one pair at a time
@@ -159,7 +187,7 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
         case pr.LaplacePair(scale=scale):
             return np.linspace(-1 / scale, 1 / scale, count)
         case pr.DiscreteLaplacePair(scale=scale, shift=shift):
-            return (2 * np.unique(np.linspace(0, shift, min(count, shift + 1)).round()) - shift) / scale
+            return (2 * np.unique(np.linspace(0, shift, min(max(count, _FEW), shift + 1)).round()) - shift) / scale
         case pr.DiscreteGaussianPair(sigma=sigma, shift=shift) if sigma > _ENUMERATED:
             at = np.linspace(-reach * sigma, shift + reach * sigma, count).round()
             return shift * (2 * at - shift) / (2 * sigma**2)
@@ -168,7 +196,7 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
             return np.logaddexp(math.log1p(-rate), math.log(rate) + points)
         case _:
             losses = _atoms(pair)[0]
-            chosen = np.unique(np.linspace(0, len(losses) - 1, min(count, len(losses))).round().astype(int))
+            chosen = np.unique(np.linspace(0, len(losses) - 1, min(max(count, _FEW), len(losses))).round().astype(int))
             return np.asarray(losses[chosen])
 
 
@@ -186,9 +214,11 @@ def _lattice(pair: pr.Pair) -> tuple[float, float, bool] | None:
             return (float(losses[0]), unit, True) if unit > 1e-9 else None
         case pr.SampledPair(base=base):  # two atoms always lie on a lattice, more hardly ever do
             inner = _lattice(base)
-            if inner is None or (isinstance(base, pr.ApproximatePair) and base.delta):
+            if inner is None or not (few_atoms(base) or isinstance(base, pr.LaplacePair)):
                 return None
-            atoms = np.unique(_points(pair, 1.0, 2 if isinstance(base, pr.LaplacePair) else 4)[1:])
+            if isinstance(base, pr.ApproximatePair) and base.delta:
+                return None
+            atoms = np.unique(_points(pair, 1.0, 2)[1:])
             return (float(atoms[0]), float(atoms[1] - atoms[0]), inner[2]) if len(atoms) == 2 else None
         case _:
             return None

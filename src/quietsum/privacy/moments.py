@@ -9,10 +9,11 @@ import math
 
 import numpy as np
 
-from quietsum.privacy.contour import ROUNDING, Array, Direction, ceiling, grid, growth, log_ratio, window
+from quietsum.privacy.contour import grid, half_precision
+from quietsum.privacy.mixtures import ROUNDING, Array, Direction, ceiling, growth, log_ratio, window
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
-__all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "moments_at", "step_moments"]
+__all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "step_moments"]
 
 LADDER = 2.0 ** np.concatenate([np.arange(-20, -10), np.arange(-10, 30.25, 0.25)])
 """The abscissae between which contours are chosen: powers of 2^(1/4), and octaves where ε is in the thousands."""
@@ -92,16 +93,11 @@ def ladder_moments(pair: Pair, direction: Direction) -> Array:
 @functools.lru_cache(maxsize=16384)
 def step_moments(pair: Pair, direction: Direction, c: float) -> Array:
     """K at c · STEPS."""
-    return moments_at(pair, direction, c * STEPS)
-
-
-def moments_at(pair: Pair, direction: Direction, c: Array) -> Array:
-    """K at an ascending vector of c > 0."""
     if isinstance(pair, GaussianPair):
-        return _gaussian(pair, c)
+        return _gaussian(pair, c * STEPS)
     assert isinstance(pair, MixturePair | OppositePair)
-    return log_moments(pair, direction, c)
+    return log_moments(pair, direction, c * STEPS)
 
 
 def _gaussian(pair: GaussianPair, c: Array) -> Array:
-    return np.asarray(c * (c + 1) / (2 * pair.sigma**2) * (1 + 1e-15))
+    return np.asarray(c * (c + 1) * (half_precision(pair) * (1 + 1e-15)))

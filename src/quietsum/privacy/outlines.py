@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.privacy.gridlaws import dots, edge_index, log_sum
-from quietsum.privacy.losses import Array, Direction, loss_lattice, loss_points
+from quietsum.privacy.losses import Array, Direction, few_atoms, loss_lattice, loss_points
 from quietsum.privacy.pairs import Pair
 
 __all__ = [
@@ -184,6 +184,9 @@ def cut_points(outline: Outline, plan: Plan, spacing: float, offset: float) -> n
         bottom = max(bottom, float(loss[max(0, int(np.searchsorted(below, 1e-9 * worth / outline.count)) - 1)]))
     reach = min(bottom, low), float(loss[-1])
     core = reach if outline.lattice is not None else (low, max(low, high))
+    if few_atoms(outline.pair):  # the points just below and just above each atom
+        index = np.floor((loss[loss >= reach[0]] - offset) / spacing + 1e-9).astype(np.int64)
+        return np.unique(np.concatenate([index - 1, index, index + 1, index + 2]))
     (low_core, high_core), (low_reach, high_reach) = (
         (math.floor((a - offset) / spacing) - 1, math.ceil((b - offset) / spacing) + 1) for a, b in (core, reach)
     )

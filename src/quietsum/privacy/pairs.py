@@ -28,7 +28,7 @@ import math
 from collections.abc import Iterator
 from typing import final
 
-from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent, whole_number
+from quietsum.errors import MixedUnits, UnsupportedEvent, whole_number
 from quietsum.privacy import events as ev
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
@@ -51,8 +51,6 @@ __all__ = [
     "reduce_event",
     "unit_of",
 ]
-
-_MOST_USES = 2**63
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,8 +179,6 @@ def reduce_event(event: ev.PrivacyEvent, neighbours: Neighbours, times: int = 1)
     for pair, count in _reduce(event, neighbours, 1):
         if count * times:
             found[pair] = found.get(pair, 0) + count * times
-    if (uses := sum(found.values())) > _MOST_USES:
-        raise InvalidParameter("times", uses, "is more than any run lasts", "check the counts of Repeated and Group")
     return list(found.items())
 
 
@@ -245,11 +241,9 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
         case ev.RandomizedResponse(keep_probability=keep, categories=categories):
             return [(ResponsePair(keep, categories), size)]  # each of the k units answers for itself
         case ev.PureDP(epsilon=epsilon):
-            return [(ApproximatePair(size * epsilon), 1)] if epsilon else []
+            return [(_group_pair(epsilon, 0.0, size), 1)] if epsilon else []
         case ev.ApproximateDP(epsilon=epsilon, delta=delta):
-            return (
-                [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)] if epsilon or delta else []
-            )
+            return [(_group_pair(epsilon, delta, size), 1)] if epsilon or delta else []
         case ev.Zcdp(rho=rho):
             return [(ZcdpPair(rho * size * size), 1)] if rho else []
         case ev.Repeated(times=times, event=inner):
@@ -276,14 +270,16 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
             )
 
 
-def _group_delta(epsilon: float, delta: float, size: int) -> float:
-    """Group privacy of (ε, δ): δ (e^{kε} − 1)/(e^ε − 1), capped at 1 (Vadhan 2017, Lemma 2.2)."""
+def _group_pair(epsilon: float, delta: float, size: int) -> ApproximatePair:
+    """Group privacy of (ε, δ): (kε, δ (e^{kε} − 1)/(e^ε − 1)), δ capped at 1 (Vadhan 2017, Lemma 2.2)."""
+    if math.isinf(size * epsilon):
+        return ApproximatePair(0.0, 1.0)  # what no float holds tells all
     if size == 1 or delta == 0:
-        return delta
+        return ApproximatePair(size * epsilon, delta)
     if epsilon == 0:
-        return min(1.0, size * delta)
+        return ApproximatePair(0.0, min(1.0, size * delta))
     log_factor = (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon)) - math.log(-math.expm1(-epsilon))
-    return math.exp(min(0.0, math.log(delta) + log_factor))
+    return ApproximatePair(size * epsilon, math.exp(min(0.0, math.log(delta) + log_factor)))
 
 
 def _inside(event: ev.PrivacyEvent) -> Iterator[ev.PrivacyEvent]:
@@ -363,8 +359,7 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
         case LaplacePair() | DiscreteLaplacePair() | DiscreteGaussianPair() | ApproximatePair() if size == 1:
             return [(SampledPair(rate, base), 1)]
         case LaplacePair() | DiscreteLaplacePair() | ApproximatePair():
-            epsilon, delta = amplified(rate, *_as_approximate(base))
-            return [(ApproximatePair(size * epsilon, _group_delta(epsilon, delta, size)), 1)]
+            return [(_group_pair(*amplified(rate, *_as_approximate(base)), size), 1)]
         case _:
             raise UnsupportedEvent(
                 f"Poisson sampling of {among} has no sound bound here; use Gaussian noise, or charge the event without "

@@ -55,19 +55,14 @@ def log_ratio_moments(power: Array, excess: Array, log_ratio: Array, log_weight:
     """ln Σ w m^a for each power a > 1 or a < 0, given m − 1, ln m and ln w with Σ w ≤ 1 and Σ w (m − 1) = −lost.
 
     Computed as ln(1 + Σ w (m^a − 1 − a (m − 1)) − a·lost): by a Taylor series where a (m − 1) is small, as it stands
-    elsewhere. Powers for which m^a is too large for a float take the logarithm of the plain sum.
+    elsewhere. Powers whose moment is too large for a float take the logarithm of the plain sum.
     """
-    highest, lowest = log_ratio.max(), log_ratio.min()
-    for part in (np.abs(power) <= 16, np.maximum(power * highest, power * lowest) <= 600):
-        if part.any() and not part.all():
-            result = np.empty_like(power)
+    low = np.abs(power) <= 16
+    if low.any() and not low.all():
+        result = np.empty_like(power)
+        for part in (low, ~low):
             result[part] = log_ratio_moments(power[part], excess, log_ratio, log_weight, lost)
-            result[~part] = log_ratio_moments(power[~part], excess, log_ratio, log_weight, lost)
-            return result
-    if not part.any():
-        exponent = np.multiply.outer(power, log_ratio) + log_weight
-        peak = exponent.max(axis=1)
-        return np.asarray(np.maximum(peak + np.log(np.exp(exponent - peak[:, None]).sum(axis=1)), 0.0))
+        return result
     near = np.abs(excess) <= _CLOSE / max(float(np.abs(power).max()), 1.0)
     weight = np.exp(log_weight)
     k = np.arange(12)
@@ -76,10 +71,29 @@ def log_ratio_moments(power: Array, excess: Array, log_ratio: Array, log_weight:
     moments = np.multiply.accumulate(np.broadcast_to(close, (12, close.size)), axis=0)[1:] @ weight[near]
     total = choose @ moments + np.maximum(-power * lost, 0.0)
     far = ~near
-    ratio, weight = log_ratio[far], weight[far]
-    moved = np.where(ratio > 1, np.exp(log_weight[far] + ratio) - weight, weight * np.minimum(excess[far], 2.0))
-    total += np.expm1(np.multiply.outer(power, ratio)) @ weight - power * float(moved.sum())
-    return np.asarray(np.log1p(np.maximum(total, 0.0)))
+    ratio, log_far, weight = log_ratio[far], log_weight[far], weight[far]
+    moved = np.where(ratio > 1, np.exp(log_far + ratio) - weight, weight * np.minimum(excess[far], 2.0))
+    total -= power * float(moved.sum())
+    wide = np.maximum(power * ratio.max(initial=0.0), power * ratio.min(initial=0.0)) > 600  # m^a alone would overflow
+    calm = ~wide if wide.any() else slice(None)
+    total[calm] += np.expm1(np.multiply.outer(power[calm], ratio)) @ weight
+    result = np.log1p(np.maximum(total, 0.0))
+    if wide.any():
+        result[wide] = _wide_moments(total[wide], np.multiply.outer(power[wide], ratio), log_far)
+    return np.asarray(result)
+
+
+def _wide_moments(total: Array, exponent: Array, log_weight: Array) -> Array:
+    """ln(1 + total + Σ w (m^a − 1)) where m^a overflows, whether or not w m^a does."""
+    joint = exponent + log_weight
+    peak = joint.max(axis=1)
+    fits = peak < 600
+    result = np.empty_like(total)
+    result[~fits] = peak[~fits] + np.log(np.exp(joint[~fits] - peak[~fits, None]).sum(axis=1))
+    weight, some = np.exp(log_weight), exponent[fits]
+    less_one = np.where(some > 1, np.exp(joint[fits]) - weight, weight * np.expm1(np.minimum(some, 1.0)))
+    result[fits] = np.log1p(np.maximum(total[fits] + less_one.sum(axis=1), 0.0))
+    return result
 
 
 def sampled_ratio(x: Array, sigma: float, rate: float) -> tuple[Array, Array]:
@@ -133,7 +147,9 @@ def mixture_curve(pair: MixturePair | OppositePair, direction: Direction, alpha:
         back, log_back = sampled_ratio(-x, pair.sigma, pair.rate)
         log_ratio -= log_back
         with np.errstate(invalid="ignore"):
-            excess = np.where(np.abs(log_ratio) < 1, (excess - back) * np.exp(-log_back), np.expm1(log_ratio))
+            excess = np.where(
+                np.abs(log_ratio) < 1, (excess - back) * np.exp(-log_back), np.expm1(np.minimum(log_ratio, 700.0))
+            )
         moments = log_ratio_moments(some, excess, log_ratio, log_weight + log_back)
     else:
         excess, log_ratio = _group_ratio(x, pair.sigma, log_share)
@@ -195,7 +211,8 @@ def _group_ratio(x: Array, sigma: float, log_share: Array) -> tuple[Array, Array
         log_ratio = np.logaddexp(log_ratio, exponent + log_share[j])
         excess += math.exp(log_share[j]) * np.expm1(np.minimum(exponent, 600.0))
     small = np.abs(excess) < 1
-    return np.where(small, excess, np.expm1(log_ratio)), np.where(small, np.log1p(np.minimum(excess, 1.0)), log_ratio)
+    log_ratio = np.where(small, np.log1p(np.where(small, excess, 0.0)), log_ratio)
+    return np.where(small, excess, np.expm1(np.minimum(log_ratio, 700.0))), log_ratio
 
 
 # -------------------------------------------------------------------------------- discrete losses

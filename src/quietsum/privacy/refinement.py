@@ -89,7 +89,8 @@ class AtDelta:
         """A bit less than a Rényi bound."""
         log_moment = outlines.tilt_moments(self.log_delta)
         renyi = (log_moment - self.log_delta - np.log(TILTS + 1)) / TILTS + np.log(TILTS / (TILTS + 1))
-        return 0.8 * max(0.0, float(renyi.min())), self.log_delta
+        best = float(renyi.min())
+        return max(0.0, 0.5 * best, best - 4 / float(TILTS[np.argmin(renyi)])), self.log_delta
 
     def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
         """Both bounds on ε."""
@@ -97,7 +98,7 @@ class AtDelta:
 
     def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
         """The lower bound, or something smaller than before."""
-        return (found.lower if found.lower > 0 else min(guess[0], found.upper) / 2), self.log_delta
+        return (found.lower if found.lower > 0 else 0.75 * min(guess[0], found.upper)), self.log_delta
 
     def excess(self, found: Bounds) -> float:
         """Gap over tolerance · max(1, ε)."""
@@ -174,7 +175,7 @@ def refine(
     )
     guess = question.guess(known)
     unit, exact = common_unit(known.whole)
-    best, step, before = Bounds(0.0, math.inf, 0.0), spacing or 0.0, math.inf
+    best, step, before, in_vain = Bounds(0.0, math.inf, 0.0), spacing or 0.0, math.inf, 0
     for attempt in range(8):
         outlines, log_moment = known.trimmed(guess[1])
         widest = max(float(np.ptp(outline.loss)) for outline in outlines) or 1.0
@@ -188,12 +189,12 @@ def refine(
         best = Bounds(max(best.lower, lower), min(best.upper, upper), step)
         excess = question.excess(best)
         guess, old_guess = question.narrowed(best, guess), guess
-        hopeless = attempt > 2 and excess > 0.9 * before
-        if excess <= 1 or best.upper <= at_least or hopeless or (attempt and step <= 1.3 * finest):
+        in_vain += excess > 0.9 * before
+        if excess <= 1 or best.upper <= at_least or in_vain > 2 or (attempt and step <= 1.3 * finest):
             break
+        if spacing is None and abs(guess[1] - old_guess[1]) < 3:  # else the plan was at fault, not the grid
+            step *= 0.25 if excess > 0.9 * before else min(0.7, max(1 / 24, math.sqrt(0.7 / excess)))
         before = excess
-        if abs(guess[1] - old_guess[1]) < 3:  # else the plan was at fault, not the grid
-            step *= 1.0 if spacing is not None else min(0.7, max(1 / 24, math.sqrt(0.7 / excess)))
     return best
 
 

@@ -45,14 +45,15 @@ def smallest_parameter(
             slope = (value - last_value) / (point - last_point)
         else:
             slope = -1.25  # between −1 (much noise) and −2 (little)
+        stalled = abs(value) > abs(last_value) / 3  # a kink, or noise: secants gain too little
         last_point, last_value = point, value
         point = last_point - (value + 0.5 * _CLOSE) / slope if slope < 0 and math.isfinite(value) else math.nan
-        if not low < point < high:
-            if low_tried and high_tried:
+        if low_tried and high_tried:
+            if stalled or not low < point < high:
                 point = (low + high) / 2
-            else:
-                point = min(max(last_point + math.copysign(stride, value), bottom), top)
-                stride *= 2
+        elif not low < point < high:
+            point = min(max(last_point + math.copysign(stride, value), bottom), top)
+            stride *= 2
     return math.exp(high) if high_tried else None
 
 
