@@ -32,6 +32,7 @@ class TestRenyiAccountant(AccountantContract):
         ev.DiscreteGaussian(sigma=3.0, sensitivity=2.5, dimension=4),
         ev.Skellam(variance=100.0, l1_sensitivity=3.0, l2_sensitivity=2.0),
         ev.Zcdp(rho=0.02),
+        ev.PoissonSampled(rate=0.2, event=ev.ApproximateDP(epsilon=0.2, delta=1e-12)),
         RESPONSE,
     )
 
@@ -52,7 +53,13 @@ class TestExactAccountant(AccountantContract):
 
 
 class TestPldAccountant(AccountantContract):
-    events = (*AccountantContract.events, RESPONSE)
+    events = (
+        *AccountantContract.events,
+        ev.DiscreteGaussian(sigma=3.0),
+        ev.ApproximateDP(epsilon=0.2, delta=1e-12),
+        ev.PoissonSampled(rate=0.2, event=ev.Laplace(noise_multiplier=2.0)),
+        RESPONSE,
+    )
 
     def make(self, **options: Any) -> Accountant:
         return PldAccountant(**options)

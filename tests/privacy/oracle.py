@@ -65,7 +65,7 @@ def _shares(size: int, rate: float) -> list[Any]:
         return [mp.binomial(size, j) * q**j * (1 - q) ** (size - j) for j in range(size + 1)]
 
 
-def phi(step: Step, z: Any, height: float = 0.3, digits: float = 80) -> Any:
+def phi(step: Step, z: Any, height: float = 0.3, digits: float = 72) -> Any:
     """φ(z) along the line at ``height`` of the way to where the ratio may vanish; 0 is the real line."""
     with mp.workdps(DIGITS):
         return _nodes(step, mp.re(z), height, digits).at(mp.im(z))
@@ -143,13 +143,13 @@ def delta(parts: Sequence[tuple[Step, int]], epsilon: float, c: float | None = N
         period = 200 / at + 40 * mp.sqrt(1 + 1 / at**2 + 2 * _total(parts, at) / at**2)
         spacing = 2 * mp.pi / (fineness * period)
         total, k, quiet = mp.mpf(0), 0, 0
-        rotors = [[mp.exp(1j * spacing * loss) for loss in _nodes(step, at, 0.3, 80).losses] for step, _ in parts]
-        weights = [list(_nodes(step, at, 0.3, 80).weights) for step, _ in parts]
+        rotors = [[mp.exp(1j * spacing * loss) for loss in _nodes(step, at, 0.3, 72).losses] for step, _ in parts]
+        weights = [list(_nodes(step, at, 0.3, 72).weights) for step, _ in parts]
         while quiet < 8:
             z = mp.mpc(at, k * spacing)
             value = mp.exp(-z * epsilon) / (z * (z + 1))
             for index, (step, count) in enumerate(parts):
-                value *= (_nodes(step, at, 0.3, 80).scale * mp.fsum(weights[index])) ** count
+                value *= (_nodes(step, at, 0.3, 72).scale * mp.fsum(weights[index])) ** count
                 weights[index] = [w * r for w, r in zip(weights[index], rotors[index], strict=True)]
             total += mp.re(value) * (mp.mpf(1) / 2 if k == 0 else 1)
             quiet = quiet + 1 if abs(value) < mp.mpf(10) ** -30 * abs(total) else 0

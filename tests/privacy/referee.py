@@ -69,6 +69,7 @@ def _one_direction(first: Plan, affordable: float, second_opinion: bool) -> Trut
     tilt = first
     with contextlib.suppress(NoVerdict):
         tilt = refined(first, lattice_estimate(first))
+    with contextlib.suppress(NoVerdict):
         found.append((*contour(tilt), "contour"))
         tilt = refined(first, found[0][0])
         if multiplications(tilt) <= affordable:

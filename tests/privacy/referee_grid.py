@@ -81,7 +81,7 @@ def _grid(p: Plan, points: int) -> float:
     law = composed_law[(centre + offsets) % points]
     above_centre = np.cumsum((law * np.exp(-p.c * offsets * cell))[::-1])[::-1]
     raw = np.cumsum((law * np.exp(-(p.c + 1) * offsets * cell))[::-1])[::-1]
-    values = above_centre - np.exp(offsets * cell) * raw
+    values = above_centre - np.exp(np.minimum(offsets * cell, 700.0)) * raw  # beyond e^700 nothing is left of raw
     with np.errstate(divide="ignore", invalid="ignore"):
         log_delta = np.log(values) + log_total - p.c * centre * cell - math.log(p.delta)
     crossings = np.flatnonzero((log_delta[:-1] > 0) & (log_delta[1:] <= 0))

@@ -423,7 +423,8 @@ def test_an_infinite_epsilon_is_saved_as_a_word_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("noise_multiplier", 0.0), ("noise_multiplier", -1.0), ("noise_multiplier", math.nan), ("noise_multiplier", "1"),
+        ("noise_multiplier", 0.0), ("noise_multiplier", -1.0), ("noise_multiplier", math.nan),
+        ("noise_multiplier", "1"),
         ("sample_rate", 1.5), ("sample_rate", -0.1), ("sample_rate", math.inf),
         ("steps", -1), ("steps", 1.5), ("steps", True),
         ("noise_multiplier", None), ("sample_rate", None), ("steps", None),

@@ -60,7 +60,8 @@ def mixture_divergence(p_shares: dict[int, Any], q_shares: dict[int, Any], sigma
         reach = 2 * order * max(max(map(abs, p_shares)), max(map(abs, q_shares)))
         low, high = -reach - 12 * sigma, reach + 12 * sigma
         panels = min(60, int((high - low) / (2.5 * sigma)) + 4)
-        return mpmath.log1p(mpmath.quad(integrand, mpmath.linspace(low, high, panels + 1))) / (alpha - 1)
+        cuts = mpmath.linspace(low, high, panels + 1)
+        return mpmath.log1p(mpmath.quad(integrand, cuts, method="gauss-legendre", maxdegree=4)) / (alpha - 1)
 
 
 def binomial(size: int, rate: float) -> dict[int, Any]:
@@ -98,13 +99,29 @@ def test_the_sampled_gaussian_agrees_with_quadrature_at_whole_and_broken_orders(
 @pytest.mark.parametrize(("sigma", "rate"), [(1.0, 0.01), (0.5, 0.3), (4.0, 1e-4), (0.3, 1e-6), (50.0, 0.9)])
 def test_opacus_and_dp_accounting_agree_at_whole_orders(sigma: float, rate: float) -> None:
     opacus = pytest.importorskip("opacus.accountants.analysis").rdp
-    orders = tuple(float(n) for n in (2, 3, 5, 8, 11, 12, 13, 32, 64, 256))
+    orders = tuple(float(n) for n in (2, 3, 5, 8, 11, 12, 13, 32, 64, 129, 256))
     ours = rdp_of(MixturePair(sigma, rate), orders)
     google = RdpAccountant(list(orders))
     google.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)))
     for theirs in (google.rdp, opacus.compute_rdp(q=rate, noise_multiplier=sigma, steps=1, orders=list(orders))):
         # They take the logarithm of a sum near 1, so a small divergence keeps only absolute accuracy.
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=3e-15)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate"), [(1.0, 0.01), (4.0, 0.03), (4.0, 1e-4), (3.0, 0.5), (0.3, 1e-6), (50.0, 0.9)]
+)
+def test_long_binomial_sums_are_not_shortened_at_the_cost_of_the_bound(sigma: float, rate: float) -> None:
+    """Σ_k C(α, k) (1 − q)^{α−k} q^k e^{k(k−1)/2σ²}, every term of it."""
+    for order in (128, 129, 304, 2048):
+        with mpmath.workdps(40):
+            q, odds = mpf(rate), 2 * mpf(sigma) ** 2
+            moment = mpmath.fsum(
+                mpmath.binomial(order, k) * (1 - q) ** (order - k) * q**k * mpmath.exp(k * (k - 1) / odds)
+                for k in range(order + 1)
+            )
+            truth = mpmath.log(moment) / (order - 1)
+        assert just_above(divergence(MixturePair(sigma, rate), float(order)), truth)
 
 
 def test_ten_percent_more_noise_would_be_noticed() -> None:
@@ -271,6 +288,8 @@ def test_pure_dp_of_a_thousand_neither_overflows_nor_exceeds_a_thousand() -> Non
     for pair in (ApproximatePair(1000.0), LaplacePair(1e-3), LaplacePair(1e-9), DiscreteLaplacePair(1e-3, 1)):
         curve = rdp_of(pair, DEFAULT_ORDERS)
         epsilon = 1 / pair.scale if isinstance(pair, LaplacePair) else 1000.0
+        sampled = rdp_of(SampledPair(0.1, pair), DEFAULT_ORDERS)
+        assert (sampled <= curve).all() and sampled[-1] == pytest.approx(epsilon + math.log(0.1), rel=1e-2)
         assert np.isfinite(curve).all() and (curve <= epsilon * (1 + 1e-9)).all()
         assert curve[-1] == pytest.approx(epsilon, rel=1e-2)
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
+from quietsum.privacy.loss_cells import normal_cells
 from quietsum.privacy.losses import (
     cell_masses,
     few_atoms,
     loss_lattice,
     loss_points,
-    normal_cells,
     refuse_unsupported,
     symmetric,
 )

@@ -14,6 +14,7 @@ from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as google
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import gammaln
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev
@@ -61,16 +62,30 @@ def sampled_delta(sigma: float, rate: float, epsilon: float) -> float:
 
 
 def response_delta(keep: float, times: int, epsilon: float) -> float:
-    """Binary randomised response, ``times`` times: the exact binomial sum."""
-    mpmath.mp.dps = 60
-    keep, epsilon = mpmath.mpf(keep), mpmath.mpf(epsilon)
-    loss = mpmath.log(keep / (1 - keep))
-    total = mpmath.mpf(0)
-    for kept in range(times + 1):
-        share = 1 - mpmath.exp(epsilon - (2 * kept - times) * loss)
-        if share > 0:
-            total += mpmath.binomial(times, kept) * keep**kept * (1 - keep) ** (times - kept) * share
-    return float(total)
+    """Binary randomised response, ``times`` times: the binomial sum, term by term."""
+    loss = math.log(keep) - math.log1p(-keep)
+    terms = [
+        math.lgamma(times + 1)
+        - math.lgamma(kept + 1)
+        - math.lgamma(times - kept + 1)
+        + kept * math.log(keep)
+        + (times - kept) * math.log1p(-keep)
+        + math.log(-math.expm1(epsilon - (2 * kept - times) * loss))
+        for kept in range(times + 1)
+        if (2 * kept - times) * loss > epsilon
+    ]
+    return math.fsum(math.exp(term) for term in terms)
+
+
+def three_way_delta(table: tuple[np.ndarray, np.ndarray], times: int, epsilon: float) -> float:
+    """``times`` draws from a table of three outcomes: the sum over all ways to divide them."""
+    first, second = (axis.ravel() for axis in np.meshgrid(*[np.arange(times + 1)] * 2))
+    first, second = first[first + second <= times], second[first + second <= times]
+    counts = np.array([first, second, times - first - second])
+    ways = math.lgamma(times + 1) - gammaln(counts + 1).sum(axis=0)
+    log_p, log_q = (np.log(side) @ counts for side in table)
+    share = np.minimum(epsilon - (log_p - log_q), 0)
+    return float(np.sum(np.exp(ways + log_p) * -np.expm1(share)))
 
 
 def brute_delta(tables: list[tuple[np.ndarray, np.ndarray]], epsilon: float) -> float:
@@ -220,6 +235,32 @@ def test_two_discrete_steps_match_the_sum_over_all_outcomes(chosen, delta):
     check(counts, truth, delta=delta)
 
 
+@pytest.mark.parametrize("times", [30, 400])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_many_steps_between_grid_points_match_the_multinomial_sum(rate, times):
+    """Three atoms that share no lattice: the lower bound must survive rounding in both directions, T times."""
+    pair, table = pr.SampledPair(rate, pr.ResponsePair(0.7, 3)), sampled_table(rate, response_table(0.7, 3))
+    truth = max(
+        smallest_epsilon(lambda epsilon, side=side: three_way_delta(side, times, epsilon), 1e-6)
+        for side in (table, table[::-1])
+    )
+    check({pair: times}, truth, delta=1e-6)
+
+
+def test_two_incommensurable_answers_repeated_often_stay_bracketed():
+    """ln 3 and ln 1.5 have no common unit; composing in another order, or doubling one as two, changes nothing."""
+    lower, upper = pld_bounds({pr.ResponsePair(0.75, 2): 300, pr.ResponsePair(0.6, 2): 300}, delta=1e-6)
+    losses = np.log([3.0, 1.5])
+    kept = np.arange(301)
+    ways = math.lgamma(301) - gammaln(kept + 1) - gammaln(301 - kept)
+    masses = [ways + kept * math.log(keep) + (300 - kept) * math.log(1 - keep) for keep in (0.75, 0.6)]
+    total = ((2 * kept - 300) * losses[0])[:, None] + (2 * kept - 300) * losses[1]
+    mass = np.exp(masses[0][:, None] + masses[1])
+    truth = smallest_epsilon(lambda epsilon: float((mass * -np.expm1(np.minimum(epsilon - total, 0))).sum()), 1e-6)
+    assert lower <= truth + 1e-9 and truth - 1e-9 <= upper
+    assert upper - lower <= 5.01e-4 * truth
+
+
 # ------------------------------------------------------------------------------------ another library
 
 BINOMIAL = [math.comb(3, j) * 0.05**j * 0.95 ** (3 - j) for j in range(4)]
@@ -227,14 +268,24 @@ REPLACE = NeighboringRelation.REPLACE_ONE
 THEIRS = [
     (pr.GaussianPair(1.0), 10, lambda **k: google.from_gaussian_mechanism(1.0, **k)),
     (pr.MixturePair(1.0, 0.1), 50, lambda **k: google.from_gaussian_mechanism(1.0, sampling_prob=0.1, **k)),
-    (pr.MixturePair(2.0, 0.05, 3), 20, lambda **k: google.from_mixture_gaussian_mechanism(2.0, range(4), BINOMIAL, **k)),
+    (
+        pr.MixturePair(2.0, 0.05, 3),
+        20,
+        lambda **k: google.from_mixture_gaussian_mechanism(
+            2.0, range(4), BINOMIAL, **(k | {"value_discretization_interval": 5e-3})
+        ),
+    ),
     (
         pr.OppositePair(1.0, 0.1),
         50,
         lambda **k: google.from_gaussian_mechanism(1.0, sampling_prob=0.1, neighboring_relation=REPLACE, **k),
     ),
     (pr.LaplacePair(2.0), 20, lambda **k: google.from_laplace_mechanism(2.0, **k)),
-    (pr.SampledPair(0.1, pr.LaplacePair(1.0)), 50, lambda **k: google.from_laplace_mechanism(1.0, sampling_prob=0.1, **k)),
+    (
+        pr.SampledPair(0.1, pr.LaplacePair(1.0)),
+        50,
+        lambda **k: google.from_laplace_mechanism(1.0, sampling_prob=0.1, **k),
+    ),
     (pr.DiscreteLaplacePair(2.0, 3), 20, lambda **k: google.from_discrete_laplace_mechanism(0.5, 3, **k)),
     (
         pr.SampledPair(0.1, pr.DiscreteLaplacePair(2.0, 3)),
@@ -289,11 +340,12 @@ def test_pure_dp_never_costs_more_than_the_sum_of_its_epsilons():
 
 def test_sampling_an_approximate_event_samples_its_delta():
     rate, epsilon, delta = 0.1, 1.0, 1e-5
-    for direction_free in (1, 7):
-        lower, upper = pld_bounds({pr.SampledPair(rate, pr.ApproximatePair(epsilon, delta)): direction_free}, delta=1e-3)
+    pair = pr.SampledPair(rate, pr.ApproximatePair(epsilon, delta))
+    for steps in (1, 7):
+        lower, upper = pld_bounds({pair: steps}, delta=1e-3)
         assert math.isfinite(upper) and upper - lower <= 5.01e-4 * max(1, upper)
-    assert pld_bounds({pr.SampledPair(rate, pr.ApproximatePair(epsilon, delta)): 1}, delta=rate * delta / 2)[1] == math.inf
-    once = pld_bounds({pr.SampledPair(rate, pr.ApproximatePair(epsilon, delta)): 1}, delta=rate * delta * 1.001)
+    assert pld_bounds({pair: 1}, delta=rate * delta / 2)[1] == math.inf
+    once = pld_bounds({pair: 1}, delta=rate * delta * 1.001)
     assert once[1] == pytest.approx(math.log1p(rate * math.expm1(epsilon)), abs=1e-3)
 
 
@@ -499,6 +551,8 @@ def test_other_bad_arguments_are_named():
     pair = pr.GaussianPair(1.0)
     with pytest.raises(InvalidParameter, match="grid"):
         PldAccountant(grid=0.0)
+    with pytest.raises(InvalidParameter, match="grid"):
+        PldAccountant(grid=1e-9).compose(ev.Gaussian(noise_multiplier=1.0)).epsilon(delta=1e-5)
     with pytest.raises(InvalidParameter, match="tolerance"):
         pld_bounds({pair: 1}, delta=1e-5, tolerance=0.0)
     with pytest.raises(InvalidParameter, match="max_points"):

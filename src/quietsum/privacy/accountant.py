@@ -25,11 +25,11 @@ from quietsum.errors import (
     finite_number,
     open_probability,
     positive,
-    probability,
     whole_number,
 )
 from quietsum.privacy.calibrate import accountant_for
-from quietsum.privacy.events import Gaussian, PoissonSampled, PrivacyEvent
+from quietsum.privacy.charges import RoundCharge, charge_of, gaussian_step
+from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.renyi import RenyiAccountant
@@ -38,7 +38,6 @@ from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 __all__ = ["PrivacyAccountant", "RoundCharge", "get_privacy_spent"]
 
 STATE_VERSION = 1
-_NOISE = "without noise nothing is private; leave the charge out"
 
 
 def get_privacy_spent(
@@ -50,42 +49,9 @@ def get_privacy_spent(
     >>> round(epsilon, 2)
     7.05
     """
-    event = _gaussian_step(noise_multiplier, sample_rate)
+    event = gaussian_step(noise_multiplier, sample_rate)
     steps = whole_number("steps", steps)
     return accountant_for(accounting).compose(event, steps).epsilon(delta=delta).epsilon, delta
-
-
-def _gaussian_step(noise_multiplier: float, sample_rate: float) -> PrivacyEvent:
-    return PoissonSampled(rate=sample_rate, event=Gaussian(noise_multiplier=noise_multiplier))
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RoundCharge:
-    """One line of a history: ``steps`` Poisson-sampled Gaussian steps at one party (or, with None, at all)."""
-
-    round_num: int
-    noise_multiplier: float
-    sample_rate: float
-    steps: int
-    party: str | None = None
-
-    def __post_init__(self) -> None:
-        values = {  # plain Python numbers, so that a numpy scalar survives the way through JSON
-            "round_num": int(whole_number("round_num", self.round_num)),
-            "noise_multiplier": positive("noise_multiplier", self.noise_multiplier, _NOISE),
-            "sample_rate": probability("sample_rate", self.sample_rate),
-            "steps": int(whole_number("steps", self.steps)),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        if self.party is not None and not (isinstance(self.party, str) and self.party):
-            raise InvalidParameter("party", self.party, "is no name", "pass a non-empty string, or leave it out")
-
-    @property
-    def event(self) -> PrivacyEvent:
-        """One step of this charge."""
-        return _gaussian_step(self.noise_multiplier, self.sample_rate)
 
 
 @final
@@ -171,8 +137,8 @@ class PrivacyAccountant:
         same user-level values it is charged once. Anything invalid raises and records nothing.
         """
         whole_number("round_num", round_num)
-        sample = _charge("sample", round_num, noise_multiplier_sample, sample_rate_sample, steps_sample, party)
-        user = _charge("user", round_num, noise_multiplier_user, sample_rate_user, steps_user, party)
+        sample = charge_of("sample", round_num, noise_multiplier_sample, sample_rate_sample, steps_sample, party)
+        user = charge_of("user", round_num, noise_multiplier_user, sample_rate_user, steps_user, party)
         if sample is None and user is None:
             raise InvalidParameter(
                 "record_round", round_num, "has neither sample- nor user-level values",
@@ -258,14 +224,10 @@ class PrivacyAccountant:
     def _ask(self, accountant: ExactAccountant | RenyiAccountant) -> Guarantee:
         """What was composed decides the answer to the last bit, and not what was asked in between.
 
-        An exact accountant keeps running sums, whose rounding depends on when it was asked; a fresh one over the same
-        history starts from merged counts. So a resumed run continues with exactly the same numbers.
+        An exact accountant keeps running sums, whose rounding depends on when it was asked. So the books themselves are
+        never asked, only copies of them, and a resumed run continues with exactly the same numbers.
         """
-        if isinstance(accountant, ExactAccountant):
-            history = accountant.history
-            accountant = self._new(history.unit)
-            accountant.history = history
-        return accountant.epsilon(delta=self.target_delta)
+        return accountant.copy().epsilon(delta=self.target_delta)
 
     def _worst(self) -> Guarantee:
         accountants = list(self._parties.values()) or [self._everyone]
@@ -284,7 +246,14 @@ class PrivacyAccountant:
         return self.get_cumulative_sample_epsilon()
 
     def get_budget_spent(self) -> tuple[float, float]:
-        """(ε, δ) per record spent so far."""
+        """(ε, δ) per record spent so far.
+
+        >>> accountant = PrivacyAccountant(noise_multiplier=1.2, sample_rate=0.0032, delta=1e-5, max_epsilon=3.0)
+        >>> for round_num in range(100):
+        ...     epsilon, delta = accountant.step(312)
+        >>> accountant.get_budget_spent() == (epsilon, delta), round(epsilon, 2)  # not 1.0
+        (True, 2.32)
+        """
         return self.get_cumulative_sample_epsilon(), self.target_delta
 
     def guarantees(self) -> tuple[Guarantee, ...]:
@@ -317,10 +286,19 @@ class PrivacyAccountant:
         future = accountant.copy()
         for event, times in more:
             future.compose(event, times)
-        return self._ask(future).epsilon
+        return future.epsilon(delta=self.target_delta).epsilon
 
     def is_budget_exceeded(self) -> bool:
-        """Whether more than the budget has been spent already."""
+        """Whether more than the budget has been spent already; :meth:`is_budget_exhausted` says it one step earlier.
+
+        >>> accountant = PrivacyAccountant(noise_multiplier=1.0, sample_rate=0.01, delta=1e-5, max_epsilon=10.0)
+        >>> for epoch in range(100):
+        ...     _ = accountant.step(num_steps=1000)
+        ...     if accountant.is_budget_exceeded():
+        ...         break
+        >>> epoch, round(accountant.get_epsilon(), 2)
+        (22, 10.08)
+        """
         limits = ((self.max_epsilon, self.get_epsilon), (self.max_epsilon_user, self.get_cumulative_user_epsilon))
         return any(limit is not None and spent() > limit for limit, spent in limits)
 
@@ -354,7 +332,14 @@ class PrivacyAccountant:
     # ---------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON values, with both ε and a digest, so that a resumed run starts exactly here."""
+        """Everything as plain JSON values, with both ε and a digest, so that a resumed run starts exactly here.
+
+        >>> running, resumed = PrivacyAccountant(noise_multiplier=1.0, sample_rate=0.1), PrivacyAccountant()
+        >>> spent = running.step(100)
+        >>> resumed.load_state_dict(json.loads(json.dumps(running.state_dict())))
+        >>> resumed.get_budget_spent() == spent and resumed.step(100) == running.step(100)
+        True
+        """
         state: dict[str, Any] = {
             "version": STATE_VERSION,
             "target_delta": self.target_delta,
@@ -380,23 +365,6 @@ class PrivacyAccountant:
         fresh = _restore(state)
         self.__dict__.clear()
         self.__dict__.update(fresh.__dict__)
-
-
-def _charge(
-    level: str, round_num: int, noise: float | None, rate: float | None, steps: int | None, party: str | None
-) -> RoundCharge | None:
-    given = {f"noise_multiplier_{level}": noise, f"sample_rate_{level}": rate, f"steps_{level}": steps}
-    if noise is None and rate is None and steps is None:
-        return None
-    for name, value in given.items():
-        if value is None:
-            raise InvalidParameter(name, None, "is missing", f"a {level}-level charge needs {', '.join(given)}")
-    try:
-        return RoundCharge(round_num=round_num, noise_multiplier=noise, sample_rate=rate, steps=steps, party=party)  # type: ignore[arg-type]
-    except InvalidParameter as error:
-        if error.parameter in ("noise_multiplier", "sample_rate", "steps"):
-            raise InvalidParameter(f"{error.parameter}_{level}", error.value, error.problem, error.remedy) from None
-        raise
 
 
 def _number(value: float) -> float | str:

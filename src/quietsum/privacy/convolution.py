@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.privacy.gridlaws import GridLaw
-from quietsum.privacy.losses import Array
+from quietsum.privacy.loss_cells import Array
 
 __all__ = ["LossSum", "sum_losses"]
 
@@ -107,7 +107,7 @@ class LossSum:
         mass = self.tilted[len(self.tilted) - len(loss) :] * np.exp(np.minimum(self.tilt * (ceiling - loss), 350.0))
         above = np.append(np.cumsum(mass[::-1])[::-1], 0.0)
         error = np.exp(np.minimum(log_error - log_delta - self.tilt * loss, 350.0))
-        enough = np.flatnonzero(above[:-1] + error > 1)  # the answer is no larger; e^{−ℓ} is taken relative to this point
+        enough = np.flatnonzero(above[:-1] + error > 1)  # the answer is no larger than the last of these
         if not len(enough):
             return float(loss[0]) if sign > 0 else 0.0
         anchor = float(loss[enough[-1]])
@@ -129,7 +129,7 @@ class LossSum:
     def _inside(
         self, left: float, total: float, scaled: float, anchor: float, log_error: float, sign: float
     ) -> float | None:
-        """The largest ε of one cell with total − scaled·e^{ε−anchor} + sign·e^{log_error − tilt·ε} > 1, if there is one."""
+        """The largest ε of a cell with total − scaled·e^{ε−anchor} + sign·e^{log_error − tilt·ε} > 1, or None."""
 
         def reaches(epsilon: float) -> bool:
             error = _exp(log_error - self.tilt * epsilon)
@@ -186,7 +186,7 @@ def sum_losses(
         log_lost=log_lost,
         log_stray=log_stray,
         log_rounding=log_scale + math.log(max(error, 5e-324)),
-        infinite=-math.expm1(finite),
+        infinite=abs(math.expm1(finite)),
         top=math.fsum(count * float(law.loss.max()) for law, count in laws),
     )
 

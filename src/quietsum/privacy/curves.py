@@ -184,12 +184,29 @@ class _Plan:
     rest_alpha: Array
 
 
+_FIRST, _LAST = 64, 32  # terms kept at either end of a long sum
+_SHORT_UP_TO = 4.0  # the noise up to which its middle lies below both ends
+
+
 @functools.lru_cache(maxsize=64)
-def _plan(orders: tuple[float, ...]) -> _Plan:
+def _plan(orders: tuple[float, ...], short: bool) -> _Plan:
+    """With ``short``, sums of more than 128 terms keep both ends, and bound the middle by α times its two end terms.
+
+    ln of term k has second differences ≥ 1/σ² − 1/k − 1/(α − k), which is > 0 between k = 64 and α − 31 for
+    σ ≤ 4: a convex sequence lies below the larger of its ends.
+    """
     alpha = np.array(orders)
     is_whole = (alpha >= 12) & (alpha == np.floor(alpha)) & (alpha <= 65536)
     whole = np.flatnonzero(is_whole)
-    terms = [np.arange(2, int(alpha[i]) + 1) for i in whole]
+    terms, weights = [], []
+    for order in alpha[whole].astype(int).tolist():
+        if short and order > 128:
+            ends = [np.arange(2, _FIRST + 1), np.arange(order - _LAST + 1, order + 1)]
+            terms.append(np.concatenate([*ends, [_FIRST, order - _LAST + 1]]))
+            weights.append(np.concatenate([np.zeros(terms[-1].size - 2), np.full(2, math.log(order))]))
+        else:
+            terms.append(np.arange(2, order + 1))
+            weights.append(np.zeros(order - 1))
     sizes = np.array([part.size for part in terms], dtype=int)
     k = np.concatenate(terms) if terms else np.zeros(0, int)
     a = np.repeat(alpha[whole], sizes)
@@ -201,7 +218,7 @@ def _plan(orders: tuple[float, ...]) -> _Plan:
         sizes=sizes,
         k=k,
         remaining=a - k,
-        log_choose=gammaln(a + 1) - gammaln(k + 1) - gammaln(a - k + 1),
+        log_choose=gammaln(a + 1) - gammaln(k + 1) - gammaln(a - k + 1) + (np.concatenate(weights) if terms else 0.0),
         top=top,
         slack=1e-15 * float(gammaln(top + 1)),
         whole_alpha=alpha[whole],
@@ -219,7 +236,7 @@ def _sampled_gaussian(sigma: float, rate: float, orders: tuple[float, ...], latt
     if sigma < 1e-100:
         return np.full(len(orders), np.inf)
     sigma = min(sigma, 1e100)  # curves fall with the noise
-    plan = _plan(orders)
+    plan = _plan(orders, sigma <= _SHORT_UP_TO)
     curve = np.empty(len(orders))
     if plan.whole.size:
         # Σ_k C(α,k) (1−q)^{α−k} q^k e^{k(k−1)/2σ²} = 1 + Σ_{k≥2} C(α,k) (1−q)^{α−k} q^k (e^{k(k−1)/2σ²} − 1)

@@ -242,7 +242,7 @@ class ExactAccountant:
         return total * (1 + 1e-12)
 
     def _solve(self, direction: Direction, rung: int, log_delta: float, ceiling: float) -> tuple[float, float]:
-        density = 16 if log_delta > -18.5 else 20 if log_delta > -37 else 28
+        density = self._density(direction, rung, log_delta, ceiling)
         best: tuple[float, float] | None = None
         for inverse in self._inversions(direction, rung, density):
             centre = inverse.root(log_delta, ceiling)
@@ -256,6 +256,18 @@ class ExactAccountant:
         if best is None:
             raise _Inconclusive("the error bounds are too wide")
         return max(0.0, best[0]), max(0.0, best[1])
+
+    def _density(self, direction: Direction, rung: int, log_delta: float, ceiling: float) -> int:
+        """Nodes a unit of c that keep the expected aliasing near e^-16 of δ, so that the first contour mostly serves."""
+        density = 16 if log_delta > -18.5 else 20 if log_delta > -37 else 28
+        c, above = LADDER[rung : rung + 2].tolist() if rung + 1 < LADDER.size else (1.0, 1.0)
+        moment = float(self._sums.ladder(direction)[min(rung + 1, LADDER.size - 1)])
+        if above > c and math.isfinite(moment):
+            excess = moment - above * (ceiling - 2 / c) - float(_LOG_WEIGHT[rung + 1]) - log_delta + 16
+            wanted = excess / (above - c) * c / (2 * math.pi)
+            factor = next((factor for factor in (1, 2, 4) if density * factor >= wanted), 1)
+            density *= factor
+        return density
 
     def _contour_delta(self, epsilon: float) -> tuple[float, float]:
         lower = upper = 0.0
@@ -299,15 +311,17 @@ class ExactAccountant:
         c = float(LADDER[rung])
         s = c / density
         nodes = 32
-        curvature = _curvature(ladder, rung)
+        curvature = _curvature(ladder, rung - 1)  # the lower neighbour's, moments may be about to explode above
         if curvature > 0:
             while nodes * s < math.sqrt(70 / curvature) and nodes < _MOST_NODES:
                 nodes *= 2
         while nodes <= _MOST_NODES:
             line = Line(direction, c, density, nodes)
-            if self._sums.tail(line) - float(ladder[rung]) + math.log((c + 1) / (s * nodes)) <= -27:
+            decay = self._sums.tail(line) - float(ladder[rung])
+            wanted = -27 - math.log((c + 1) / (s * nodes))
+            if decay <= wanted:
                 return line
-            nodes *= 2
+            nodes *= 4 if decay > wanted / 2.5 else 2  # the decay grows like t to t²
         return None
 
 

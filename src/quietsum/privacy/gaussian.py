@@ -66,8 +66,6 @@ def _far_difference(y: float, h: float) -> float:
 
 def _log1mexp(value: float) -> float:
     """ln(1 − e^value) for value < 0."""
-    if value >= 0:
-        return -math.inf
     return math.log(-math.expm1(value)) if value > -0.693 else math.log1p(-math.exp(value))
 
 
@@ -94,11 +92,9 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     target = math.log(open_probability("delta", delta))
     if log_gaussian_delta(mu, 0.0) <= target:
         return 0.0
-    low, high = 0.0, mu * mu / 2 + mu * math.sqrt(-2 * target)
+    low, high = 0.0, (mu * mu / 2 + mu * math.sqrt(-2 * target)) * (1 + 1e-12)  # Chernoff's bound
     if math.isinf(high):
         return math.inf
-    while log_gaussian_delta(mu, high) > target:
-        low, high = high, 2 * high
     while high - low > 1e-15 * high:  # bisection on a decreasing function, kept on the safe side
         middle = (low + high) / 2
         if middle in (low, high):

@@ -23,7 +23,8 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.privacy.losses import Array, Direction, cell_masses
+from quietsum.privacy.loss_cells import Array
+from quietsum.privacy.losses import Direction, cell_masses
 from quietsum.privacy.pairs import Pair
 
 __all__ = ["GridLaw", "dominating_law", "edge_index", "merged_law"]

@@ -4,9 +4,6 @@ For a dominating pair (P, Q) of :mod:`quietsum.privacy.pairs` and increasing edg
 :func:`cell_masses` gives the mass that P and Q put on the cells (−∞, ℓ_0], (ℓ_0, ℓ_1], …, (ℓ_n, ∞). That is all a
 privacy-loss distribution needs. Direction ``"remove"`` is the pair as written; ``"add"`` swaps P and Q, whose
 loss is −L (an atom exactly on an edge may then fall on its other side, which no bound depends on).
-
-Masses keep their *relative* accuracy far out in the tails: a normal cell is the difference of two tails from the nearer
-side, or, where it is narrow, a five-point Gauss rule on the density; nothing is ever one minus something close to one.
 """
 
 from __future__ import annotations
@@ -14,14 +11,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Literal, final
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import gammaln, logsumexp, ndtr
+from scipy.special import gammaln, logsumexp
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
+from quietsum.privacy.loss_cells import (
+    Array,
+    CellMasses,
+    atom_cells,
+    atoms_of,
+    discrete_laplace_cells,
+    laplace_cells,
+    normal_cells,
+    smooth_discrete_cells,
+)
 
 __all__ = [
     "CellMasses",
@@ -34,26 +40,10 @@ __all__ = [
     "symmetric",
 ]
 
-Array = npt.NDArray[np.float64]
 Direction = Literal["remove", "add"]
 
-_RULE = list(zip(*np.polynomial.legendre.leggauss(5), strict=True))
 _FEW = 256
 _ENUMERATED = 2_000.0  # discrete Gaussians up to this sigma are summed atom by atom
-
-
-@final
-@dataclasses.dataclass(frozen=True, slots=True)
-class CellMasses:
-    """Masses of P and Q on the n + 1 cells between n edges, and where the loss is infinite.
-
-    ``p_infinite`` is what P puts where Q is zero (L = +∞), ``q_infinite`` what Q puts where P is zero (L = −∞).
-    """
-
-    p: Array
-    q: Array
-    p_infinite: float = 0.0
-    q_infinite: float = 0.0
 
 
 def refuse_unsupported(pair: pr.Pair) -> None:
@@ -116,7 +106,7 @@ def few_atoms(pair: pr.Pair) -> bool:
         case pr.ResponsePair() | pr.ApproximatePair():
             return True
         case pr.DiscreteGaussianPair(sigma=sigma):
-            return sigma <= _ENUMERATED and len(_atoms(pair)[0]) <= _FEW
+            return sigma <= _ENUMERATED and len(atoms_of(pair)[0]) <= _FEW
         case _:
             return False
 
@@ -144,22 +134,25 @@ def _cells(pair: pr.Pair, edges: Array) -> CellMasses:
         case pr.MixturePair(sigma=sigma):
             weights = np.exp(_log_binomial(pair.rate, pair.size))
             at = _mixture_inverse(pair, edges)
-            parts = [normal_cells((at - shift) / sigma) for shift in range(pair.size + 1)]
-            return CellMasses(np.einsum("j,ji->i", weights, np.array(parts)), parts[0])
+            q_mass = normal_cells(at / sigma)
+            p_mass = weights[0] * q_mass
+            for drawn in range(1, pair.size + 1):
+                p_mass += weights[drawn] * normal_cells((at - drawn) / sigma)
+            return CellMasses(p_mass, q_mass)
         case pr.OppositePair(sigma=sigma, rate=rate):
             at = _opposite_inverse(pair, edges)
             low, middle, high = (normal_cells((at - shift) / sigma) for shift in (-1, 0, 1))
             return CellMasses((1 - rate) * middle + rate * high, (1 - rate) * middle + rate * low)
         case pr.LaplacePair(scale=scale):
-            return _laplace_cells(1 / scale, edges)
+            return laplace_cells(1 / scale, edges)
         case pr.DiscreteLaplacePair():
-            return _discrete_laplace_cells(pair, edges)
+            return discrete_laplace_cells(pair, edges)
         case pr.DiscreteGaussianPair(sigma=sigma):
-            return _smooth_discrete_cells(pair, edges) if sigma > _ENUMERATED else _atom_cells(pair, edges)
+            return smooth_discrete_cells(pair, edges) if sigma > _ENUMERATED else atom_cells(pair, edges)
         case pr.ResponsePair():
-            return _atom_cells(pair, edges)
+            return atom_cells(pair, edges)
         case pr.ApproximatePair(delta=delta):
-            return dataclasses.replace(_atom_cells(pair, edges), p_infinite=delta, q_infinite=delta)
+            return dataclasses.replace(atom_cells(pair, edges), p_infinite=delta, q_infinite=delta)
         case pr.SampledPair(rate=rate, base=base):  # L' = log(1 − q + q e^L), so L = log((e^{L'} − (1 − q)) / q)
             cells = _cells(base, _log_excess(edges, rate) - math.log(rate))
             q_mass = cells.q.copy()  # where P is zero, L = −∞ becomes L' = log(1 − q)
@@ -195,7 +188,7 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
             points = np.append(-np.inf, _points(base, reach, count))
             return np.logaddexp(math.log1p(-rate), math.log(rate) + points)
         case _:
-            losses = _atoms(pair)[0]
+            losses = atoms_of(pair)[0]
             chosen = np.unique(np.linspace(0, len(losses) - 1, min(max(count, _FEW), len(losses))).round().astype(int))
             return np.asarray(losses[chosen])
 
@@ -209,7 +202,7 @@ def _lattice(pair: pr.Pair) -> tuple[float, float, bool] | None:
         case pr.DiscreteGaussianPair(sigma=sigma, shift=shift):
             return -(shift**2) / (2 * sigma**2), shift / sigma**2, True
         case pr.ResponsePair() | pr.ApproximatePair():
-            losses = _atoms(pair)[0]
+            losses = atoms_of(pair)[0]
             unit = float(losses[1] - losses[0]) if len(losses) > 1 else 1.0
             return (float(losses[0]), unit, True) if unit > 1e-9 else None
         case pr.SampledPair(base=base):  # two atoms always lie on a lattice, more hardly ever do
@@ -225,21 +218,6 @@ def _lattice(pair: pr.Pair) -> tuple[float, float, bool] | None:
 
 
 # ---------------------------------------------------------------------------------------------- normal laws
-
-
-def normal_cells(edges: Array) -> Array:
-    """Standard normal mass of the cells between increasing ``edges`` (±∞ allowed), relatively accurate."""
-    low, high = np.append(-np.inf, edges), np.append(edges, np.inf)
-    right = low > 0
-    low, high = np.where(right, -high, low), np.where(right, -low, high)  # from the nearer tail
-    with np.errstate(invalid="ignore"):
-        mass = ndtr(high) - ndtr(low)
-        half = (high - low) / 2
-        narrow = np.flatnonzero(half * (1 + np.abs(low)) < 0.25)  # false for infinite and NaN
-    half, centre = half[narrow], (high[narrow] + low[narrow]) / 2
-    density = sum(weight * np.exp(-0.5 * (centre + node * half) ** 2) for node, weight in _RULE)
-    mass[narrow] = half / math.sqrt(2 * math.pi) * density
-    return np.asarray(np.maximum(mass, 0.0))
 
 
 @functools.lru_cache(maxsize=256)
@@ -265,6 +243,9 @@ def _mixture_inverse(pair: pr.MixturePair, edges: Array) -> Array:
     The loss without the share of nobody drawn, log Σ_{j≥1} w_j e^{(jx − j²/2)/σ²}, is convex and increasing in x, and
     each of its terms alone gives a point to the right of the root; Newton falls monotonically from there.
     """
+    block = max(256, 2_000_000 // pair.size)
+    if len(edges) > block:
+        return np.concatenate([_mixture_inverse(pair, edges[at : at + block]) for at in range(0, len(edges), block)])
     variance = pair.sigma**2
     target = _log_excess(edges, pair.rate, pair.size)
     shifts = np.arange(1.0, pair.size + 1)[:, None]
@@ -290,88 +271,3 @@ def _opposite_inverse(pair: pr.OppositePair, edges: Array) -> Array:
     log_ratio = math.log1p(-pair.rate) - math.log(pair.rate) + 0.5 / pair.sigma**2 + log_sinh
     bent = np.where(log_ratio > 20, log_ratio + math.log(2), np.arcsinh(np.exp(np.minimum(log_ratio, 20.0))))
     return np.asarray(pair.sigma**2 * np.sign(edges) * (size + bent))
-
-
-# ----------------------------------------------------------------------------------------------- other laws
-
-
-def _laplace_cells(limit: float, edges: Array) -> CellMasses:
-    """Loss (2x − 1)/b for 0 < x < 1, and atoms at ±1/b for the x beyond."""
-    below, above = np.append(-np.inf, edges), np.append(edges, np.inf)
-    low, high = np.clip(below, -limit, limit), np.clip(above, -limit, limit)
-    width = -np.expm1((low - high) / 2) / 2
-    bottom = (below < -limit) & (above >= -limit)
-    top = (below < limit) & (above >= limit)
-    rare = math.exp(-limit) / 2
-    return CellMasses(
-        np.exp((high - limit) / 2) * width + 0.5 * top + rare * bottom,
-        np.exp(-(low + limit) / 2) * width + rare * top + 0.5 * bottom,
-    )
-
-
-def _discrete_laplace_cells(pair: pr.DiscreteLaplacePair, edges: Array) -> CellMasses:
-    """Loss (2k − Δ)/s for 0 ≤ k ≤ Δ, the ends holding everything beyond; geometric sums in closed form."""
-    scale, shift = pair.scale, pair.shift
-    until = np.floor((scale * edges + shift) / 2 + 1e-9)
-    below, above = np.append(-np.inf, until), np.append(until, np.inf)
-    low, high = np.clip(below, 0, shift - 1), np.clip(above, 0, shift - 1)
-    total = 1 + math.exp(-1 / scale)
-    width = -np.expm1((low - high) / scale) / total
-    bottom, top = (below < 0) & (above >= 0), (below < shift) & (above >= shift)
-    rare = math.exp(-shift / scale) / total
-    return CellMasses(
-        np.exp((high - shift) / scale) * width + top / total + rare * bottom,
-        np.exp(-(low + 1) / scale) * width + rare * top + bottom / total,
-    )
-
-
-def _smooth_discrete_cells(pair: pr.DiscreteGaussianPair, edges: Array) -> CellMasses:
-    """Discrete Gaussian of large sigma: Euler–Maclaurin sums about midpoints; the remainder is below rounding."""
-    sigma, shift = pair.sigma, pair.shift
-    until = np.floor(edges * (sigma**2 / shift) + shift / 2 + 1e-6) + 0.5
-
-    def cells(centre: int) -> Array:
-        at = np.append(np.append(-60.0, np.clip((until - centre) / sigma, -60, 60)), 60.0)
-        density = np.exp(-0.5 * at**2) / math.sqrt(2 * math.pi)
-        bend = at * density / (24 * sigma**2) + 7 * (3 * at - at**3) * density / (5760 * sigma**4)
-        return np.asarray(np.maximum(normal_cells((until - centre) / sigma) + np.diff(bend), 0.0))
-
-    return CellMasses(cells(shift), cells(0))
-
-
-@functools.lru_cache(maxsize=64)
-def _atoms(pair: pr.Pair) -> tuple[Array, Array, Array]:
-    """Increasing losses with the masses of P and Q on each."""
-    if isinstance(pair, pr.ResponsePair):
-        keep, other = pair.keep, (1 - pair.keep) / (pair.categories - 1)
-        loss = math.log(keep) - math.log(other)
-        rest = (pair.categories - 2) * other
-        table = [(loss, keep, other), (-loss, other, keep), (0.0, rest, rest)]
-    elif isinstance(pair, pr.ApproximatePair):
-        odds = math.exp(-pair.epsilon)
-        likely = (1 - pair.delta) / (1 + odds)
-        table = [(pair.epsilon, likely, likely * odds)]
-        table.append((-pair.epsilon, table[0][2], table[0][1]))
-    else:
-        assert isinstance(pair, pr.DiscreteGaussianPair)
-        sigma, shift = pair.sigma, pair.shift
-        around = np.arange(-math.ceil(39 * sigma) - 1, math.ceil(39 * sigma) + 2)
-        at = np.union1d(around, around + shift).astype(float)
-        total = np.exp(-0.5 * (around / sigma) ** 2).sum()
-        p_mass, q_mass = (np.exp(-0.5 * ((at - centre) / sigma) ** 2) / total for centre in (shift, 0))
-        return shift * (2 * at - shift) / (2 * sigma**2), p_mass, q_mass
-    table = sorted(row for row in table if row[1] or row[2])
-    losses, inverse = np.unique([row[0] for row in table], return_inverse=True)
-    p_mass, q_mass = (_binned(inverse, np.array([row[column] for row in table]), len(losses)) for column in (1, 2))
-    return losses, p_mass, q_mass
-
-
-def _binned(cell: npt.NDArray[np.intp], mass: Array, size: int) -> Array:
-    return np.asarray(np.bincount(cell, mass, size), dtype=np.float64)
-
-
-def _atom_cells(pair: pr.Pair, edges: Array) -> CellMasses:
-    losses, p_mass, q_mass = _atoms(pair)
-    cell = np.searchsorted(edges, losses - 1e-12 * np.abs(losses))
-    size = len(edges) + 1
-    return CellMasses(_binned(cell, p_mass, size), _binned(cell, q_mass, size))

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.privacy.gridlaws import dots, edge_index, log_sum
-from quietsum.privacy.losses import Array, Direction, few_atoms, loss_lattice, loss_points
+from quietsum.privacy.loss_cells import Array
+from quietsum.privacy.losses import Direction, few_atoms, loss_lattice, loss_points
 from quietsum.privacy.pairs import Pair
 
 __all__ = [

@@ -14,6 +14,7 @@ from typing import Protocol, final
 
 import numpy as np
 
+from quietsum.errors import InvalidParameter
 from quietsum.privacy.convolution import LossSum, sum_losses
 from quietsum.privacy.gridlaws import SNAP, GridLaw, dominating_law, log_sum, merged_law
 from quietsum.privacy.losses import Direction
@@ -55,8 +56,12 @@ class Question(Protocol):
         """(ε, log δ), roughly."""
         ...
 
-    def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
-        """Lower and upper bound; the losses of ``lower`` may be too large by ``shift``."""
+    def upper(self, total: LossSum) -> float:
+        """The upper bound that a dominating sum gives."""
+        ...
+
+    def lower(self, total: LossSum, shift: float) -> float:
+        """The lower bound that a dominated sum gives; its losses may be too large by ``shift``."""
         ...
 
     def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
@@ -92,9 +97,13 @@ class AtDelta:
         best = float(renyi.min())
         return max(0.0, 0.5 * best, best - 4 / float(TILTS[np.argmin(renyi)])), self.log_delta
 
-    def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
-        """Both bounds on ε."""
-        return max(0.0, lower.lower_epsilon(self.delta) - shift), upper.upper_epsilon(self.delta)
+    def upper(self, total: LossSum) -> float:
+        """ε from above."""
+        return total.upper_epsilon(self.delta)
+
+    def lower(self, total: LossSum, shift: float) -> float:
+        """ε from below."""
+        return max(0.0, total.lower_epsilon(self.delta) - shift)
 
     def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
         """The lower bound, or something smaller than before."""
@@ -129,16 +138,20 @@ class AtEpsilon:
             for outline in outlines.whole
         )
         log_delta = 0.0
-        for _ in range(6):
+        for _ in range(25):
             chernoff = float((outlines.tilt_moments(log_delta) - TILTS * self.epsilon).min())
             log_delta, before = max(alone - 2, min(0.0, chernoff) - 8, -690.0), log_delta
             if before - log_delta < 2:
                 break
         return self.epsilon, log_delta
 
-    def bounds(self, upper: LossSum, lower: LossSum, shift: float) -> tuple[float, float]:
-        """Both bounds on δ."""
-        return lower.lower_delta(self.epsilon + shift), upper.upper_delta(self.epsilon)
+    def upper(self, total: LossSum) -> float:
+        """δ from above."""
+        return total.upper_delta(self.epsilon)
+
+    def lower(self, total: LossSum, shift: float) -> float:
+        """δ from below."""
+        return total.lower_delta(self.epsilon + shift)
 
     def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
         """The lower bound, or something smaller than before."""
@@ -170,9 +183,7 @@ def refine(
     direction can no longer be the worse one.
     """
     reach, points = question.reach(sum(counts.values())), 513 if len(counts) <= 8 else 129
-    known = Outlines(
-        [outline_of(pair, count, direction, reach=reach, points=points) for pair, count in counts.items()]
-    )
+    known = Outlines([outline_of(pair, count, direction, reach=reach, points=points) for pair, count in counts.items()])
     guess = question.guess(known)
     unit, exact = common_unit(known.whole)
     best, step, before, in_vain = Bounds(0.0, math.inf, 0.0), spacing or 0.0, math.inf, 0
@@ -181,21 +192,34 @@ def refine(
         widest = max(float(np.ptp(outline.loss)) for outline in outlines) or 1.0
         plan = plan_window(log_moment, known.steps, *guess, margin=1e-3 * widest)
         finest = max(plan.high - plan.low, widest / 4) / max_points * 1.01
+        if spacing is not None and finest > spacing:
+            raise InvalidParameter(
+                "grid",
+                spacing,
+                f"is too fine: here {max_points} points reach {finest:.2g}",
+                "use a larger one, or None",
+            )
         if spacing is None:
             slope = 1 + min(plan.lenses)
             step = max(finest, step or first_spacing(outlines, plan, allowed=question.allowed(guess[0], slope)))
             step = unit if exact and unit >= finest else unit / math.ceil(unit / step) if unit > step else step
-        lower, upper = _evaluate(outlines, direction, question, plan, step, guess, unit)
+        lower, upper = _evaluate(outlines, direction, question, plan, step, guess, unit, at_least)
         best = Bounds(max(best.lower, lower), min(best.upper, upper), step)
         excess = question.excess(best)
         guess, old_guess = question.narrowed(best, guess), guess
         in_vain += excess > 0.9 * before
-        if excess <= 1 or best.upper <= at_least or in_vain > 2 or (attempt and step <= 1.3 * finest):
+        stable = abs(guess[1] - old_guess[1]) < 3  # else the plan was at fault, not the grid
+        if excess <= 1 or best.upper <= at_least or in_vain > 2 or (attempt and stable and step <= 1.3 * finest):
             break
-        if spacing is None and abs(guess[1] - old_guess[1]) < 3:  # else the plan was at fault, not the grid
-            step *= 0.25 if excess > 0.9 * before else min(0.7, max(1 / 24, math.sqrt(0.7 / excess)))
+        if spacing is None:
+            step = 0.0 if not stable else step * _shrinkage(excess, before)
         before = excess
     return best
+
+
+def _shrinkage(excess: float, before: float) -> float:
+    """The gap falls with the square of the spacing, if it falls at all."""
+    return 0.25 if excess > 0.9 * before else min(0.7, max(1 / 24, math.sqrt(0.7 / excess)))
 
 
 def _evaluate(
@@ -206,36 +230,41 @@ def _evaluate(
     step: float,
     guess: tuple[float, float],
     unit: float,
+    at_least: float,
 ) -> tuple[float, float]:
-    """Lower and upper bound from one grid."""
-    worse: list[tuple[GridLaw, int]] = []
-    better: list[tuple[GridLaw, int]] = []
+    """Lower and upper bound from one grid; no lower one where the upper is below ``at_least`` anyway."""
     aligned = unit > 0 and abs(unit / step - round(unit / step)) < 1e-9
-    for outline in outlines:
-        offset, atoms = 0.0, tuple[float, ...]()
-        if outline.lattice is not None:
-            first, gap, only_atoms = outline.lattice
-            offset = first if aligned else 0.0
-            atoms = () if only_atoms else (first, first + gap)
-        index = cut_points(outline, plan, step, offset)
+    points = _fast_length((plan.high - plan.low) / step + 2)
+    floor = 0.999 * guess[0] if plan.lenses[plan.tilt] > 20 and guess[0] > 0 else -math.inf
+
+    def summed(laws: list[tuple[GridLaw, int]]) -> LossSum:
+        return sum_losses(laws, tilt=plan.tilt, orders=plan.orders, low=plan.low, points=points, floor=floor)
+
+    offsets = [outline.lattice[0] if outline.lattice is not None and aligned else 0.0 for outline in outlines]
+    cuts = [cut_points(outline, plan, step, offset) for outline, offset in zip(outlines, offsets, strict=True)]
+    worse: list[tuple[GridLaw, int]] = []
+    for outline, offset, index in zip(outlines, offsets, cuts, strict=True):
         law = dominating_law(outline.pair, direction, spacing=step, offset=offset, index=index)
+        worse.append((law, outline.count))
+    upper = summed(worse)
+    if question.upper(upper) <= at_least:
+        return 0.0, question.upper(upper)
+    better: list[tuple[GridLaw, int]] = []
+    for outline, offset, index, (law, count) in zip(outlines, offsets, cuts, worse, strict=True):
+        atoms: tuple[float, ...] = ()
+        if outline.lattice is not None and not outline.lattice[2]:
+            atoms = outline.lattice[0], outline.lattice[0] + outline.lattice[1]
         merged, lost = merged_law(
             outline.pair, direction, spacing=step, offset=offset, index=index, tilt=plan.tilt, atoms=atoms
         )
-        worse.append((law, outline.count))
         # rounding down loses ``lost`` a step; two-sided rounding loses about 3 √T spacings in all
-        spread = 4 * step * math.sqrt(outline.count) < outline.count * lost
-        better.append((dataclasses.replace(law, infinite=merged.infinite) if spread else merged, outline.count))
-    points = _fast_length((plan.high - plan.low) / step + 2)
-    floor = 0.999 * guess[0] if plan.lenses[plan.tilt] > 20 and guess[0] > 0 else -math.inf
-    upper, lower = (
-        sum_losses(laws, tilt=plan.tilt, orders=plan.orders, low=plan.low, points=points, floor=floor)
-        for laws in (worse, better)
-    )
+        spread = 4 * step * math.sqrt(count) < count * lost
+        better.append((dataclasses.replace(law, infinite=merged.infinite) if spread else merged, count))
     shift, log_error = _spread(better, plan.tilt, guess[1] - math.log(1e3) + plan.tilt * guess[0])
-    lower = dataclasses.replace(lower, log_stray=float(np.logaddexp(lower.log_stray, log_error)))
     shift += SNAP * step * sum(outline.count for outline in outlines)
-    return question.bounds(upper, lower, shift)
+    lower = summed(better)
+    lower = dataclasses.replace(lower, log_stray=float(np.logaddexp(lower.log_stray, log_error)))
+    return question.lower(lower, shift), question.upper(upper)
 
 
 def _fast_length(points: float) -> int:

@@ -123,7 +123,12 @@ class RenyiAccountant:
         return tuple(self._curve.tolist())
 
     def rdp_at(self, order: float) -> float:
-        """The accumulated Rényi divergence at one tracked order."""
+        """The accumulated Rényi divergence at one tracked order.
+
+        >>> accountant = RenyiAccountant(orders=[2, 8]).compose_gaussian(noise_multiplier=4.0, steps=50)
+        >>> accountant.rdp_at(2), accountant.compose_rdp([0.5, 0.75]).rdp_curve()
+        (3.125, (3.625, 13.25))
+        """
         order = _order(order)
         if order not in self._orders:
             nearest = min(self._orders, key=lambda other: abs(other - order))

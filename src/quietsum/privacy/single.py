@@ -32,18 +32,12 @@ def single_step_log_delta(pair: MixturePair, epsilon: float) -> float:
 
 
 def single_step_epsilon(pair: MixturePair, delta: float) -> float:
-    """The smallest ε ≥ 0 with δ(ε) ≤ delta."""
+    """The smallest ε ≥ 0 with δ(ε) ≤ delta.
+
+    For γ = e^ε ≥ 1 the remove direction is the worse one: on any set S it gains q P(S) − (q + γ − 1) Q(S), adding gains
+    (1 − γ(1 − q)) P(S) − γq Q(S), and the difference is (γ − 1)(1 − q)(P(S) − Q(S)) ≥ 0 where adding does best.
+    """
     if delta >= pair.rate:
         return 0.0  # the unit is drawn with probability q ≤ δ
     base = gaussian_epsilon(1 / pair.sigma, delta / pair.rate)
-    remove = base + math.log(pair.rate) if base > 700 else math.log1p(pair.rate * math.expm1(base))
-    target = math.log(delta)
-    if single_step_log_delta(pair, remove) <= target + 1e-12:
-        return remove
-    low, high = remove, -math.log1p(-pair.rate)  # the add direction has no loss above −ln(1 − q)
-    while high - low > 1e-15 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if single_step_log_delta(pair, middle) > target else (low, middle)
-    return high
+    return base + math.log(pair.rate) if base > 700 else math.log1p(pair.rate * math.expm1(base))
