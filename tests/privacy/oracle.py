@@ -1,20 +1,22 @@
-"""φ(z) = E_P[e^{zL}] and δ(ε) of compositions in mpmath: slow, plain, and independent of the package.
+"""φ(z) = E_P[e^{zL}] and δ(ε) of compositions: slow, plain, and independent of the package.
 
-``Step`` describes one mechanism in one direction. Integrals over x are trapezoid sums (40 digits) along a line of
-the caller's choice, so that two lines can disagree; δ(ε) is the contour integral of Alghamdi et al. 2023 with a
-spacing chosen from the moments, and is summed until the terms are below 1e-30 of the first.
+``Step`` describes one mechanism in one direction. Integrals over x are trapezoid sums in mpmath (40 digits) along a line
+of the caller's choice, so that two lines can disagree; δ(ε) is the contour integral of Alghamdi et al. 2023, in
+mpmath (:func:`delta_mp`) or, a thousand times faster, in numpy's long doubles (:func:`delta`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import mpmath as mp
+import numpy as np
 
-__all__ = ["Step", "chernoff", "delta", "log_phi", "phi"]
+__all__ = ["Step", "delta", "delta_mp", "log_phi", "phi"]
 
 DIGITS = 40
 
@@ -115,45 +117,90 @@ def _nodes(step: Step, c: Any, height: float, digits: float) -> _Nodes:
 # ----------------------------------------------------------------------------------------- compositions
 
 
-def _total(parts: Sequence[tuple[Step, int]], c: Any) -> Any:
-    return mp.fsum(count * mp.log(mp.re(phi(step, mp.mpf(c)))) for step, count in parts)
-
-
-def chernoff(parts: Sequence[tuple[Step, int]], epsilon: float) -> tuple[Any, Any]:
-    """(c, K(c) − cε − ln c(c + 1)) near its minimum: the saddle of the contour integral, by golden section."""
+def delta_mp(parts: Sequence[tuple[Step, int]], epsilon: float, c: float) -> Any:
+    """δ(ε) of ``parts`` (each step so many times) by the contour integral at abscissa ``c``, to 20 digits."""
     with mp.workdps(DIGITS):
-
-        def height(log_c: Any) -> Any:
-            c = mp.exp(log_c)
-            return _total(parts, c) - c * epsilon - mp.log(c * (c + 1))
-
-        low, high = mp.log("0.01"), mp.log(2000)
-        golden = (mp.sqrt(5) - 1) / 2
-        for _ in range(12):
-            left, right = high - golden * (high - low), low + golden * (high - low)
-            low, high = (low, right) if height(left) < height(right) else (left, high)
-        best = (low + high) / 2
-        return mp.exp(best), height(best)
-
-
-def delta(parts: Sequence[tuple[Step, int]], epsilon: float, c: float | None = None, fineness: float = 1.0) -> Any:
-    """δ(ε) of ``parts`` (each step so many times), by the contour integral at abscissa ``c``."""
-    with mp.workdps(DIGITS):
-        at = mp.mpf(c) if c is not None else chernoff(parts, epsilon)[0]
-        period = 200 / at + 40 * mp.sqrt(1 + 1 / at**2 + 2 * _total(parts, at) / at**2)
-        spacing = 2 * mp.pi / (fineness * period)
+        at = mp.mpf(c)
+        moment = mp.fsum(count * mp.log(mp.re(phi(step, at))) for step, count in parts)
+        spacing = 2 * mp.pi / (90 / at + 24 * mp.sqrt(2 * moment / (at * (at + 1))))
         total, k, quiet = mp.mpf(0), 0, 0
-        rotors = [[mp.exp(1j * spacing * loss) for loss in _nodes(step, at, 0.3, 72).losses] for step, _ in parts]
-        weights = [list(_nodes(step, at, 0.3, 72).weights) for step, _ in parts]
+        nodes = [_nodes(step, at, 0.3, 72.0) for step, _ in parts]
+        rotors = [[mp.exp(1j * spacing * loss) for loss in node.losses] for node in nodes]
+        weights = [list(node.weights) for node in nodes]
         while quiet < 8:
             z = mp.mpc(at, k * spacing)
             value = mp.exp(-z * epsilon) / (z * (z + 1))
-            for index, (step, count) in enumerate(parts):
-                value *= (_nodes(step, at, 0.3, 72).scale * mp.fsum(weights[index])) ** count
+            for index, (_, count) in enumerate(parts):
+                value *= (nodes[index].scale * mp.fsum(weights[index])) ** count
                 weights[index] = [w * r for w, r in zip(weights[index], rotors[index], strict=True)]
             total += mp.re(value) * (mp.mpf(1) / 2 if k == 0 else 1)
-            quiet = quiet + 1 if abs(value) < mp.mpf(10) ** -30 * abs(total) else 0
+            quiet = quiet + 1 if abs(value) < mp.mpf(10) ** -24 * abs(total) else 0
             k += 1
-            if k > 20_000:
+            if k > 5_000:
                 raise ValueError("the integrand decays too slowly for this oracle")
         return total * spacing / mp.pi
+
+
+def delta(parts: Sequence[tuple[Step, int]], epsilon: float, c: float) -> float:
+    """The same in long doubles: 12 digits or more."""
+    lines = [_long_nodes(step, c) for step, _ in parts]
+    moment = sum(count * float(np.log(line[0].sum()).real + line[2]) for (_, count), line in zip(parts, lines, strict=True))
+    spacing = np.longdouble(2 * math.pi / (70 / c + 20 * math.sqrt(2 * moment / (c * (c + 1)))))
+    total, first, chunk = np.longdouble(0), 0, 64
+    while True:
+        t = spacing * np.arange(first, first + chunk).astype(np.longdouble)
+        z = np.longdouble(c) + 1j * t
+        exponent = -z * np.longdouble(epsilon) - np.log(z * (z + 1))
+        for (_, count), (weights, losses, top) in zip(parts, lines, strict=True):
+            exponent = exponent + count * (np.log(np.exp(1j * np.outer(t, losses)) @ weights) + top)
+        values = np.exp(exponent).real
+        if first == 0:
+            values[0] /= 2
+        total += values.sum()
+        if np.exp(exponent.real).max() * chunk < 1e-19 * total:
+            return float(total * spacing / np.longdouble(math.pi))
+        first, chunk = first + chunk, min(2 * chunk, 2048)
+        if first > 400_000:
+            raise ValueError("the integrand decays too slowly for this oracle")
+
+
+@functools.lru_cache(maxsize=64)
+def _long_nodes(step: Step, c: float) -> tuple[Any, Any, float]:
+    """(weights, losses, ln of their scale) of φ(c + it) along a shifted line."""
+    long = np.longdouble
+    sigma, rate = long(step.sigma), long(step.rate)
+    roof = math.pi * step.sigma**2 / step.size
+    height = min(2 * step.sigma, 0.28 * roof)
+    if step.kind != "remove":
+        height = min(height, 0.9 * roof / math.sqrt(1 + c))
+    h = 2 * math.pi * height / 48
+    low, high = (float(end) for end in step.window(mp.mpf(c)))
+    x = long(h) * np.arange(math.floor(low / h), math.ceil(high / h) + 1).astype(long) + 1j * long(step.turn() * height)
+
+    def log_ratio(at: Any) -> Any:
+        if step.size == 1:
+            far = (at - long(0.5)) / sigma**2
+            large = far + np.log(rate + (1 - rate) * np.exp(-far))
+            return np.where(far.real < 30, np.log(1 - rate + rate * np.exp(far)), large)
+        terms = [
+            np.log(long(float(b))) + (2 * j * at - j * j) / (2 * sigma**2)
+            for j, b in enumerate(_shares(step.size, step.rate))
+            if b
+        ]
+        top = np.max([term.real for term in terms], axis=0)
+        return top + np.log(sum(np.exp(term - top) for term in terms))
+
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        forward = log_ratio(x)
+        normal = -x * x / (2 * sigma**2)
+        if step.kind == "remove":
+            exponent, loss = normal + long(c + 1) * forward, forward
+        elif step.kind == "add":
+            exponent, loss = normal - long(c) * forward, -forward
+        else:
+            loss = forward - log_ratio(-x)
+            exponent = normal + forward + long(c) * loss
+    top = float(exponent.real.max())
+    keep = exponent.real > top - 55
+    scale = math.log(h / (math.sqrt(2 * math.pi) * step.sigma))
+    return np.exp(exponent[keep] - long(top)), loss[keep], top + scale

@@ -1,4 +1,4 @@
-"""A line of the books that :class:`quietsum.PrivacyAccountant` keeps: what one round asked of a party, or of all clients."""
+"""A line of the books of :class:`quietsum.PrivacyAccountant`: what one round asked of a party, or of all clients."""
 
 from __future__ import annotations
 
