@@ -76,7 +76,8 @@ def _grid(p: Plan, points: int) -> float:
 
     # Unroll the circle around ε, then read ln δ at the lattice points next to ε.
     centre = round(p.epsilon / cell)
-    farthest = math.ceil(min(35 / p.c, 600 / (p.c + 1)) / cell)  # rounding errors of the FFT drown what lies further to the left
+    # Further to the left the rounding errors of the FFT drown everything.
+    farthest = math.ceil(min(35 / p.c, 600 / (p.c + 1)) / cell)
     offsets = np.arange(max(-(points // 2), -farthest), points // 2)
     law = composed_law[(centre + offsets) % points]
     above_centre = np.cumsum((law * np.exp(-p.c * offsets * cell))[::-1])[::-1]

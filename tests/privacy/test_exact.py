@@ -352,11 +352,9 @@ def test_zero_is_also_found_on_the_contour() -> None:
 
 
 def test_the_total_variation_is_a_bound() -> None:
-    for events in ([(sampled(1.0, 0.1), 3)], [(sampled(1.0, 0.02, 4), 5)], [(sampled(0.3, 0.3), 1)]):
-        accountant = ExactAccountant()
-        for event, times in events:
-            accountant.compose(event, times)
-        assert true_delta(accountant, 0.0, (REMOVE,)) <= accountant._total_variation()
+    for event, times in ((sampled(1.0, 0.3), 8), (sampled(3.0, 0.2, 4), 6), (sampled(20.0, 0.5), 40)):
+        accountant = ExactAccountant().compose(event, times)
+        assert true_delta(accountant, 0.0, (REMOVE,)) <= accountant._total_variation() < 1
 
 
 # ----------------------------------------------------------------------------------- histories that grow
@@ -619,7 +617,6 @@ def histories() -> Iterator[tuple[list[tuple[float, float, int]], int, float]]:
         yield history, size, float(10 ** rng.uniform(-12, -2))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("history", "size", "at"), list(histories()))
 def test_random_histories_are_bounded_on_both_sides(
     history: list[tuple[float, float, int]], size: int, at: float

@@ -267,6 +267,7 @@ def test_other_bad_input_names_the_parameter() -> None:
         ("steps", lambda: accountant.compose_gaussian(noise_multiplier=1.0, steps=-1)),
         ("steps", lambda: accountant.compose_gaussian(noise_multiplier=1.0, steps=1.5)),  # type: ignore[arg-type]
         ("times", lambda: accountant.compose(step(), -1)),
+        ("times", lambda: accountant.compose(Repeated(times=10**200, event=Repeated(times=10**200, event=step())))),
         ("event", lambda: accountant.compose("gaussian")),  # type: ignore[arg-type]
         ("epsilon", lambda: accountant.delta(epsilon=math.nan)),
         *(("delta", lambda bad=bad: accountant.epsilon(delta=bad)) for bad in (0.0, 1.0, -0.1, 2.0, math.nan, "small")),

@@ -24,6 +24,8 @@ from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["RenyiAccountant", "gaussian_rdp"]
 
+_MOST_TIMES = 10**300  # what a float can multiply
+
 
 def gaussian_rdp(order: float, noise_multiplier: float) -> float:
     """Rényi divergence α / 2z² of the Gaussian mechanism at one order (Mironov 2017, Proposition 7).
@@ -151,8 +153,10 @@ class RenyiAccountant:
 
     def _reduce(self, event: PrivacyEvent, times: int) -> list[tuple[Pair, int]]:
         pairs = self.history.reduce(event, times)
-        for pair, _ in pairs:
+        for pair, count in pairs:
             require_rdp(pair)
+            if count > _MOST_TIMES:
+                raise InvalidParameter("times", count, "is more than can be counted", "nest fewer repetitions")
         return pairs
 
     def compose(self, event: PrivacyEvent, times: int = 1) -> Self:
