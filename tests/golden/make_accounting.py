@@ -153,7 +153,10 @@ def serve(pipe: multiprocessing.connection.Connection) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     while True:
-        name, arguments = pipe.recv()
+        try:
+            name, arguments = pipe.recv()
+        except EOFError:  # nobody asks any more
+            return
         try:
             pipe.send(("ok", CALLS[name](*arguments)))
         except MemoryError:
@@ -238,6 +241,23 @@ def make_row(worker: Worker, name: str, setting: Setting) -> dict[str, Any]:
     return {key: "" if value is None else value for key, value in row.items()}
 
 
+def with_remarks(row: dict[str, Any]) -> dict[str, Any]:
+    """The row, with a note for each library whose bound contradicts the truth."""
+    if row["referee"] == "":
+        return row
+    truth, error, remarks = float(row["referee"]), float(row["referee_error"]), []
+    lower, upper = truth - error - 1e-12 * max(1, truth), truth + error + 1e-12 * max(1, truth)
+    for column in ("pld_upper", "opacus_rdp", "google_rdp"):
+        if row[column] != "" and max(0.0, float(row[column])) < lower:
+            remarks.append(f"{column} is no upper bound: {float(row[column]) - truth:.1e}")
+    if row["prv_lower"] != "" and float(row["prv_lower"]) > upper:
+        remarks.append(f"prv_lower is no lower bound: {float(row['prv_lower']) - truth:+.1e}")
+    if row["prv_upper"] != "" and row["referee_direction"] == "remove" and max(0.0, float(row["prv_upper"])) < lower:
+        remarks.append(f"prv_upper is no upper bound: {float(row['prv_upper']) - truth:.1e}")
+    kept = [note for note in row["notes"].split("; ") if note and " is no " not in note]
+    return {**row, "notes": "; ".join(kept + remarks)}
+
+
 def key_of(row: dict[str, Any]) -> Setting:
     return float(row["sigma"]), float(row["rate"]), int(row["steps"]), float(row["delta"])
 
@@ -260,12 +280,12 @@ def write(rows: list[dict[str, Any]]) -> None:
         out.write(f"# {today}; Python {sys.version.split()[0]}, {versions}; seed {SEED}\n")
         writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(map(with_remarks, rows))
 
 
 def main() -> None:
     wanted = settings()
-    done = read()
+    done = {setting: row for setting, row in read().items() if row["referee"]}  # no verdict yet: try again
     write(list(done.values()))
     lock, local = threading.Lock(), threading.local()
     began = time.monotonic()

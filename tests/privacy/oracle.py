@@ -19,6 +19,7 @@ import numpy as np
 __all__ = ["Step", "delta", "delta_mp", "log_phi", "phi"]
 
 DIGITS = 40
+PI = np.longdouble("3.14159265358979323846264338327950288")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def delta_mp(parts: Sequence[tuple[Step, int]], epsilon: float, c: float) -> Any
 def delta(parts: Sequence[tuple[Step, int]], epsilon: float, c: float) -> float:
     """The same in long doubles: 12 digits or more."""
     lines = [_long_nodes(step, c) for step, _ in parts]
-    moment = sum(count * float(np.log(line[0].sum()).real + line[2]) for (_, count), line in zip(parts, lines, strict=True))
+    moment = float(sum(n * (np.log(line[0].sum()).real + line[2]) for (_, n), line in zip(parts, lines, strict=True)))
     spacing = np.longdouble(2 * math.pi / (70 / c + 20 * math.sqrt(2 * moment / (c * (c + 1)))))
     total, first, chunk = np.longdouble(0), 0, 64
     while True:
@@ -158,14 +159,14 @@ def delta(parts: Sequence[tuple[Step, int]], epsilon: float, c: float) -> float:
             values[0] /= 2
         total += values.sum()
         if np.exp(exponent.real).max() * chunk < 1e-19 * total:
-            return float(total * spacing / np.longdouble(math.pi))
+            return float(total * spacing / PI)
         first, chunk = first + chunk, min(2 * chunk, 2048)
         if first > 400_000:
             raise ValueError("the integrand decays too slowly for this oracle")
 
 
 @functools.lru_cache(maxsize=64)
-def _long_nodes(step: Step, c: float) -> tuple[Any, Any, float]:
+def _long_nodes(step: Step, c: float) -> tuple[Any, Any, Any]:
     """(weights, losses, ln of their scale) of φ(c + it) along a shifted line."""
     long = np.longdouble
     sigma, rate = long(step.sigma), long(step.rate)
@@ -183,7 +184,7 @@ def _long_nodes(step: Step, c: float) -> tuple[Any, Any, float]:
             large = far + np.log(rate + (1 - rate) * np.exp(-far))
             return np.where(far.real < 30, np.log(1 - rate + rate * np.exp(far)), large)
         terms = [
-            np.log(long(float(b))) + (2 * j * at - j * j) / (2 * sigma**2)
+            np.log(long(mp.nstr(b, 25))) + (2 * j * at - j * j) / (2 * sigma**2)
             for j, b in enumerate(_shares(step.size, step.rate))
             if b
         ]
@@ -194,7 +195,7 @@ def _long_nodes(step: Step, c: float) -> tuple[Any, Any, float]:
         forward = log_ratio(x)
         normal = -x * x / (2 * sigma**2)
         if step.kind == "remove":
-            exponent, loss = normal + long(c + 1) * forward, forward
+            exponent, loss = normal + (long(c) + 1) * forward, forward
         elif step.kind == "add":
             exponent, loss = normal - long(c) * forward, -forward
         else:
@@ -202,5 +203,5 @@ def _long_nodes(step: Step, c: float) -> tuple[Any, Any, float]:
             exponent = normal + forward + long(c) * loss
     top = float(exponent.real.max())
     keep = exponent.real > top - 55
-    scale = math.log(h / (math.sqrt(2 * math.pi) * step.sigma))
+    scale = np.log(long(h) / sigma) - np.log(2 * PI) / 2
     return np.exp(exponent[keep] - long(top)), loss[keep], top + scale
