@@ -9,9 +9,10 @@ shared with the package, and the methods do not share their mathematics:
 * :mod:`privacy.referee_contour`: a contour integral, in mpmath with 30 digits and in 80-bit floats;
 * :mod:`privacy.referee_grid`: an exponentially tilted lattice composed by FFT, with Richardson's extrapolation.
 
-:func:`true_epsilon` runs what is affordable, takes every disagreement into ``error`` and refuses above 1e-6 relative.
+:func:`true_epsilon` runs what is affordable, adds what they disagree by beyond their own errors to ``error``, and
+refuses to answer above 1e-6 relative.
 
->>> true_epsilon(1.0, 0.1, 100, 1e-5)  # doctest: +ELLIPSIS
+>>> true_epsilon(1.0, 0.1, 100, 1e-5)
 Truth(epsilon=7.0466026169..., error=..., method='contour in mpmath, contour, grid', direction='remove')
 """
 
@@ -75,24 +76,24 @@ def _one_direction(first: Plan, affordable: float, second_opinion: bool) -> Trut
         if multiplications(tilt) <= affordable:
             found.insert(0, (*contour_mpmath(tilt), "contour in mpmath"))
     if second_opinion or not found:
-        sizes = [2**21] if found else [2**22, 2**24]
+        sizes = [2**21 if found else 2**22, 2**24]
         for points in sizes:
             with contextlib.suppress(NoVerdict):
                 epsilon, error = grid(tilt, points=points)
-                if error <= 1e-6 * abs(epsilon) or points == sizes[-1]:
+                if error <= 1e-8 * abs(epsilon) or points == sizes[-1]:
                     found.append((epsilon, error, "grid"))
                     break
     if not found:
         raise NoVerdict("the contour decays too slowly, and the lattice is too coarse")
     if first.steps == 2:
         found.insert(0, (*_two_steps(first, found[0][0]), "two steps in mpmath"))
-    epsilon, error, _ = found[0]
-    error = max([error, *(abs(other - epsilon) for other, _, _ in found)])
+    epsilon, own, _ = found[0]
+    error = own + max([0.0, *(abs(other - epsilon) - its for other, its, _ in found[1:])])
     method = ", ".join(name for _, _, name in found)
     if epsilon <= 0:  # δ(0) is below δ: nothing is spent
         if error > max(abs(epsilon), 1e-9):
             raise NoVerdict(f"the sign of ε = {epsilon:.3g} ± {error:.1g} is in doubt")
-        return Truth(epsilon=0.0, error=0.0, method=method, direction=first.direction)
+        return Truth(epsilon=0.0, error=max(0.0, epsilon + error), method=method, direction=first.direction)
     if not error <= 1e-6 * epsilon:
         raise NoVerdict(f"error {error:.1e} at ε = {epsilon:.6g} by {method}")
     return Truth(epsilon=epsilon, error=error, method=method, direction=first.direction)

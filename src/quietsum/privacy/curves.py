@@ -50,16 +50,14 @@ _LEAST = 1e-300  # no event that was composed costs exactly nothing
 
 
 def _default_orders() -> tuple[float, ...]:
-    """Fractional orders in geometric steps of α − 1 up to 12, all integers from 2 to 64, then quarter octaves to 2048.
+    """α − 1 in geometric steps up to 0.1 and twentieths up to 2, tenths up to 11, integers to 64, quarter octaves to 2048.
 
     The largest order puts the floor of ε at 0.003 for δ = 1e-6; the smallest serves ε in the thousands.
     """
-    low = [round(1 + 0.005 * 1.15**k, 6) for k in range(34)] + [round(1.5 + 0.05 * k * 1.02**k, 6) for k in range(75)]
-    fractional = sorted(order for order in low if order < 12)
-    for whole in range(2, 12):
-        fractional[min(range(len(fractional)), key=lambda i: abs(fractional[i] - whole))] = float(whole)
+    low = [round(1 + 0.005 * 1.2**k, 6) for k in range(16)] + [round(1.1 + 0.05 * k, 2) for k in range(18)]
+    tenths = [round(2 + 0.1 * k, 1) for k in range(90)]
     above = [round(64 * 2 ** (k / 4)) for k in range(1, 21)]
-    return (*fractional, *(float(n) for n in (*range(12, 65), *above)))
+    return (*low, *tenths, *(float(n) for n in (*range(11, 65), *above)))
 
 
 DEFAULT_ORDERS = _default_orders()
