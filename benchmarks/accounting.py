@@ -76,14 +76,17 @@ def measure(who: str, work: Callable[[], float], *, repeat: int = 7, what: str =
 # ----------------------------------------------------------------------------------- the contestants
 
 
-def ours(accountant: type[ExactAccountant] | type[RenyiAccountant] | type[PldAccountant], rounds: list[Round], delta: float) -> float:
+Ours = type[ExactAccountant] | type[RenyiAccountant] | type[PldAccountant]
+
+
+def ours(accountant: Ours, rounds: list[Round], delta: float) -> float:
     spent = accountant()
     for noise, rate, steps in rounds:
         spent.compose(PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise)), steps)
     return spent.epsilon(delta=delta).epsilon
 
 
-def ours_each_round(accountant: type[ExactAccountant] | type[RenyiAccountant], rounds: list[Round], delta: float) -> float:
+def ours_each_round(accountant: Ours, rounds: list[Round], delta: float) -> float:
     spent = accountant()
     epsilon = 0.0
     for noise, rate, steps in rounds:
@@ -138,20 +141,22 @@ def one_query(noise: float, rate: float, steps: int, delta: float) -> Row:
     return Row(question, timings, (("quietsum exact", PLD_PRV, 100.0), ("quietsum Rényi", RDP, 20.0)))
 
 
+def _random_round(generator: np.random.Generator) -> Round:
+    return generator.uniform(0.8, 2.0), generator.uniform(0.002, 0.02), int(generator.integers(5, 20))
+
+
 def many_rounds(full: bool) -> Row:
     generator = np.random.default_rng(0)  # the same 1000 rounds every time
-    rounds = [
-        (generator.uniform(0.8, 2.0), generator.uniform(0.002, 0.02), int(generator.integers(5, 20))) for _ in range(1000)
-    ]
-    few = rounds if full else rounds[:100]
-    what = "" if full else "100 of the rounds"
+    rounds = [_random_round(generator) for _ in range(1000)]
+    few, what = (rounds, "") if full else (rounds[:100], "100 of the rounds")
+    google_rdp = rdp_privacy_accountant.RdpAccountant
     timings = (
         measure("quietsum exact", lambda: ours(ExactAccountant, rounds, 1e-5), repeat=3),
         measure("quietsum Rényi", lambda: ours(RenyiAccountant, rounds, 1e-5), repeat=3),
-        measure("quietsum exact, 100", lambda: ours(ExactAccountant, rounds[:100], 1e-5), repeat=3, what="100 of the rounds"),
-        measure("quietsum Rényi, 100", lambda: ours(RenyiAccountant, rounds[:100], 1e-5), repeat=3, what="100 of the rounds"),
+        measure("quietsum exact, 100", lambda: ours(ExactAccountant, few, 1e-5), repeat=3, what=what),
+        measure("quietsum Rényi, 100", lambda: ours(RenyiAccountant, few, 1e-5), repeat=3, what=what),
         measure("Opacus RDP", lambda: opacus(RDPAccountant, few, 1e-5), repeat=1, what=what),
-        measure("dp-accounting RDP", lambda: google(rdp_privacy_accountant.RdpAccountant(), few, 1e-5), repeat=1, what=what),
+        measure("dp-accounting RDP", lambda: google(google_rdp(), few, 1e-5), repeat=1, what=what),
     )
     like = "quietsum Rényi" if full else "quietsum Rényi, 100"
     targets = (("quietsum exact", ("Opacus RDP",), 1.0), (like, RDP, 20.0))
@@ -181,9 +186,7 @@ def calibration() -> Row:
 
 def every_round(full: bool) -> Row:
     generator = np.random.default_rng(0)
-    kinds = [
-        (generator.uniform(0.8, 2.0), generator.uniform(0.002, 0.02), int(generator.integers(5, 20))) for _ in range(10)
-    ]
+    kinds = [_random_round(generator) for _ in range(10)]
     rounds = [kinds[k % 10] for k in range(1000)]
 
     def google_each() -> float:

@@ -17,15 +17,12 @@ from quietsum.cli.app import app
 from quietsum.demo import BUDGET, DELTA, HOSPITALS, older_formula, run
 
 
-def test_it_prints_a_table_a_plot_and_a_guarantee_and_writes_its_picture_within_three_seconds(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource", reason="this system does not count the CPU time of child processes")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+def test_it_prints_a_table_a_plot_and_a_guarantee_and_writes_its_picture(tmp_path: Path) -> None:
     path = tmp_path / "history.svg"
     done = subprocess.run(
         [sys.executable, "-m", "quietsum.demo", str(path)],
         capture_output=True, timeout=60, check=True, encoding="utf-8", env=os.environ | {"PYTHONIOENCODING": "utf-8"},
     )  # fmt: skip
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 3
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     for words in ("Eastgate", "budget left", "no record of any hospital", "never added", "next: quietsum spend"):
         assert words in done.stdout

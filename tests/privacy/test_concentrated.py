@@ -30,6 +30,7 @@ def fifty_steps(conversion: str = "tight") -> ConcentratedAccountant:
 def epsilon_by_mpmath(rho: float, delta: float) -> float:
     """The least of the Canonne–Kamath–Steinke bound over ever finer grids of orders."""
     with mpmath.workdps(40):
+
         def bound(log_above: mpmath.mpf) -> mpmath.mpf:
             alpha = 1 + mpmath.exp(log_above)
             return rho * alpha + mpmath.log(1 / (alpha * mpmath.mpf(delta))) / (alpha - 1) + mpmath.log(1 - 1 / alpha)

@@ -188,6 +188,7 @@ def test_an_odometer_holds_at_all_times_at_once_where_a_fixed_schedules_bound_do
 
 def reading_by_mpmath(orders: tuple[float, ...], spent: list[float], delta: float) -> float:
     with mpmath.workdps(40):
+
         def excess(epsilon: mpmath.mpf) -> mpmath.mpf:
             terms = [mpmath.exp((a - 1) * (epsilon - r)) for a, r in zip(orders, spent, strict=True)]
             return mpmath.log(mpmath.fsum(terms) / len(orders)) + mpmath.log(delta)

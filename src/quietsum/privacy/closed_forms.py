@@ -27,7 +27,7 @@ class GaussianCurve:
 
     >>> lower, upper = GaussianCurve(1.0).epsilon_bounds(1e-5)
     >>> round(upper, 6), 0 <= upper - lower < 1e-12
-    (4.377176, True)
+    (4.377178, True)
     """
 
     mu: float

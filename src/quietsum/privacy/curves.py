@@ -50,7 +50,7 @@ _LEAST = 1e-300  # no event that was composed costs exactly nothing
 
 
 def _default_orders() -> tuple[float, ...]:
-    """α − 1 in geometric steps up to 0.1 and twentieths up to 2, tenths up to 11, integers to 64, quarter octaves to 2048.
+    """Geometric steps of α − 1 up to 0.1, twentieths to 2, tenths to 11, integers to 64, quarter octaves to 2048.
 
     The largest order puts the floor of ε at 0.003 for δ = 1e-6; the smallest serves ε in the thousands.
     """

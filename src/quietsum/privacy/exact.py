@@ -258,7 +258,7 @@ class ExactAccountant:
         return max(0.0, best[0]), max(0.0, best[1])
 
     def _density(self, direction: Direction, rung: int, log_delta: float, ceiling: float) -> int:
-        """Nodes a unit of c that keep the expected aliasing near e^-16 of δ, so that the first contour mostly serves."""
+        """Nodes a unit of c that keep the expected aliasing near e^-16 of δ: the first contour then mostly serves."""
         density = 16 if log_delta > -18.5 else 20 if log_delta > -37 else 28
         c, above = LADDER[rung : rung + 2].tolist() if rung + 1 < LADDER.size else (1.0, 1.0)
         moment = float(self._sums.ladder(direction)[min(rung + 1, LADDER.size - 1)])
