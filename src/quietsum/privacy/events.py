@@ -203,7 +203,7 @@ class RandomizedResponse(PrivacyEvent):
 
     @property
     def epsilon(self) -> float:
-        """The pure ε = |ln(p (k − 1) / (1 − p))| of one answer."""
+        """The pure ε of one answer, ``|ln(p (k − 1) / (1 − p))|``."""
         keep = self.keep_probability
         return abs(math.log(keep) + math.log(self.categories - 1) - math.log1p(-keep))
 
