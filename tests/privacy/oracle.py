@@ -1,6 +1,6 @@
 """φ(z) = E_P[e^{zL}] and δ(ε) of compositions: slow, plain, and independent of the package.
 
-``Step`` describes one mechanism in one direction. Integrals over x are trapezoid sums in mpmath (40 digits) along a line
+``Step`` describes one mechanism in one direction. Integrals over x are trapezoid sums in mpmath (40 digits) on a line
 of the caller's choice, so that two lines can disagree; δ(ε) is the contour integral of Alghamdi et al. 2023, in
 mpmath (:func:`delta_mp`) or, a thousand times faster, in numpy's long doubles (:func:`delta`).
 """
@@ -92,7 +92,8 @@ class _Nodes:
         """φ(c + it)."""
         if t < 0:
             return mp.conj(self.at(-t))
-        return self.scale * mp.fsum(w * mp.exp(1j * t * loss) for w, loss in zip(self.weights, self.losses, strict=True))
+        turned = (w * mp.exp(1j * t * loss) for w, loss in zip(self.weights, self.losses, strict=True))
+        return self.scale * mp.fsum(turned)
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fractions
+import itertools
 import math
 
 import mpmath as mp
@@ -101,7 +102,7 @@ def test_tails_are_close_enough_to_be_useful() -> None:
 @pytest.mark.parametrize(("pair", "direction", "c", "s"), CASES[::3])
 def test_tail_bounds_never_rise_with_t(pair: Pair, direction: Direction, c: float, s: float) -> None:
     bounds = [log_tail(pair, direction, c, s * t) for t in np.geomspace(0.1, 1e4, 60)]
-    assert all(later <= earlier + 1e-12 for earlier, later in zip(bounds, bounds[1:], strict=False))
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(bounds))
 
 
 def test_the_oracle_agrees_with_itself_on_other_lines_and_with_adaptive_quadrature() -> None:
