@@ -185,7 +185,7 @@ def _fan(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tu
     f = integrand(pair, direction, c, x, heights)
     scale = math.log(step / (math.sqrt(2 * math.pi) * pair.sigma))
     real = f.real + ROUNDING * (1.01 * f.still + 8 * abs(scale)) + scale
-    angle = f.angle - np.where(_SHIFTS > 0, 1.01 * ROUNDING * f.noise, 0.0)
+    angle = np.maximum(f.angle - np.where(_SHIFTS > 0, 1.01 * ROUNDING * f.noise, 0.0), 0.0)  # angles are ≥ 0
     roof = ceiling(pair)
     log_errors = []
     for y in heights[:, 0].tolist():
