@@ -62,12 +62,9 @@ def contradictions(run: Run, lower: float, upper: float) -> Iterator[str]:
         yield f"the upper bound {upper!r} is below the truth {truth!r}"
     if not upper - lower <= 1e-3 * max(1.0, upper):
         yield f"the bounds [{lower!r}, {upper!r}] are too far apart"
-    refuted = run["notes"] or ""  # where the referee found a library's bound to be none, the script says so there
-    pld_upper = None if "pld_upper is no upper bound" in refuted else run.number("pld_upper")
+    pld_upper, prv_lower, prv_upper = run.bound("pld_upper"), run.bound("prv_lower"), run.bound("prv_upper")
     if pld_upper is not None and not lower <= pld_upper + room:
         yield f"the lower bound {lower!r} is above dp-accounting's upper bound {pld_upper!r}"
-    prv_lower = None if "prv_lower is no lower bound" in refuted else run.number("prv_lower")
-    prv_upper = None if "prv_upper is no upper bound" in refuted else run.number("prv_upper")
     if prv_lower is not None and not upper >= prv_lower - room:
         yield f"the upper bound {upper!r} is below prv-accountant's lower bound {prv_lower!r}"
     if prv_upper is not None and run["referee_direction"] == "remove" and not lower <= max(0.0, prv_upper) + room:
