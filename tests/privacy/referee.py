@@ -49,7 +49,8 @@ def true_epsilon(
 ) -> Truth:
     """The true ε with its error; raises :class:`NoVerdict` rather than return a doubtful number.
 
-    ``affordable`` is the number of mpmath multiplications (about 4 µs each); above it 80-bit floats have to do.
+    ``affordable`` is the number of mpmath multiplications (about 4 µs each); above it 80-bit floats have to do, and
+    above four times as many the lattice alone.
     ``second_opinion=False`` leaves out the lattice where the contour already answered.
     """
     if rate == 1:
@@ -71,7 +72,7 @@ def _one_direction(first: Plan, affordable: float, second_opinion: bool) -> Trut
     with contextlib.suppress(NoVerdict):
         tilt = refined(first, lattice_estimate(first))
     with contextlib.suppress(NoVerdict):
-        found.append((*contour(tilt), "contour"))
+        found.append((*contour(tilt, affordable=4 * affordable), "contour"))
         tilt = refined(first, found[0][0])
         if multiplications(tilt) <= affordable:
             found.insert(0, (*contour_mpmath(tilt), "contour in mpmath"))

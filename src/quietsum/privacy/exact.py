@@ -21,7 +21,7 @@ from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import UnsupportedEvent, finite_number
+from quietsum.errors import InvalidParameter, MixedUnits, QuietsumError, UnsupportedEvent, finite_number
 from quietsum.privacy.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.contour import has_contour
 from quietsum.privacy.events import PrivacyEvent
@@ -37,6 +37,7 @@ from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 __all__ = ["ExactAccountant"]
 
 _MOST_NODES = 1 << 17
+_MOST_STEPS = 1 << 53
 _LOG_WEIGHT = log_weight(LADDER)
 _WEIGHT_ROOM = 1e-14 * (LADDER + 1) * (1 + np.log1p(LADDER))
 # Contours tried until the errors are small: (rungs down, factor on the density of nodes). More nodes mean less
@@ -83,7 +84,7 @@ class ExactAccountant:
         """Whether the contour or a privacy-loss distribution knows ``event`` under this relation."""
         try:
             self._reduce(event, 1)
-        except UnsupportedEvent:
+        except (UnsupportedEvent, MixedUnits):
             return False
         return True
 
@@ -94,7 +95,9 @@ class ExactAccountant:
 
     def _reduce(self, event: PrivacyEvent, times: int) -> list[tuple[Pair, int]]:
         pairs = self.history.reduce(event, times)
-        for pair, _ in pairs:
+        for pair, count in pairs:
+            if count + self.history.counts.get(pair, 0) > _MOST_STEPS:
+                raise InvalidParameter("times", times, "makes more steps than floats can count", "ask RenyiAccountant")
             if not has_contour(pair):
                 from quietsum.privacy.losses import refuse_unsupported
 
@@ -187,10 +190,14 @@ class ExactAccountant:
     def _fallback(self, delta: float, reason: str) -> Guarantee:
         from quietsum.privacy.pld import pld_bounds
 
-        with np.errstate(all="ignore"):
-            lower, upper = pld_bounds(self.history.counts, delta=delta)
-        method = "privacy-loss distribution"
         ceiling = self._ceiling(delta)
+        try:
+            lower, upper = pld_bounds(self.history.counts, delta=delta)
+        except QuietsumError:
+            if math.isinf(ceiling):
+                raise
+            lower, upper = 0.0, math.inf
+        method = "privacy-loss distribution"
         if ceiling < upper:
             upper, method = ceiling, "moment bound"
         return self.history.guarantee(

@@ -9,13 +9,14 @@ relation are computed, and the worse one counts.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import UnsupportedEvent, non_negative, positive, whole_number
+from quietsum.errors import MixedUnits, QuietsumError, UnsupportedEvent, non_negative, positive, whole_number
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
@@ -87,7 +88,7 @@ class PldAccountant:
         try:
             for pair, _ in self.history.reduce(event):
                 refuse_unsupported(pair)
-        except UnsupportedEvent:
+        except (UnsupportedEvent, MixedUnits):
             return False
         return True
 
@@ -128,13 +129,14 @@ def _epsilon_bounds(
     counts = _checked(counts)
     if not counts:
         return Bounds(0.0, 0.0, 0.0)
-    infinite = max(_infinite_mass(counts, direction) for direction in _directions(counts))
-    if infinite > delta * _ONE:
-        return Bounds(math.inf, math.inf, grid or 1.0)
-    if infinite > 0:
-        delta = min(delta * _ONE, 1.0)
-    question = AtDelta(delta, positive("tolerance", tolerance), math.log(max(delta - infinite, 1e-13 * delta)))
-    return _worse_direction(counts, question, max_points, grid)
+    with _representable():
+        infinite = max(_infinite_mass(counts, direction) for direction in _directions(counts))
+        if infinite > delta * _ONE:
+            return Bounds(math.inf, math.inf, grid or 1.0)
+        if infinite > 0:
+            delta = min(delta * _ONE, 1.0)
+        question = AtDelta(delta, positive("tolerance", tolerance), math.log(max(delta - infinite, 1e-13 * delta)))
+        return _worse_direction(counts, question, max_points, grid)
 
 
 def _delta_bounds(
@@ -149,7 +151,23 @@ def _delta_bounds(
     counts = _checked(counts)
     if not counts:
         return Bounds(0.0, 0.0, 0.0)
-    return _worse_direction(counts, AtEpsilon(epsilon, positive("tolerance", tolerance)), max_points, grid)
+    with _representable():
+        return _worse_direction(counts, AtEpsilon(epsilon, positive("tolerance", tolerance)), max_points, grid)
+
+
+@contextlib.contextmanager
+def _representable() -> Iterator[None]:
+    """Losses that no grid of floats can hold end in an error that says so, never in a number."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except QuietsumError:
+        raise
+    except (ArithmeticError, ValueError, IndexError, MemoryError) as problem:
+        raise QuietsumError(
+            f"the privacy losses of these events cannot be put on a grid of floats ({problem}); "
+            "ask RenyiAccountant, or state noise and rates of a usual size"
+        ) from problem
 
 
 def _worse_direction(counts: Mapping[Pair, int], question: Question, max_points: int, grid: float | None) -> Bounds:
@@ -159,6 +177,8 @@ def _worse_direction(counts: Mapping[Pair, int], question: Question, max_points:
         found = refine(counts, direction, question, max_points=limit, spacing=grid, at_least=worst.lower)
         spacing = found.spacing if found.upper > worst.upper or not worst.spacing else worst.spacing
         worst = Bounds(max(found.lower, worst.lower), max(found.upper, worst.upper), spacing)
+    if math.isnan(worst.lower) or math.isnan(worst.upper):
+        raise ArithmeticError("a bound is not a number")
     return Bounds(min(worst.lower, worst.upper), worst.upper, worst.spacing)
 
 

@@ -14,7 +14,7 @@ from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent, finite_number, non_negative, whole_number
+from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent, finite_number, non_negative, whole_number
 from quietsum.privacy.curves import DEFAULT_ORDERS, MOMENTS_ORDERS, failure_of, rdp_of, require_rdp
 from quietsum.privacy.events import Gaussian, PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
@@ -147,7 +147,7 @@ class RenyiAccountant:
         """Whether a Rényi curve of ``event`` is known under this accountant's relation."""
         try:
             self._reduce(event, 1)
-        except UnsupportedEvent:
+        except (UnsupportedEvent, MixedUnits):
             return False
         return True
 
