@@ -220,12 +220,11 @@ class RenyiAccountant:
             return self.history.guarantee(epsilon=0.0, delta=delta, method=f"{method}: {why}")
         alpha, less_one, extra = _conversion_terms(self._orders, self._conversion)
         values = curve + extra - math.log(room) / less_one
+        values[np.isnan(values)] = math.inf  # an order that overflowed promises nothing
         best = int(np.argmin(values))
         value, order = float(values[best]), float(alpha[best])
         if self._conversion == "improved" and -math.expm1(-float(curve.min())) <= room * room:
             value = 0.0  # total variation ≤ √(1 − e^{−KL}) ≤ δ (Bretagnolle, Huber 1979)
-        if math.isnan(value):
-            raise ArithmeticError("the Rényi curve lost its numbers; please report the composed events")
         return self.history.guarantee(epsilon=max(0.0, value), delta=delta, method=method, order=order)
 
     def delta(self, *, epsilon: float) -> float:
