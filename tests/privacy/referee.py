@@ -2,7 +2,7 @@
 
 With ℓ(x) = ln(1 − q + q e^{(2x−1)/2σ²}) the losses of one step are ℓ(x) for x ~ (1 − q) N(0, σ²) + q N(1, σ²)
 ("remove") and −ℓ(x) for x ~ N(0, σ²) ("add"). The truth is the larger ε of the two directions. Nothing here is
-shared with the package, and the methods do not share their mathematics:
+shared with the package. Contour and lattice share only where outcomes are cut off and how far they are tilted:
 
 * one step, and rate 1: closed forms in mpmath (Zhu, Dong, Wang 2022, Thm 11; Balle, Wang 2018, Thm 8);
 * two steps: one-dimensional mpmath quadrature of the closed form;

@@ -29,7 +29,10 @@ class Run(dict[str, str]):
         return float(self[column]) if self[column] else None
 
     def bound(self, column: str) -> float | None:
-        """A library's number, unless the referee has shown that it is no bound (rounding in an FFT, at δ near 1e-9)."""
+        """A library's number, unless both of the referee's methods refute it as a bound; ``notes`` says by how much.
+
+        All such rows have δ below 3e-8. dp-accounting's error there changes sign with its interval, as rounding would.
+        """
         return None if f"{column} is no " in self["notes"] else self.number(column)
 
     @property
