@@ -26,7 +26,8 @@ def test_it_prints_a_table_a_plot_and_a_guarantee_and_writes_its_picture(tmp_pat
     assert ElementTree.parse(path).getroot().tag.endswith("svg")
     for words in ("Eastgate", "budget left", "no record of any hospital", "never added", "next: quietsum spend"):
         assert words in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    shown = [line for line in done.stdout.splitlines() if not line.startswith("wrote ")]  # a path is as long as it is
+    assert max(map(len, shown)) <= 80
     assert done.stderr == ""
 
 
