@@ -169,7 +169,7 @@ def log_tail(pair: Pair, direction: Direction, c: float, t: float) -> float:
     return best + ROUNDING * (16 * abs(best) + 100)
 
 
-_SHIFTS = np.array([0.0, 1.0, 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.003])[:, None]
+_SHIFTS = np.array([0.0, 1.0, 0.6, 0.35, 0.2, 0.1, 0.04, 0.01])[:, None]
 
 
 def _fan(pair: MixturePair | OppositePair, direction: Direction, c: float) -> tuple[Array, Array, Array]:

@@ -313,7 +313,7 @@ class ExactAccountant:
                 )
 
     def _line(self, direction: Direction, rung: int, density: int) -> Line | None:
-        """The line with the fewest nodes whose tail certificate is good to about 1e-9 of the sum."""
+        """The line with the fewest nodes whose tail certificate is good to about 1e-8 of the sum."""
         ladder = self._sums.ladder(direction)
         c = float(LADDER[rung])
         s = c / density
@@ -325,10 +325,10 @@ class ExactAccountant:
         while nodes <= _MOST_NODES:
             line = Line(direction, c, density, nodes)
             decay = self._sums.tail(line) - float(ladder[rung])
-            wanted = -27 - math.log((c + 1) / (s * nodes))
+            wanted = -24 - math.log((c + 1) / (s * nodes))
             if decay <= wanted:
                 return line
-            nodes *= 4 if decay > wanted / 2.5 else 2  # the decay grows like t to t²
+            nodes *= 4 if decay > wanted / 3 else 2  # the decay grows like t to t²
         return None
 
 

@@ -15,7 +15,7 @@ from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
 __all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "step_moments"]
 
-LADDER = 2.0 ** np.concatenate([np.arange(-20, -10), np.arange(-10, 30.25, 0.25)])
+LADDER = 2.0 ** np.concatenate([np.arange(-20, -3), np.arange(-3, 30.25, 0.25)])
 """The abscissae between which contours are chosen: powers of 2^(1/4), and octaves where ε is in the thousands."""
 
 STEPS = np.array([1.01, 1.03, 1.07, 1.12, 1.2, 1.3, 1.5, 2.0])
