@@ -238,7 +238,7 @@ def show(rows: list[Row], markdown: bool) -> bool:
     )
     print(f"{datetime.date.today()}, Python {platform.python_version()}, one thread; {versions}\n")
     for row in rows:
-        print(f"### {row.question}\n" if markdown else f"{row.question}")
+        print(f"## {row.question}\n" if markdown else f"{row.question}")
         if markdown:
             print("| who | CPU ms | answer | |\n|---|---:|---:|---|")
         for timing in row.timings:
@@ -246,6 +246,8 @@ def show(rows: list[Row], markdown: bool) -> bool:
                 print(f"| {timing.who} | {timing.milliseconds:,.2f} | {timing.answer:.6g} | {timing.what} |")
             else:
                 print(f"  {timing.who:22s} {timing.milliseconds:12,.2f} ms   {timing.answer:<12.6g} {timing.what}")
+        if markdown:
+            print()
         for sentence, ratio, wanted in verdicts(row):
             ok = ratio >= wanted
             met = met and ok
