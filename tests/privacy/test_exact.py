@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privacy.oracle import Step, delta, delta_mp
-from quietsum.errors import InvalidParameter, UnsupportedEvent
+from quietsum.errors import InvalidParameter, QuietsumError, UnsupportedEvent
 from quietsum.privacy import exact, running
 from quietsum.privacy.contour import Spectrum
 from quietsum.privacy.events import (
@@ -459,8 +459,20 @@ def test_a_moment_bound_replaces_loss_distributions_that_give_up(monkeypatch: py
     assert guarantee.method.startswith("exact: moment bound (")
     assert 0.9519 <= guarantee.epsilon < 10
     assert guarantee.epsilon_lower == 0.1
+
+
+def test_a_moment_bound_replaces_loss_distributions_that_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(counts: object, delta: float) -> None:
+        raise QuietsumError("no grid")
+
+    monkeypatch.setattr("quietsum.privacy.pld.pld_bounds", refuse)
     tiny = spent(1e-3, 0.5, 4, 1e-8)  # no finite moment: as if all units were drawn every time
     assert tiny.epsilon == pytest.approx(gaussian_epsilon(2000.0, 1e-8), rel=1e-6)
+    assert tiny.epsilon_lower == 0
+    with pytest.raises(QuietsumError, match="no grid"):
+        ExactAccountant().compose(Laplace(noise_multiplier=1.0)).epsilon(delta=1e-6)
+    with pytest.raises(QuietsumError, match="no grid"):
+        spent(1e-200, 0.5, 3, 1e-8)
 
 
 # --------------------------------------------------------------------------------------------- extremes
@@ -512,7 +524,7 @@ def test_a_history_of_mixed_scales_is_one_sum() -> None:
 def test_a_tail_that_is_cut_without_a_certificate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight nodes and a tail bound that lies: the bounds are narrow, and wrong."""
 
-    def short(self: ExactAccountant, direction: Direction, rung: int, density: int) -> Line:
+    def short(self: ExactAccountant, direction: Direction, rung: int, density: int, most: int) -> Line:
         return Line(direction, float(exact.LADDER[rung]), density, 8)
 
     monkeypatch.setattr(ExactAccountant, "_line", short)

@@ -191,13 +191,14 @@ class ExactAccountant:
         from quietsum.privacy.pld import pld_bounds
 
         ceiling = self._ceiling(delta)
+        method = "privacy-loss distribution"
         try:
-            lower, upper = pld_bounds(self.history.counts, delta=delta)
+            with np.errstate(all="ignore"):
+                lower, upper = pld_bounds(self.history.counts, delta=delta)
         except QuietsumError:
-            if math.isinf(ceiling):
+            if not math.isfinite(ceiling):
                 raise
             lower, upper = 0.0, math.inf
-        method = "privacy-loss distribution"
         if ceiling < upper:
             upper, method = ceiling, "moment bound"
         return self.history.guarantee(
@@ -304,7 +305,8 @@ class ExactAccountant:
     def _inversions(self, direction: Direction, rung: int, density: int) -> Iterator[Inversion]:
         """One contour after the other, the cheapest first; those that would take too many nodes are left out."""
         for down, factor in _ATTEMPTS:
-            line = self._line(direction, max(0, rung - down), density * factor)
+            most = _MOST_NODES if factor == 1 else _MOST_NODES // 4
+            line = self._line(direction, max(0, rung - down), density * factor, most)
             if line is None and down == 0 and factor == 1:
                 raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
             if line is not None:
@@ -312,7 +314,7 @@ class ExactAccountant:
                     line, self._sums.spectrum(line), self._sums.tail(line), self._sums.above(direction, line.c)
                 )
 
-    def _line(self, direction: Direction, rung: int, density: int) -> Line | None:
+    def _line(self, direction: Direction, rung: int, density: int, most: int) -> Line | None:
         """The line with the fewest nodes whose tail certificate is good to about 1e-8 of the sum."""
         ladder = self._sums.ladder(direction)
         c = float(LADDER[rung])
@@ -320,9 +322,9 @@ class ExactAccountant:
         nodes = 32
         curvature = _curvature(ladder, rung - 1)  # the lower neighbour's, moments may be about to explode above
         if curvature > 0:
-            while nodes * s < math.sqrt(70 / curvature) and nodes < _MOST_NODES:
+            while nodes * s < math.sqrt(70 / curvature) and nodes < most:
                 nodes *= 2
-        while nodes <= _MOST_NODES:
+        while nodes <= most:
             line = Line(direction, c, density, nodes)
             decay = self._sums.tail(line) - float(ladder[rung])
             wanted = -24 - math.log((c + 1) / (s * nodes))
