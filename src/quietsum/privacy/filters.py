@@ -116,8 +116,8 @@ class RenyiFilter:
         if not after <= self.rdp_budget:
             raise BudgetExhausted(
                 f"this step would use {after / self.rdp_budget:.4g} of the budget ε = {self.budget.epsilon:g} "
-                f"per {self.budget.unit} at δ = {self.budget.delta:g}, of which {self.spent_fraction:.4g} is spent; nothing was charged: "
-                "add more noise, take fewer steps, or stop here"
+                f"per {self.budget.unit} at δ = {self.budget.delta:g}, of which {self.spent_fraction:.4g} is spent; "
+                "nothing was charged: add more noise, take fewer steps, or stop here"
             )
         self.history.add(event, times, _reduce(self.history, event, times))
         self._spent = after
