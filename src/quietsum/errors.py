@@ -7,20 +7,29 @@ each of them into one sentence and an exit code; it never shows a traceback for 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = [
     "BudgetExhausted",
     "CorruptState",
     "InvalidParameter",
+    "LedgerBroken",
     "MixedUnits",
+    "PlanRefused",
     "QuietsumError",
+    "TooFewParties",
     "UnsupportedEvent",
 ]
 
 
 class QuietsumError(Exception):
-    """The root of every error that quietsum raises on purpose."""
+    """The root of every error that quietsum raises on purpose.
+
+    ``exit_code`` is what a command ends with: 2 for usage and refused plans, 3 for an exhausted budget, 4 for a broken
+    ledger, 6 for too few parties.
+    """
+
+    exit_code: ClassVar[int] = 2
 
 
 class InvalidParameter(QuietsumError, ValueError):
@@ -57,6 +66,39 @@ class CorruptState(QuietsumError, ValueError):
 
 class BudgetExhausted(QuietsumError):
     """The next charge would exceed the budget. Nothing was released and nothing was charged."""
+
+    exit_code = 3
+
+
+class LedgerBroken(QuietsumError):
+    """A ledger that is not what was written: altered, truncated, rolled back or unreadable.
+
+    ``at`` is the sequence number of the first bad entry, None where the file as a whole is at fault.
+    """
+
+    exit_code = 4
+
+    def __init__(self, problem: str, *, at: int | None = None, remedy: str = "") -> None:
+        self.problem, self.at, self.remedy = problem, at, remedy
+        where = "the ledger" if at is None else f"the ledger's entry {at}"
+        super().__init__(f"{where} {problem}" + (f"; {remedy}" if remedy else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_broken, (self.problem, self.at, self.remedy)
+
+
+def _rebuild_broken(problem: str, at: int | None, remedy: str) -> LedgerBroken:
+    return LedgerBroken(problem, at=at, remedy=remedy)
+
+
+class PlanRefused(QuietsumError, ValueError):
+    """A plan that would break a promise or makes no sense. Nothing was started and nothing was charged."""
+
+
+class TooFewParties(QuietsumError):
+    """Fewer parties replied than the plan needs. What was reserved stays charged."""
+
+    exit_code = 6
 
 
 def finite_number(parameter: str, value: object, remedy: str = "pass a finite number") -> float:

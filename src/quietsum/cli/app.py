@@ -1,6 +1,7 @@
 """All commands under one roof, and what happens when something goes wrong.
 
-Every mistake of a user ends as one line on stderr and exit code 2: what was wrong, why, and what to do instead.
+Every mistake of a user ends as one line on stderr and an exit code (2, or the error's own): what was wrong, why, and
+what to do instead.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Commands(TyperGroup):
             code = result if isinstance(result, int) else 0
             sys.stdout.flush()
         except QuietsumError as error:
-            code = _refuse(str(error))
+            code = _refuse(str(error), error.exit_code)
         except click.exceptions.NoArgsIsHelpError as error:  # its message is the help, which typer may have printed
             print(error.format_message(), end="")
         except click.UsageError as error:
@@ -78,10 +79,10 @@ class Commands(TyperGroup):
         return code
 
 
-def _refuse(message: str) -> int:
+def _refuse(message: str, code: int = USAGE) -> int:
     with contextlib.suppress(BrokenPipeError):
         print("error:", " ".join(message.split()), file=sys.stderr)
-    return USAGE
+    return code
 
 
 def _discard(stream: TextIO) -> None:
