@@ -1,0 +1,168 @@
+"""How fast is exact noise? A million draws of ours beside numpy, torch and OpenDP, in one process on one thread.
+
+    python benchmarks/noise.py [--markdown] [--draws 1000000]
+
+OpenDP is optional here (``pip install opendp``). It samples one value at a time, so it is measured on fewer draws and
+scaled up; the table says so. What is compared is not the same promise: numpy and torch give floats from a seeded
+generator that anyone who knows the state can replay; OpenDP's and our integers have their law exactly, from the
+operating system's entropy. Times are the best of several runs, tables built beforehand; building is a line of its own.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import argparse
+import importlib.metadata
+import importlib.util
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quietsum.mechanisms import discrete
+from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
+from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.rng import system_randomness
+
+SIGMAS = (8.0, 256.0, 4096.0)
+FEWER = 20  # OpenDP draws this many times fewer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table. ``group`` is what its ratio is taken within, against the line marked as ours."""
+
+    group: str
+    who: str
+    seconds: float
+    ours: bool = False
+    scaled: bool = False
+
+
+def best(work: Callable[[], object], runs: int = 5) -> float:
+    """Seconds of the best of several runs, after one to warm up."""
+    work()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def floats(draws: int) -> list[Row]:
+    rng = system_randomness()
+    rows = [Row(group="normals, float64", who="quietsum", seconds=best(lambda: rng.normals(draws)), ours=True)]
+    generator = np.random.Generator(np.random.PCG64())
+    rows.append(
+        Row(group="normals, float64", who="numpy PCG64", seconds=best(lambda: generator.standard_normal(draws)))
+    )
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+        seconds = best(lambda: torch.randn(draws, dtype=torch.float64))
+        rows.append(Row(group="normals, float64", who="torch", seconds=seconds))
+    return rows
+
+
+def integers(draws: int) -> list[Row]:
+    rng = system_randomness()
+    rows = []
+    for scale in (2.0**10, 2.0**24):
+        name = f"rounded normals, scale 2^{int(np.log2(scale))}"
+        seconds = best(lambda scale=scale: rng.rounded_normals(scale, draws))  # type: ignore[misc]
+        rows.append(Row(group=name, who="quietsum", seconds=seconds, ours=True))
+    for sigma in SIGMAS:
+        noise = DiscreteGaussianNoise(sigma=sigma)
+        group = f"discrete Gaussian, σ {sigma:g}"
+        seconds = best(lambda noise=noise: noise.sample(draws, rng))  # type: ignore[misc]
+        rows.append(Row(group=group, who="quietsum", seconds=seconds, ours=True))
+        rows += opendp_row(group, "gaussian", sigma, draws)
+    laplace = DiscreteLaplaceNoise(scale=256.0)
+    seconds = best(lambda: laplace.sample(draws, rng))
+    rows.append(Row(group="discrete Laplace, scale 256", who="quietsum", seconds=seconds, ours=True))
+    rows += opendp_row("discrete Laplace, scale 256", "laplace", 256.0, draws)
+    for sigma in (*SIGMAS, discrete.LARGEST_SIGMA):
+        start = time.perf_counter()
+        discrete._gaussian_table.__wrapped__(sigma)
+        rows.append(
+            Row(group=f"building the table of σ {sigma:g}", who="quietsum", seconds=time.perf_counter() - start)
+        )
+    return rows
+
+
+def opendp_row(group: str, law: str, scale: float, draws: int) -> list[Row]:
+    """OpenDP's measurement of a zero vector: its noise, drawn in compiled code."""
+    if not importlib.util.find_spec("opendp"):
+        return []
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    domain = dp.vector_domain(dp.atom_domain(T=int))
+    metric = dp.l2_distance(T=float) if law == "gaussian" else dp.l1_distance(T=int)
+    make = dp.m.make_gaussian if law == "gaussian" else dp.m.make_laplace
+    measurement = make(domain, metric, scale=scale)
+    zeros = [0] * max(1, draws // FEWER)
+    seconds = best(lambda: measurement(zeros), runs=2) * (draws / len(zeros))
+    return [Row(group=group, who="OpenDP", seconds=seconds, scaled=True)]
+
+
+def releases() -> list[Row]:
+    """A whole release: a thousand rows of ten thousand coordinates clipped, summed and noised."""
+    rng = system_randomness()
+    batch = np.random.default_rng(0).normal(size=(1000, 10_000))
+    rows = []
+    for mode in Mode:
+        mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=1.0, mode=mode)
+
+        def release(mechanism: GaussianMechanism = mechanism) -> object:
+            return mechanism.release(mechanism.sum(mechanism.bound(batch)), rng)
+
+        group = "1000 × 10000 clip, sum, release"
+        rows.append(Row(group=group, who=f"quietsum, {mode}", seconds=best(release, runs=3), ours=mode is Mode.SECURE))
+    return rows
+
+
+def versions() -> str:
+    named = [f"Python {platform.python_version()}"]
+    for package in ("quietsum", "numpy", "scipy", "cryptography", "torch", "opendp"):
+        try:
+            named.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            named.append(f"{package} absent")
+    return ", ".join(named)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time a million noise draws.")
+    parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
+    parser.add_argument("--draws", type=int, default=1_000_000)
+    arguments = parser.parse_args()
+    rows = floats(arguments.draws) + integers(arguments.draws) + releases()
+    own = {row.group: row.seconds for row in rows if row.ours}
+    edge, bar = ("| ", " | ") if arguments.markdown else ("", "  ")
+
+    def line(what: str, who: str, time_: str, ratio: str) -> str:
+        return f"{edge}{what:<32}{bar}{who:<16}{bar}{time_:>11}{bar}{ratio:>9}{bar if edge else ''}".rstrip()
+
+    print(line(f"{arguments.draws} draws of", "by", "ms", "to ours"))
+    if arguments.markdown:
+        print("|---|---|---:|---:|")
+    for row in rows:
+        ratio = f"{row.seconds / own[row.group]:.1f} ×" if row.group in own and not row.ours else ""
+        print(line(row.group, row.who, f"{1000 * row.seconds:.1f}{' *' if row.scaled else '  '}", ratio))
+    print(f"\n* measured on {arguments.draws // FEWER} draws and scaled up")
+    if not importlib.util.find_spec("opendp"):
+        print("OpenDP is not installed, so it is left out; pip install opendp to compare.")
+    print(versions().replace(", scipy", ",\nscipy"))
+
+
+if __name__ == "__main__":
+    main()
