@@ -1,0 +1,103 @@
+"""What a task is: who holds which rows, one gradient per example, and a score on data that nobody protects.
+
+A task knows nothing of noise, rounds or budgets. Two of its answers decide whether a guarantee is true, so they are
+spelt out here: the sizes in :meth:`NumpyTask.parties` are *declared* and public, never counted from protected rows;
+and :meth:`NumpyTask.evaluate` looks at published or otherwise unprotected data only, because a score on protected rows
+would have to be charged. Features may be computed from one row and public constants, never from several rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol, final, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from quietsum.errors import InvalidParameter
+from quietsum.plan import PartyFacts
+
+__all__ = ["Comparable", "Metrics", "NumpyTask", "Rows"]
+
+Floats = npt.NDArray[np.float64]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """The examples of one party: ``features`` (n, k) and ``labels`` (n,). Printing them shows their shape alone."""
+
+    features: Floats
+    labels: Floats
+
+    def __post_init__(self) -> None:
+        if self.features.ndim != 2 or self.labels.shape != self.features.shape[:1]:
+            shapes = f"{self.features.shape} and {self.labels.shape}"
+            raise InvalidParameter("rows", shapes, "do not fit together", "pass (n, k) features and (n,) labels")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:  # rows are private: no value of theirs may reach a log or a traceback
+        return f"Rows({self.features.shape[0]} examples, {self.features.shape[1]} features)"
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """Scores by name, and the data ``on`` which they stand: a number without that is not printed anywhere."""
+
+    values: Mapping[str, float]
+    on: str
+
+
+class NumpyTask(Protocol):
+    """All that a numpy user writes. The properties are read-only and known before any row is read."""
+
+    @property
+    def name(self) -> str:
+        """The name in ``run.toml``."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """One line for a report."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """How many parameters the model has."""
+        ...
+
+    def parties(self) -> tuple[PartyFacts, ...]:
+        """Who takes part, with declared public sizes."""
+        ...
+
+    def initial(self) -> Floats:
+        """The first parameters, of shape (dimension,). No data is touched."""
+        ...
+
+    def rows(self, party: str) -> Rows:
+        """The protected training rows of one party."""
+        ...
+
+    def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
+        """One gradient of the loss per example, of shape (n, dimension).
+
+        Row i depends on ``params`` and example i alone, to the last bit: beware of matrix products over the batch.
+        """
+        ...
+
+    def evaluate(self, params: Floats) -> Metrics:
+        """Scores on data declared unprotected."""
+        ...
+
+
+@runtime_checkable
+class Comparable(Protocol):
+    """A task on public data that also knows what no privacy would buy. Never implement it for protected rows."""
+
+    def references(self) -> Mapping[str, float]:
+        """The first metric of models without privacy, by a few words that say what each one is."""
+        ...
