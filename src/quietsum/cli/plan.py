@@ -1,0 +1,322 @@
+"""``quietsum plan``: what a run would cost, whom it would ask, and what refuses it, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli.options import JsonOption, WorkspaceOption
+from quietsum.errors import PlanRefused
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from quietsum.ledger import Book
+    from quietsum.plan import Forecast, ResolvedPlan
+    from quietsum.plan.rehearsal import Rehearsal
+    from quietsum.tasks import NumpyTask
+
+__all__ = ["plan"]
+
+SHOWN = 9
+"""Rows of the forecast for people."""
+MOST_ROWS = 10_000
+"""Programs get a row for every round, unless there are more rounds than this."""
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The plan, a run.toml.")],
+    workspace: WorkspaceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a run would cost, round by round, before anything is spent.
+
+    Example: quietsum plan run.toml
+    """
+    from quietsum.cli.ledger import ledger_path
+    from quietsum.plan import read_plan, resolve
+    from quietsum.plan.rehearsal import rehearse
+    from quietsum.tasks import task_named
+
+    try:
+        read = read_plan(file)
+        task = task_named(read.task.name, read.task.options)
+        resolved = resolve(read, task.parties(), task.dimension)
+        answer = rehearse(resolved, ledger_path(workspace))
+        if isinstance(answer.refusal, PlanRefused):
+            raise answer.refusal
+    except PlanRefused as refused:
+        _refuse(refused, as_json)
+        raise typer.Exit(refused.exit_code) from None
+    if as_json:
+        _print_values(resolved, task, answer)
+    else:
+        _show(file, resolved, task, answer.books)
+    if answer.refusal is not None:
+        if as_json:
+            raise typer.Exit(answer.refusal.exit_code)
+        raise answer.refusal
+    if not as_json:
+        from quietsum.cli.output import print_next
+
+        print_next(["run", file, *([] if workspace is None else ["--workspace", workspace])])
+
+
+def _refuse(refused: PlanRefused, as_json: bool) -> None:
+    """All reasons, one after the other, on stderr or as JSON."""
+    import sys
+    import textwrap
+
+    lines = str(refused).splitlines()
+    if as_json:
+        from quietsum.cli.output import print_json
+
+        print_json({"refusals": [line.strip() for line in lines]})
+        return
+    for line in lines:
+        indent = "  " if line.startswith(" ") else ""
+        text = f"error: {line}" if not indent else line
+        wrapped = textwrap.wrap(text.strip(), 79, initial_indent=indent, subsequent_indent=f"{indent}  ",
+                                break_long_words=False, break_on_hyphens=False)  # fmt: skip
+        print("\n".join(wrapped), file=sys.stderr)
+
+
+# ------------------------------------------------------------------------------------------------- people
+
+
+def _show(file: Path, resolved: ResolvedPlan, task: NumpyTask, books: Sequence[Book]) -> None:
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    from quietsum.cli.output import console
+
+    screen = console()
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds))
+    for name, text in _facts(resolved, task, forecast):
+        table.add_row(name, Text(text))
+    screen.print(Panel(table, title=f"the plan in {file.name}", title_align="left", padding=(0, 1)))
+    screen.print(_party_table(resolved, books))
+    if resolved.protected:
+        print()
+        screen.print(_forecast_table(forecast, resolved))
+        print()
+        _chart(resolved)
+        screen.print(Text(_noise_sentence(resolved)))
+    for warning in resolved.warnings:
+        screen.print(Text(f"warning: {warning}"))
+    screen.print(Text("Nothing was spent."))
+
+
+def _facts(resolved: ResolvedPlan, task: NumpyTask, forecast: Forecast) -> list[tuple[str, str]]:
+    from quietsum.cli.output import bounds, figure
+    from quietsum.plan import NO_GUARANTEE
+
+    plan, federation = resolved.plan, resolved.plan.federation
+    spare = f" and {federation.spare_attempts} spare attempts" if federation.spare_attempts else ""
+    facts = [
+        ("task", f"{plan.task.name}: {task.title}"),
+        ("rounds", f"{federation.rounds}{spare}, {len(resolved.parties)} parties, {resolved.dimension} parameters"),
+    ]
+    if resolved.mechanism is None or resolved.limit is None:
+        return [*facts, ("privacy", NO_GUARANTEE)]
+    whole, noise = forecast.whole[0], resolved.noise_multiplier or 0.0
+    label = f", {resolved.mechanism.label}" if resolved.mechanism.label else ""
+    stated = plan.privacy.record is not None and plan.privacy.record.noise_multiplier is not None
+    how = "as stated" if stated else plan.privacy.preset or "calibrated"
+    rounds = resolved.affordable_rounds
+    return [
+        *facts,
+        ("noise", f"noise_multiplier {figure(noise)} ({how}), clip {resolved.mechanism.max_norm:g}{label}"),
+        ("promise", f"ε ≤ {figure(resolved.limit.epsilon)} per {whole.whom} at δ = {whole.delta:g}"),
+        ("whole plan", f"{bounds(whole)} per {whole.whom}, the worst party's"),
+        ("against", "the server and recipients of the model alike: noise is added at each party"),
+        ("affordable", f"{'any number of' if rounds is None else f'{rounds:,}'} rounds at this noise{_of(resolved)}"),
+        ("neighbours", plan.privacy.neighbours.value),
+        ("method", whole.method),
+    ]  # fmt: skip
+
+
+def _of(resolved: ResolvedPlan) -> str:
+    lifetime, limit = resolved.lifetime, resolved.limit
+    if lifetime is None or lifetime == limit:
+        return ""
+    return f", within the lifetime's ε = {lifetime.epsilon:g} per record"
+
+
+def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
+    from rich.table import Table
+
+    left = {(book.party, book.dataset): _left(book) for book in books}
+    lengths = {signal.party: f"{signal.length:.3g}" for signal in resolved.signal()}
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in ("party", "dataset"):
+        table.add_column(name, overflow="fold")
+    for name in ("records", "rate", "steps", "noise/clip"):
+        table.add_column(name, justify="right")
+    table.add_column("budget left", overflow="fold")
+    for facts in resolved.parties:
+        key = (facts.name, facts.dataset)
+        table.add_row(
+            facts.name,
+            facts.dataset,
+            f"{facts.size:,}",
+            f"{resolved.rate_of(facts.name):.3g}",
+            f"{resolved.steps_of(facts.name):,}",
+            lengths.get(facts.name, "none"),
+            left.get(key, "public" if facts.public else "untouched"),
+        )
+    return table
+
+
+def _left(book: Book) -> str:
+    if book.budget is None:
+        return "public"
+    return f"{100 * (1 - book.spent_fraction):.3g} % of ε {book.budget.epsilon:g} per {book.unit}"
+
+
+def _rounds_shown(rounds: int, most: int = SHOWN) -> list[int]:
+    """At most so many rounds, evenly spread, the first and the last among them.
+
+    >>> _rounds_shown(20)
+    [1, 3, 6, 8, 10, 13, 15, 18, 20]
+    >>> _rounds_shown(3)
+    [1, 2, 3]
+    """
+    if rounds <= most:
+        return list(range(1, rounds + 1))
+    return sorted({round(1 + (rounds - 1) * step / (most - 1)) for step in range(most)})
+
+
+def _forecast_table(forecast: Forecast, resolved: ResolvedPlan) -> Table:
+    from rich.table import Table
+
+    from quietsum.cli.output import figure
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("after round", justify="right")
+    for guarantee in forecast.whole:
+        table.add_column(f"ε per {guarantee.whom}, {guarantee.observer}", justify="right")
+    table.add_column("worst party", overflow="fold")
+    differ = len({resolved.profile_of(facts.name) for facts in resolved.parties}) > 1 or len(resolved.parties) == 1
+    for row in forecast.rows:
+        table.add_row(
+            f"{row.round:,}", *(figure(one.epsilon) for one in row.guarantees), row.party if differ else "all alike"
+        )
+    if resolved.plan.federation.spare_attempts:
+        table.add_row("with spares", *(figure(one.epsilon) for one in forecast.whole), "")
+    return table
+
+
+def _chart(resolved: ResolvedPlan) -> None:
+    """The forecast as a line, where there is a terminal to look at it."""
+    import sys
+
+    rounds = resolved.plan.federation.rounds
+    if not sys.stdout.isatty() or rounds < 3 or resolved.limit is None:
+        return
+    from quietsum import charts
+
+    rows = resolved.forecast(_rounds_shown(rounds, 41)).rows
+    points = tuple((float(row.round), row.epsilon) for row in rows)
+    charts.show(
+        charts.Chart(
+            title="spent, if the schedule runs as planned",
+            x_label="rounds",
+            y_label="ε per record",
+            series=(charts.Series(label="ε", points=points),),
+            limit=("limit", resolved.limit.epsilon),
+        ),
+        height=8,
+    )
+
+
+def _noise_sentence(resolved: ResolvedPlan) -> str:
+    """What the noise does to learning, in words."""
+    *parties, together = resolved.signal()
+    worst = max(parties, key=lambda signal: signal.length)
+    if len(parties) == 1:
+        return (
+            f"Noise against signal: in one step the noise is {worst.length:.3g} times as long as the longest mean "
+            "gradient can be (the clip)."
+        )
+    return (
+        f"Noise against signal: in one step at {worst.party} the noise is {worst.length:.3g} times as long as the "
+        f"longest mean gradient can be (the clip); averaged over all parties it is {together.length:.3g} times."
+    )
+
+
+# ---------------------------------------------------------------------------------------------- programs
+
+
+def _print_values(resolved: ResolvedPlan, task: NumpyTask, answer: Rehearsal) -> None:
+    import dataclasses
+
+    from quietsum.cli.output import print_json
+    from quietsum.plan import NO_GUARANTEE
+
+    forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds, MOST_ROWS))
+    signals = {signal.party: signal for signal in resolved.signal()}
+
+    def signal(party: str) -> dict[str, float] | None:
+        found = signals.get(party)
+        return None if found is None else {"coordinate": found.coordinate, "length": found.length}
+
+    values: dict[str, Any] = {
+        "plan": resolved.plan.to_dict(),
+        "digest": resolved.plan.digest,
+        "task": {"name": resolved.plan.task.name, "title": task.title, "dimension": resolved.dimension},
+        "parties": [
+            {
+                **dataclasses.asdict(facts),
+                "sample_rate": resolved.rate_of(facts.name),
+                "steps_per_round": resolved.steps_of(facts.name),
+                "noise_against_signal": signal(facts.name),
+            }
+            for facts in resolved.parties
+        ],
+        "privacy": "differential privacy" if resolved.protected else NO_GUARANTEE,
+        "noise_multiplier": resolved.noise_multiplier,
+        "max_grad_norm": None if resolved.mechanism is None else resolved.mechanism.max_norm,
+        "delta": resolved.delta,
+        "limit": _budget(resolved.limit),
+        "lifetime": _budget(resolved.lifetime),
+        "rounds": [
+            {
+                "round": row.round,
+                "party": row.party,
+                "guarantees": [{**one.to_dict(), "whom": one.whom} for one in row.guarantees],
+            }
+            for row in forecast.rows
+        ],
+        "whole_plan": [{**one.to_dict(), "whom": one.whom} for one in forecast.whole],
+        "affordable_rounds": resolved.affordable_rounds,
+        "noise_against_signal": signal(""),
+        "books": [_book(book) for book in answer.books],
+        "budget_exhausted": None if answer.refusal is None else str(answer.refusal),
+        "warnings": list(resolved.warnings),
+        "refusals": [],
+    }
+    print_json(values)
+
+
+def _budget(budget: Any) -> dict[str, Any] | None:
+    return None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta, "unit": budget.unit.value}
+
+
+def _book(book: Book) -> dict[str, Any]:
+    return {
+        "party": book.party,
+        "dataset": book.dataset,
+        "unit": book.unit.value,
+        "budget": _budget(book.budget),
+        "spent_fraction": book.spent_fraction,
+        "plans": book.plans,
+        "guarantee": None if book.guarantee is None else book.guarantee.to_dict(),
+    }

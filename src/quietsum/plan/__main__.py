@@ -1,0 +1,17 @@
+"""``python -m quietsum.plan schema`` or ``… reference``: what docs/reference holds about run.toml."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from quietsum.plan.files import json_schema
+from quietsum.plan.reference import page
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["schema"]:
+        print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    elif sys.argv[1:] == ["reference"]:
+        print(page(), end="")
+    else:
+        sys.exit("usage: python -m quietsum.plan schema|reference")

@@ -1,0 +1,263 @@
+"""Between a plan and its file: ``run.toml`` in, ``plan.toml`` out, and errors that name key and remedy.
+
+Reading is strict. An unknown key is an error that names its full path and the nearest right one, a text is no number,
+NaN is no number either, and all problems of a file are told together, one a line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
+from quietsum.plan.values import Plan
+
+if TYPE_CHECKING:
+    from quietsum.plan.tables import Table
+
+__all__ = ["json_schema", "keys", "load_plan", "plan_from_values", "read_plan", "to_toml"]
+
+LARGEST_FILE = 1_000_000
+_NEW = "write a fresh one with: quietsum new run.toml"
+
+
+def load_plan(source: str | os.PathLike[str]) -> Plan:
+    """The plan in a file, or in a text: a string with a line break is the text itself, anything else names a file.
+
+    >>> plan = load_plan('''
+    ... [privacy]
+    ... record = { epsilon = 1.0, delta = 1e-5 }
+    ... ''')
+    >>> plan.privacy.record.epsilon
+    1.0
+    >>> load_plan('''
+    ... [privacy]
+    ... record = { epsilonn = 1.0 }
+    ... ''')
+    Traceback (most recent call last):
+    ...
+    quietsum.errors.PlanRefused: the plan: privacy.record.epsilonn: unknown key; did you mean privacy.record.epsilon?
+    """
+    if isinstance(source, str) and (not source.strip() or "\n" in source or "\r" in source):
+        return _parse(source, "the plan")
+    if not isinstance(source, str | os.PathLike):
+        raise InvalidParameter("plan", source, "is neither a path nor a text", "pass the path of a run.toml")
+    return read_plan(source)
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """The plan in the file at ``path``."""
+    where = os.fspath(path)
+    try:
+        return _parse(_text(Path(path)), where)
+    except (OSError, ValueError) as error:
+        if isinstance(error, QuietsumError):
+            raise
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        remedy = _NEW if isinstance(error, FileNotFoundError) else "check the path and its permissions"
+        raise PlanRefused(f"{where!r} cannot be read ({reason}); {remedy}") from None
+
+
+def _text(path: Path) -> str:
+    kind = os.stat(path).st_mode
+    if stat.S_ISDIR(kind):
+        raise PlanRefused(f"'{path}' is a directory; name the file in it, {path / 'run.toml'} for instance")
+    if not stat.S_ISREG(kind):  # a pipe or a device may never end
+        raise PlanRefused(f"'{path}' is not a regular file; name a run.toml")
+    with path.open("rb") as file:
+        data = file.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise PlanRefused(f"'{path}' is larger than {LARGEST_FILE:,} bytes, which no plan is; name a run.toml")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PlanRefused(f"'{path}' is not UTF-8 text (byte {error.start + 1}); save it as UTF-8, or {_NEW}") from None
+
+
+def _parse(text: str, where: str) -> Plan:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PlanRefused(f"{where} is not valid TOML: {_sentence(str(error))}") from None
+    except (ValueError, RecursionError) as error:
+        raise PlanRefused(f"{where} is not a plan that can be read: {_sentence(str(error))}") from None
+    if not values:
+        raise PlanRefused(f"{where} is empty; {_NEW}")
+    return plan_from_values(values, where=where)
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text[:1].lower() + text[1:300]
+
+
+def plan_from_values(values: Mapping[str, Any], *, where: str) -> Plan:
+    """The plan that plain values describe; ``where`` stands in front of the problems."""
+    from pydantic import ValidationError
+
+    from quietsum.plan.tables import PlanTable
+
+    problems: list[str] = []
+    plan: Plan | None = None
+    if not isinstance(values, Mapping):
+        raise PlanRefused(f"{where} is not a table of tables; {_NEW}")
+    try:
+        plan = _build(PlanTable.model_validate(dict(values)), "", problems)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        problems += dict.fromkeys(_problem(item) for item in found)  # in order, each once
+    except RecursionError:
+        problems.append("it is nested too deeply")
+    if not problems and isinstance(plan, Plan):
+        return plan
+    if len(problems) == 1:
+        raise PlanRefused(f"{where}: {problems[0]}")
+    raise PlanRefused("\n".join([f"{where}: {len(problems)} problems", *(f"  {problem}" for problem in problems)]))
+
+
+def _build(table: Table, path: str, problems: list[str]) -> Any:
+    """The frozen value that ``table`` mirrors; what the value itself refuses is added to ``problems``."""
+    from quietsum.plan.tables import Table
+
+    fields = {}
+    for name in type(table).model_fields:
+        field = getattr(table, name)
+        fields[name] = _build(field, f"{path}{name}.", problems) if isinstance(field, Table) else field
+    try:
+        return table.value(**fields)
+    except InvalidParameter as error:
+        problems.append(f"{path}{error}")
+        return None
+
+
+# --------------------------------------------------------------------------------------------- problems
+
+_NOUNS = {
+    "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
+    "float_type": "a number", "string_type": "a text in quotes", "bool_type": "true or false",
+    "list_type": 'a list, as in ["first", "second"]', "dict_type": "a table, as in { name = value }",
+    "model_type": "a table, as in { key = value }", "model_attributes_type": "a table, as in { key = value }",
+}  # fmt: skip
+_BOUNDS = {
+    "greater_than": ("gt", "must be greater than"), "greater_than_equal": ("ge", "must be at least"),
+    "less_than": ("lt", "must be below"), "less_than_equal": ("le", "must be at most"),
+}  # fmt: skip
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    """One of pydantic's findings in our words: the path, what is wrong, what instead."""
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    kind, context = error["type"], error.get("ctx", {})
+    shown = _shown(error.get("input"))
+    if kind == "extra_forbidden":
+        return f"{_printable(path)}: unknown key{_nearest(path)}"
+    if kind == "missing":
+        return f"{path} is missing; {_meaning(path)}"
+    if kind in _NOUNS:
+        return f"{path} = {shown} is not {_NOUNS[kind]}"
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return f"{path} = {shown} {words} {context[name]:g}; {_meaning(path)}"
+    if kind == "literal_error":
+        return f"{path} = {shown} is unknown; choose {context['expected']!s}{_nearest_choice(error, context)}"
+    if kind == "finite_number":
+        return f"{path} = {shown} is not a finite number; {_meaning(path)}"
+    if kind == "string_too_short":
+        return f"{path} is empty; {_meaning(path)}"
+    return f"{path} = {shown} is not usable ({_sentence(str(error['msg']))})"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "{…}"
+    text = repr(value) if isinstance(value, str | int | float | list) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"
+
+
+def _printable(path: str) -> str:
+    text = "".join(letter if letter.isprintable() else "?" for letter in path)
+    return text if len(text) <= 120 else f"{text[:117]}…"
+
+
+def _nearest(path: str) -> str:
+    """Which key was meant: a neighbour in the same table first, then any key with that last name."""
+    known = list(keys())
+    table, _, last = path.rpartition(".")
+    last = last.replace("-", "_").lower()
+    siblings = [key for key in known if key.rpartition(".")[0] == table]
+    names = {key.rpartition(".")[2]: key for key in siblings}
+    close = difflib.get_close_matches(last, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {names[close[0]]}?"
+    elsewhere = [key for key in known if key.rpartition(".")[2] == last]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return f"; {table or 'a plan'} knows {', '.join(names)}" if names else ""
+
+
+def _nearest_choice(error: Mapping[str, Any], context: Mapping[str, Any]) -> str:
+    choices = re.findall(r"'([^']*)'", str(context["expected"]))
+    close = difflib.get_close_matches(str(error.get("input")).lower(), choices, n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _meaning(path: str) -> str:
+    text = keys().get(re.sub(r"\[\d+\]$", "", path), "see the reference of run.toml")
+    return text[:1].lower() + text[1:].rstrip(".")
+
+
+def keys() -> dict[str, str]:
+    """Every key of ``run.toml`` by its full path, with its meaning."""
+    from quietsum.plan.tables import PlanTable
+
+    return dict(_keys(PlanTable, ""))
+
+
+def _keys(table: type[Table], prefix: str) -> Iterator[tuple[str, str]]:
+    from quietsum.plan.tables import Table
+
+    for name, field in table.model_fields.items():
+        yield f"{prefix}{name}", field.description or ""
+        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(kind, type) and issubclass(kind, Table):
+                yield from _keys(kind, f"{prefix}{name}.")
+
+
+# --------------------------------------------------------------------------------------------- writing
+
+
+def to_toml(plan: Plan) -> str:
+    """``plan`` as a complete TOML file."""
+    import tomli_w
+
+    return tomli_w.dumps(plan.to_dict())
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of ``run.toml``, for editors that check while one types."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    from quietsum.plan.tables import PlanTable
+
+    class WithoutNull(GenerateJsonSchema):
+        """TOML has no null: an optional key is one that may be left out."""
+
+        def nullable_schema(self, schema: Any) -> dict[str, Any]:
+            return self.generate_inner(schema["schema"])
+
+        def default_schema(self, schema: Any) -> dict[str, Any]:
+            found = super().default_schema(schema)
+            if not isinstance(found.get("default"), str | int | float | list):  # tables have defaults of their own
+                found.pop("default", None)
+            return found
+
+    schema = PlanTable.model_json_schema(schema_generator=WithoutNull)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "run.toml of quietsum"}

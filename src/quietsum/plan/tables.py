@@ -1,0 +1,184 @@
+"""The tables of ``run.toml``: which keys there are, what they mean and what they may hold.
+
+Only the file edge (:mod:`quietsum.plan.files`) looks in here. Each table mirrors one frozen value of
+:mod:`quietsum.plan.values`; a test keeps their keys and defaults alike. Descriptions and bounds end up in the published
+JSON Schema, and the reference page is checked against them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quietsum.plan import values
+
+__all__ = ["PlanTable", "Table"]
+
+
+class Table(BaseModel):
+    """What all tables have in common: no unknown keys, no conversions, no NaN or infinity."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    value: ClassVar[type[Any]]
+
+
+Rounds = Annotated[int, Field(ge=1, le=values.MOST_ROUNDS)]
+Steps = Annotated[int, Field(ge=1, le=values.MOST_STEPS)]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+
+
+class TaskTable(Table):
+    """What is learned."""
+
+    value = values.TaskPlan
+    name: str = Field(default="heart", min_length=1, description='A task\'s name, or "my_module:MyTask".')
+    options: dict[str, Any] = Field(
+        default={}, description="Passed to the task as it stands; what it means is the task's."
+    )
+
+
+class SamplingTable(Table):
+    """Which parties are asked in a round."""
+
+    value = values.SamplingPlan
+    kind: Literal["everyone", "poisson"] = Field(
+        default="everyone", description="Ask everyone in each round, or each party by its own coin."
+    )
+    rate: Share | None = Field(default=None, description="With poisson: the chance that a party is asked in a round.")
+
+
+class SimulateTable(Table):
+    """Bad luck to rehearse with the local runtime."""
+
+    value = values.SimulatePlan
+    drop_outs: float = Field(default=0.0, ge=0, le=1, description="The chance that a party is lost in a round.")
+    refusing: list[str] = Field(default=[], description="Parties that refuse to take part.")
+
+
+class FederationTable(Table):
+    """Who takes part, and for how many rounds."""
+
+    value = values.FederationPlan
+    rounds: Rounds = Field(default=20, description="How many rounds the run has.")
+    sampling: SamplingTable = Field(default=SamplingTable(), description="Which parties are asked in a round.")
+    parties: list[str] = Field(default=[], description="Who takes part; empty means all parties of the task.")
+    minimum_parties: Rounds = Field(default=1, description="A round with fewer replies than this fails.")
+    deadline: Positive | None = Field(default=None, description="Seconds that a round may take; no limit if left out.")
+    spare_attempts: int = Field(
+        default=0, ge=0, le=values.MOST_ROUNDS, description="Rounds that may be lost and repeated; paid for in advance."
+    )
+    simulate: SimulateTable = Field(default=SimulateTable(), description="Bad luck to rehearse with the local runtime.")
+
+
+class OptimizerTable(Table):
+    """How a party turns noisy gradients into steps."""
+
+    value = values.OptimizerPlan
+    kind: Literal["sgd"] = Field(default="sgd", description="Gradient descent, with momentum if you like.")
+    learning_rate: Positive = Field(default=0.5, description="The length of a step.")
+    momentum: float = Field(default=0.0, ge=0, lt=1, description="How much of the last step is kept.")
+
+
+class TrainingTable(Table):
+    """What a party does in one round."""
+
+    value = values.TrainingPlan
+    engine: str = Field(default="auto", min_length=1, description='Who computes gradients: "auto" or "numpy".')
+    batch_size: Steps | None = Field(
+        default=None,
+        description="Records in a batch, in expectation: each is drawn by its own coin. 32 if unsaid.",
+    )
+    sample_rate: Share | None = Field(
+        default=None, description="Instead of batch_size: the chance that a record is in a batch, alike at all parties."
+    )
+    local_epochs: Steps | None = Field(
+        default=None, description="Passes over a party's records in a round, in expectation. 1 if unsaid."
+    )
+    local_steps: Steps | None = Field(default=None, description="Instead of local_epochs: steps in a round.")
+    optimizer: OptimizerTable = Field(default=OptimizerTable(), description="How noisy gradients become steps.")
+
+
+class LifetimeTable(Table):
+    """What may be spent on a dataset over all runs together."""
+
+    value = values.LifetimePlan
+    epsilon: Positive = Field(description="The ε per record of all runs together.")
+    delta: Delta = Field(description="The δ that goes with it.")
+
+
+class RecordTable(Table):
+    """What is promised to each record."""
+
+    value = values.RecordPlan
+    epsilon: Positive | None = Field(
+        default=None, description="The target ε per record; the noise is calibrated to fit."
+    )
+    noise_multiplier: Positive | None = Field(
+        default=None, description="Instead of epsilon: noise over clip; ε is computed for the whole plan."
+    )
+    delta: Delta | None = Field(default=None, description="The δ per record, at most 1/(10 n) for the largest party.")
+    max_grad_norm: Positive = Field(default=1.0, description="Each record's gradient is clipped to this L2 norm.")
+    lifetime: LifetimeTable | None = Field(
+        default=None, description="The budget of a dataset over all runs; the plan's own ε if left out."
+    )
+
+
+class ClientTable(Table):
+    """What is promised to each client (not in this version yet)."""
+
+    value = values.ClientPlan
+    epsilon: Positive | None = Field(default=None, description="The target ε per client.")
+    noise_multiplier: Positive | None = Field(default=None, description="Instead of epsilon: noise over clip.")
+    delta: Delta | None = Field(default=None, description="The δ per client.")
+    max_norm: Positive = Field(default=1.0, description="Each client's update is clipped to this L2 norm.")
+
+
+class PrivacyTable(Table):
+    """The promise, its numbers, and how they are computed."""
+
+    value = values.PrivacyPlan
+    style: Literal["none", "sample", "user", "hybrid"] = Field(
+        default="sample", description="Whom the run protects: nobody, each record, each client, both."
+    )
+    record: RecordTable | None = Field(default=None, description="What is promised to each record.")
+    client: ClientTable | None = Field(
+        default=None, description="What is promised to each client (not in this version yet)."
+    )
+    preset: Literal["privacy_high", "privacy_medium", "performance"] | None = Field(
+        default=None, description="Instead of epsilon and delta: a promise with a name."
+    )
+    accounting: Literal["exact", "rdp", "moments"] = Field(default="exact", description="How ε is computed.")
+    neighbours: Literal["add-or-remove-one", "zero-out", "replace-one"] = Field(
+        default="add-or-remove-one", description="Which two datasets the promise compares."
+    )
+    noise: Literal["secure", "fast"] = Field(
+        default="secure",
+        description="Noise on an integer grid, or floats, labelled as not floating-point safe.",
+    )
+
+
+class AggregationTable(Table):
+    """How the server combines what the parties send."""
+
+    value = values.AggregationPlan
+    rule: str = Field(default="mean", min_length=1, description="How updates are combined.")
+    weights: Literal["size", "equal"] = Field(
+        default="size", description="Weigh parties by declared size, or all alike."
+    )
+    secure: bool = Field(default=False, description="Show the server one masked sum only (not in this version yet).")
+
+
+class PlanTable(Table):
+    """A run of quietsum: who takes part, how they train, what privacy is promised."""
+
+    value = values.Plan
+    task: TaskTable = Field(default=TaskTable(), description="What is learned.")
+    federation: FederationTable = Field(
+        default=FederationTable(), description="Who takes part, and for how many rounds."
+    )
+    training: TrainingTable = Field(default=TrainingTable(), description="What a party does in one round.")
+    privacy: PrivacyTable = Field(default=PrivacyTable(), description="The promise.")
+    aggregation: AggregationTable = Field(default=AggregationTable(), description="How updates are combined.")

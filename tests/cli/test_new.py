@@ -1,0 +1,189 @@
+"""``quietsum new`` writes a commented run.toml that loads and resolves, and never takes a file's place unasked."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from quietsum.cli.app import app
+from quietsum.cli.new import PresetName
+from quietsum.errors import InvalidParameter
+from quietsum.plan import PRESETS, PartyFacts, load_plan, resolve
+from quietsum.plan.template import HEART_DEFAULTS, OTHER_DEFAULTS, template
+from quietsum.tasks import TASKS, task_named
+
+VARIANTS = [(task, preset) for task in sorted(TASKS) for preset in (None, *PRESETS)]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+
+
+def quietsum(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize(("task", "preset"), VARIANTS)
+def test_every_variant_loads_resolves_and_can_be_planned(task: str, preset: str | None) -> None:
+    options = [] if preset is None else ["--preset", preset]
+    result = quietsum("new", "run.toml", "--task", task, *options)
+    assert result.exit_code == 0, result.output
+    plan = load_plan(Path("run.toml"))
+    known = task_named(task, {})
+    resolved = resolve(plan, known.parties(), known.dimension)
+    assert resolved.limit is not None and not resolved.warnings
+    assert plan.privacy.preset == preset
+    assert resolved.limit.epsilon == (PRESETS[preset].epsilon if preset else HEART_DEFAULTS.epsilon)
+    assert quietsum("plan", "run.toml").exit_code == 0
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_a_template_for_your_own_task_resolves_for_sites_of_all_sizes(preset: str | None) -> None:
+    plan = load_plan(template(task="my_module:MyTask", preset=preset))
+    assert plan.task.name == "my_module:MyTask"
+    for size in (1, 10, 1000):
+        assert resolve(plan, [PartyFacts(name="a", dataset="d", size=size)], 10).limit is not None
+    assert plan.training.sample_rate == OTHER_DEFAULTS.sample_rate
+
+
+def test_the_heart_defaults_stand_in_the_file() -> None:
+    quietsum("new")
+    plan = load_plan(Path("run.toml"))
+    assert plan.federation.rounds == HEART_DEFAULTS.rounds
+    assert plan.training.sample_rate == HEART_DEFAULTS.sample_rate
+    assert plan.training.local_steps == HEART_DEFAULTS.local_steps
+    assert plan.training.local_epochs == HEART_DEFAULTS.local_epochs
+    assert plan.training.optimizer.learning_rate == HEART_DEFAULTS.learning_rate
+    assert plan.privacy.record is not None
+    assert plan.privacy.record.max_grad_norm == HEART_DEFAULTS.max_grad_norm
+    assert (plan.privacy.record.epsilon, plan.privacy.record.delta) == (HEART_DEFAULTS.epsilon, HEART_DEFAULTS.delta)
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_the_file_is_commented_and_fits_80_columns(preset: str | None) -> None:
+    lines = template(preset=preset).splitlines()
+    assert sum("#" in line for line in lines) >= 12
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_the_alternatives_in_the_comments_are_valid_too(preset: str | None) -> None:
+    """What a comment offers instead may be uncommented: the other promise, and its own line removed."""
+    lines = template(preset=preset).splitlines()
+    own = "preset =" if preset else "record ="
+    other = "# record =" if preset else "# preset ="
+    swapped = [line for line in lines if not line.startswith((own, "record ="))]
+    swapped = [line.removeprefix("# ") if line.startswith(other) else line for line in swapped]
+    plan = load_plan("\n".join(swapped) + "\n")
+    known = task_named("heart", {})
+    assert resolve(plan, known.parties(), known.dimension).limit is not None
+    assert (plan.privacy.preset is None) == (preset is not None)
+
+
+def test_the_command_offers_exactly_the_presets_there_are() -> None:
+    assert [name.value for name in PresetName] == list(PRESETS)
+    with pytest.raises(InvalidParameter, match="privacy_high, privacy_medium, performance"):
+        template(preset="privacy_low")
+    assert quietsum("new", "--preset", "privacy_low").exit_code == 2
+
+
+def test_it_names_the_next_command() -> None:
+    result = quietsum("new", "my run.toml")
+    assert result.stdout.splitlines()[-1] == "next: quietsum plan 'my run.toml'"
+    assert "ε 1 per record" in result.stdout
+
+
+def test_an_existing_file_stays_unless_forced() -> None:
+    Path("run.toml").write_text("mine")
+    refused = quietsum("new")
+    assert refused.exit_code == 2 and "--force" in refused.stderr
+    assert Path("run.toml").read_text() == "mine"
+    assert quietsum("new", "--force").exit_code == 0
+    assert load_plan(Path("run.toml")).task.name == "heart"
+
+
+def test_a_link_that_leads_nowhere_is_a_file_too() -> None:
+    os.symlink("elsewhere.toml", "run.toml")
+    assert quietsum("new").exit_code == 2
+    assert not Path("elsewhere.toml").exists()
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def late(source: str, target: Path) -> None:
+        Path(target).write_text("somebody else's")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    assert quietsum("new").exit_code == 2
+    assert Path("run.toml").read_text() == "somebody else's"
+    assert os.listdir() == ["run.toml"]
+
+
+def test_a_file_system_without_links_is_served_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(source: str, target: Path) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", none)
+    assert quietsum("new").exit_code == 0
+    assert os.listdir() == ["run.toml"]
+    assert quietsum("new").exit_code == 2
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_full_disk_leaves_nothing_half_written(monkeypatch: pytest.MonkeyPatch, force: list[str]) -> None:
+    if force:
+        Path("run.toml").write_text("mine")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = quietsum("new", *force)
+    assert result.exit_code == 2 and "No space left" in result.stderr
+    assert os.listdir() == (["run.toml"] if force else [])
+    assert not force or Path("run.toml").read_text() == "mine"
+
+
+def test_places_that_cannot_be_written_are_named() -> None:
+    Path("folder").mkdir()
+    for place, told in (("folder", "is a directory"), ("none/run.toml", "cannot be written")):
+        result = quietsum("new", place)
+        assert result.exit_code == 2 and told in result.stderr, result.output
+        assert "Traceback" not in result.output
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX's")
+def test_the_file_gets_ordinary_permissions() -> None:
+    mask = os.umask(0o022)
+    try:
+        quietsum("new")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(Path("run.toml").stat().st_mode) == 0o644
+
+
+def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
+    result = quietsum("new", "--task", "hart")
+    assert result.exit_code == 2 and 'did you mean "heart"?' in result.stderr
+    assert not os.listdir()
+
+
+def test_odd_task_names_are_quoted() -> None:
+    for name in ('m:"Q"', "m:\\n", "m:ä#"):
+        assert tomllib.loads(template(task=name))["task"]["name"] == name
+
+
+def test_programs_are_told_what_was_written() -> None:
+    values = json.loads(quietsum("new", "--json", "--preset", "performance").stdout)
+    plan = load_plan(Path("run.toml"))
+    assert values == {"file": "run.toml", "task": "heart", "preset": "performance", "digest": plan.digest}
