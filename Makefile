@@ -1,9 +1,9 @@
-# make run      see it work: the base install (seconds) and a demonstration
+# make run      four hospitals train one model, and every round is paid for first (base install, seconds)
 # make test     install everything and run all tests
 # make lint     style, types and the direction of imports
 # make bench    ours beside the other libraries, in one process
 # make docs     the documentation, in build/docs
-# make picture  what make run draws, for the README
+# make picture  what make run spends, drawn for the README
 #
 # Each target makes .venv by itself when it is missing; stamps inside .venv keep it from being made twice.
 
@@ -21,11 +21,12 @@ export FLWR_TELEMETRY_ENABLED := 0
 .DEFAULT_GOAL := run
 
 run: .venv/base.stamp
-	$(BIN)/python -m quietsum.demo
+	$(BIN)/quietsum run examples/heart.toml
 
 picture: .venv/base.stamp
 	mkdir -p docs/_static
-	$(BIN)/python -m quietsum.demo docs/_static/history.svg
+	$(BIN)/quietsum run examples/heart.toml --workspace build/picture
+	$(BIN)/quietsum show latest --workspace build/picture --output docs/_static/heart.svg
 
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n $(WORKERS) --cov --cov-fail-under=95 $(ARGS)
@@ -37,7 +38,7 @@ lint: .venv/test.stamp
 	$(BIN)/lint-imports --no-logo
 
 bench: .venv/test.stamp
-	$(BIN)/python benchmarks/accounting.py $(ARGS)
+	for question in accounting noise ledger heart; do $(BIN)/python benchmarks/$$question.py $(ARGS) || exit 1; done
 
 docs: .venv/docs.stamp
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs

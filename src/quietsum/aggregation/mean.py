@@ -89,9 +89,7 @@ class WeightedMean:
         if problem := self.problem_with(update):
             raise InvalidParameter("update", f"of {party}", problem)
         weight = self.weights[party]
-        return State(
-            total=state.total + weight * update, weight=state.weight + weight, kept=(*state.kept, party)
-        )
+        return State(total=state.total + weight * update, weight=state.weight + weight, kept=(*state.kept, party))
 
     def finish(self, state: State) -> Combined:
         """The mean; no updates at all raise :class:`~quietsum.errors.TooFewParties`."""

@@ -19,6 +19,11 @@ from typer.core import TyperGroup
 from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
 from quietsum.cli.explain import explain
+from quietsum.cli.ledger import app as ledger
+from quietsum.cli.new import new
+from quietsum.cli.plan import plan
+from quietsum.cli.run import run
+from quietsum.cli.runs import compare, runs, show
 from quietsum.cli.spend import spend
 from quietsum.errors import QuietsumError
 
@@ -81,7 +86,8 @@ class Commands(TyperGroup):
 
 def _refuse(message: str, code: int = USAGE) -> int:
     with contextlib.suppress(BrokenPipeError):
-        print("error:", " ".join(message.split()), file=sys.stderr)
+        lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
+        print("error:", "\n  ".join(lines), file=sys.stderr)
     return code
 
 
@@ -116,13 +122,22 @@ def quietsum(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """What a private computation costs: bounds on ε from both sides.
+    """Train one model across sites that never share data; prove what it cost.
 
-    Start with: quietsum spend --noise-multiplier 1 --sample-rate 0.01 --steps 10000 --delta 1e-5
+    Start with: quietsum new run.toml, then quietsum plan run.toml
     """
 
 
-app.command()(spend)
-app.command()(calibrate)
-app.command()(curve)
-app.command()(explain)
+TRAIN, LOOK, ACCOUNT = "Train", "Look", "Account"
+
+app.command(rich_help_panel=TRAIN)(new)
+app.command(rich_help_panel=TRAIN)(plan)
+app.command(rich_help_panel=TRAIN)(run)
+app.command(rich_help_panel=LOOK)(runs)
+app.command(rich_help_panel=LOOK)(show)
+app.command(rich_help_panel=LOOK)(compare)
+app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)
+app.command(rich_help_panel=ACCOUNT)(spend)
+app.command(rich_help_panel=ACCOUNT)(calibrate)
+app.command(rich_help_panel=ACCOUNT)(curve)
+app.command(rich_help_panel=ACCOUNT)(explain)

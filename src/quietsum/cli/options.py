@@ -23,6 +23,8 @@ __all__ = [
     "SamplingOption",
     "StepEpsilonOption",
     "StepsOption",
+    "VerboseOption",
+    "WorkspaceOption",
 ]
 
 
@@ -102,3 +104,13 @@ StepEpsilonOption = Annotated[
     typer.Option("--step-epsilon", "--epsilon", metavar="ε", help="ε of one step, for pure.", show_default=False),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+WorkspaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workspace", metavar="DIR",
+        help="Ledger and runs. \\[default: $QUIETSUM_WORKSPACE or quietsum-workspace]", show_default=False,
+    ),
+]  # fmt: skip
+VerboseOption = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Log what happens; -vv logs more.", show_default=False)
+]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quietsum.privacy.guarantee import Guarantee
@@ -139,10 +143,18 @@ def print_next(words: Iterable[object]) -> None:
             parts[-1] += f" {word}"
         else:
             parts.append(word)
-    lines, line = [], "next: quietsum"
+    lines, line = [], f"next: {_program()}"
     for part in parts:
         if len(line) + len(part) + 3 > WIDTH:
             lines.append(f"{line} \\")
             line = "     "
         line = f"{line} {part}"
     print("\n".join([*lines, line]))
+
+
+def _program() -> str:
+    """How to call this program: by its name where the shell finds it, else by the path it was called by."""
+    called = Path(sys.argv[0])
+    if called.name == "quietsum" and shutil.which("quietsum") is None:
+        return shlex.quote(str(called if called.is_absolute() else os.path.normpath(called)))
+    return "quietsum"

@@ -277,7 +277,9 @@ class HeartTask:
             "accuracy_mean_of_sites": sum(sites.values()) / len(sites),
             **{f"accuracy_{name}": value for name, value in sites.items()},
         }
-        return Metrics(values=values, on=f"{len(pooled)} published hold-out rows")
+        kind = "published hold-out rows"
+        parts = {f"accuracy_{name}": f"{len(rows)} {kind} of {name}" for name, rows in self._held_out.items()}
+        return Metrics(values=values, on=f"{len(pooled)} {kind}", parts=parts)
 
     def references(self) -> Mapping[str, float]:
         """Accuracy of :func:`reference_scores` on the same rows. The data is published, so this is allowed."""

@@ -46,10 +46,22 @@ class Rows:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Scores by name, and the data ``on`` which they stand: a number without that is not printed anywhere."""
+    """Scores by name, and the data ``on`` which they stand: a number without that is not printed anywhere.
+
+    ``parts`` names the data of those scores that stand on other data, one site's share of it for instance.
+    """
 
     values: Mapping[str, float]
     on: str
+    parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.on.strip() or not set(self.parts) <= set(self.values):
+            raise InvalidParameter("on", self.on, "does not name the data of every score", "say which data it was")
+
+    def stands_on(self, name: str) -> str:
+        """The data on which the score ``name`` stands."""
+        return self.parts.get(name, self.on)
 
 
 class NumpyTask(Protocol):

@@ -1,0 +1,189 @@
+"""``quietsum run``: train, with every round paid for first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli import options as opt
+from quietsum.cli.output import print_next
+from quietsum.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from quietsum.federation.watch import Watcher
+    from quietsum.runs.folder import RunFolder, Workspace
+    from quietsum.runs.run import RunResult
+
+__all__ = ["run"]
+
+PlanArgument = Annotated[
+    str | None, typer.Argument(metavar="[RUN.TOML]", help="The plan; make one with quietsum new.", show_default=False)
+]
+ResumeOption = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="RUN", help="Go on with this run; latest is the newest.", show_default=False),
+]
+NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call the run.")]
+OnOption = Annotated[str, typer.Option("--on", metavar="WHERE", help="local: all parties in this process.")]
+
+
+def run(
+    plan: PlanArgument = None,
+    resume: ResumeOption = None,
+    name: NameOption = None,
+    on: OnOption = "local",
+    workspace: opt.WorkspaceOption = None,
+    verbose: opt.VerboseOption = 0,
+    as_json: opt.JsonOption = False,
+) -> int:
+    """Run a plan: four hospitals, say, train one model, and every round is paid for first.
+
+    Example: quietsum run run.toml
+
+    Ends with exit code 3 when a budget is gone and 6 when too few parties
+    answered; the model of the last round is kept, and --resume goes on.
+    """
+    from quietsum.runs.folder import Workspace
+    from quietsum.runs.progress import JsonLines, Progress
+
+    if on != "local":
+        raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local")
+    if (plan is None) == (resume is None):
+        raise InvalidParameter(
+            "plan", plan, "and --resume are alternatives", "quietsum run run.toml, or quietsum run --resume latest"
+        )
+    if resume is not None and name is not None:
+        raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
+    watch_log(verbose)
+    place = Workspace.at(workspace)
+    watcher = JsonLines(sys.stdout) if as_json else Progress()
+    if resume is not None:
+        result = _resumed(place, resume, watcher, as_json)
+    else:
+        result = _started(place, str(plan), name, watcher, as_json)
+    return _finish(result, place, workspace, as_json)
+
+
+def watch_log(verbose: int) -> None:
+    """Log lines of quietsum on stderr: warnings, with -v what happens, with -vv everything."""
+    logger = logging.getLogger("quietsum")
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logger.setLevel(level)
+    if not any(getattr(handler, "of_quietsum", False) for handler in logger.handlers):
+        handler = logging.StreamHandler()
+        handler.of_quietsum = True  # type: ignore[attr-defined]  # so that a second command adds no second one
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+
+
+def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool) -> RunResult:
+    from quietsum.plan import load_plan, resolve
+    from quietsum.runs.run import start
+    from quietsum.tasks import task_named
+
+    loaded = load_plan(path)
+    task = task_named(loaded.task.name, loaded.task.options)
+    if not quiet:
+        _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
+    with contextlib.ExitStack() as stack:
+        watchers = _Watching(watcher, stack)
+        return start(loaded, workspace=place, name=name, watchers=[watchers], task=task, opened=watchers.opened)
+
+
+def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool) -> RunResult:
+    from quietsum.runs.run import resume
+
+    folder = place.find(name)
+    if not quiet:
+        print(f"run {folder.run} goes on after its last checkpoint")
+    with contextlib.ExitStack() as stack:
+        watchers = _Watching(watcher, stack)
+        return resume(folder, workspace=place, watchers=[watchers], opened=watchers.opened)
+
+
+class _Watching:
+    """The watcher on the screen, and once there is a run folder, the files in it."""
+
+    def __init__(self, first: Watcher, stack: contextlib.ExitStack) -> None:
+        self._watchers: list[Watcher] = [first]
+        self._stack = stack
+
+    def opened(self, folder: RunFolder) -> None:
+        from quietsum.runs.progress import JsonLines
+        from quietsum.runs.record import Recorder
+
+        self._watchers.append(self._stack.enter_context(JsonLines(folder.path / "events.jsonl")))
+        self._watchers.append(self._stack.enter_context(Recorder(folder.path / "run.db")))
+
+    def saw(self, event: Any) -> None:
+        for watcher in self._watchers:
+            watcher.saw(event)
+
+
+def _introduce(resolved: Any, title: str) -> None:
+    from quietsum.runs.progress import NO_GUARANTEE
+
+    plan, limit = resolved.plan, resolved.limit
+    names = ", ".join(party.name for party in resolved.parties)
+    print(textwrap.fill(f"{title}: {names}; {plan.federation.rounds} rounds", 80))
+    if limit is None:
+        print(f"{NO_GUARANTEE}: the plan's style is none")
+    else:
+        label = f", {resolved.mechanism.label}" if resolved.mechanism.label else ""
+        print(
+            f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}; "
+            f"noise multiplier {resolved.noise_multiplier:.4g}{label}"
+        )
+    reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
+    for reason in reasons:
+        text = f"No lifetime budget is used: {reason}. Run it as often as you like."
+        print(textwrap.fill(text, 80))
+    for warning in resolved.warnings:
+        print(textwrap.fill(f"warning: {warning}", 80))
+    print()
+
+
+def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json: bool) -> int:
+    from quietsum import report
+    from quietsum.cli.output import print_json
+
+    values = report.write(result.folder, place)
+    code = 0 if result.error is None else result.error.exit_code
+    if as_json:
+        print_json({"event": "result", "exit_code": code, **values})
+        return code
+    print()
+    for sentence in values["sentences"]:
+        print(textwrap.fill(sentence, 80), end="\n\n")
+    for warning in values["warnings"]:
+        print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
+    _scores(values)
+    print(f"wrote {result.folder.path / 'report.html'}")
+    where = [] if workspace is None else ["--workspace", workspace]
+    if result.error is None:
+        print_next(["show", result.folder.run, *where])
+        return code
+    print(textwrap.fill(f"stopped after round {result.round}: {result.error}", 80), file=sys.stderr)
+    if result.outcome == "budget":
+        print_next(["ledger", "show", *where])
+    else:
+        print_next(["run", "--resume", result.folder.run, *where])
+    return code
+
+
+def _scores(values: dict[str, Any]) -> None:
+    """The first measure, with the models beside it that have no guarantee."""
+    if not values["metrics"]:
+        return
+    metric = values["metrics"][0]
+    rows = {"this model": metric["value"], **values["references"]}
+    width = max(map(len, rows))
+    print(f"{metric['name'].replace('_', ' ')} on {metric['on']}")
+    for label, score in rows.items():
+        print(f"  {label:<{width}}  {score:.3f}")
+    print()

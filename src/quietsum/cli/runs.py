@@ -1,0 +1,173 @@
+"""``quietsum runs | show | compare``: what was run, what it cost and how good it is."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli import options as opt
+from quietsum.cli.output import console, print_json, print_next
+from quietsum.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from quietsum.runs.folder import RunFolder, Workspace
+
+__all__ = ["compare", "runs", "show"]
+
+OutputOption = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw what each round cost.")
+]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder; latest is the newest.")]
+
+
+def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> None:
+    """List the runs of a workspace."""
+    from quietsum.runs.folder import Workspace
+
+    place = Workspace.at(workspace)
+    found = [_summary(folder, place) for folder in place.folders()]
+    if as_json:
+        print_json({"workspace": str(place.path), "runs": found})
+        return
+    if not found:
+        print(f"no runs in {place.path} yet")
+        print_next(["new", "run.toml"])
+        return
+    _print_runs(found)
+    print_next(["show", found[-1]["run"], *_where(workspace)])
+
+
+def show(
+    run: RunArgument = "latest",
+    workspace: opt.WorkspaceOption = None,
+    output: OutputOption = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Show one run: its guarantee, its metrics and where its files are."""
+    from quietsum import report
+    from quietsum.runs.folder import Workspace
+
+    place = Workspace.at(workspace)
+    folder = place.find(run)
+    values = report.build(folder, place)
+    if output is not None:
+        from quietsum.charts import save
+
+        chart = report.curve(values)
+        if chart is None:
+            raise InvalidParameter(
+                "output", output, "has nothing to draw", "draw a run with two rounds and a guarantee"
+            )
+        save(chart, output)
+    if as_json:
+        print_json(values)
+        return
+    print(textwrap.fill(values["summary"], 80), end="\n\n")
+    for sentence in values["sentences"]:
+        print(textwrap.fill(sentence, 80), end="\n\n")
+    for warning in values["warnings"]:
+        print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
+    _plot(values)
+    for note in values["notes"]:
+        print(textwrap.fill(note, 80), end="\n\n")
+    for metric in values["metrics"]:
+        print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
+    print(f"\nfolder  {folder.path}")
+    print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
+    if values["outcome"] == "running":
+        print_next(["run", "--resume", folder.run, *_where(workspace)])
+    else:
+        print_next(["ledger", "verify", *_where(workspace)])
+
+
+def compare(
+    first: RunArgument, others: Annotated[list[str], typer.Argument(metavar="RUN…", help="More runs.")],
+    workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare runs: what differs in their plans, what they cost, how good they are."""
+    from quietsum.runs.folder import Workspace
+
+    place = Workspace.at(workspace)
+    folders = [place.find(name) for name in (first, *others)]
+    if len({folder.run for folder in folders}) < len(folders):
+        raise InvalidParameter("run", first, "is named twice", "name different runs")
+    found = [_summary(folder, place) for folder in folders]
+    plans = [dict(_flat(folder.plan().to_dict())) for folder in folders]
+    keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
+    if as_json:
+        differing = {key: [plan.get(key) for plan in plans] for key in keys}
+        print_json({"workspace": str(place.path), "runs": found, "plan": differing})
+        return
+    _print_runs(found)
+    if keys:
+        print("\nwhat differs in the plans")
+        for key in keys:
+            print(textwrap.fill(f"  {key}: " + " | ".join(_said(plan.get(key)) for plan in plans), 80))
+    else:
+        print("\nthe plans are equal")
+    print_next(["show", found[-1]["run"], *_where(workspace)])
+
+
+def _said(value: object) -> str:
+    return "not stated" if value is None else str(value)
+
+
+def _where(workspace: str | None) -> Sequence[str]:
+    return [] if workspace is None else ["--workspace", workspace]
+
+
+def _summary(folder: RunFolder, place: Workspace) -> dict[str, Any]:
+    from quietsum import report
+
+    values = report.build(folder, place)
+    metric = values["metrics"][0] if values["metrics"] else {"name": None, "value": None, "on": ""}
+    spent = [guarantee for guarantee in values["guarantees"] if guarantee["observer"] == "recipients"]
+    return {
+        "run": folder.run, "outcome": values["outcome"], "round": values["round"], "rounds": values["rounds"],
+        "guarantees": spent, "metric": metric["name"], "value": metric["value"], "metric_on": metric["on"],
+    }  # fmt: skip
+
+
+def _print_runs(found: Sequence[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from quietsum.cli.output import figure
+    from quietsum.runs.progress import NO_GUARANTEE
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("run", "outcome", "rounds", "guarantee", "measured"):
+        table.add_column(name, justify="left", overflow="fold")
+    for row in found:
+        claims = [f"ε ≤ {figure(_number(g['epsilon']))} per {g['unit']}, δ {g['delta']:g}" for g in row["guarantees"]]
+        measured = "" if row["metric"] is None else f"{row['metric']} {row['value']:.3f}"
+        table.add_row(
+            row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", "\n".join(claims) or NO_GUARANTEE, measured
+        )
+    console().print(table)
+    data = dict.fromkeys(row["metric_on"] for row in found if row["metric"])
+    for text in data:
+        print(textwrap.fill(f"measured on {text}", 80))
+
+
+def _number(value: float | str) -> float:
+    return float("inf") if isinstance(value, str) else value
+
+
+def _plot(values: dict[str, Any]) -> None:
+    from quietsum import report
+    from quietsum.charts import show
+
+    chart = report.curve(values)
+    if chart is not None:
+        show(chart, height=10)
+        print()
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, value in values.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return found

@@ -1,0 +1,79 @@
+"""What travels between the server and a party. Values, no behaviour: any transport can carry them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Protocol, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Federation", "Lost", "Refusal", "Reply", "TrainRequest", "Update", "model_hash"]
+
+Vector = NDArray[np.float64]
+
+
+def model_hash(params: Vector) -> str:
+    """SHA-256 of the model's exact bytes and shape."""
+    values = np.ascontiguousarray(params, dtype="<f8")
+    return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainRequest:
+    """Train on this model. The key names the attempt, so that a request delivered twice is recognised."""
+
+    run: str
+    round: int
+    attempt: int
+    params: Vector
+
+    @property
+    def key(self) -> tuple[str, int, int, str]:
+        """(run, round, attempt, hash of the model)."""
+        return self.run, self.round, self.attempt, model_hash(self.params)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Update:
+    """What a party releases: the change of the model, with its noise already in it."""
+
+    party: str
+    delta: Vector
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A party said no *before* it touched its data: the only reply that takes a charge back."""
+
+    party: str
+    reason: str
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lost:
+    """Nothing usable came back, and the data may have been touched: charged all the same."""
+
+    party: str
+    reason: str
+
+
+Reply = Update | Refusal | Lost
+
+
+class Federation(Protocol):
+    """Who is registered, and how to ask them. Who answers today is nobody's business but the operator's."""
+
+    def registered(self) -> Sequence[str]:
+        """The names of all parties of the run, in a fixed order. Public."""
+        ...
+
+    def ask(self, request: TrainRequest, cohort: Sequence[str]) -> Iterable[Reply]:
+        """One reply for each party of ``cohort``, as they arrive."""
+        ...

@@ -1,0 +1,132 @@
+"""What happens in a run, for whoever watches: the live line, the log, the run's own database.
+
+A watcher sees everything the operator may see. Events that say who took part are marked ``operator_only``; they never
+enter a report for recipients or an exported ledger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Protocol, final
+
+from quietsum.privacy.guarantee import Guarantee
+
+__all__ = [
+    "PartyDropped",
+    "RoundFinished",
+    "RoundStarted",
+    "RunEvent",
+    "RunFinished",
+    "RunStarted",
+    "Watcher",
+    "tell",
+    "to_dict",
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunEvent:
+    """Something that happened in a run."""
+
+    kind: ClassVar[str]
+    operator_only: ClassVar[bool] = False
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunStarted(RunEvent):
+    """A run begins, or goes on after its last checkpoint."""
+
+    kind: ClassVar[str] = "run-started"
+    run: str
+    task: str
+    style: str
+    parties: int
+    rounds: int
+    first_round: int
+    epsilon: float | None
+    delta: float | None
+    unit: str | None
+    protected: bool
+    note: str = ""
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundStarted(RunEvent):
+    """The round's charge is reserved; the parties are asked now."""
+
+    kind: ClassVar[str] = "round-started"
+    round: int
+    attempt: int
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartyDropped(RunEvent):
+    """One party's update is not in this round's model, and why."""
+
+    kind: ClassVar[str] = "party-dropped"
+    operator_only: ClassVar[bool] = True
+    round: int
+    party: str
+    reason: str
+    refunded: bool
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoundFinished(RunEvent):
+    """A new model, with its metrics and what has been spent so far if the schedule runs as planned."""
+
+    kind: ClassVar[str] = "round-finished"
+    operator_only: ClassVar[bool] = True
+    round: int
+    rounds: int
+    asked: int
+    kept: tuple[str, ...]
+    metrics: Mapping[str, float]
+    metrics_on: Mapping[str, str]
+    spent: tuple[Guarantee, ...]
+    limit: float | None
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFinished(RunEvent):
+    """The run has ended: ``finished``, ``budget``, ``too-few-parties`` or ``interrupted``."""
+
+    kind: ClassVar[str] = "run-finished"
+    outcome: str
+    round: int
+    reason: str
+
+
+class Watcher(Protocol):
+    """Whatever looks on. It may keep and show, never steer."""
+
+    def saw(self, event: RunEvent) -> None:
+        """Take note of ``event``."""
+        ...
+
+
+def tell(watchers: Iterable[Watcher], event: RunEvent) -> None:
+    """Show ``event`` to every watcher."""
+    for watcher in watchers:
+        watcher.saw(event)
+
+
+def to_dict(event: RunEvent) -> dict[str, Any]:
+    """``event`` as JSON-ready values."""
+    values: dict[str, Any] = {"event": event.kind}
+    for field in dataclasses.fields(event):
+        value = getattr(event, field.name)
+        if field.name == "spent":
+            value = [guarantee.to_dict() for guarantee in value]
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        elif isinstance(value, tuple):
+            value = list(value)
+        values[field.name] = value
+    return values

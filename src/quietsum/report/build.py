@@ -1,0 +1,194 @@
+"""The first report of a run: ``report.json``, and the same as a page.
+
+Everything is read from the run folder and the ledger; nothing is typed in. A report is for recipients of the model, so
+it says what was promised and what it cost, and never who took part in which round (rule 5).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quietsum.errors import CorruptState
+from quietsum.ledger import Ledger
+from quietsum.ledger.history import RunHistory
+from quietsum.plan import ResolvedPlan, resolve
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.tradeoff import attacker_advantage
+from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.report.page import page
+from quietsum.runs import checkpoint as checkpoints
+from quietsum.runs.atomic import write_atomically
+from quietsum.runs.folder import RunFolder, Workspace
+from quietsum.runs.progress import NO_GUARANTEE
+from quietsum.runs.run import claims
+from quietsum.tasks import Comparable, NumpyTask, task_named
+
+__all__ = ["VERSION", "build", "sentence", "write"]
+
+VERSION = 1
+
+
+def write(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
+    """Write ``report.json`` and ``report.html`` into the run folder; returns the values."""
+    values = build(folder, workspace)
+    text = json.dumps(_plain(values), indent=2, allow_nan=False, ensure_ascii=False)
+    write_atomically(folder.path / "report.json", text.encode() + b"\n")
+    write_atomically(folder.path / "report.html", page(values).encode())
+    return values
+
+
+def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
+    """Everything a report says, as plain values."""
+    from quietsum import __version__
+
+    plan = folder.plan()
+    task = task_named(plan.task.name, plan.task.options)
+    resolved = resolve(plan, task.parties(), task.dimension)
+    last = checkpoints.latest(folder.checkpoints)
+    number = 0 if last is None else last.round
+    outcome = _outcome(folder)
+    with Ledger.open(workspace.ledger) as ledger:
+        if ledger.head.ledger != folder.ledger:
+            raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
+        claimed = claims(ledger, folder.run, resolved, finished=outcome == "finished")
+        spent = RunHistory(ledger, folder.run).read().by_round
+        head, public_key = ledger.head, ledger.identity.public_key
+    measured = None if last is None else task.evaluate(last.state.params)
+    limit = resolved.limit
+    return {
+        "version": __version__,
+        "format": VERSION,
+        "run": folder.run,
+        "created": folder.created,
+        "summary": _summary(resolved, task, number, outcome),
+        "outcome": outcome,
+        "round": number,
+        "rounds": plan.federation.rounds,
+        "style": plan.privacy.style.value,
+        "sentences": _sentences(claimed, resolved),
+        "warnings": _warnings(claimed, resolved),
+        "notes": _notes(resolved),
+        "guarantees": [guarantee.to_dict() for guarantee in claimed],
+        "limit": None if limit is None else {"unit": limit.unit.value, "epsilon": limit.epsilon, "delta": limit.delta},
+        "noise_multiplier": resolved.noise_multiplier,
+        "spent": [
+            {"round": round_number, "epsilon": epsilon, "unit": PrivacyUnit.RECORD.value}
+            for round_number, epsilon in spent
+            if math.isfinite(epsilon)
+        ],
+        "metrics": []
+        if measured is None
+        else [
+            {"name": name, "value": value, "on": measured.stands_on(name)} for name, value in measured.values.items()
+        ],
+        "references": _references(task, resolved),
+        "parties": [
+            {"name": party.name, "dataset": party.dataset, "size": party.size, "public": party.public}
+            for party in resolved.parties
+        ],
+        "plan": plan.to_dict(),
+        "plan_digest": plan.digest,
+        "ledger": {"head": head.to_dict(), "public_key": public_key},
+    }
+
+
+def _outcome(folder: RunFolder) -> str:
+    """How the run ended, as its model says; without one it has not ended."""
+    if not folder.model.is_file():
+        return "running"
+    _, about = checkpoints.load_model(folder.model)
+    return str(about.get("outcome", "unknown"))
+
+
+def _summary(resolved: ResolvedPlan, task: NumpyTask, number: int, outcome: str) -> str:
+    how = {
+        "finished": "finished", "running": "not finished", "budget": "stopped by its budget",
+        "too-few-parties": "stopped, too few parties",
+    }.get(outcome, outcome)  # fmt: skip
+    parties, rounds = len(resolved.parties), resolved.plan.federation.rounds
+    return f"{task.title}: {parties} parties, {number} of {rounds} rounds, {how}."
+
+
+def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:
+    if not claimed:
+        return [f"{NO_GUARANTEE}: this model was trained without noise; it may reveal the records it was trained on."]
+    by_unit: dict[PrivacyUnit, list[Guarantee]] = {}
+    for guarantee in claimed:
+        by_unit.setdefault(guarantee.unit, []).append(guarantee)
+    return [sentence(guarantees, resolved) for guarantees in by_unit.values()]
+
+
+def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
+    """The guarantee of one unit in plain words; it holds against every observer that is named."""
+    guarantee = max(guarantees, key=lambda one: one.epsilon)
+    if math.isinf(guarantee.epsilon):
+        return NO_GUARANTEE
+    observers = {one.observer for one in guarantees}
+    who = {
+        frozenset({Observer.SERVER, Observer.RECIPIENTS}): "Neither the server nor anyone who receives the models",
+        frozenset({Observer.SERVER}): "The server",
+        frozenset({Observer.RECIPIENTS}): "Nobody who receives the models",
+    }[frozenset(observers)]
+    verb = "cannot" if observers == {Observer.SERVER} else "can"
+    whether = {
+        PrivacyUnit.RECORD: "whether any one record was used",
+        PrivacyUnit.PERSON: "whether any one person's records were used",
+        PrivacyUnit.CLIENT: "whether any one client took part",
+    }[guarantee.unit]
+    right = min(100.0, math.ceil(10 * 50 * (1 + _advantage(guarantee, resolved))) / 10)
+    epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"
+    return (
+        f"{who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, where a coin is right "
+        f"half of the time: ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for the worst of "
+        f"{len(resolved.parties)} parties."
+    )
+
+
+def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
+    """The best attacker's advantage: from the whole curve of the plan where it is at hand, else from (ε, δ)."""
+    alone = attacker_advantage(guarantee)
+    worst = 0.0
+    from quietsum.privacy.calibrate import accountant_for
+
+    for charge in resolved.planned():
+        if charge.event is None or charge.unit is not guarantee.unit:
+            return alone
+        privacy = resolved.plan.privacy
+        accountant = accountant_for("exact", neighbours=privacy.neighbours, unit=charge.unit).compose(charge.event)
+        worst = max(worst, attacker_advantage(accountant) + charge.failure)
+    return min(alone, worst) if worst else alone
+
+
+def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:
+    found = [*resolved.warnings, *(text for guarantee in claimed for text in guarantee.warnings)]
+    if resolved.mechanism is not None and resolved.mechanism.label:
+        found.append(
+            f"The noise is {resolved.mechanism.label}: its last bits may reveal more than the guarantee says. "
+            'Use noise = "secure" for a release.'
+        )
+    return list(dict.fromkeys(found))
+
+
+def _notes(resolved: ResolvedPlan) -> list[str]:
+    reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
+    return [f"No lifetime budget was used: {reason}." for reason in reasons]
+
+
+def _references(task: NumpyTask, resolved: ResolvedPlan) -> dict[str, float]:
+    """Scores of models without privacy on the same data, where the task has them and all of its data is public."""
+    if isinstance(task, Comparable) and all(party.public for party in resolved.parties):
+        return {str(name): float(value) for name, value in task.references().items()}
+    return {}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "Infinity"
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,146 @@
+"""Checkpoints: the model, the optimizer's memory, and what it cost, in one file that is written as a whole.
+
+A checkpoint is a safetensors file. Its header is JSON that any program can read; the key ``quietsum`` holds the round,
+the ledger's signed head and the privacy block. It never holds the state of a random generator: noise that could be
+replayed would cancel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from quietsum.aggregation import ServerState
+from quietsum.errors import CorruptState, QuietsumError, whole_number
+from quietsum.federation.messages import model_hash
+from quietsum.ledger import Head
+from quietsum.runs.atomic import write_atomically
+
+__all__ = ["KEPT", "VERSION", "Checkpoint", "latest", "load_model", "read", "save_model", "write"]
+
+VERSION = 1
+KEPT = 3
+"""So many checkpoints stay; older ones are removed after a new one is safe."""
+
+_NAME = re.compile(r"round-(\d{6})\.safetensors")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """Everything a run needs to go on after ``round``, and the head of the ledger that paid for it.
+
+    ``privacy`` is for people and for the check on resume: target δ, the sample and the user history, both cumulative ε.
+    """
+
+    run: str
+    plan: str
+    round: int
+    state: ServerState
+    head: Head
+    privacy: Mapping[str, Any]
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write ``checkpoint`` into ``folder`` atomically, then remove all but the newest few."""
+    from safetensors.numpy import save
+
+    about = {
+        "version": VERSION,
+        "run": checkpoint.run,
+        "plan": checkpoint.plan,
+        "round": checkpoint.round,
+        "head": checkpoint.head.to_dict(),
+        "privacy": checkpoint.privacy,
+        "model": model_hash(checkpoint.state.params),
+        "velocity": model_hash(checkpoint.state.velocity),
+    }
+    content = save(
+        {"params": checkpoint.state.params, "velocity": checkpoint.state.velocity},
+        metadata={"quietsum": json.dumps(about, sort_keys=True, allow_nan=False)},
+    )
+    path = folder / f"round-{checkpoint.round:06d}.safetensors"
+    write_atomically(path, content)
+    for old in _paths(folder)[:-KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint in ``folder``; None where there is none yet. A damaged one is refused, not skipped."""
+    paths = _paths(folder)
+    return read(paths[-1]) if paths else None
+
+
+def _paths(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("round-*.safetensors") if _NAME.fullmatch(path.name))
+
+
+def read(path: Path) -> Checkpoint:
+    """The checkpoint in ``path``; anything truncated, altered or foreign raises CorruptState."""
+    tensors, about = _open(path)
+    try:
+        if about["version"] != VERSION:
+            raise CorruptState(f"{path} has version {about['version']!r}, this quietsum reads {VERSION}")
+        state = ServerState(params=tensors["params"], velocity=tensors["velocity"])
+        for name, vector in (("model", state.params), ("velocity", state.velocity)):
+            if vector.dtype != np.float64 or vector.ndim != 1 or not np.all(np.isfinite(vector)):
+                raise CorruptState(f"{path}: the {name} is not a vector of finite float64 numbers")
+            if about[name] != model_hash(vector):
+                raise CorruptState(_damaged(path, f"the {name} is not what was saved"))
+        return Checkpoint(
+            run=str(about["run"]),
+            plan=str(about["plan"]),
+            round=whole_number("round", about["round"]),
+            state=state,
+            head=Head.from_dict(about["head"]),
+            privacy=dict(about["privacy"]),
+        )
+    except CorruptState:
+        raise
+    except (LookupError, TypeError, ValueError, QuietsumError) as error:
+        raise CorruptState(_damaged(path, f"{error}")) from None
+
+
+def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None:
+    """The finished model alone, with its guarantee in the header."""
+    from safetensors.numpy import save
+
+    text = json.dumps(about, sort_keys=True, allow_nan=False)
+    write_atomically(path, save({"params": params}, metadata={"quietsum": text}))
+
+
+def load_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
+    """What :func:`save_model` wrote."""
+    tensors, about = _open(path)
+    if "params" not in tensors:
+        raise CorruptState(_damaged(path, "it holds no parameters"))
+    return tensors["params"], about
+
+
+def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        about = json.loads(metadata["quietsum"])
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
+    if not isinstance(about, dict):
+        raise CorruptState(_damaged(path, "its header is not an object"))
+    return tensors, about
+
+
+def _damaged(path: Path, problem: str) -> str:
+    return (
+        f"{path}: {problem}; restore it from a backup, or delete it to go on from the checkpoint before it: the rounds "
+        "since then are then made, and charged, once more"
+    )

@@ -1,0 +1,188 @@
+"""A workspace and its run folders.
+
+::
+
+    quietsum-workspace/
+      ledger.db  ledger.db.key        budgets belong to data, not to runs: nothing here is ever refunded
+      runs/heart-20260301-101500/
+        run.json                      which run this is, and of which ledger
+        plan.toml                     the plan as it was frozen, every default spelled out
+        checkpoints/round-000020.safetensors
+        run.db  events.jsonl          what the operator may see
+        model.safetensors  report.html  report.json
+
+Deleting a run folder loses a model and gives no budget back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import final
+
+from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
+from quietsum.plan import Plan, load_plan
+from quietsum.runs.atomic import NoRoom, sync_folder, write_atomically
+
+__all__ = ["FORMAT", "RunFolder", "Workspace"]
+
+FORMAT = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workspace:
+    """A folder with one ledger and any number of runs."""
+
+    path: Path
+
+    @classmethod
+    def at(cls, path: str | os.PathLike[str] | None = None) -> Workspace:
+        """The stated folder, else that of the environment variable QUIETSUM_WORKSPACE, else ``quietsum-workspace``."""
+        return cls(path=Path(path or os.environ.get("QUIETSUM_WORKSPACE") or "quietsum-workspace"))
+
+    @property
+    def ledger(self) -> Path:
+        """The file of the lifetime ledger."""
+        return self.path / "ledger.db"
+
+    @property
+    def runs(self) -> Path:
+        """The folder of the run folders."""
+        return self.path / "runs"
+
+    def folders(self) -> Iterator[RunFolder]:
+        """All run folders, oldest name first; whatever else lies there is left alone."""
+        if self.runs.is_dir():
+            for path in sorted(self.runs.iterdir()):
+                if (path / "run.json").is_file():
+                    with contextlib.suppress(CorruptState):
+                        yield RunFolder.open(path)
+
+    def find(self, name: str) -> RunFolder:
+        """The run called ``name``, or in the folder ``name``; ``latest`` is the newest one."""
+        if name == "latest":
+            newest = max(self.folders(), key=lambda folder: (folder.created, folder.run), default=None)
+            if newest is None:
+                raise InvalidParameter("run", name, f"does not exist in {self.path}", "start one with quietsum run")
+            return newest
+        for path in (self.runs / name, Path(name)):
+            if path.is_dir():
+                return RunFolder.open(path)
+        known = ", ".join(folder.run for folder in self.folders()) or "none yet"
+        raise InvalidParameter("run", name, f"does not exist in {self.path}", f"known runs: {known}")
+
+    def free_name(self, plan: Plan, name: str | None = None) -> str:
+        """``name`` if it may name a new run, or a new name after the task."""
+        run = name or new_name(plan.task.name)
+        if not _NAME.fullmatch(run) or run == "latest":
+            raise InvalidParameter("name", run, "cannot name a run", "use letters, digits, dots, dashes, underscores")
+        if (self.runs / run).exists():
+            raise InvalidParameter("name", run, "is taken", f"go on with --resume {run}, or choose another name")
+        return run
+
+    def create(self, plan: Plan, *, ledger: str, name: str | None = None) -> RunFolder:
+        """A new run folder with its frozen plan, there as a whole or not at all."""
+        run = self.free_name(plan, name)
+        target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
+        about = {"format": FORMAT, "run": run, "ledger": ledger, "plan": plan.digest, "created": now()}
+        try:
+            (draft / "checkpoints").mkdir(parents=True)
+            write_atomically(draft / "plan.toml", plan.to_toml().encode())
+            write_atomically(draft / "run.json", json.dumps(about, indent=2).encode() + b"\n")
+            draft.rename(target)
+            sync_folder(self.runs)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise NoRoom(f"the run folder {target} could not be made: {error.strerror or error}") from None
+        return RunFolder.open(target)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """One run on disk."""
+
+    path: Path
+    run: str
+    ledger: str
+    plan_digest: str
+    created: str
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The run in ``path``; a folder that is none of ours, or of another version, is refused with what it is."""
+        marker = path / "run.json"
+        if not marker.is_file():
+            raise CorruptState(f"{path} is not a run folder of quietsum: it has no run.json")
+        try:
+            about = json.loads(marker.read_text(encoding="utf-8"))
+            if about["format"] != FORMAT:
+                raise CorruptState(
+                    f"{path} was written in format {about['format']!r}, this quietsum reads {FORMAT}; "
+                    "use the version that wrote it"
+                )
+            texts = {name: about[name] for name in ("run", "ledger", "plan", "created")}
+        except CorruptState:
+            raise
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise CorruptState(f"{marker} cannot be read ({error}); restore it from a backup") from None
+        if not all(isinstance(text, str) for text in texts.values()):
+            raise CorruptState(f"{marker} holds values that are no texts; restore it from a backup")
+        return cls(
+            path=path, run=texts["run"], ledger=texts["ledger"], plan_digest=texts["plan"], created=texts["created"]
+        )
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """The finished model."""
+        return self.path / "model.safetensors"
+
+    def plan(self) -> Plan:
+        """The frozen plan; one that was edited after the run began is refused."""
+        plan = load_plan(self.path / "plan.toml")
+        if plan.digest != self.plan_digest:
+            raise CorruptState(
+                f"{self.path / 'plan.toml'} is not the plan that this run was started with; a run's plan is frozen: "
+                "undo the edit, or start a new run with the new plan"
+            )
+        return plan
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold this run for one process; a second one is refused."""
+        import fcntl
+
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise QuietsumError(
+                    f"run {self.run} is being written by another process; wait for it, or end it first"
+                ) from None
+            yield
+
+
+def new_name(task: str) -> str:
+    """A name that sorts by time and does not repeat."""
+    moment = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    return f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-') or 'run'}-{moment}-{secrets.token_hex(2)}"
+
+
+def now() -> str:
+    """The time of day, for people; nothing depends on it."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

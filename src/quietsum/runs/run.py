@@ -1,0 +1,265 @@
+"""A run from its first reservation to its model: start, resume, stop.
+
+Every round ends in a checkpoint that names the ledger's head. Resuming recomputes what the checkpoint claims from its
+own history and from the ledger, and refuses when they disagree. A round that was reserved and not checkpointed is made
+again as a new attempt with fresh noise, and charged again: a crash over-counts, it never forgets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, final
+
+import numpy as np
+
+from quietsum.aggregation import ServerState
+from quietsum.errors import BudgetExhausted, CorruptState, LedgerBroken, QuietsumError, TooFewParties
+from quietsum.failpoints import reach
+from quietsum.federation.local import LocalFederation
+from quietsum.federation.messages import Federation
+from quietsum.federation.round import run_round
+from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted, Watcher, tell
+from quietsum.ledger import Ledger
+from quietsum.ledger.history import RunHistory
+from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.plan import Plan, ResolvedPlan, Style, resolve
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.units import Neighbours, Observer
+from quietsum.runs import checkpoint as checkpoints
+from quietsum.runs.checkpoint import Checkpoint
+from quietsum.runs.folder import RunFolder, Workspace
+from quietsum.runs.privacy import block, check
+from quietsum.tasks import Metrics, NumpyTask, task_named
+
+__all__ = ["RunResult", "claims", "resume", "start"]
+
+log = logging.getLogger(__name__)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended. ``error`` is what stopped it (None: it finished); the model of the last round is kept."""
+
+    folder: RunFolder
+    resolved: ResolvedPlan
+    outcome: str
+    round: int
+    metrics: Metrics
+    claims: tuple[Guarantee, ...]
+    error: QuietsumError | None = None
+
+
+def start(
+    plan: Plan,
+    *,
+    workspace: Workspace,
+    name: str | None = None,
+    watchers: Iterable[Watcher] = (),
+    task: NumpyTask | None = None,
+    federation: Federation | None = None,
+    rng: RandomSource | None = None,
+    opened: Callable[[RunFolder], None] | None = None,
+) -> RunResult:
+    """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent."""
+    task = task or task_named(plan.task.name, plan.task.options)
+    resolved = resolve(plan, task.parties(), task.dimension)
+    run = workspace.free_name(plan, name)
+    with Ledger.open(workspace.ledger, create=True) as ledger:
+        reach("run:before-open")
+        _open(ledger, run, resolved)
+        reach("run:opened")
+        folder = workspace.create(plan, ledger=ledger.head.ledger, name=run)
+        reach("run:folder")
+        with folder.locked():
+            initial = np.asarray(task.initial(), dtype=np.float64)
+            state = ServerState(params=initial, velocity=np.zeros_like(initial))
+            history = RunHistory(ledger, run).read()
+            first = Checkpoint(
+                run=run, plan=plan.digest, round=0, state=state, head=ledger.head, privacy=block(history, resolved)
+            )
+            checkpoints.write(folder.checkpoints, first)
+            reach("run:first-checkpoint")
+            if opened is not None:
+                opened(folder)
+            return _go_on(first, folder, task, resolved, ledger, history, federation, rng, tuple(watchers))
+
+
+def resume(
+    folder: RunFolder,
+    *,
+    workspace: Workspace,
+    watchers: Iterable[Watcher] = (),
+    task: NumpyTask | None = None,
+    federation: Federation | None = None,
+    rng: RandomSource | None = None,
+    opened: Callable[[RunFolder], None] | None = None,
+) -> RunResult:
+    """Go on after the last checkpoint of ``folder``.
+
+    Guarantees: the ledger must be the run's own and must contain the checkpoint's head, the ε in the checkpoint must
+    come out again from its history, and that history must be the ledger's up to the head; otherwise nothing runs.
+    """
+    plan = folder.plan()
+    task = task or task_named(plan.task.name, plan.task.options)
+    resolved = resolve(plan, task.parties(), task.dimension)
+    with folder.locked(), _ledger_of(folder, workspace) as ledger:
+        _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
+        history = RunHistory(ledger, folder.run)
+        last = checkpoints.latest(folder.checkpoints)
+        if last is None:
+            initial = np.asarray(task.initial(), dtype=np.float64)
+            last = Checkpoint(
+                run=folder.run, plan=plan.digest, round=0, head=ledger.head,
+                state=ServerState(params=initial, velocity=np.zeros_like(initial)),
+                privacy=block(history.read(), resolved),
+            )  # fmt: skip
+        if last.run != folder.run or last.plan != plan.digest:
+            raise CorruptState(f"the newest checkpoint in {folder.checkpoints} belongs to another run or plan")
+        if last.state.params.shape != (resolved.dimension,):
+            raise CorruptState(
+                f"the newest checkpoint in {folder.checkpoints} has {last.state.params.size} parameters, the task has "
+                f"{resolved.dimension}; use the version of the task that wrote it"
+            )
+        if not ledger.contains(last.head):
+            raise LedgerBroken(
+                f"does not contain the head that the checkpoint of round {last.round} was saved with",
+                at=last.head.sequence,
+                remedy="the ledger was rolled back, truncated or replaced: restore it, then run quietsum ledger verify",
+            )
+        check(last, history.read(last.head.sequence), resolved)
+        if opened is not None:
+            opened(folder)
+        return _go_on(last, folder, task, resolved, ledger, history, federation, rng, tuple(watchers))
+
+
+def _open(ledger: Ledger, run: str, resolved: ResolvedPlan) -> None:
+    ledger.open_run(
+        run,
+        plan=resolved.plan.to_dict(),
+        terms=resolved.terms(),
+        planned=resolved.planned(),
+        datasets=resolved.datasets(),
+        lifetimes=resolved.lifetimes(),
+    )
+
+
+@contextlib.contextmanager
+def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
+    with Ledger.open(workspace.ledger) as ledger:
+        if ledger.head.ledger != folder.ledger:
+            raise LedgerBroken(
+                f"{workspace.ledger} is not the one that run {folder.run} was paid from",
+                remedy="state its workspace with --workspace, or restore its ledger",
+            )
+        yield ledger
+
+
+def _go_on(
+    last: Checkpoint,
+    folder: RunFolder,
+    task: NumpyTask,
+    resolved: ResolvedPlan,
+    ledger: Ledger,
+    history: RunHistory,
+    federation: Federation | None,
+    rng: RandomSource | None,
+    watchers: tuple[Watcher, ...],
+) -> RunResult:
+    rng = rng or system_randomness()
+    federation = federation or LocalFederation.of(task, resolved)
+    plan, state, done = resolved.plan, last.state, last.round
+    rounds, limit = plan.federation.rounds, resolved.limit
+    tell(watchers, _started(folder, resolved, done + 1))
+    outcome = "finished"
+    error: QuietsumError | None = None
+    measured = task.evaluate(state.params)
+    try:
+        for number in range(done + 1, rounds + 1):
+            result = run_round(
+                folder.run, number, state,
+                resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,
+            )  # fmt: skip
+            reach("run:before-checkpoint")
+            checkpoints.write(
+                folder.checkpoints,
+                Checkpoint(
+                    run=folder.run, plan=plan.digest, round=number, state=result.state, head=ledger.head,
+                    privacy=block(history.read(), resolved),
+                ),
+            )  # fmt: skip
+            reach("run:checkpointed")
+            state, done = result.state, number
+            measured = task.evaluate(state.params)
+            tell(
+                watchers,
+                RoundFinished(
+                    round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
+                    metrics=dict(measured.values), metrics_on=_on(measured),
+                    spent=ledger.spent(folder.run), limit=None if limit is None else limit.epsilon,
+                ),
+            )  # fmt: skip
+    except BudgetExhausted as problem:
+        outcome, error = "budget", problem
+    except TooFewParties as problem:
+        outcome, error = "too-few-parties", problem
+    except KeyboardInterrupt:
+        tell(watchers, RunFinished(outcome="interrupted", round=done, reason="stopped by hand"))
+        raise
+    claimed = claims(ledger, folder.run, resolved, finished=error is None)
+    about = {
+        "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),
+        "guarantees": [guarantee.to_dict() for guarantee in claimed],
+    }  # fmt: skip
+    checkpoints.save_model(folder.model, state.params, about)
+    reach("run:model")
+    tell(watchers, RunFinished(outcome=outcome, round=done, reason="" if error is None else str(error)))
+    return RunResult(
+        folder=folder, resolved=resolved, outcome=outcome, round=done, metrics=measured,
+        claims=claimed, error=error,
+    )  # fmt: skip
+
+
+def claims(ledger: Ledger, run: str, resolved: ResolvedPlan, *, finished: bool) -> tuple[Guarantee, ...]:
+    """What may be said about the model.
+
+    A run that went through its schedule claims what it spent. One that stopped early claims the whole plan's ε, because
+    whoever stopped it may have looked (rule 3). Style none claims nothing.
+    """
+    if resolved.plan.privacy.style is Style.NONE:
+        return ()
+    spent = ledger.spent(run)
+    if finished or resolved.limit is None:
+        return spent
+    limit = resolved.limit
+    whole = [
+        Guarantee(
+            epsilon=limit.epsilon, delta=limit.delta, unit=limit.unit, observer=observer,
+            neighbours=Neighbours(resolved.plan.privacy.neighbours), method="the whole plan's ε: the run stopped early",
+        )
+        for observer in Observer
+    ]  # fmt: skip
+    return tuple(
+        max((guarantee, *(w for w in whole if (w.unit, w.observer) == (guarantee.unit, guarantee.observer))),
+            key=lambda claim: claim.epsilon)
+        for guarantee in spent or whole
+    )  # fmt: skip
+
+
+def _on(measured: Metrics) -> dict[str, str]:
+    return {name: measured.stands_on(name) for name in measured.values}
+
+
+def _started(folder: RunFolder, resolved: ResolvedPlan, first: int) -> RunStarted:
+    limit, plan = resolved.limit, resolved.plan
+    protected = not all(party.public for party in resolved.parties)
+    values: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None}
+    if limit is not None:
+        values = {"epsilon": limit.epsilon, "delta": limit.delta, "unit": limit.unit.value}
+    return RunStarted(
+        run=folder.run, task=plan.task.name, style=str(plan.privacy.style), parties=len(resolved.parties),
+        rounds=plan.federation.rounds, first_round=first, protected=protected, **values,
+    )  # fmt: skip

@@ -1,0 +1,430 @@
+"""Runs on disk: what is there after each ending, and what resuming refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quietsum import ExactAccountant
+from quietsum.errors import (
+    BudgetExhausted,
+    CorruptState,
+    InvalidParameter,
+    LedgerBroken,
+    PlanRefused,
+    QuietsumError,
+    TooFewParties,
+)
+from quietsum.federation.watch import RunEvent
+from quietsum.ledger import Ledger
+from quietsum.plan import Plan, resolve
+from quietsum.runs import checkpoint as checkpoints
+from quietsum.runs.folder import RunFolder, Workspace
+from quietsum.runs.run import RunResult, resume, start
+from tiny import TinyTask, tiny_plan, touches
+
+
+def go(tmp_path: Path, plan: Plan | None = None, name: str | None = None, task: TinyTask | None = None) -> RunResult:
+    return start(plan or tiny_plan(), workspace=Workspace(path=tmp_path), name=name, task=task or TinyTask())
+
+
+class StopAfter:
+    """A watcher that stops the run by hand, between rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def saw(self, event: RunEvent) -> None:
+        if event.kind == "round-finished" and event.round == self.rounds:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+
+def stopped(tmp_path: Path, plan: Plan, after: int, name: str = "run") -> RunFolder:
+    place = Workspace(path=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        start(plan, workspace=place, name=name, task=TinyTask(), watchers=[StopAfter(after)])
+    return place.find(name)
+
+
+def spent(tmp_path: Path, run: str) -> dict[str, float]:
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        return {party: guarantee.epsilon for (party, _), guarantee in ledger.spent_by_party(run).items()}
+
+
+# ------------------------------------------------------------------------------------------- endings
+
+
+def test_a_finished_run_leaves_a_model_a_checkpoint_and_a_frozen_plan(tmp_path: Path) -> None:
+    result = go(tmp_path, name="first")
+    assert (result.outcome, result.round, result.error) == ("finished", 3, None)
+    folder = Workspace(path=tmp_path).find("first")
+    assert folder.plan() == tiny_plan()
+    last = checkpoints.latest(folder.checkpoints)
+    assert last is not None
+    params, about = checkpoints.load_model(folder.model)
+    np.testing.assert_array_equal(params, last.state.params)
+    assert about["outcome"] == "finished"
+    assert about["guarantees"][0]["unit"] == "record"
+
+
+def test_the_whole_plan_is_spent_and_no_more(tmp_path: Path) -> None:
+    result = go(tmp_path, name="run")
+    assert max(spent(tmp_path, "run").values()) <= 2.0
+    assert max(spent(tmp_path, "run").values()) == pytest.approx(2.0, rel=1e-3)
+    assert all(guarantee.epsilon <= 2.0 for guarantee in result.claims)
+
+
+def test_epsilon_of_a_run_is_what_a_plain_composition_of_its_steps_says(tmp_path: Path) -> None:
+    result = go(tmp_path, name="run")
+    event = result.resolved.sampling_of("north").amplify(result.resolved.mechanism.event())  # type: ignore[union-attr]
+    plain = ExactAccountant().compose(event, 3).epsilon(delta=1e-3).epsilon
+    assert result.claims[0].epsilon == pytest.approx(plain, rel=1e-9)
+
+
+def test_rule_3_a_run_stopped_by_hand_claims_the_whole_plan(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    from quietsum.runs.run import claims
+
+    task = TinyTask()
+    resolved = resolve(folder.plan(), task.parties(), task.dimension)
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        assert max(g.epsilon for g in ledger.spent("run")) < 1.5
+        assert [g.epsilon for g in claims(ledger, "run", resolved, finished=False)] == [2.0, 2.0]
+
+
+def test_record_epsilon_of_unequal_sites_is_the_worst_sites_not_the_mean(tmp_path: Path) -> None:
+    plan = tiny_plan(
+        training={"sample_rate": None, "batch_size": 4, "local_epochs": 1, "local_steps": None},
+        privacy={"record": {"noise_multiplier": 2.0, "delta": 1e-3, "max_grad_norm": 1.0}},
+    )
+    task = TinyTask(sizes={"large": 400, "small": 8})
+    result = go(tmp_path, plan, name="run", task=task)
+    by_party = spent(tmp_path, "run")
+    assert by_party["small"] > 2 * by_party["large"]
+    assert result.claims[0].epsilon == by_party["small"]
+
+
+def test_style_none_claims_nothing(tmp_path: Path) -> None:
+    plan = tiny_plan(privacy={"style": "none", "record": None})
+    result = go(tmp_path, plan, task=TinyTask(public="made up for a test"))
+    assert result.claims == ()
+
+
+def test_style_none_on_protected_data_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    with pytest.raises(QuietsumError, match="public"):
+        go(tmp_path, tiny_plan(privacy={"style": "none", "record": None}), task=TinyTask(diary=str(diary)))
+    assert touches(diary) == {}
+    assert not list((tmp_path / "runs").glob("*")) if (tmp_path / "runs").exists() else True
+
+
+def test_without_privacy_the_tiny_mean_is_found(tmp_path: Path) -> None:
+    plan = tiny_plan(
+        privacy={"style": "none", "record": None},
+        training={"sample_rate": 1.0},
+        federation={"rounds": 40},
+    )
+    result = go(tmp_path, plan, task=TinyTask(public="made up for a test"))
+    assert result.metrics.values["distance"] < 1e-6
+
+
+def test_with_fewer_than_the_minimum_the_run_stops_and_keeps_its_model(tmp_path: Path) -> None:
+    plan = tiny_plan(federation={"simulate": {"drop_outs": 1.0}})
+    result = go(tmp_path, plan)
+    assert result.outcome == "too-few-parties"
+    assert isinstance(result.error, TooFewParties)
+    assert result.folder.model.is_file()
+
+
+# ---------------------------------------------------------------------------------------------- resume
+
+
+def test_stopped_between_rounds_and_resumed_a_run_spends_exactly_what_an_unbroken_one_spends(tmp_path: Path) -> None:
+    go(tmp_path / "unbroken", name="run")
+    folder = stopped(tmp_path / "broken", tiny_plan(), 2)
+    result = resume(folder, workspace=Workspace(path=tmp_path / "broken"), task=TinyTask())
+    assert result.outcome == "finished"
+    assert spent(tmp_path / "broken", "run") == spent(tmp_path / "unbroken", "run")
+
+
+def test_the_model_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    plan = tiny_plan(privacy={"style": "none", "record": None}, training={"sample_rate": 1.0}, federation={"rounds": 6})
+    public = "made up for a test"
+    whole = start(plan, workspace=Workspace(path=tmp_path / "a"), name="run", task=TinyTask(public=public))
+    place = Workspace(path=tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt):
+        start(plan, workspace=place, name="run", task=TinyTask(public=public), watchers=[StopAfter(2)])
+    halves = resume(place.find("run"), workspace=place, task=TinyTask(public=public))
+    np.testing.assert_array_equal(
+        checkpoints.load_model(whole.folder.model)[0], checkpoints.load_model(halves.folder.model)[0]
+    )
+
+
+def test_resuming_a_finished_run_spends_nothing(tmp_path: Path) -> None:
+    before = go(tmp_path, name="run")
+    again = resume(before.folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    assert again.outcome == "finished"
+    assert again.claims == before.claims
+
+
+def test_rule_10_a_checkpoint_holds_no_generator_state(tmp_path: Path) -> None:
+    folder = go(tmp_path, name="run").folder
+    (path,) = sorted(folder.checkpoints.glob("*.safetensors"))[-1:]
+    _, about = checkpoints._open(path)
+    assert set(about) == {"version", "run", "plan", "round", "head", "privacy", "model", "velocity"}
+    assert set(about["privacy"]) == {
+        "target_delta", "sample_history", "user_history", "cumulative_sample_epsilon", "cumulative_user_epsilon",
+    }  # fmt: skip
+
+
+def test_rule_10_two_resumes_of_one_checkpoint_draw_different_noise(tmp_path: Path) -> None:
+    plan = tiny_plan(federation={"rounds": 2, "spare_attempts": 3})
+    stopped(tmp_path / "one", plan, 1)
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    models = []
+    for name in ("one", "other"):
+        place = Workspace(path=tmp_path / name)
+        result = resume(place.find("run"), workspace=place, task=TinyTask())
+        models.append(checkpoints.load_model(result.folder.model)[0])
+    assert not np.array_equal(*models)
+
+
+def test_the_privacy_block_is_readable_and_true(tmp_path: Path) -> None:
+    folder = go(tmp_path, name="run").folder
+    last = checkpoints.latest(folder.checkpoints)
+    assert last is not None
+    block = last.privacy
+    assert block["target_delta"] == 1e-3
+    assert [row["party"] for row in block["sample_history"]] == ["north", "south"]
+    assert [row["steps"] for row in block["sample_history"]] == [3, 3]
+    assert block["cumulative_sample_epsilon"] == max(spent(tmp_path, "run").values())
+    assert block["user_history"] == []
+
+
+def rewrite(folder: RunFolder, change: Any) -> None:
+    """Edit the newest checkpoint as a clever hand would: hashes fit, contents do not."""
+    last = checkpoints.latest(folder.checkpoints)
+    assert last is not None
+    import dataclasses
+
+    privacy = json.loads(json.dumps(dict(last.privacy)))
+    change(privacy)
+    checkpoints.write(folder.checkpoints, dataclasses.replace(last, privacy=privacy))
+
+
+@pytest.mark.parametrize("name", ["cumulative_sample_epsilon", "target_delta"])
+def test_a_privacy_block_that_was_edited_is_refused(tmp_path: Path, name: str) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    rewrite(folder, lambda block: block.__setitem__(name, block[name] / 2))
+    with pytest.raises(CorruptState):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+
+
+def test_a_history_that_the_ledger_does_not_know_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    rewrite(folder, lambda block: block["sample_history"][0].__setitem__("steps", 0))
+    with pytest.raises(LedgerBroken, match="disagree"):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+
+
+def test_the_control_a_rewritten_but_unchanged_block_is_accepted(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    rewrite(folder, lambda block: None)
+    assert resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
+
+
+def test_rule_11_yesterdays_ledger_is_found_by_the_checkpoint(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    yesterday = tmp_path / "yesterday"
+    yesterday.mkdir()
+    for path in tmp_path.glob("ledger.db*"):
+        shutil.copy(path, yesterday)
+    with pytest.raises(KeyboardInterrupt):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask(), watchers=[StopAfter(2)])
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    for path in yesterday.glob("ledger.db*"):
+        shutil.copy(path, tmp_path)
+    with pytest.raises(LedgerBroken, match="does not contain the head"):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+
+
+def test_a_ledger_of_another_workspace_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path / "a", tiny_plan(), 1)
+    go(tmp_path / "b")
+    with pytest.raises(LedgerBroken, match="is not the one"):
+        resume(folder, workspace=Workspace(path=tmp_path / "b"), task=TinyTask())
+
+
+def test_a_truncated_checkpoint_is_refused_with_the_remedy_and_the_remedy_works(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(federation={"spare_attempts": 1}), 2)
+    newest = sorted(folder.checkpoints.glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-7])
+    with pytest.raises(CorruptState, match="delete it to go on"):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    newest.unlink()
+    assert resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
+    one_more = tiny_plan(federation={"rounds": 4})
+    go(tmp_path / "four", one_more, name="run")
+    by_steps = {row["party"]: row["steps"] for row in checkpoints.latest(folder.checkpoints).privacy["sample_history"]}  # type: ignore[union-attr]
+    assert by_steps == {"north": 4, "south": 4}
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    newest = sorted(folder.checkpoints.glob("*.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[-3] ^= 1
+    newest.write_bytes(bytes(content))
+    with pytest.raises(CorruptState, match="not what was saved"):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+
+
+def test_a_plan_that_was_edited_after_the_start_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    path = folder.path / "plan.toml"
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 4"))
+    with pytest.raises(CorruptState, match="frozen"):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+
+
+def test_a_run_that_another_process_holds_is_refused(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    with folder.locked(), pytest.raises(QuietsumError, match="another process"):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+
+
+# ------------------------------------------------------------------------------- budgets outlive runs
+
+
+def test_a_second_run_on_the_same_data_is_refused_when_the_budget_is_gone(tmp_path: Path) -> None:
+    go(tmp_path, name="first")
+    diary = tmp_path / "diary"
+    with pytest.raises(BudgetExhausted) as caught:
+        go(tmp_path, name="second", task=TinyTask(diary=str(diary)))
+    assert caught.value.exit_code == 3
+    assert touches(diary) == {}
+    assert not (tmp_path / "runs" / "second").exists()
+    assert (tmp_path / "runs" / "first" / "model.safetensors").is_file()
+
+
+def test_deleting_a_run_refunds_nothing(tmp_path: Path) -> None:
+    first = go(tmp_path, name="first")
+    shutil.rmtree(first.folder.path)
+    with pytest.raises(BudgetExhausted):
+        go(tmp_path, name="second")
+
+
+def test_raising_the_budget_with_a_reason_lets_the_second_run_in(tmp_path: Path) -> None:
+    go(tmp_path, name="first")
+    from quietsum.privacy.units import PrivacyUnit
+
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        for party in ("north", "south"):
+            ledger.raise_budget(
+                party=party, dataset=f"points-{party}", unit=PrivacyUnit.RECORD, epsilon=8.0, delta=1e-3,
+                reason="the board allowed a second study",
+            )  # fmt: skip
+    assert go(tmp_path, name="second").outcome == "finished"
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        ledger.verify()
+
+
+def test_another_dataset_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    go(tmp_path, name="first")
+    assert go(tmp_path, name="second", task=TinyTask(sizes={"west": 12, "east": 8})).outcome == "finished"
+
+
+def test_public_data_may_be_used_as_often_as_one_likes(tmp_path: Path) -> None:
+    for _ in range(3):
+        assert go(tmp_path, task=TinyTask(public="made up for a test")).outcome == "finished"
+
+
+def test_an_attempt_too_many_ends_in_an_exhausted_budget_with_the_model_kept(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 2)
+    newest = sorted(folder.checkpoints.glob("*.safetensors"))[-1]
+    newest.unlink()  # round 2 must be made again, which the plan did not foresee
+    result = resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    assert result.outcome == "budget"
+    assert result.error is not None and result.error.exit_code == 3
+    assert result.round == 2
+    assert result.folder.model.is_file()
+
+
+# ------------------------------------------------------------------------------------------ bad folders
+
+
+def test_a_taken_name_is_refused_before_the_ledger_hears_of_it(tmp_path: Path) -> None:
+    go(tmp_path, name="run", task=TinyTask(public="made up for a test"))
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        before = ledger.head
+    with pytest.raises(InvalidParameter, match="is taken"):
+        go(tmp_path, name="run", task=TinyTask(public="made up for a test"))
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        assert ledger.head == before
+
+
+@pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden", "latest", "x" * 101])
+def test_names_that_would_leave_the_workspace_are_refused(tmp_path: Path, name: str) -> None:
+    if name == "":
+        assert go(tmp_path, name=name).folder.run.startswith("tiny")
+        return
+    with pytest.raises(InvalidParameter, match="cannot name"):
+        go(tmp_path, name=name)
+
+
+def test_a_foreign_folder_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "photos").mkdir(parents=True)
+    with pytest.raises(CorruptState, match="not a run folder"):
+        Workspace(path=tmp_path).find("photos")
+
+
+def test_an_old_format_names_its_version(tmp_path: Path) -> None:
+    folder = go(tmp_path, name="run").folder
+    marker = folder.path / "run.json"
+    marker.write_text(marker.read_text().replace('"format": 1', '"format": 0'))
+    with pytest.raises(CorruptState, match="format 0"):
+        Workspace(path=tmp_path).find("run")
+
+
+def test_duplicate_party_names_are_refused(tmp_path: Path) -> None:
+    class Twins(TinyTask):
+        def parties(self):  # type: ignore[no-untyped-def]
+            return super().parties() + super().parties()[:1]
+
+    with pytest.raises(PlanRefused, match="north"):
+        go(tmp_path, task=Twins())
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_a_party_without_data_refuses_and_the_others_go_on(tmp_path: Path) -> None:
+    class Empty(TinyTask):
+        def rows(self, party: str):  # type: ignore[no-untyped-def]
+            if party == "south":
+                raise InvalidParameter("path", "points.csv", "does not exist", "mount the data")
+            return super().rows(party)
+
+    result = go(tmp_path, name="run", task=Empty())
+    assert result.outcome == "finished"
+    assert spent(tmp_path, "run").get("south", 0.0) == 0.0
+
+
+def test_run_db_answers_questions(tmp_path: Path) -> None:
+    from quietsum.runs.record import Recorder, history
+
+    with Recorder(tmp_path / "run.db") as recorder:
+        start(tiny_plan(), workspace=Workspace(path=tmp_path), task=TinyTask(), watchers=[recorder])
+    database = sqlite3.connect(tmp_path / "run.db")
+    rows = database.execute("SELECT round, attempt, asked, kept, finished FROM rounds").fetchall()
+    database.close()
+    assert rows == [(1, 1, 2, 2, 1), (2, 1, 2, 2, 1), (3, 1, 2, 2, 1)]
+    numbers, epsilons, distances = zip(*history(tmp_path / "run.db", "distance"), strict=True)
+    assert numbers == (1, 2, 3)
+    assert list(epsilons) == sorted(epsilons)
+    assert all(distance is not None for distance in distances)
