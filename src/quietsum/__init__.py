@@ -29,17 +29,25 @@ __all__ = [
     "CorruptState",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "Everyone",
     "ExactAccountant",
+    "FixedSize",
     "FixedSizeSampled",
     "Gaussian",
+    "GaussianMechanism",
     "Group",
     "Guarantee",
     "InvalidParameter",
     "Laplace",
+    "Ledger",
+    "LedgerBroken",
     "MixedUnits",
     "Neighbours",
     "Observer",
+    "Plan",
+    "PlanRefused",
     "PldAccountant",
+    "Poisson",
     "PoissonSampled",
     "PrivacyAccountant",
     "PrivacyUnit",
@@ -52,6 +60,7 @@ __all__ = [
     "Repeated",
     "Shuffled",
     "Skellam",
+    "TooFewParties",
     "UnsupportedEvent",
     "Zcdp",
     "__version__",
@@ -64,6 +73,7 @@ __all__ = [
     "gaussian_rdp",
     "get_privacy_spent",
     "group_guarantee",
+    "load_plan",
     "posterior_odds",
     "tradeoff_curve",
     "true_positive_rate",
@@ -74,10 +84,16 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         BudgetExhausted,
         CorruptState,
         InvalidParameter,
+        LedgerBroken,
         MixedUnits,
+        PlanRefused,
         QuietsumError,
+        TooFewParties,
         UnsupportedEvent,
     )
+    from quietsum.ledger import Ledger
+    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.plan import Plan, load_plan
     from quietsum.privacy.accountant import PrivacyAccountant, get_privacy_spent
     from quietsum.privacy.calibrate import (
         calibrate_noise,
@@ -114,9 +130,16 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
     from quietsum.privacy.renyi import RenyiAccountant, gaussian_rdp
     from quietsum.privacy.tradeoff import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
     from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+    from quietsum.sampling import Everyone, FixedSize, Poisson
 else:
     _NAMES_BY_MODULE = {
-        "errors": "BudgetExhausted CorruptState InvalidParameter MixedUnits QuietsumError UnsupportedEvent",
+        "errors": (
+            "BudgetExhausted CorruptState InvalidParameter LedgerBroken MixedUnits PlanRefused QuietsumError "
+            "TooFewParties UnsupportedEvent"
+        ),
+        "ledger": "Ledger",
+        "mechanisms.gaussian": "GaussianMechanism",
+        "plan": "Plan load_plan",
         "privacy.accountant": "PrivacyAccountant get_privacy_spent",
         "privacy.calibrate": (
             "calibrate_noise calibrate_rate calibrate_rounds calibrate_steps compute_noise_multiplier"
@@ -136,6 +159,7 @@ else:
         "privacy.renyi": "RenyiAccountant gaussian_rdp",
         "privacy.tradeoff": "attacker_advantage posterior_odds tradeoff_curve true_positive_rate",
         "privacy.units": "Neighbours Observer PrivacyUnit",
+        "sampling": "Everyone FixedSize Poisson",
     }
     _HOME = {name: f"quietsum.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

@@ -156,7 +156,8 @@ def test_record_level_epsilon_of_unequal_sites_is_the_worst_sites_not_the_mean()
     each = {party: naive_epsilon(resolved, party, 20, 1e-4) for party in SIZES}
     forecast = resolved.forecast()
     assert forecast.rows[-1].party == "switzerland" == max(each, key=lambda party: each[party])
-    assert forecast.rows[-1].epsilon == pytest.approx(each["switzerland"], rel=1e-9)
+    worst = each["switzerland"]
+    assert worst <= forecast.rows[-1].epsilon <= worst * (1 + 1e-6)  # a millionth of δ is kept for the noise itself
     assert forecast.rows[-1].epsilon > 1.5 * sum(each.values()) / len(each)
 
 
@@ -211,7 +212,7 @@ def test_a_stated_noise_gives_the_epsilon_of_the_whole_plan() -> None:
     assert resolved.noise_multiplier == 2.0
     assert resolved.limit is not None
     expected = max(naive_epsilon(resolved, party, 24, 1e-4) for party in SIZES)
-    assert resolved.limit.epsilon == pytest.approx(expected, rel=1e-9)
+    assert expected <= resolved.limit.epsilon <= expected * (1 + 1e-6)
 
 
 def test_a_noise_that_protects_nobody_is_refused() -> None:

@@ -84,7 +84,7 @@ def test_epsilon_of_a_run_is_what_a_plain_composition_of_its_steps_says(tmp_path
     result = go(tmp_path, name="run")
     event = result.resolved.sampling_of("north").amplify(result.resolved.mechanism.event())  # type: ignore[union-attr]
     plain = ExactAccountant().compose(event, 3).epsilon(delta=1e-3).epsilon
-    assert result.claims[0].epsilon == pytest.approx(plain, rel=1e-9)
+    assert plain <= result.claims[0].epsilon <= plain * (1 + 1e-6)  # a millionth of δ is kept for the noise itself
 
 
 def test_rule_3_a_run_stopped_by_hand_claims_the_whole_plan(tmp_path: Path) -> None:
