@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quietsum.aggregation import ServerState
-from quietsum.errors import BudgetExhausted, TooFewParties
+from quietsum.errors import BudgetExhausted, InvalidParameter, TooFewParties
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
 from quietsum.federation.round import run_round
@@ -290,3 +290,17 @@ def test_rule_10_the_same_round_asked_by_two_processes_gets_different_noise(stag
     assert isinstance(one, Update)
     assert isinstance(other, Update)
     assert not np.array_equal(one.delta, other.delta)
+
+
+def test_a_refusal_says_what_is_wrong_with_the_data_and_quotes_none_of_it(tmp_path: Path) -> None:
+    class Damaged(TinyTask):
+        def rows(self, party: str):  # type: ignore[no-untyped-def]
+            raise InvalidParameter("cholesterol", "Mrs Miller: 4711", "is not a number")
+
+    task = Damaged()
+    resolved = resolve(tiny_plan(), task.parties(), task.dimension)
+    request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
+    (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"])
+    assert isinstance(reply, Refusal)
+    assert "cholesterol" in reply.reason
+    assert "Miller" not in reply.reason

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import QuietsumError
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.descent import private_steps
 
@@ -61,7 +61,7 @@ class Site:
         try:
             rows = self._task.rows(self.name)
         except QuietsumError as error:
-            raise NotTouched(f"it has no data to train on ({error})") from None
+            raise NotTouched(f"its data could not be read ({_without_values(error)})") from None
         self._answered = key
         delta = private_steps(
             self._task,
@@ -77,3 +77,10 @@ class Site:
         )
         reach("party:before-send")
         return delta
+
+
+def _without_values(error: QuietsumError) -> str:
+    """What went wrong, without any value: a message about data may quote a row, and a refusal leaves the site."""
+    if isinstance(error, InvalidParameter):
+        return f"{type(error).__name__}: {error.parameter}"
+    return type(error).__name__

@@ -79,6 +79,6 @@ def check(checkpoint: Checkpoint, history: RunHistory, resolved: ResolvedPlan) -
             continue
         if not isinstance(before, int | float) or abs(before - after) > TOLERANCE * max(1.0, after):
             raise CorruptState(
-                f"the checkpoint of round {checkpoint.round} states {name.replace('_', ' ')} = {before}, which comes out "
-                f"as {after}; it was altered: restore it, or delete it to go on from the one before"
+                f"the checkpoint of round {checkpoint.round} states {name.replace('_', ' ')} = {before}, which comes "
+                f"out as {after}; it was altered: restore it, or delete it to go on from the one before"
             )
