@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 __all__ = [
     "BudgetExhausted",
     "CorruptState",
+    "DataMissing",
     "InvalidParameter",
     "LedgerBroken",
     "MixedUnits",
@@ -62,6 +63,10 @@ class MixedUnits(QuietsumError, TypeError):
 
 class CorruptState(QuietsumError, ValueError):
     """A saved state that is truncated, altered or of another version."""
+
+
+class DataMissing(QuietsumError):
+    """Data is not where it should be. Raised before any record was read, so nothing was touched."""
 
 
 class BudgetExhausted(QuietsumError):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quietsum.aggregation import ServerState
-from quietsum.errors import BudgetExhausted, InvalidParameter, TooFewParties
+from quietsum.errors import BudgetExhausted, DataMissing, InvalidParameter, TooFewParties
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
 from quietsum.federation.round import run_round
@@ -127,6 +127,11 @@ def test_rule_2_an_update_followed_by_a_refusal_is_not_refunded(stage: Stage) ->
     stage.round(Scripted(update("north"), update("south"), Refusal(party="south", reason="changed its mind")))
     assert stage.epsilon("south") == pytest.approx(stage.epsilon("north"))
     assert "twice" in stage.notes.reasons()["south"]
+
+
+def test_rule_2_a_refusal_followed_by_an_update_is_not_refunded(stage: Stage) -> None:
+    stage.round(Scripted(update("north"), Refusal(party="south", reason="no"), update("south", 9.0, 9.0)))
+    assert stage.epsilon("south") == pytest.approx(stage.epsilon("north"))
 
 
 def test_a_second_update_of_one_party_is_not_counted(stage: Stage) -> None:
@@ -292,15 +297,56 @@ def test_rule_10_the_same_round_asked_by_two_processes_gets_different_noise(stag
     assert not np.array_equal(one.delta, other.delta)
 
 
-def test_a_refusal_says_what_is_wrong_with_the_data_and_quotes_none_of_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [InvalidParameter("cholesterol", "Mrs Miller: 4711", "is not a number"), ValueError("4711")]
+)
+def test_rule_2_a_failure_while_reading_is_charged_and_quotes_no_value(tmp_path: Path, error: Exception) -> None:
+    """Reading has begun, so the data was touched; and what is wrong with it is nobody's business but the party's."""
+
     class Damaged(TinyTask):
         def rows(self, party: str):  # type: ignore[no-untyped-def]
-            raise InvalidParameter("cholesterol", "Mrs Miller: 4711", "is not a number")
+            raise error
 
     task = Damaged()
     resolved = resolve(tiny_plan(), task.parties(), task.dimension)
     request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
     (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"])
+    assert isinstance(reply, Lost)
+    assert "4711" not in reply.reason
+
+
+def test_data_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
+    class Nowhere(TinyTask):
+        def rows(self, party: str):  # type: ignore[no-untyped-def]
+            raise DataMissing("points.csv is not there; mount the data")
+
+    task = Nowhere()
+    resolved = resolve(tiny_plan(), task.parties(), task.dimension)
+    request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
+    (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"])
     assert isinstance(reply, Refusal)
-    assert "cholesterol" in reply.reason
-    assert "Miller" not in reply.reason
+
+
+@pytest.mark.parametrize("again", [(1, 1, 0.0), (1, 1, 5.0), (1, 2, 0.0)])
+def test_rule_10_attempts_are_answered_in_order_once_whatever_model_comes(
+    stage: Stage, again: tuple[int, int, float]
+) -> None:
+    federation = LocalFederation.of(stage.task, stage.resolved)
+
+    def ask(number: int, attempt: int, value: float) -> Reply:
+        request = TrainRequest(run="run", round=number, attempt=attempt, params=np.full(2, value))
+        return next(iter(federation.ask(request, ["north"])))
+
+    assert isinstance(ask(1, 1, 0.0), Update)
+    assert isinstance(ask(1, 2, 0.0), Update)
+    assert isinstance(ask(*again), Lost)
+    assert isinstance(ask(2, 1, 0.0), Update)
+
+
+def test_rule_10_seeded_randomness_cannot_protect_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quietsum.mechanisms.rng import randomness_for_tests
+
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    resolved = resolve(tiny_plan(), TinyTask().parties(), 2)
+    with pytest.raises(InvalidParameter, match="seeded"):
+        LocalFederation.of(TinyTask(), resolved, rng=randomness_for_tests(1))

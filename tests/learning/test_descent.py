@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import Gaussian, PoissonSampled
 from quietsum.sampling import Everyone, FixedSize, Poisson
+from quietsum.tasks import Rows
 from quietsum.tasks.heart import HeartTask
 
 # ------------------------------------------------------------------------------------- the facts, and what breaks them
@@ -236,4 +238,63 @@ def test_a_task_that_sums_its_gradients_is_refused() -> None:
         private_steps(
             Summed(), np.zeros(4), pile(examples(1)), steps=1, sampling=Everyone(), mechanism=None, expected_batch=1.0,
             learning_rate=1.0, momentum=0.0, rng=system_randomness(),
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ poison
+
+
+POISON = 4711.0
+
+
+class Poisoned:
+    """A task that fails on one record, in one of the ways in which tasks fail."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def gradients(self, params: Any, features: Any, labels: Any) -> Any:
+        bad = features[:, 0] == POISON
+        if bad.any():
+            match self.how:
+                case "arithmetic":
+                    raise ZeroDivisionError("4711")
+                case "value":
+                    raise ValueError("4711")
+                case "shape":
+                    return np.zeros((1, 1))
+                case "warning":
+                    warnings.warn("row 4711", stacklevel=1)
+                    return np.where(bad[:, None], np.float64(1.0) / np.zeros_like(features), params - features)
+        return params - features
+
+
+@pytest.mark.parametrize("how", ["arithmetic", "value", "shape", "warning"])
+def test_a_poison_record_is_a_row_of_zeros_and_nobody_hears_of_it(
+    how: str, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = np.vstack([examples(3), [POISON, 0.0, 0.0]])
+    settings: dict[str, Any] = {
+        "steps": 1, "sampling": Everyone(), "mechanism": GaussianMechanism(max_norm=NORM, noise_multiplier=1.0),
+        "expected_batch": 10.0, "learning_rate": 1.0, "momentum": 0.0,
+    }  # fmt: skip
+    moves = [
+        private_steps(
+            Poisoned(how), np.zeros(3), Rows(features=kept, labels=np.zeros(len(kept))),
+            rng=randomness_for_tests(5), **settings,
+        )
+        for kept in (rows, rows[:-1])
+    ]  # fmt: skip
+    np.testing.assert_array_equal(*moves)
+    assert not recwarn.list
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_guarantee_the_task_s_own_error_is_heard() -> None:
+    rows = np.vstack([examples(3), [POISON, 0.0, 0.0]])
+    with pytest.raises(ZeroDivisionError):
+        private_steps(
+            Poisoned("arithmetic"), np.zeros(3), Rows(features=rows, labels=np.zeros(len(rows))),
+            steps=1, sampling=Everyone(), mechanism=None, expected_batch=10.0, learning_rate=1.0, momentum=0.0,
+            rng=system_randomness(),
         )  # fmt: skip

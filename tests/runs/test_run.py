@@ -15,6 +15,7 @@ from quietsum import ExactAccountant
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
+    DataMissing,
     InvalidParameter,
     LedgerBroken,
     PlanRefused,
@@ -26,7 +27,7 @@ from quietsum.ledger import Ledger
 from quietsum.plan import Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.run import RunResult, resume, start
+from quietsum.runs.run import RunResult, claims, resume, start
 from tiny import TinyTask, tiny_plan, touches
 
 
@@ -89,13 +90,37 @@ def test_epsilon_of_a_run_is_what_a_plain_composition_of_its_steps_says(tmp_path
 
 def test_rule_3_a_run_stopped_by_hand_claims_the_whole_plan(tmp_path: Path) -> None:
     folder = stopped(tmp_path, tiny_plan(), 1)
-    from quietsum.runs.run import claims
-
-    task = TinyTask()
-    resolved = resolve(folder.plan(), task.parties(), task.dimension)
+    resolved = resolve(folder.plan(), TinyTask().parties(), 2)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         assert max(g.epsilon for g in ledger.spent("run")) < 1.5
-        assert [g.epsilon for g in claims(ledger, "run", resolved, finished=False)] == [2.0, 2.0]
+    claimed = claims(resolved, finished=False)
+    assert [g.epsilon for g in claimed] == pytest.approx([2.0, 2.0], rel=1e-6)
+    assert all(g.epsilon_lower == 0.0 for g in claimed)
+
+
+def test_rule_3_spare_attempts_that_were_not_needed_do_not_lower_the_claim(tmp_path: Path) -> None:
+    result = go(tmp_path, tiny_plan(federation={"spare_attempts": 5}), name="run")
+    assert max(spent(tmp_path, "run").values()) < 1.5
+    assert result.claims[0].epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+def test_rule_5_a_refusal_does_not_lower_the_claim(tmp_path: Path) -> None:
+    plan = tiny_plan(federation={"simulate": {"refusing": ["north", "south"]}})
+    result = go(tmp_path, plan, name="run")
+    assert result.outcome == "too-few-parties"
+    assert result.claims[0].epsilon == pytest.approx(2.0, rel=1e-6)
+
+
+def test_fast_noise_is_labelled_in_the_guarantee_itself(tmp_path: Path) -> None:
+    result = go(tmp_path, tiny_plan(privacy={"noise": "fast"}))
+    assert all("not floating-point safe" in guarantee.warnings for guarantee in result.claims)
+    assert not any(guarantee.certified for guarantee in result.claims)
+
+
+def test_the_control_secure_noise_is_certified_and_has_no_label(tmp_path: Path) -> None:
+    result = go(tmp_path)
+    assert all(guarantee.certified for guarantee in result.claims)
+    assert not any("safe" in warning for guarantee in result.claims for warning in guarantee.warnings)
 
 
 def test_record_epsilon_of_unequal_sites_is_the_worst_sites_not_the_mean(tmp_path: Path) -> None:
@@ -255,6 +280,75 @@ def test_rule_11_yesterdays_ledger_is_found_by_the_checkpoint(tmp_path: Path) ->
         resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
+def rolled_back(tmp_path: Path, name: str) -> None:
+    """Run once more, then put back the ledger of before."""
+    yesterday = tmp_path / "yesterday"
+    yesterday.mkdir()
+    for path in tmp_path.glob("ledger.db*"):
+        shutil.copy(path, yesterday)
+    go(tmp_path, name=name, task=TinyTask(sizes={"west": 12, "east": 8}))
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    for path in yesterday.glob("ledger.db*"):
+        shutil.copy(path, tmp_path)
+
+
+def test_rule_11_a_new_run_does_not_start_on_yesterdays_ledger(tmp_path: Path) -> None:
+    go(tmp_path, name="first")
+    rolled_back(tmp_path, "forgotten")
+    with pytest.raises(LedgerBroken, match="does not contain the head") as caught:
+        go(tmp_path, name="again", task=TinyTask(sizes={"west": 12, "east": 8}))
+    assert caught.value.exit_code == 4
+    assert not (tmp_path / "runs" / "again").exists()
+
+
+@pytest.mark.parametrize("kept", ["checkpoints", "model.safetensors"])
+def test_rule_11_any_head_that_a_run_has_kept_is_enough(tmp_path: Path, kept: str) -> None:
+    go(tmp_path, name="first")
+    rolled_back(tmp_path, "forgotten")
+    folder = tmp_path / "runs" / "forgotten"
+    for name in {"checkpoints", "model.safetensors"} - {kept}:
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(LedgerBroken, match="does not contain the head"):
+        go(tmp_path, name="again", task=TinyTask(sizes={"west": 12, "east": 8}))
+
+
+def test_rule_11_a_ledger_that_was_deleted_is_not_begun_anew(tmp_path: Path) -> None:
+    go(tmp_path, name="first")
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(QuietsumError):
+        go(tmp_path, name="again")
+    assert not (tmp_path / "ledger.db").exists()
+
+
+def test_a_refused_resume_writes_nothing_into_the_ledger(tmp_path: Path) -> None:
+    folder = stopped(tmp_path, tiny_plan(), 1)
+    rewrite(folder, lambda block: block["sample_history"][0].__setitem__("steps", 0))
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        before = ledger.head
+    with pytest.raises(LedgerBroken):
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        assert ledger.head == before
+
+
+def test_a_task_that_cannot_differentiate_its_own_example_is_stopped_before_anything_is_spent(tmp_path: Path) -> None:
+    from quietsum.tasks import Rows
+
+    class Wrong(TinyTask):
+        def example(self) -> Rows:
+            return Rows(features=np.zeros((1, 2)), labels=np.zeros(1))
+
+        def gradients(self, params, features, labels):  # type: ignore[no-untyped-def]
+            raise ValueError("a slip of the author's")
+
+    with pytest.raises(ValueError, match="slip"):
+        go(tmp_path, task=Wrong())
+    assert not (tmp_path / "ledger.db").exists()
+
+
 def test_a_ledger_of_another_workspace_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path / "a", tiny_plan(), 1)
     go(tmp_path / "b")
@@ -407,7 +501,7 @@ def test_a_party_without_data_refuses_and_the_others_go_on(tmp_path: Path) -> No
     class Empty(TinyTask):
         def rows(self, party: str):  # type: ignore[no-untyped-def]
             if party == "south":
-                raise InvalidParameter("path", "points.csv", "does not exist", "mount the data")
+                raise DataMissing("points.csv is not there; mount the data")
             return super().rows(party)
 
     result = go(tmp_path, name="run", task=Empty())

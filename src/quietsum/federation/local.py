@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
 from quietsum.mechanisms.rng import RandomSource, system_randomness
@@ -64,7 +64,8 @@ class LocalFederation:
             return Refusal(party=name, reason=str(refusal))
         except AnsweredBefore as error:
             return Lost(party=name, reason=str(error))
-        except (ArithmeticError, MemoryError) as error:
+        except (QuietsumError, ArithmeticError, LookupError, ValueError, OSError, MemoryError) as error:
+            # What failed may depend on a record, so neither its message nor a refund leaves the party.
             return Lost(party=name, reason=f"its work failed ({type(error).__name__})")
         reach("party:sent")
         if self._drop_outs and bool(self._rng.coins(self._drop_outs, 1)[0]):

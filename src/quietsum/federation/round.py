@@ -74,10 +74,12 @@ def run_round(
     mean = WeightedMean(weights={name: resolved.weight_of(name) for name in registered}, dimension=resolved.dimension)
     folded = mean.start()
     heard: set[str] = set()
+    refused: dict[str, str] = {}
     for reply in _in_time(federation.ask(request, cohort), cohort, plan.federation.deadline, clock):
         reach("round:reply")
         if reply.party not in cohort or reply.party in heard:  # no second word, and above all no refund after an update
             _drop(watchers, number, reply.party, "it replied twice or was not asked")
+            refused.pop(reply.party, None)
             continue
         heard.add(reply.party)
         match reply:
@@ -86,10 +88,12 @@ def run_round(
             case Update():
                 folded = mean.add(folded, reply.party, reply.delta)
             case Refusal():
-                ledger.refund(receipt, reply.party, reply.reason)
-                _drop(watchers, number, reply.party, f"it refused: {reply.reason}", refunded=True)
+                refused[reply.party] = reply.reason
             case Lost():
                 _drop(watchers, number, reply.party, reply.reason)
+    for party, reason in refused.items():  # only now: whoever refused and then replied all the same is charged
+        ledger.refund(receipt, party, reason)
+        _drop(watchers, number, party, f"it refused: {reason}", refunded=True)
     reach("round:before-commit")
     ledger.commit(receipt)
     reach("round:committed")

@@ -13,6 +13,7 @@ a step like any other, made of noise alone. Only the sum is released, so momentu
 
 from __future__ import annotations
 
+import warnings
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,7 @@ from quietsum.mechanisms.gaussian import GaussianMechanism
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.sampling import Sampling
 
-__all__ = ["Differentiable", "Examples", "private_steps"]
+__all__ = ["Differentiable", "Examples", "gradients_of", "private_steps"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,7 +69,9 @@ def private_steps(
     Guarantees: the result is a function of ``steps`` releases of ``mechanism`` on batches of ``sampling``, of
     ``params`` and of public numbers; its cost is ``sampling.amplify(mechanism.event())``, ``steps`` times. That needs
     ``expected_batch`` to be public, for instance rate × declared size. An example whose gradient is not finite counts
-    as zero. With ``mechanism`` None the same steps run without bound and noise, and there is no guarantee.
+    as zero, and so does one for which the task raises: an error, a warning or a message that depends on one record
+    would show that record outside the noise. With ``mechanism`` None the same steps run without bound and noise, and
+    there is no guarantee.
     """
     steps = whole_number("steps", steps, 1)
     expected_batch = positive("expected_batch", expected_batch, "pass sample_rate × declared size, which is public")
@@ -82,8 +85,11 @@ def private_steps(
     with np.errstate(over="ignore", invalid="ignore"):  # a wild example counts as zero, a wild step is an error below
         for _ in range(steps):
             drawn = sampling.draw(len(rows.labels), rng)
-            examples = _gradients(task, here, rows.features[drawn], rows.labels[drawn])
-            total = _plain_sum(examples) if mechanism is None else _quiet_sum(examples, mechanism, rng)
+            features, labels = rows.features[drawn], rows.labels[drawn]
+            if mechanism is None:
+                total = _plain_sum(gradients_of(task, here, features, labels))
+            else:
+                total = _quiet_sum(_silent_gradients(task, here, features, labels), mechanism, rng)
             velocity = momentum * velocity + total / expected_batch
             here = here - learning_rate * velocity
         delta: Floats = here - start
@@ -93,15 +99,35 @@ def private_steps(
     return delta
 
 
-def _gradients(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
+def gradients_of(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
+    """One gradient per example, as the task computes them; whatever it raises is raised. For rows that are public."""
     if not len(labels):
         return np.zeros((0, len(params)))
     examples = np.asarray(task.gradients(params, features, labels), dtype=np.float64)
     if examples.shape != (len(labels), len(params)):
-        raise InvalidParameter(
-            "gradients", examples.shape, f"should be {(len(labels), len(params))}", "return one gradient per example"
-        )
+        raise InvalidParameter("gradients", "the task's", "have the wrong shape", "return one gradient per example")
     return examples
+
+
+def _silent_gradients(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
+    """The same for protected rows: a row that cannot be differentiated is a row of zeros, and nobody hears of it.
+
+    When the batch fails as a whole its rows are tried one by one. Leaving out the batch instead would let one record
+    erase the others, and the sum would move by more than the bound.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            return gradients_of(task, params, features, labels)
+        except Exception:  # what a row raises is a fact about that row
+            return np.stack([_one_gradient(task, params, features[[i]], labels[[i]]) for i in range(len(labels))])
+
+
+def _one_gradient(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
+    try:
+        return np.asarray(gradients_of(task, params, features, labels)[0])
+    except Exception:  # as above
+        return np.zeros_like(params)
 
 
 def _quiet_sum(examples: Floats, mechanism: GaussianMechanism, rng: RandomSource) -> Floats:

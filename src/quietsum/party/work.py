@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.descent import private_steps
 
@@ -38,8 +38,9 @@ class Site:
     """One party of a federation.
 
     Guarantees: an answer is made of :func:`~quietsum.learning.descent.private_steps` with the plan's mechanism and the
-    sampling that states the charge. A request that was answered before is refused, never answered with fresh noise on
-    the same charge (rule 10). Randomness comes from the operating system and is never restored.
+    sampling that states the charge. Attempts of a run are answered in increasing order, each once, whatever model comes
+    with them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system
+    and is never restored.
     """
 
     def __init__(
@@ -47,22 +48,27 @@ class Site:
     ) -> None:
         self.name = name
         self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
-        self._answered: tuple[str, int, int, str] | None = None
+        self._answered: dict[str, tuple[int, int]] = {}
+        if rng.for_tests and resolved.protected and not resolved.facts_of(name).public:
+            raise InvalidParameter(
+                "rng", "seeded", f"cannot protect the data of {name}", "use quietsum.mechanisms.rng.system_randomness()"
+            )
 
     def answer(self, key: tuple[str, int, int, str], params: Vector) -> Vector:
         """The change of the model; :class:`NotTouched` where the party refuses before it looks at its data."""
         if self._refuses:
             raise NotTouched(self._refuses)
-        if key == self._answered:
-            raise AnsweredBefore(f"round {key[1]}, attempt {key[2]} was answered before")
+        run, number, attempt, _ = key
+        if (number, attempt) <= self._answered.get(run, (0, 0)):
+            raise AnsweredBefore(f"round {number}, attempt {attempt} or a later one was answered before")
         resolved, training = self._resolved, self._resolved.plan.training
         sampling = resolved.sampling_of(self.name)
         reach("party:before-data")
         try:
+            self._answered[run] = number, attempt
             rows = self._task.rows(self.name)
-        except QuietsumError as error:
-            raise NotTouched(f"its data could not be read ({_without_values(error)})") from None
-        self._answered = key
+        except DataMissing as error:
+            raise NotTouched(f"it has no data: {error}") from None
         delta = private_steps(
             self._task,
             params,
@@ -77,10 +83,3 @@ class Site:
         )
         reach("party:before-send")
         return delta
-
-
-def _without_values(error: QuietsumError) -> str:
-    """What went wrong, without any value: a message about data may quote a row, and a refusal leaves the site."""
-    if isinstance(error, InvalidParameter):
-        return f"{type(error).__name__}: {error.parameter}"
-    return type(error).__name__

@@ -213,7 +213,8 @@ class ResolvedPlan:
                 best = (party, found)
         assert best is not None
         if self.mechanism.label:
-            best = (best[0], dataclasses.replace(best[1], warnings=(*best[1].warnings, self.mechanism.label)))
+            told = (*best[1].warnings, self.mechanism.label)
+            best = (best[0], dataclasses.replace(best[1], warnings=told, certified=False))
         return best
 
     def _row(self, rounds: int) -> ForecastRow:

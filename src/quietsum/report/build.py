@@ -53,7 +53,8 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     with Ledger.open(workspace.ledger) as ledger:
         if ledger.head.ledger != folder.ledger:
             raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
-        claimed = claims(ledger, folder.run, resolved, finished=outcome == "finished")
+        claimed = claims(resolved, finished=outcome == "finished")
+        books = _books(ledger, resolved)
         spent = RunHistory(ledger, folder.run).read().by_round
         head, public_key = ledger.head, ledger.identity.public_key
     measured = None if last is None else task.evaluate(last.state.params)
@@ -68,10 +69,11 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
         "round": number,
         "rounds": plan.federation.rounds,
         "style": plan.privacy.style.value,
-        "sentences": _sentences(claimed, resolved),
+        "sentences": [*_sentences(claimed, resolved), *_over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
         "notes": _notes(resolved),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
+        "lifetime": books,
         "limit": None if limit is None else {"unit": limit.unit.value, "epsilon": limit.epsilon, "delta": limit.delta},
         "noise_multiplier": resolved.noise_multiplier,
         "spent": [
@@ -128,9 +130,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
         return NO_GUARANTEE
     observers = {one.observer for one in guarantees}
     who = {
-        frozenset({Observer.SERVER, Observer.RECIPIENTS}): "Neither the server nor anyone who receives the models",
-        frozenset({Observer.SERVER}): "The server",
-        frozenset({Observer.RECIPIENTS}): "Nobody who receives the models",
+        frozenset({Observer.SERVER, Observer.RECIPIENTS}): "neither the server nor anyone who receives the models",
+        frozenset({Observer.SERVER}): "the server",
+        frozenset({Observer.RECIPIENTS}): "nobody who receives the models",
     }[frozenset(observers)]
     verb = "cannot" if observers == {Observer.SERVER} else "can"
     whether = {
@@ -141,9 +143,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     right = min(100.0, math.ceil(10 * 50 * (1 + _advantage(guarantee, resolved))) / 10)
     epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"
     return (
-        f"{who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, where a coin is right "
-        f"half of the time: ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for the worst of "
-        f"{len(resolved.parties)} parties."
+        f"From this run alone, {who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, "
+        f"where a coin is right half of the time: ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for "
+        f"the worst of {len(resolved.parties)} parties."
     )
 
 
@@ -158,8 +160,33 @@ def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
             return alone
         privacy = resolved.plan.privacy
         accountant = accountant_for("exact", neighbours=privacy.neighbours, unit=charge.unit).compose(charge.event)
-        worst = max(worst, attacker_advantage(accountant) + charge.failure)
+        worst = max(worst, attacker_advantage(accountant) + 2 * charge.failure)
     return min(alone, worst) if worst else alone
+
+
+def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:
+    """What all runs together have used of each protected dataset's lifetime."""
+    ours = {(party.name, party.dataset) for party in resolved.parties if not party.public}
+    return [
+        {
+            "party": book.party, "dataset": book.dataset, "unit": book.unit.value, "runs": book.plans,
+            "epsilon": book.budget.epsilon, "delta": book.budget.delta,
+        }
+        for book in ledger.lifetime()
+        if (book.party, book.dataset) in ours and book.budget is not None
+    ]  # fmt: skip
+
+
+def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
+    """What holds for everything that was and will be done with the same data."""
+    if not books:
+        return []
+    runs, worst = max(book["runs"] for book in books), max(books, key=lambda book: book["epsilon"])
+    return [
+        f"From all runs on the same data, past and future ({runs} so far): ε ≤ {worst['epsilon']:g} per "
+        f"{worst['unit']} at δ = {worst['delta']:g}. That is the largest lifetime budget among these datasets, and the "
+        "ledger lets no run exceed it."
+    ]
 
 
 def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:

@@ -22,7 +22,7 @@ from quietsum.federation.messages import model_hash
 from quietsum.ledger import Head
 from quietsum.runs.atomic import write_atomically
 
-__all__ = ["KEPT", "VERSION", "Checkpoint", "latest", "load_model", "read", "save_model", "write"]
+__all__ = ["KEPT", "VERSION", "Checkpoint", "head_of", "latest", "load_model", "read", "save_model", "write"]
 
 VERSION = 1
 KEPT = 3
@@ -106,6 +106,17 @@ def read(path: Path) -> Checkpoint:
         raise
     except (LookupError, TypeError, ValueError, QuietsumError) as error:
         raise CorruptState(_damaged(path, f"{error}")) from None
+
+
+def head_of(path: Path) -> Head:
+    """The ledger's head in a checkpoint or a model; its tensors are not read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return Head.from_dict(json.loads((file.metadata() or {})["quietsum"])["head"])
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
 
 
 def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import final
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
+from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
 from quietsum.runs.atomic import NoRoom, sync_folder, write_atomically
 
@@ -67,6 +68,28 @@ class Workspace:
                 if (path / "run.json").is_file():
                     with contextlib.suppress(CorruptState):
                         yield RunFolder.open(path)
+
+    def has_runs(self) -> bool:
+        """Whether runs lie here that a ledger must know of."""
+        return any(True for _ in self.folders())
+
+    def anchors(self) -> Iterator[tuple[Path, Head]]:
+        """Every signed head that a run has kept: in its checkpoints, its model and its report."""
+        from quietsum.runs.checkpoint import head_of
+
+        for folder in self.folders():
+            for path in (*sorted(folder.checkpoints.glob("round-*.safetensors")), folder.model):
+                if path.is_file():
+                    yield path, head_of(path)
+            report = folder.path / "report.json"
+            if report.is_file():
+                try:
+                    yield report, Head.from_dict(json.loads(report.read_text(encoding="utf-8"))["ledger"]["head"])
+                except (OSError, ValueError, LookupError, TypeError) as error:
+                    raise CorruptState(
+                        f"{report} cannot be read ({error}); delete it: quietsum show makes no new one, "
+                        "quietsum run --resume does"
+                    ) from None
 
     def find(self, name: str) -> RunFolder:
         """The run called ``name``, or in the folder ``name``; ``latest`` is the newest one."""

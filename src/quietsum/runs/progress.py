@@ -109,6 +109,8 @@ class JsonLines:
 
     def __init__(self, target: Path | IO[str]) -> None:
         self._file: IO[str] = target.open("a", encoding="utf-8") if isinstance(target, Path) else target
+        if isinstance(target, Path):
+            target.chmod(0o600)
         self._own = isinstance(target, Path)
 
     def __enter__(self) -> Self:
@@ -128,7 +130,7 @@ class JsonLines:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return "Infinity" if value > 0 else str(value)
+        return "Infinity" if value > 0 else None
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -38,6 +38,7 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         try:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=10)
+            path.chmod(0o600)
             self._database.executescript(SCHEMA)
         except sqlite3.Error as error:
             raise CorruptState(f"{path} cannot be used ({error}); move it away, nothing in it is needed") from None

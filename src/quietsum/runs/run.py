@@ -22,19 +22,19 @@ from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Federation
 from quietsum.federation.round import run_round
 from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted, Watcher, tell
+from quietsum.learning.descent import gradients_of
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.plan import Plan, ResolvedPlan, Style, resolve
+from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Neighbours, Observer
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import Metrics, NumpyTask, task_named
+from quietsum.tasks import Metrics, NumpyTask, Rehearsed, task_named
 
-__all__ = ["RunResult", "claims", "resume", "start"]
+__all__ = ["RunResult", "check_anchors", "claims", "resume", "start"]
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +67,10 @@ def start(
     """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent."""
     task = task or task_named(plan.task.name, plan.task.options)
     resolved = resolve(plan, task.parties(), task.dimension)
+    _rehearse(task)
     run = workspace.free_name(plan, name)
-    with Ledger.open(workspace.ledger, create=True) as ledger:
+    with Ledger.open(workspace.ledger, create=not workspace.has_runs()) as ledger:
+        check_anchors(ledger, workspace)
         reach("run:before-open")
         _open(ledger, run, resolved)
         reach("run:opened")
@@ -106,7 +108,9 @@ def resume(
     plan = folder.plan()
     task = task or task_named(plan.task.name, plan.task.options)
     resolved = resolve(plan, task.parties(), task.dimension)
+    _rehearse(task)
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
+        check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
         history = RunHistory(ledger, folder.run)
         last = checkpoints.latest(folder.checkpoints)
@@ -134,6 +138,31 @@ def resume(
         if opened is not None:
             opened(folder)
         return _go_on(last, folder, task, resolved, ledger, history, federation, rng, tuple(watchers))
+
+
+def _rehearse(task: NumpyTask) -> None:
+    """Differentiate the task's made-up examples, where it has some, so that its own mistakes are heard of."""
+    if isinstance(task, Rehearsed):
+        rows = task.example()
+        gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
+
+
+def check_anchors(ledger: Ledger, workspace: Workspace) -> int:
+    """Every head that the workspace's runs have kept must be in the ledger; returns how many there are (rule 11).
+
+    A ledger that was rolled back, cut or replaced would give spent budget back. The heads in checkpoints, models and
+    reports remember.
+    """
+    count = 0
+    for path, head in workspace.anchors():
+        if head.ledger == ledger.head.ledger and not ledger.contains(head):
+            raise LedgerBroken(
+                f"does not contain the head that {path} was saved with",
+                at=head.sequence,
+                remedy="it was rolled back, cut or replaced: restore the newest copy, then run quietsum ledger verify",
+            )
+        count += 1
+    return count
 
 
 def _open(ledger: Ledger, run: str, resolved: ResolvedPlan) -> None:
@@ -209,7 +238,7 @@ def _go_on(
     except KeyboardInterrupt:
         tell(watchers, RunFinished(outcome="interrupted", round=done, reason="stopped by hand"))
         raise
-    claimed = claims(ledger, folder.run, resolved, finished=error is None)
+    claimed = claims(resolved, finished=error is None)
     about = {
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
@@ -223,30 +252,20 @@ def _go_on(
     )  # fmt: skip
 
 
-def claims(ledger: Ledger, run: str, resolved: ResolvedPlan, *, finished: bool) -> tuple[Guarantee, ...]:
-    """What may be said about the model.
+def claims(resolved: ResolvedPlan, *, finished: bool) -> tuple[Guarantee, ...]:
+    """What may be said about the models of a run: the whole plan's ε, spare attempts included.
 
-    A run that went through its schedule claims what it spent. One that stopped early claims the whole plan's ε, because
-    whoever stopped it may have looked (rule 3). Style none claims nothing.
+    However many attempts it took, whoever refused and whenever it stopped, those choices may have been made by someone
+    who saw results, so nothing smaller is claimed (rule 3); and a smaller number would tell who took part (rule 5).
+    Style none claims nothing. A run that did not go through its schedule has no lower bound.
     """
-    if resolved.plan.privacy.style is Style.NONE:
-        return ()
-    spent = ledger.spent(run)
-    if finished or resolved.limit is None:
-        return spent
-    limit = resolved.limit
-    whole = [
-        Guarantee(
-            epsilon=limit.epsilon, delta=limit.delta, unit=limit.unit, observer=observer,
-            neighbours=Neighbours(resolved.plan.privacy.neighbours), method="the whole plan's ε: the run stopped early",
-        )
-        for observer in Observer
-    ]  # fmt: skip
+    whole = resolved.forecast(at=()).whole
+    if finished and not resolved.plan.federation.spare_attempts:
+        return whole
     return tuple(
-        max((guarantee, *(w for w in whole if (w.unit, w.observer) == (guarantee.unit, guarantee.observer))),
-            key=lambda claim: claim.epsilon)
-        for guarantee in spent or whole
-    )  # fmt: skip
+        dataclasses.replace(one, epsilon_lower=0.0, method=f"{one.method}; the whole plan, however much of it ran")
+        for one in whole
+    )
 
 
 def _on(measured: Metrics) -> dict[str, str]:

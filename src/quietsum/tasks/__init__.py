@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 from quietsum.errors import InvalidParameter
-from quietsum.tasks.protocol import Comparable, Metrics, NumpyTask, Rows
+from quietsum.tasks.protocol import Comparable, Metrics, NumpyTask, Rehearsed, Rows
 
-__all__ = ["TASKS", "Comparable", "Metrics", "NumpyTask", "Rows", "task_named"]
+__all__ = ["TASKS", "Comparable", "Metrics", "NumpyTask", "Rehearsed", "Rows", "task_named"]
 
 
 def _heart(options: Mapping[str, Any]) -> NumpyTask:

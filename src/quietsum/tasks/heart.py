@@ -281,6 +281,10 @@ class HeartTask:
         parts = {f"accuracy_{name}": f"{len(rows)} {kind} of {name}" for name, rows in self._held_out.items()}
         return Metrics(values=values, on=f"{len(pooled)} {kind}", parts=parts)
 
+    def example(self) -> Rows:
+        """An average patient, once ill and once well. Made up."""
+        return Rows(features=np.zeros((2, self.dimension)), labels=np.array([0.0, 1.0]))
+
     def references(self) -> Mapping[str, float]:
         """Accuracy of :func:`reference_scores` on the same rows. The data is published, so this is allowed."""
         scores = reference_scores(self)

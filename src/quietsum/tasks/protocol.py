@@ -9,6 +9,7 @@ would have to be charged. Features may be computed from one row and public const
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Protocol, final, runtime_checkable
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from quietsum.errors import InvalidParameter
 from quietsum.plan import PartyFacts
 
-__all__ = ["Comparable", "Metrics", "NumpyTask", "Rows"]
+__all__ = ["Comparable", "Metrics", "NumpyTask", "Rehearsed", "Rows"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,6 +57,9 @@ class Metrics:
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        finite = {name: float(value) for name, value in self.values.items() if math.isfinite(value)}
+        object.__setattr__(self, "values", finite)  # a score that is not defined, an AUC of one class say, is left out
+        object.__setattr__(self, "parts", {name: data for name, data in self.parts.items() if name in finite})
         if not self.on.strip() or not set(self.parts) <= set(self.values):
             raise InvalidParameter("on", self.on, "does not name the data of every score", "say which data it was")
 
@@ -112,4 +116,17 @@ class Comparable(Protocol):
 
     def references(self) -> Mapping[str, float]:
         """The first metric of models without privacy, by a few words that say what each one is."""
+        ...
+
+
+@runtime_checkable
+class Rehearsed(Protocol):
+    """A task with made-up examples, so that a mistake in its code is found before protected rows are touched.
+
+    During training an exception is swallowed with its row (it would tell about that row), so without this a task that
+    always raises trains on noise alone.
+    """
+
+    def example(self) -> Rows:
+        """A few rows that nobody needs to protect, of the shape of the real ones."""
         ...
