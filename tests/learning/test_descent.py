@@ -273,14 +273,14 @@ class Poisoned:
 def test_a_poison_record_is_a_row_of_zeros_and_nobody_hears_of_it(
     how: str, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = np.vstack([examples(3), [POISON, 0.0, 0.0]])
+    rows = np.vstack([examples(3), [POISON, 0.0, 0.0, 0.0]])
     settings: dict[str, Any] = {
         "steps": 1, "sampling": Everyone(), "mechanism": GaussianMechanism(max_norm=NORM, noise_multiplier=1.0),
         "expected_batch": 10.0, "learning_rate": 1.0, "momentum": 0.0,
     }  # fmt: skip
     moves = [
         private_steps(
-            Poisoned(how), np.zeros(3), Rows(features=kept, labels=np.zeros(len(kept))),
+            Poisoned(how), np.zeros(4), Rows(features=kept, labels=np.zeros(len(kept))),
             rng=randomness_for_tests(5), **settings,
         )
         for kept in (rows, rows[:-1])
@@ -291,10 +291,10 @@ def test_a_poison_record_is_a_row_of_zeros_and_nobody_hears_of_it(
 
 
 def test_without_a_guarantee_the_task_s_own_error_is_heard() -> None:
-    rows = np.vstack([examples(3), [POISON, 0.0, 0.0]])
+    rows = np.vstack([examples(3), [POISON, 0.0, 0.0, 0.0]])
     with pytest.raises(ZeroDivisionError):
         private_steps(
-            Poisoned("arithmetic"), np.zeros(3), Rows(features=rows, labels=np.zeros(len(rows))),
+            Poisoned("arithmetic"), np.zeros(4), Rows(features=rows, labels=np.zeros(len(rows))),
             steps=1, sampling=Everyone(), mechanism=None, expected_batch=10.0, learning_rate=1.0, momentum=0.0,
             rng=system_randomness(),
         )  # fmt: skip
