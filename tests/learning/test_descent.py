@@ -271,8 +271,9 @@ class Poisoned:
 
 @pytest.mark.parametrize("how", ["arithmetic", "value", "shape", "warning"])
 def test_a_poison_record_is_a_row_of_zeros_and_nobody_hears_of_it(
-    how: str, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str]
+    how: str, recwarn: pytest.WarningsRecorder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
     rows = np.vstack([examples(3), [POISON, 0.0, 0.0, 0.0]])
     settings: dict[str, Any] = {
         "steps": 1, "sampling": Everyone(), "mechanism": GaussianMechanism(max_norm=NORM, noise_multiplier=1.0),
