@@ -1,0 +1,282 @@
+"""What parties owe: runs, books and open reservations, and the rules that every charge must keep.
+
+:class:`Accounts` is asked before an entry is written, and again when it is read: the same checks, so that what would be
+refused today is found in a ledger that somebody else wrote. Each check raises a
+:class:`~quietsum.errors.QuietsumError` that says what to do instead, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, final
+
+from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.ledger.books import BookState, Share
+from quietsum.ledger.charges import Charge, Dataset, Terms
+from quietsum.ledger.encoding import number
+from quietsum.ledger.spending import Cost, Prices, Tally, exceeds
+from quietsum.privacy.guarantee import Budget, Guarantee
+from quietsum.privacy.units import PrivacyUnit
+
+__all__ = ["Account", "Accounts", "Reservation", "RunState", "check_raise", "check_reason", "rounds_of"]
+
+Account = tuple[str, PrivacyUnit]
+"""A party and what is protected there."""
+
+
+@final
+class Reservation:
+    """Charges that may still be committed or refunded."""
+
+    __slots__ = ("charges", "refunded", "sequence")
+
+    def __init__(self, sequence: int, charges: tuple[Charge, ...]) -> None:
+        self.sequence = sequence
+        self.charges = charges
+        self.refunded: tuple[str, ...] = ()
+
+
+@final
+class RunState:
+    """One run while the ledger is read or written."""
+
+    __slots__ = ("attempts", "committed", "datasets", "entry", "open", "plan_hash", "refunds", "shares", "terms")
+
+    def __init__(self, entry: int, plan_hash: str, terms: Terms, datasets: dict[str, str]) -> None:
+        self.entry, self.plan_hash, self.terms, self.datasets = entry, plan_hash, terms, datasets
+        self.shares: dict[Account, Share] = {}
+        self.attempts: dict[int, int] = {}
+        self.open: dict[tuple[int, int], Reservation] = {}
+        self.committed = 0
+        self.refunds = 0
+
+
+@final
+class Accounts:
+    """All runs, books and declarations."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, RunState] = {}
+        self.books: dict[tuple[str, str, PrivacyUnit], BookState] = {}
+        self.public: dict[tuple[str, str], str] = {}
+
+    def copy(self) -> Accounts:
+        """Accounts in which declarations and budgets can be tried; runs and charges are shared."""
+        other = Accounts()
+        other.runs, other.books, other.public = self.runs, dict(self.books), dict(self.public)
+        return other
+
+    def book(self, party: str, dataset: str, unit: PrivacyUnit) -> BookState:
+        """The book of one unit of a dataset, an empty one where there was none."""
+        key = party, dataset, unit
+        if key not in self.books:
+            self.books[key] = BookState(party, dataset, unit)
+        return self.books[key]
+
+    def set_budget(self, party: str, dataset: str, budget: Budget) -> None:
+        """Give one book a budget, leaving the book object that others hold unchanged."""
+        self.books[party, dataset, budget.unit] = self.book(party, dataset, budget.unit).with_budget(budget)
+
+    def check_run(self, run: str, terms: Terms, planned: Iterable[Charge], datasets: Sequence[Dataset]) -> None:
+        """A new run, one dataset a party, and a plan about exactly these datasets."""
+        if run in self.runs:
+            raise PlanRefused(f"run {run!r} is already in the ledger; give the new one another name")
+        names: dict[str, str] = {}
+        for dataset in datasets:
+            if dataset.party in names:
+                raise PlanRefused(f"party {dataset.party!r} is named twice; each party brings one dataset to a run")
+            names[dataset.party] = dataset.dataset
+        if not names:
+            raise PlanRefused("a run needs at least one party with a dataset")
+        seen: set[Account] = set()
+        for charge in planned:
+            self.check_charge(charge, names, terms)
+            if (charge.party, charge.unit) in seen:
+                raise PlanRefused(
+                    f"the plan charges {charge.party!r} twice per {charge.unit}; one charge a party and unit"
+                )
+            seen.add((charge.party, charge.unit))
+
+    def check_charge(self, charge: Charge, datasets: Mapping[str, str], terms: Terms) -> None:
+        """A charge names a dataset of the run, and is protected unless the data is public."""
+        if datasets.get(charge.party) != charge.dataset:
+            raise PlanRefused(
+                f"dataset {charge.dataset!r} of {charge.party!r} is not among the run's datasets; declare it first"
+            )
+        if charge.event is None:
+            if (charge.party, charge.dataset) not in self.public:
+                raise PlanRefused(
+                    f"style none would release dataset {charge.dataset!r} of {charge.party!r} without protection; use "
+                    'style = "sample", or, if nobody in it needs protection: quietsum ledger declare-public '
+                    f"--party {charge.party} --dataset {charge.dataset} --reason why"
+                )
+        elif terms.limit(charge.unit) is None:
+            raise PlanRefused(
+                f"the plan states no limit per {charge.unit} but charges one; state ε and δ per {charge.unit}"
+            )
+
+    def check_plan(
+        self, run: str, terms: Terms, planned: Sequence[tuple[Charge, Cost]], prices: Prices, rounds: int | None
+    ) -> None:
+        """The whole plan fits its own limit and every lifetime."""
+        for charge, cost in planned:
+            tally, limit = Tally([cost]), terms.limit(charge.unit)
+            if limit is not None and cost.protected:
+                found = self._price(tally, terms, charge.unit, limit.delta, prices)
+                if exceeds(found.epsilon, limit.epsilon):
+                    raise PlanRefused(
+                        f"the plan costs {charge.party!r} ε = {found.epsilon:.6g} per {charge.unit} at δ = "
+                        f"{limit.delta:g} and states ε = {limit.epsilon:.6g}; state what it costs, or add noise"
+                    )
+            if (charge.party, charge.dataset) not in self.public:
+                book = self.book(charge.party, charge.dataset, charge.unit)
+                book.admit_plan(run, tally, terms, prices, rounds)
+
+    def check_reserve(self, run: str, round: int, attempt: int, charges: Iterable[Charge]) -> RunState:
+        """An open run, the next attempt, and charges that its plan contains."""
+        state = self.runs.get(run)
+        if state is None:
+            raise QuietsumError(f"run {run!r} is not in the ledger; open it before its first round")
+        expected = state.attempts.get(round, 0) + 1
+        if isinstance(attempt, bool) or attempt != expected:
+            raise InvalidParameter(
+                "attempt", attempt, f"is not the next one of round {round}", f"use attempt {expected}"
+            )
+        seen: set[Account] = set()
+        for charge in charges:
+            self.check_charge(charge, state.datasets, state.terms)
+            account = charge.party, charge.unit
+            if account in seen:
+                raise InvalidParameter("charges", account, "appears twice", "compose the events of one round into one")
+            seen.add(account)
+            if account not in state.shares:
+                raise PlanRefused(f"the plan of run {run!r} charges {charge.party!r} nothing per {charge.unit}")
+            if charge.observers != state.shares[account].observers:
+                raise PlanRefused(
+                    f"this charge protects {charge.party!r} against {', '.join(charge.observers)}, the plan of "
+                    f"run {run!r} against {', '.join(state.shares[account].observers)}; a plan is frozen once it runs"
+                )
+        return state
+
+    def check_budgets(self, run: str, charges: Sequence[tuple[Charge, Cost]], prices: Prices) -> None:
+        """The run's own limit and every lifetime still hold with these charges."""
+        state = self.runs[run]
+        for charge, cost in charges:
+            share = state.shares[charge.party, charge.unit]
+            after = share.tally.plus([cost])
+            limit = state.terms.limit(charge.unit)
+            for event, count in after.leaves.items():
+                planned = share.planned.leaves.get(event, 0)
+                if planned < count:
+                    raise BudgetExhausted(
+                        f"run {run!r} would charge {charge.party!r} for {count} × {event}, and its plan contains "
+                        f"{planned or 'none'}; nothing was asked of anybody: plan spare attempts, or open a new run "
+                        "for what is left of the lifetime"
+                    )
+            if limit is not None and cost.protected:
+                found = self._price(after, state.terms, charge.unit, limit.delta, prices)
+                if exceeds(found.epsilon, limit.epsilon):
+                    raise BudgetExhausted(
+                        f"this round would bring {charge.party!r} to ε = {found.epsilon:.6g} per {charge.unit} at δ = "
+                        f"{limit.delta:g}; run {run!r} may cost ε = {limit.epsilon:.6g}. Nothing was asked of anybody: "
+                        "stop here, or plan spare attempts next time"
+                    )
+            if (charge.party, charge.dataset) not in self.public:
+                book = self.book(charge.party, charge.dataset, charge.unit)
+                book.admit_charge(run, after, state.terms, cost, prices)
+
+    def check_open(self, run: str, round: int, attempt: int, sequence: int) -> tuple[RunState, Reservation]:
+        """A reservation that is neither committed nor foreign."""
+        state = self.runs.get(run)
+        if state is None or attempt > state.attempts.get(round, 0) or attempt < 1:
+            raise QuietsumError(
+                f"nothing is reserved for attempt {attempt} at round {round} of run {run!r}; reserve first"
+            )
+        reservation = state.open.get((round, attempt))
+        if reservation is None:
+            raise QuietsumError(
+                f"attempt {attempt} at round {round} of run {run!r} is committed; that happens once, and "
+                "nothing is refunded after it"
+            )
+        if reservation.sequence != sequence:
+            raise InvalidParameter(
+                "receipt", sequence, f"is not where the reservation stands (entry {reservation.sequence})",
+                "use the receipt that reserve() returned",
+            )  # fmt: skip
+        return state, reservation
+
+    def check_refund(self, reservation: Reservation, party: str, reason: str) -> list[Charge]:
+        """The record-level charges that go back: only before a commit, only once, never what amplification rests on."""
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidParameter("reason", reason, "is empty", "say why the party did not touch its data")
+        if party in reservation.refunded:
+            raise InvalidParameter("party", party, "was refunded already for this attempt", "refund once")
+        found = [c for c in reservation.charges if c.party == party and c.unit is not PrivacyUnit.CLIENT]
+        if not found:
+            raise InvalidParameter(
+                "party", party, "has no charge per record here that could go back",
+                "charges per client fall on every registered party, whether it takes part or not",
+            )  # fmt: skip
+        return found
+
+    # ------------------------------------------------------------------------------------------- prices
+
+    @staticmethod
+    def _price(tally: Tally, terms: Terms, unit: PrivacyUnit, delta: float, prices: Prices) -> Guarantee:
+        return prices.upper(tally.key(), terms.accounting, terms.neighbours, unit, delta)
+
+    def priced(self, run: RunState, account: Account, prices: Prices) -> Guarantee:
+        """What one party has paid in a run, per unit, from both sides where the accountant can."""
+        unit = account[1]
+        terms, limit, tally = run.terms, run.terms.limit(unit), run.shares[account].tally
+        if limit is not None:
+            return prices.guarantee(tally.key(), terms.accounting, terms.neighbours, unit, limit.delta)
+        epsilon = math.inf if tally.unprotected else 0.0  # style none has no δ to ask at
+        method = "a release without protection" if tally.unprotected else "nothing was released"
+        return Guarantee(
+            epsilon=epsilon, epsilon_lower=epsilon, delta=0.0, unit=unit, neighbours=terms.neighbours, method=method
+        )
+
+    def spent_lines(self, run: RunState, prices: Prices) -> list[dict[str, Any]]:
+        """ε of each party and unit as a commit entry states it."""
+        lines = []
+        for party, unit in sorted(run.shares):
+            limit, tally = run.terms.limit(unit), run.shares[party, unit].tally
+            if limit is not None:
+                epsilon, delta = self._price(tally, run.terms, unit, limit.delta, prices).epsilon, limit.delta
+            else:
+                epsilon, delta = math.inf if tally.unprotected else 0.0, 0.0
+            lines.append({"party": party, "unit": unit.value, "epsilon": number(epsilon), "delta": delta})
+        return lines
+
+
+def check_reason(reason: object) -> str:
+    """A reason, without spaces around it."""
+    if not isinstance(reason, str) or not reason.strip():
+        raise InvalidParameter("reason", reason, "is empty", "say who decided it and why; it stays in the ledger")
+    return reason.strip()
+
+
+def check_raise(book: BookState, epsilon: float, delta: float, reason: str) -> None:
+    """A budget goes up or stays, keeps its δ, and says why."""
+    check_reason(reason)
+    if book.budget is None:
+        return
+    if delta != book.budget.delta:
+        raise InvalidParameter(
+            "delta", delta, f"is not the dataset's δ = {book.budget.delta:g}",
+            "δ belongs to the dataset and was fixed with its first budget",
+        )  # fmt: skip
+    if epsilon < book.budget.epsilon:
+        raise InvalidParameter(
+            "epsilon", epsilon, f"is below the present budget {book.budget.epsilon:g} per {book.unit}",
+            "what was promised before plans were admitted cannot be taken back; plan less instead",
+        )  # fmt: skip
+
+
+def rounds_of(plan: Mapping[str, Any]) -> int | None:
+    """How many rounds a plan says it has, for a message to people."""
+    federation = plan.get("federation")
+    rounds = federation.get("rounds") if isinstance(federation, Mapping) else None
+    return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0 else None

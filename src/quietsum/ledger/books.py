@@ -1,0 +1,306 @@
+"""Lifetime budgets: what one unit of a dataset may ever cost, over all plans that touch it.
+
+A *book* belongs to (party, dataset, unit) and outlives runs: deleting a run's folder refunds nothing, because no run
+folder is ever asked. The rule, and why it is sound:
+
+* **One plan.** The plan is frozen when it is opened: every later charge is part of it. Its whole forecast, by the
+  plan's accountant at the dataset's δ, must fit the budget. Stopping it early, for whatever reason, is a function of
+  what the whole plan would have released, so the whole plan's ε holds.
+* **From the second plan on**, which somebody chose after looking at the results of the first: a Rényi filter, at the
+  order that the budget alone fixes, over *all* charges of *all* plans, the first one included.
+* **The seam.** Mixing both ("exact for the first, what is left for the next") would let results choose the analysis.
+  Whether the first plan's whole forecast fits the filter is known before any data is seen. If it does not, no second
+  plan is ever let in, so every possible history is part of one frozen plan, and exact accounting stands. If it does,
+  every possible history lies inside the filter. Either way one analysis covers all histories. "First" is the plan
+  that charged the book first; plans that were opened and charged nothing do not count.
+* **Stopped plans** are charged what they reserved, nothing more: the filter adds up charges, not forecasts. (A plan
+  that goes on later meets the gate again at each reservation.)
+* **δ belongs to the dataset.** The first budget fixes it; a plan with a smaller δ of its own is accounted at both.
+* **Raising a budget** is a decision of the data's owner and outside of this proof: the promise is the new (ε, δ), as if
+  it had been the budget from the start. Deciding it by what the models showed makes the decision itself a release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Callable
+from typing import final
+
+from quietsum.errors import BudgetExhausted, PlanRefused, QuietsumError
+from quietsum.ledger.charges import Terms
+from quietsum.ledger.spending import Cost, Prices, Tally, exceeds
+from quietsum.privacy.guarantee import Budget, Guarantee
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+
+__all__ = ["Book", "BookState", "Share"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Book:
+    """A lifetime account as people see it.
+
+    ``budget`` is None for public data, and ``public`` then says why. ``guarantee`` is about everything charged so far:
+    with one plan the ε of what it reserved, if its schedule runs as planned; with several the whole budget, since what
+    is left may have steered the next plan. ``spent_fraction`` lies between 0 and 1.
+    """
+
+    party: str
+    dataset: str
+    unit: PrivacyUnit
+    budget: Budget | None
+    public: str
+    spent_fraction: float
+    plans: int
+    guarantee: Guarantee | None
+
+
+@final
+class Share:
+    """What one run planned and charged on one book."""
+
+    __slots__ = ("observers", "planned", "tally", "terms")
+
+    def __init__(self, planned: Tally, terms: Terms, observers: tuple[Observer, ...]) -> None:
+        self.planned = planned
+        self.terms = terms
+        self.observers = observers
+        self.tally = Tally()
+
+    @property
+    def charged(self) -> bool:
+        """Whether anything stands reserved."""
+        return bool(self.tally.leaves or self.tally.unprotected or self.tally.failures)
+
+
+_NOTHING = Tally()
+
+
+@final
+class BookState:
+    """A book while the ledger is read or written."""
+
+    __slots__ = ("_sum", "budget", "charged", "dataset", "party", "plans", "unit")
+
+    def __init__(self, party: str, dataset: str, unit: PrivacyUnit) -> None:
+        self.party, self.dataset, self.unit = party, dataset, unit
+        self.budget: Budget | None = None
+        self.plans = 0
+        self.charged: dict[str, Share] = {}  # runs in the order of their first charge, without those fully refunded
+        self._sum: Tally | None = None  # of several runs; a single one's tally is its own sum
+
+    @property
+    def total(self) -> Tally:
+        """Everything charged, by all runs. Not to be changed."""
+        if self._sum is not None:
+            return self._sum
+        return next((share.tally for share in self.charged.values()), _NOTHING)
+
+    def with_budget(self, budget: Budget) -> BookState:
+        """The same book under another budget; this one stays as it is."""
+        other = BookState(self.party, self.dataset, self.unit)
+        other.plans, other.charged, other._sum, other.budget = self.plans, self.charged, self._sum, budget
+        return other
+
+    # ------------------------------------------------------------------------------------------- recording
+
+    def charge(self, run: str, share: Share, cost: Cost) -> None:
+        """Count one cost of one run."""
+        share.tally.add(cost)
+        if self._sum is not None:
+            self._sum.add(cost)
+        if run not in self.charged:
+            self.charged[run] = share
+            if self._sum is None and len(self.charged) > 1:
+                self._sum = Tally()
+                for one in self.charged.values():
+                    self._sum.merge(one.tally)
+
+    def refund(self, run: str, share: Share, cost: Cost) -> None:
+        """Take one cost back."""
+        share.tally.add(cost, -1)
+        if self._sum is not None:
+            self._sum.add(cost, -1)
+        if not share.charged:
+            self.charged.pop(run, None)
+
+    # -------------------------------------------------------------------------------------------- the gate
+
+    def admit_plan(self, run: str, planned: Tally, terms: Terms, prices: Prices, rounds: int | None) -> None:
+        """Refuse a plan that does not fit as a whole: BudgetExhausted, with what is left and how to raise it."""
+        others = {name: share for name, share in self.charged.items() if name != run}
+        if others and terms.neighbours is not self._relation:
+            raise PlanRefused(
+                f"{self} has been accounted under {self._relation} neighbours, this plan says {terms.neighbours}; "
+                f'set privacy.neighbours = "{self._relation}", the two cannot be added up'
+            )
+        if not others:
+            found = self._alone(planned, terms, prices)
+            if exceeds(found.epsilon, self._budget.epsilon):
+                raise self._too_much_for_one(planned, terms, prices, rounds)
+            return
+        used = self._together(next(iter(others.values())), planned, prices)
+        if not used <= 1:
+            raise self._too_much_for_filter(others, planned, terms, prices, rounds)
+
+    def admit_charge(self, run: str, after: Tally, terms: Terms, cost: Cost, prices: Prices) -> None:
+        """Refuse a charge that does not fit: BudgetExhausted, and nothing was charged.
+
+        ``after`` is what the run will have charged with it.
+        """
+        if not self.charged or (len(self.charged) == 1 and run in self.charged):
+            found = self._alone(after, terms, prices)
+            fits = not exceeds(found.epsilon, self._budget.epsilon)
+        else:
+            first = next(iter(self.charged.values()))
+            fits = self._together(first, Tally([cost]), prices) <= 1
+        if not fits:
+            raise BudgetExhausted(
+                f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.epsilon:g} per "
+                f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody. To allow more: "
+                f"{self.raise_command(None)}"
+            )
+
+    def _alone(self, tally: Tally, terms: Terms, prices: Prices) -> Guarantee:
+        return prices.upper(tally.key(), terms.accounting, terms.neighbours, self.unit, self._budget.delta)
+
+    def _together(self, first: Share, more: Tally, prices: Prices) -> float:
+        """The share of the filter that everything charged and ``more`` use; infinite where the seam is closed."""
+        gate, neighbours = prices.gate(self._budget), self._relation
+        if not gate.used(first.planned, neighbours, prices) <= 1:
+            return math.inf
+        total = self.total.copy()
+        total.merge(more)
+        return gate.used(total, neighbours, prices)
+
+    @property
+    def _budget(self) -> Budget:
+        if self.budget is None:
+            raise QuietsumError(f"{self} has no budget; open the run first")
+        return self.budget
+
+    @property
+    def _relation(self) -> Neighbours:
+        first = next(iter(self.charged.values()), None)
+        return Neighbours.ADD_REMOVE if first is None else first.terms.neighbours
+
+    # --------------------------------------------------------------------------------------------- refusals
+
+    def _too_much_for_one(self, planned: Tally, terms: Terms, prices: Prices, rounds: int | None) -> BudgetExhausted:
+        budget = self._budget
+        needed = self._alone(planned, terms, prices).epsilon
+        fraction = _largest(lambda part: not exceeds(self._alone(part, terms, prices).epsilon, budget.epsilon), planned)
+        return BudgetExhausted(
+            f"the whole plan costs ε = {_up(needed)} per {self.unit} at δ = {budget.delta:g}; {self} has a lifetime of "
+            f"ε = {budget.epsilon:g}, of which nothing is spent: {_rounds(fraction, rounds)}. "
+            f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
+        )
+
+    def _too_much_for_filter(
+        self, others: dict[str, Share], planned: Tally, terms: Terms, prices: Prices, rounds: int | None
+    ) -> BudgetExhausted:
+        budget, first = self._budget, next(iter(others.values()))
+
+        def fits(epsilon: float) -> bool:
+            gate = prices.gate(Budget(epsilon=epsilon, delta=budget.delta, unit=budget.unit))
+            total = self.total.copy()
+            total.merge(planned)
+            used = (gate.used(tally, self._relation, prices) for tally in (first.planned, total))
+            return all(part <= 1 for part in used)
+
+        needed = _smallest(fits, budget.epsilon)
+        gate = prices.gate(budget)
+        if gate.used(first.planned, self._relation, prices) <= 1:
+            left = max(0.0, 1 - gate.used(self.total, self._relation, prices))
+            cost = gate.used(planned, self._relation, prices)
+            state = f"about {100 * left:.3g} % of it is left, and {_rounds(left / cost if cost else 0.0, rounds)}"
+        else:
+            state = (
+                "its first plan was accounted by itself and leaves no room for a second one, chosen after its results "
+                "were seen: no round of this plan would fit"
+            )
+        return BudgetExhausted(
+            f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}. "
+            f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
+        )
+
+    def raise_command(self, needed: float | None) -> str:
+        """What to type to allow ``needed``."""
+        wanted = "EPSILON" if needed is None or not math.isfinite(needed) else _up(needed)
+        words = ["quietsum", "ledger", "raise", "--party", self.party, "--dataset", self.dataset]
+        words += [] if self.unit is PrivacyUnit.RECORD else ["--unit", self.unit.value]
+        return shlex.join([*words, "--epsilon", wanted, "--reason", "why"])
+
+    def __str__(self) -> str:
+        return f"dataset {self.dataset!r} of {self.party!r}"
+
+    # ---------------------------------------------------------------------------------------------- reading
+
+    def seen(self, public: str, prices: Prices) -> Book:
+        """The book as people see it."""
+        budget = None if public else self.budget
+        guarantee, fraction = None, 0.0
+        if budget is not None:
+            shares = list(self.charged.values())
+            if len(shares) <= 1:
+                terms = shares[0].terms if shares else Terms(neighbours=self._relation)
+                guarantee = self._alone(self.total, terms, prices)
+                fraction = min(1.0, guarantee.epsilon / budget.epsilon)
+            else:
+                gate = prices.gate(budget)
+                fraction = min(1.0, gate.used(self.total, self._relation, prices))
+                guarantee = Guarantee(
+                    epsilon=budget.epsilon, delta=budget.delta, unit=self.unit, neighbours=self._relation,
+                    method="Rényi filter", order=gate.order,
+                )  # fmt: skip
+        return Book(
+            party=self.party, dataset=self.dataset, unit=self.unit, budget=budget, public=public,
+            spent_fraction=fraction, plans=self.plans, guarantee=guarantee,
+        )  # fmt: skip
+
+
+def _up(epsilon: float) -> str:
+    """ε with three digits, rounded up, so that a budget typed from it suffices."""
+    if not math.isfinite(epsilon) or epsilon <= 0:
+        return f"{epsilon:g}"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit * (1 + 1e-9)) * unit:.6g}"
+
+
+def _rounds(fraction: float, rounds: int | None) -> str:
+    fraction = min(max(fraction, 0.0), 1.0)
+    if rounds is None:
+        return f"about {math.floor(100 * fraction)} % of this plan would fit"
+    return f"about {math.floor(fraction * rounds + 1e-9)} of the plan's {rounds} rounds would fit"
+
+
+def _scaled(planned: Tally, fraction: float) -> Tally:
+    part = Tally()
+    part.leaves = {event: count for event, n in planned.leaves.items() if (count := math.floor(n * fraction))}
+    part.failures = dict(planned.failures)
+    part.unprotected = planned.unprotected
+    return part
+
+
+def _largest(fits: Callable[[Tally], bool], planned: Tally) -> float:
+    """The largest share of a plan that fits, to a thousandth."""
+    low, high = 0, 1000
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(_scaled(planned, middle / 1000)) else (low, middle)
+    return low / 1000
+
+
+def _smallest(fits: Callable[[float], bool], start: float) -> float:
+    """The smallest ε above ``start`` that fits, to a thousandth; infinite where none up to a million does."""
+    low, high = start, start * 2
+    while not fits(high):
+        low, high = high, high * 2
+        if high > 1e6:
+            return math.inf
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

@@ -1,0 +1,174 @@
+"""What a plan owes and to whom: datasets, charges and the terms of a run.
+
+A *charge* says which party's dataset pays, for which unit, against whom the protection holds, and by which event.
+*Terms* say how a run's charges become ε (one accountant, one relation) and how much the plan may cost itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, final
+
+from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.ledger.encoding import label
+from quietsum.privacy.events import PrivacyEvent, from_dict, to_dict
+from quietsum.privacy.guarantee import Budget
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+
+__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to"]
+
+ACCOUNTINGS = ("exact", "rdp", "moments")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A party's data by the name that the party declares, never by content.
+
+    ``size`` is declared and public. ``public`` is the reason why nobody in it needs protection; empty means protected.
+    """
+
+    party: str
+    dataset: str
+    size: int
+    public: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "party", label("party", self.party))
+        object.__setattr__(self, "dataset", label("dataset", self.dataset))
+        object.__setattr__(self, "size", whole_number("size", self.size, 0))
+        if not isinstance(self.public, str):
+            raise InvalidParameter("public", self.public, "is not a text", "say why the data is public, or leave it ''")
+        object.__setattr__(self, "public", self.public.strip())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values."""
+        return dataclasses.asdict(self)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Charge:
+    """One party's dataset pays for one event.
+
+    ``event`` None is a release without protection: its ε is infinite. ``failure`` bounds how far, in total variation,
+    the randomness really used may be from the event's ideal law; it is paid from δ.
+
+    >>> from quietsum import Gaussian
+    >>> charge = Charge(
+    ...     party="Basel", dataset="heart", unit=PrivacyUnit.RECORD, event=Gaussian(noise_multiplier=2.0)
+    ... )
+    >>> Charge.from_dict(charge.to_dict()) == charge
+    True
+    """
+
+    party: str
+    dataset: str
+    unit: PrivacyUnit
+    event: PrivacyEvent | None
+    observers: tuple[Observer, ...] = (Observer.SERVER, Observer.RECIPIENTS)
+    failure: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "party", label("party", self.party))
+        object.__setattr__(self, "dataset", label("dataset", self.dataset))
+        if not isinstance(self.unit, PrivacyUnit):
+            raise InvalidParameter("unit", self.unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
+        if self.event is not None and not isinstance(self.event, PrivacyEvent):
+            raise InvalidParameter(
+                "event", self.event, "is not a privacy event", "pass an event, or None for an unprotected release"
+            )
+        observers = tuple(self.observers)
+        if not observers or len(set(observers)) < len(observers):
+            raise InvalidParameter("observers", observers, "must name each observer once, and at least one")
+        if not all(isinstance(observer, Observer) for observer in observers):
+            raise InvalidParameter("observers", observers, f"are not among {[str(member) for member in Observer]}")
+        object.__setattr__(self, "observers", tuple(sorted(observers, key=list(Observer).index)))
+        object.__setattr__(self, "failure", probability("failure", self.failure) + 0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values that :meth:`from_dict` reads back."""
+        return {
+            "party": self.party,
+            "dataset": self.dataset,
+            "unit": self.unit.value,
+            "event": None if self.event is None else to_dict(self.event),
+            "observers": [observer.value for observer in self.observers],
+            "failure": self.failure,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Charge:
+        """The charge that :meth:`to_dict` wrote."""
+        event = values["event"]
+        return cls(
+            party=values["party"],
+            dataset=values["dataset"],
+            unit=PrivacyUnit(values["unit"]),
+            event=None if event is None else from_dict(event),
+            observers=tuple(Observer(observer) for observer in values["observers"]),
+            failure=values["failure"],
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a run is accounted for, and what it may cost by its own plan.
+
+    ``limits`` hold at most one budget a unit: the forecast of the whole plan, spare attempts included. They are empty
+    for a plan without protection.
+    """
+
+    accounting: str = "exact"
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+    limits: tuple[Budget, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.accounting not in ACCOUNTINGS:
+            raise InvalidParameter("accounting", self.accounting, "is unknown", "choose 'exact', 'rdp' or 'moments'")
+        if not isinstance(self.neighbours, Neighbours):
+            raise InvalidParameter("neighbours", self.neighbours, f"is not one of {[str(n) for n in Neighbours]}")
+        if not isinstance(self.limits, Iterable):
+            raise InvalidParameter("limits", self.limits, "is not a list of budgets", "pass a tuple of Budget")
+        limits = tuple(self.limits)
+        if not all(isinstance(limit, Budget) for limit in limits):
+            raise InvalidParameter("limits", limits, "holds what is no budget", "pass Budget(epsilon=..., delta=...)")
+        if len({limit.unit for limit in limits}) < len(limits):
+            raise InvalidParameter("limits", limits, "names a unit twice", "one budget a unit; units are never added")
+        object.__setattr__(self, "limits", limits)
+
+    def limit(self, unit: PrivacyUnit) -> Budget | None:
+        """What the plan may cost one ``unit``."""
+        for limit in self.limits:
+            if limit.unit is unit:
+                return limit
+        return None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values that :meth:`from_dict` reads back."""
+        return {
+            "accounting": self.accounting,
+            "neighbours": self.neighbours.value,
+            "limits": [budget_to(limit) for limit in self.limits],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Terms:
+        """The terms that :meth:`to_dict` wrote."""
+        return cls(
+            accounting=values["accounting"],
+            neighbours=Neighbours(values["neighbours"]),
+            limits=tuple(budget_from(limit) for limit in values["limits"]),
+        )
+
+
+def budget_to(budget: Budget) -> dict[str, Any]:
+    """A budget as plain values."""
+    return {"unit": budget.unit.value, "epsilon": budget.epsilon, "delta": budget.delta}
+
+
+def budget_from(values: Mapping[str, Any]) -> Budget:
+    """The budget that :func:`budget_to` wrote; other keys are ignored."""
+    return Budget(epsilon=values["epsilon"], delta=values["delta"], unit=PrivacyUnit(values["unit"]))

@@ -1,0 +1,131 @@
+"""A ledger for others to read: everything but who took part, and still verifiable.
+
+One JSON object a line, in order. Who refused a round, and what that saved a party, is for the operator only: whoever
+reads it gets no amplification. So refunds, and commits after a refund of the same run, travel without their bodies.
+Each such line gives the SHA-256 of the body instead, which is all that the chain covers, so hashes and signatures can
+still be checked, and so can every ε that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.ledger.encoding import canonical, digest, entry_hash
+from quietsum.ledger.entries import Entry, Head, Kind
+from quietsum.ledger.ledger import Ledger
+from quietsum.ledger.spending import Prices
+from quietsum.ledger.state import State
+from quietsum.ledger.verify import Anchors, Verification, conclude, require_signature
+
+__all__ = ["export_ledger", "operator_only", "verify_export"]
+
+_AGAIN = "export the ledger again, from the original"
+_FIELDS = {"sequence", "kind", "time", "previous", "hash", "signature", "body_hash"}
+
+
+def operator_only(entry: Entry) -> bool:
+    """Whether a body says who took part."""
+    return entry.kind is Kind.REFUND or (entry.kind is Kind.COMMIT and bool(entry.body.get("operator_only")))
+
+
+def export_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Write the ledger to ``path``; (entries, bodies withheld). The file appears whole or not at all."""
+    path = Path(path)
+    entries = withheld = 0
+    handle, name = -1, ""
+    try:
+        handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            for entry in ledger.entries():
+                secret = operator_only(entry)
+                entries, withheld = entries + 1, withheld + secret
+                file.write(canonical(_line(entry, secret)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError as error:
+        raise QuietsumError(f"{path} cannot be written: {error.strerror}; choose another place") from None
+    finally:
+        if name:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    return entries, withheld
+
+
+def _line(entry: Entry, secret: bool) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "sequence": entry.sequence,
+        "kind": entry.kind.value,
+        "time": entry.time,
+        "previous": entry.previous,
+        "hash": entry.hash,
+        "signature": entry.signature,
+        "body_hash": digest(canonical(entry.body)),
+    }
+    return values if secret else {**values, "body": entry.body}
+
+
+def verify_export(
+    path: str | os.PathLike[str], *, anchors: Iterable[Head] = (), every_signature: bool = False
+) -> Verification:
+    """Check an exported ledger; LedgerBroken names the first bad entry.
+
+    Guarantees: chain, signatures and the stated ε of every commit whose body is there. What refunds gave back cannot be
+    seen, so budgets are checked up to the first withheld body only.
+    """
+    kept, prices = Anchors(anchors), Prices()
+    state = State(prices, redacted=True)
+    signatures, entry = 0, None
+    for entry, withheld in _entries(Path(path), state):
+        (state.skip if withheld else state.apply)(entry)
+        if entry.sequence == 1:
+            kept.check_name(state.ledger)
+        signatures += kept.check_entry(entry, state)
+        if every_signature:
+            require_signature(state, entry.sequence, entry.hash, entry.signature)
+            signatures += 1
+    return conclude(state, entry, kept, prices, signatures)
+
+
+def _entries(path: Path, state: State) -> Iterator[tuple[Entry, bool]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            for text in file:
+                yield _read(text, state)
+    except OSError as error:
+        raise QuietsumError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LedgerBroken(f"at {path} is no exported ledger", remedy=_AGAIN) from None
+
+
+def _read(text: str, state: State) -> tuple[Entry, bool]:
+    at = state.sequence + 1
+    try:
+        line = json.loads(text)
+        withheld = "body" not in line
+        if set(line) - {"body"} != _FIELDS:
+            raise ValueError(f"a line has the keys {sorted(_FIELDS)}")
+        body = {} if withheld else dict(line["body"])
+        body_hash = line["body_hash"] if withheld else digest(canonical(body))
+        entry = Entry(
+            sequence=line["sequence"], kind=Kind(line["kind"]), body=body, previous=line["previous"],
+            hash=line["hash"], signature=line["signature"], time=line["time"],
+        )  # fmt: skip
+        name = state.ledger or body["ledger"]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise LedgerBroken(f"cannot be read: {error}", at=at, remedy=_AGAIN) from None
+    if entry.sequence != at or entry.previous != state.hash:
+        raise LedgerBroken("is missing or does not follow the entry before it", at=at, remedy=_AGAIN)
+    found = entry_hash(
+        ledger=name, previous=state.hash, sequence=at, kind=entry.kind.value, body_hash=body_hash, time=entry.time
+    )
+    if found != entry.hash:
+        raise LedgerBroken("was altered: its hash is not that of its contents", at=at, remedy=_AGAIN)
+    return entry, withheld

@@ -1,0 +1,213 @@
+"""The chain on its store: opened, followed and lengthened, one exclusive transaction at a time.
+
+A journal holds what the entries say (:class:`~quietsum.ledger.state.State`) and keeps it up to date without reading
+everything again: before each act it takes in only what other writers have appended since. It writes as write-ahead logs
+do. First the transaction begins, so that nobody else can append; then it follows, checks and appends; then the store
+makes it durable; only then does its own state change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, final
+
+from quietsum import failpoints
+from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.ledger import keys
+from quietsum.ledger.encoding import head_message
+from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Head, Kind, check_link, ledger_name, make_row
+from quietsum.ledger.sqlite import SqliteStore
+from quietsum.ledger.state import FORMAT, State
+from quietsum.ledger.store import LedgerStore, StoreFailed
+
+__all__ = ["Additions", "Clock", "Journal", "system_clock"]
+
+Clock = Callable[[], datetime.datetime]
+
+
+def system_clock() -> datetime.datetime:
+    """Now. Times in a ledger are informative: one that jumps back is recorded as it is."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+@final
+class Journal:
+    """A store with a genesis entry, the key that signs, and what all entries say."""
+
+    def __init__(self, store: LedgerStore, key: keys.SigningKey | None, clock: Clock) -> None:
+        self.store, self.lock = store, threading.RLock()
+        self.state = State()
+        self._signer, self._clock = key, clock
+        self._signature = ""
+        self.follow()
+        if self.state.key is None:
+            raise LedgerBroken("is empty", remedy=RESTORE)
+        if key is not None and key.public.hex != self.state.key.hex:
+            raise LedgerBroken("was begun with another key", remedy="use the key that belongs to it")
+
+    # --------------------------------------------------------------------------------------- opening
+
+    @classmethod
+    def open(cls, path: Path, *, create: bool, read_only: bool, clock: Clock) -> Self:
+        """The ledger in a SQLite file with its key beside it."""
+        if create and not read_only and not path.exists() and keys.key_path(path).exists():
+            raise _lost(path)
+        store = SqliteStore(path, create=create and not read_only, read_only=read_only)
+        try:
+            if create and not read_only and store.head() is None:
+                _begin_file(store, path, clock)
+            if read_only:
+                return cls(store, None, clock)
+            public_key = _first_key(store)
+            keys.settle_key(path, public_key)
+            return cls(store, keys.load_key(path, public_key), clock)
+        except BaseException:
+            store.close()
+            raise
+
+    @classmethod
+    def begin(cls, store: LedgerStore, key: keys.SigningKey, clock: Clock) -> Self:
+        """A new ledger on an empty store."""
+        with store.transaction():
+            if store.head() is not None:
+                raise QuietsumError("this store holds a ledger already; open it instead of beginning a new one")
+            _write_genesis(store, key, clock)
+        return cls(store, key, clock)
+
+    # --------------------------------------------------------------------------------------- reading
+
+    def head(self) -> Head:
+        """The newest entry that was taken in, signed."""
+        state = self.state
+        return Head(ledger=state.ledger, sequence=state.sequence, hash=state.hash, signature=self._signature)
+
+    def follow(self) -> None:
+        """Take in what other writers have appended, after a look at whether what we know is still there."""
+        with self.lock:
+            state = self.state
+            rows = self.store.rows(max(1, state.sequence))
+            if state.sequence:
+                last = next(rows, None)
+                if last is None or last.sequence != state.sequence or last.hash != state.hash:
+                    raise LedgerBroken(
+                        "is not what it was a moment ago: the file was cut or replaced",
+                        at=state.sequence,
+                        remedy=RESTORE,
+                    )
+            for row in rows:
+                name = state.ledger or ledger_name(row)
+                state.apply(check_link(row, ledger=name, previous=state.hash, sequence=state.sequence + 1))
+                self._signature = row.signature
+
+    # --------------------------------------------------------------------------------------- writing
+
+    @contextlib.contextmanager
+    def writing(self, act: str) -> Iterator[Additions]:
+        """One exclusive transaction. What is added is durable when this ends well, and nowhere when it does not."""
+        if self._signer is None:
+            raise StoreFailed("this ledger was opened for reading only; open it without read_only to write")
+        with self.lock:
+            with self.store.transaction():
+                self.follow()
+                add = Additions(self.store, self._signer, self.state, self._clock, act)
+                yield add
+                if add.entries:
+                    failpoints.reach(f"ledger.{act}:after-append")
+            for entry in add.entries:
+                self.state.apply(entry)
+                self._signature = entry.signature
+            if add.entries:
+                failpoints.reach(f"ledger.{act}:after-sync")
+
+
+@final
+class Additions:
+    """The entries of one transaction; calling it appends one more."""
+
+    def __init__(self, store: LedgerStore, signer: keys.SigningKey, state: State, clock: Clock, act: str) -> None:
+        self.entries: list[Entry] = []
+        self._store, self._signer, self._clock, self._act = store, signer, clock, act
+        self._ledger, self._sequence, self._hash = state.ledger, state.sequence, state.hash
+
+    def __call__(self, kind: Kind, body: Mapping[str, Any]) -> None:
+        """Append one entry."""
+        if not self.entries:
+            failpoints.reach(f"ledger.{self._act}:before-append")
+        row = make_row(
+            ledger=self._ledger,
+            previous=self._hash,
+            sequence=self._sequence + 1,
+            kind=kind,
+            body=body,
+            time=_stamp(self._clock),
+        )
+        row = row._replace(signature=_sign(self._signer, row.sequence, row.hash))
+        self._store.append(row)
+        self.entries.append(check_link(row, ledger=self._ledger, previous=self._hash, sequence=row.sequence))
+        self._sequence, self._hash = row.sequence, row.hash
+
+    @property
+    def last(self) -> Entry:
+        """The newest entry of this transaction."""
+        return self.entries[-1]
+
+    def head(self) -> Head:
+        """The newest entry of this transaction as a head."""
+        entry = self.last
+        return Head(ledger=self._ledger, sequence=entry.sequence, hash=entry.hash, signature=entry.signature)
+
+
+# ------------------------------------------------------------------------------------------- beginnings
+
+
+def _begin_file(store: SqliteStore, path: Path, clock: Clock) -> None:
+    """Key, genesis entry, then the key's final name: a crash anywhere leaves nothing, or a ledger that opens."""
+    with store.transaction():
+        if store.head() is not None:  # another process was quicker
+            return
+        if keys.key_path(path).exists():
+            raise _lost(path)
+        key = keys.SigningKey.generate()
+        failpoints.reach("ledger.create:before-key")
+        keys.save_new_key(path, key)
+        failpoints.reach("ledger.create:before-append")
+        _write_genesis(store, key, clock)
+        failpoints.reach("ledger.create:after-append")
+    failpoints.reach("ledger.create:after-sync")
+
+
+def _first_key(store: LedgerStore) -> str:
+    """The public key that the genesis entry names, where that entry is in order."""
+    row = next(iter(store.rows(1)), None)
+    if row is None:
+        raise LedgerBroken("is empty: it was never begun, or it was emptied", remedy=RESTORE)
+    state = State()
+    state.apply(check_link(row, ledger=ledger_name(row), previous=NOTHING, sequence=1))
+    assert state.key is not None
+    return state.key.hex
+
+
+def _write_genesis(store: LedgerStore, key: keys.SigningKey, clock: Clock) -> None:
+    ledger = key.public.ledger
+    body = {"format": FORMAT, "ledger": ledger, "public_key": key.public.hex}
+    row = make_row(ledger=ledger, previous=NOTHING, sequence=1, kind=Kind.GENESIS, body=body, time=_stamp(clock))
+    store.append(row._replace(signature=_sign(key, 1, row.hash)))
+
+
+def _sign(key: keys.SigningKey, sequence: int, hash: str) -> str:
+    return key.sign(head_message(ledger=key.public.ledger, sequence=sequence, hash=hash))
+
+
+def _stamp(clock: Clock) -> str:
+    return clock().astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _lost(path: Path) -> LedgerBroken:
+    return LedgerBroken(
+        f"{path} is gone, but its key is still there ({keys.key_path(path)})",
+        remedy="put the ledger back from its copy; a new one would forget what was spent",
+    )

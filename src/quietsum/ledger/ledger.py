@@ -1,0 +1,365 @@
+"""The privacy ledger: spend first, release after.
+
+``reserve`` writes what a round will cost before any party is asked, ``commit`` writes that its result may leave; both
+are on disk when they return. A reservation that is never committed counts as spent, so a crash can only over-count.
+Every entry is chained by hash to the one before it and every head is signed, so that a ledger which was changed, cut
+or replaced is found by :meth:`Ledger.verify` and by any head kept elsewhere. The lifetime budgets of
+:mod:`quietsum.ledger.books` are checked in the same transaction that writes the charge.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, positive, whole_number
+from quietsum.ledger.accounts import Accounts, Reservation, RunState, check_raise, check_reason, rounds_of
+from quietsum.ledger.books import Book
+from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
+from quietsum.ledger.encoding import canonical, digest, head_message, label
+from quietsum.ledger.entries import Entry, Head, Kind, Receipt, check_link
+from quietsum.ledger.journal import Clock, Journal, system_clock
+from quietsum.ledger.keys import SigningKey
+from quietsum.ledger.openings import first_budgets, public_declarations
+from quietsum.ledger.spending import Prices, cost_of
+from quietsum.ledger.store import LedgerStore
+from quietsum.ledger.summaries import Identity, RunSummary, summary_of
+from quietsum.ledger.verify import Verification, verify_rows
+from quietsum.privacy.guarantee import Budget, Guarantee
+from quietsum.privacy.units import Observer, PrivacyUnit
+
+__all__ = ["Ledger"]
+
+
+@final
+class Ledger:
+    """An append-only, hash-chained, signed ledger.
+
+    Guarantees: when :meth:`reserve` or :meth:`commit` has returned, the entry survives a crash of the machine; when
+    one of them raised, nothing was written. No sequence of calls, from any number of processes, brings a run above
+    its own limit or a dataset above its lifetime budget.
+
+    >>> import tempfile
+    >>> from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
+    >>> step = PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0))
+    >>> def charge(steps):
+    ...     event = Repeated(times=steps, event=step)
+    ...     return Charge(party="Basel", dataset="heart", unit=PrivacyUnit.RECORD, event=event)
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> ledger = Ledger.open(folder.name + "/ledger.db", create=True)
+    >>> _ = ledger.open_run(
+    ...     "first", plan={"rounds": 2}, terms=Terms(limits=(Budget(epsilon=2.0, delta=1e-5),)),
+    ...     planned=[charge(20)], datasets=[Dataset(party="Basel", dataset="heart", size=300)],
+    ... )
+    >>> receipt = ledger.reserve("first", 1, 1, [charge(10)])  # before anybody is asked
+    >>> entry = ledger.commit(receipt)                         # before anything leaves
+    >>> ledger.spent("first")[0]
+    Guarantee(ε = 0.798467 per record at δ = 1e-05, exact: contour)
+    >>> ledger.verify().entries
+    5
+    >>> ledger.close(); folder.cleanup()
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        """A ledger on an open journal; see :meth:`open` and :meth:`begin`."""
+        self._journal, self._prices = journal, Prices()
+
+    # --------------------------------------------------------------------------------------- opening
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        clock: Clock = system_clock,
+    ) -> Self:
+        """The ledger in the SQLite file ``path``, with its key beside it in ``<path>.key``.
+
+        ``create`` makes file and key where there is neither; a key without its ledger is refused, since a ledger that
+        began again would forget what was spent. ``read_only`` needs no key.
+        """
+        return cls(Journal.open(Path(path), create=create, read_only=read_only, clock=clock))
+
+    @classmethod
+    def begin(cls, store: LedgerStore, key: SigningKey, *, clock: Clock = system_clock) -> Self:
+        """A new ledger on an empty store of any kind."""
+        return cls(Journal.begin(store, key, clock))
+
+    @classmethod
+    def on(cls, store: LedgerStore, key: SigningKey | None, *, clock: Clock = system_clock) -> Self:
+        """The ledger that a store of any kind holds; without its key it can be read only."""
+        return cls(Journal(store, key, clock))
+
+    def close(self) -> None:
+        """Let go of the file; closing twice is fine."""
+        self._journal.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------- reading
+
+    @property
+    def identity(self) -> Identity:
+        """The ledger's name and public key."""
+        assert self._journal.state.key is not None
+        return Identity(ledger=self._journal.state.ledger, public_key=self._journal.state.key.hex)
+
+    @property
+    def head(self) -> Head:
+        """The newest entry, signed. Keep it in a checkpoint, report or receipt: it anchors everything before it."""
+        with self._journal.lock:
+            self._journal.follow()
+            return self._journal.head()
+
+    def entries(self, start: int = 1) -> Iterator[Entry]:
+        """Entries from ``start`` on, each checked against its own hash."""
+        for row in self._journal.store.rows(whole_number("start", start, 1)):
+            yield check_link(row, ledger=self._journal.state.ledger, previous=row.previous, sequence=row.sequence)
+
+    def contains(self, head: Head) -> bool:
+        """Whether ``head`` is a head that this ledger had: same name, same hash at its place, signed by its key."""
+        if head.ledger != self.identity.ledger:
+            return False
+        row = next(iter(self._journal.store.rows(head.sequence)), None)
+        if row is None or row.sequence != head.sequence or row.hash != head.hash:
+            return False
+        key = self._journal.state.key
+        message = head_message(ledger=head.ledger, sequence=head.sequence, hash=head.hash)
+        return key is not None and key.accepts(head.signature, message)
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """All runs in the order in which they were opened."""
+        with self._journal.lock:
+            self._journal.follow()
+            return tuple(summary_of(name, run) for name, run in self._accounts.runs.items())
+
+    def next_attempt(self, run: str, round: int) -> int:
+        """1 + the reservations so far of this round."""
+        with self._journal.lock:
+            self._journal.follow()
+            return self._run(run).attempts.get(whole_number("round", round), 0) + 1
+
+    def spent_by_party(self, run: str) -> Mapping[tuple[str, PrivacyUnit], Guarantee]:
+        """ε of each party and unit in this run, if its schedule runs as planned. Every reservation counts."""
+        with self._journal.lock:
+            self._journal.follow()
+            state = self._run(run)
+            found = {}
+            for account in sorted(state.shares):
+                guarantee = self._accounts.priced(state, account, self._prices)
+                found[account] = dataclasses.replace(guarantee, observer=state.shares[account].observers[0])
+            return found
+
+    def spent(self, run: str) -> tuple[Guarantee, ...]:
+        """ε per unit and observer, of the worst party, if the schedule runs as planned. Every reservation counts.
+
+        Parties hold disjoint data, so the worst one's ε is every one's bound; a mean would hide it. An observer that
+        some charge does not protect against is listed with an infinite ε.
+        """
+        parties = self.spent_by_party(run)
+        with self._journal.lock:
+            state = self._run(run)
+            worst: dict[tuple[PrivacyUnit, Observer], Guarantee] = {}
+            for unit in PrivacyUnit:
+                accounts = [account for account in parties if account[1] is unit]
+                for observer in Observer:
+                    watched = [observer in state.shares[account].observers for account in accounts]
+                    if not any(watched):
+                        continue
+                    for account, protected in zip(accounts, watched, strict=True):
+                        found = dataclasses.replace(parties[account], observer=observer)
+                        if not protected:
+                            found = dataclasses.replace(found, epsilon=math.inf, method="not protected against it")
+                        best = worst.get((unit, observer))
+                        if best is None or found.epsilon > best.epsilon:
+                            worst[unit, observer] = found
+            return tuple(worst.values())
+
+    def lifetime(self) -> tuple[Book, ...]:
+        """All books, by party, dataset and unit."""
+        with self._journal.lock:
+            self._journal.follow()
+            accounts = self._accounts
+            return tuple(
+                book.seen(accounts.public.get((book.party, book.dataset), ""), self._prices)
+                for _, book in sorted(accounts.books.items())
+                if book.plans or book.budget is not None
+            )
+
+    def verify(self, anchors: Iterable[Head] = (), *, every_signature: bool = False) -> Verification:
+        """Read everything again and recompute every ε; :class:`LedgerBroken` names the first bad entry.
+
+        ``anchors`` are heads kept elsewhere; they find what a chain alone cannot: a cut tail, yesterday's file, a
+        ledger rewritten with fresh hashes. The signatures of the last head and of all anchors are checked, with
+        ``every_signature`` those of all entries.
+        """
+        return verify_rows(self._journal.store.rows(1), anchors=anchors, every_signature=every_signature)
+
+    # --------------------------------------------------------------------------------------- writing
+
+    def open_run(
+        self,
+        run: str,
+        *,
+        plan: Mapping[str, Any],
+        terms: Terms,
+        planned: Sequence[Charge],
+        datasets: Sequence[Dataset],
+        lifetimes: Sequence[Budget] = (),
+    ) -> Entry:
+        """Record a plan before anything is spent; refuse it where its whole forecast does not fit.
+
+        ``planned`` has one charge a party and unit, with the whole plan's event. A dataset without a book gets one:
+        with the budget in ``lifetimes`` for that unit, else with the plan's own limit. Datasets that say why they are
+        public are recorded as such and have no gate. The same run with the same plan again (a resumed run) returns
+        the first entry; with another plan it is refused.
+        """
+        run, planned, datasets = label("run", run), tuple(planned), tuple(datasets)
+        plan_hash = digest(canonical(plan))
+        with self._journal.writing("open_run") as add:
+            accounts = self._accounts
+            known = accounts.runs.get(run)
+            if known is not None:
+                if known.plan_hash != plan_hash:
+                    raise PlanRefused(
+                        f"run {run!r} was opened with another plan (entry {known.entry}); a plan is frozen: "
+                        "resume with the plan in the run's folder, or start a new run"
+                    )
+                return next(self.entries(known.entry))
+            trial = accounts.copy()
+            for dataset in public_declarations(accounts, datasets):
+                add(Kind.PUBLIC, {"party": dataset.party, "dataset": dataset.dataset, "reason": dataset.public})
+                trial.public[dataset.party, dataset.dataset] = dataset.public
+            for charge, budget, reason in first_budgets(trial, planned, terms, lifetimes, run):
+                place = {"party": charge.party, "dataset": charge.dataset}
+                add(Kind.BUDGET, {**place, **budget_to(budget), "reason": reason})
+                trial.set_budget(charge.party, charge.dataset, budget)
+            trial.check_run(run, terms, planned, datasets)
+            trial.check_plan(run, terms, [(c, cost_of(c)) for c in planned], self._prices, rounds_of(plan))
+            add(Kind.RUN, {
+                "run": run, "plan": plan, "plan_hash": plan_hash, "terms": terms.to_dict(),
+                "datasets": [dataset.to_dict() for dataset in datasets],
+                "planned": [charge.to_dict() for charge in planned],
+            })  # fmt: skip
+        return add.last
+
+    def reserve(self, run: str, round: int, attempt: int, charges: Sequence[Charge]) -> Receipt:
+        """Write down what a round will cost, before any party is asked. On disk when it returns.
+
+        BudgetExhausted where the run's own limit or a lifetime would not hold; then nothing was written.
+        """
+        run, round = label("run", run), whole_number("round", round)
+        attempt, charges = whole_number("attempt", attempt, 1), tuple(charges)
+        costs = [(charge, cost_of(charge)) for charge in charges]
+
+        def check() -> None:
+            self._accounts.check_reserve(run, round, attempt, charges)
+            self._accounts.check_budgets(run, costs, self._prices)
+
+        with self._journal.lock:  # first without the store's lock: prices take time, and others may write meanwhile
+            self._journal.follow()
+            check()
+        with self._journal.writing("reserve") as add:
+            check()
+            body = {"run": run, "round": round, "attempt": attempt, "charges": [c.to_dict() for c in charges]}
+            add(Kind.RESERVE, body)
+        return Receipt(run=run, round=round, attempt=attempt, head=add.head(), sequence=add.last.sequence)
+
+    def refund(self, receipt: Receipt, party: str, reason: str) -> Entry:
+        """Take a party's record-level charges back: it refused before it touched data. Only before the commit, once."""
+        party = label("party", party)
+        with self._journal.writing("refund") as add:
+            _, reservation = self._find(receipt)
+            self._accounts.check_refund(reservation, party, reason)
+            add(Kind.REFUND, {
+                "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
+                "party": party, "reason": reason,
+            })  # fmt: skip
+        return add.last
+
+    def commit(self, receipt: Receipt) -> Entry:
+        """Write down that a round's result may leave, with ε after it. On disk when it returns; once only."""
+        with self._journal.writing("commit") as add:
+            run, _ = self._find(receipt)
+            add(Kind.COMMIT, {
+                "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
+                "spent": self._accounts.spent_lines(run, self._prices), "operator_only": bool(run.refunds),
+            })  # fmt: skip
+        return add.last
+
+    def raise_budget(
+        self,
+        *,
+        party: str,
+        dataset: str,
+        epsilon: float,
+        reason: str,
+        unit: PrivacyUnit = PrivacyUnit.RECORD,
+        delta: float | None = None,
+    ) -> Entry:
+        """Set a dataset's first lifetime budget, or raise it. ε never goes down, δ stays, and a reason is needed.
+
+        Guarantees from then on: the new (ε, δ), as if it had been the budget from the start. Whether to raise it should
+        not be decided by what the models showed; see :mod:`quietsum.ledger.books`.
+        """
+        party, dataset, epsilon = label("party", party), label("dataset", dataset), positive("epsilon", epsilon)
+        if not isinstance(unit, PrivacyUnit):
+            raise InvalidParameter("unit", unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
+        reason = check_reason(reason)
+        with self._journal.writing("raise_budget") as add:
+            book = self._accounts.books.get((party, dataset, unit))
+            present = None if book is None else book.budget
+            if delta is None and present is None:
+                known = sorted({f"{b.dataset} of {b.party}" for b in self._accounts.books.values() if b.budget})
+                raise InvalidParameter(
+                    "dataset", dataset, f"of {party!r} has no budget per {unit} yet",
+                    "state delta to set its first one, or choose among: " + (", ".join(known) or "none yet"),
+                )  # fmt: skip
+            if delta is None:
+                assert present is not None
+                delta = present.delta
+            budget = Budget(epsilon=epsilon, delta=delta, unit=unit)
+            if book is not None:
+                check_raise(book, budget.epsilon, budget.delta, reason)
+            add(Kind.BUDGET, {"party": party, "dataset": dataset, **budget_to(budget), "reason": reason})
+        return add.last
+
+    def declare_public(self, *, party: str, dataset: str, reason: str) -> Entry:
+        """Record why nobody in a dataset needs protection: no gate from then on. What was charged stays written."""
+        party, dataset = label("party", party), label("dataset", dataset)
+        reason = check_reason(reason)
+        with self._journal.writing("declare_public") as add:
+            add(Kind.PUBLIC, {"party": party, "dataset": dataset, "reason": reason})
+        return add.last
+
+    # ------------------------------------------------------------------------------------- the machinery
+
+    @property
+    def _accounts(self) -> Accounts:
+        return self._journal.state.accounts
+
+    def _run(self, run: str) -> RunState:
+        state = self._accounts.runs.get(label("run", run))
+        if state is None:
+            raise QuietsumError(f"run {run!r} is not in the ledger; `quietsum ledger show` lists the runs")
+        return state
+
+    def _find(self, receipt: Receipt) -> tuple[RunState, Reservation]:
+        if not isinstance(receipt, Receipt):
+            raise InvalidParameter("receipt", receipt, "is not a receipt", "pass what reserve() returned")
+        if receipt.head.ledger != self.identity.ledger:
+            raise InvalidParameter("receipt", receipt.head.ledger, "is another ledger's", "use that ledger")
+        return self._accounts.check_open(receipt.run, receipt.round, receipt.attempt, receipt.sequence)

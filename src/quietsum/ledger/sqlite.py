@@ -1,0 +1,276 @@
+"""Rows in one SQLite file that anybody may query and nobody may change.
+
+Write-ahead log with ``synchronous = FULL``: a transaction ends after its pages were synced to disk, so what the caller
+sends afterwards was recorded before. ``BEGIN IMMEDIATE`` makes writers queue, across processes. Triggers refuse UPDATE
+and DELETE and any row that does not follow the last one; they stop accidents, the hash chain finds intent. The schema
+is documented in ``docs/reference/ledger.md`` and stable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.ledger.keys import sync_folder
+from quietsum.ledger.store import Row, StoreFailed
+
+__all__ = ["APPLICATION", "SCHEMA", "VERSION", "SqliteStore"]
+
+APPLICATION = 0x7153756D  # "qSum": what `file` and `PRAGMA application_id` tell
+VERSION = 1
+PATIENCE = 60.0  # seconds that a writer waits for the others
+BATCH = 1000
+
+SCHEMA = """\
+CREATE TABLE entries (
+    sequence  INTEGER PRIMARY KEY CHECK (sequence >= 1),
+    kind      TEXT NOT NULL,
+    time      TEXT NOT NULL,
+    body      TEXT NOT NULL,
+    previous  TEXT NOT NULL,
+    hash      TEXT NOT NULL,
+    signature TEXT NOT NULL
+) STRICT;
+CREATE TRIGGER entries_are_never_changed BEFORE UPDATE ON entries
+    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only: entries are never changed'); END;
+CREATE TRIGGER entries_are_never_deleted BEFORE DELETE ON entries
+    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only: entries are never deleted'); END;
+CREATE TRIGGER entries_follow_each_other BEFORE INSERT ON entries
+    WHEN NEW.sequence IS NOT (SELECT COALESCE(MAX(sequence), 0) + 1 FROM entries)
+    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only: an entry follows the last one'); END;
+"""
+
+_RESTORE = "restore it from a copy; never begin a new ledger for the same data, it would forget what was spent"
+
+
+@final
+class SqliteStore:
+    """The store of a workspace. Guarantees: see :class:`~quietsum.ledger.store.LedgerStore`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        read_only: bool = False,
+        patience: float = PATIENCE,
+        factory: type[sqlite3.Connection] = sqlite3.Connection,
+    ) -> None:
+        self.path = Path(path)
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._writing = False
+        self._patience = patience
+        self._connection: sqlite3.Connection | None = None
+        if not self.path.exists():
+            if not create:
+                raise QuietsumError(
+                    f"there is no ledger at {self.path}; the first `quietsum run` makes one, "
+                    "or point --workspace at the folder that holds it"
+                )
+            self._make_file()
+        elif self.path.is_dir():
+            raise QuietsumError(f"{self.path} is a folder; name the ledger file, such as {self.path / 'ledger.db'}")
+        try:
+            with self._translated():
+                self._connection = self._connect(read_only, patience, factory)
+                self._prepare(create and not read_only)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------------------ opening
+
+    def _make_file(self) -> None:
+        """An empty file that only its owner can read; SQLite gives its log the same mode."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise StoreFailed(
+                f"no ledger can be made at {self.path}: {error.strerror}; choose another folder"
+            ) from None
+
+    def _connect(self, read_only: bool, patience: float, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
+        where = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
+        log = self.path.with_name(self.path.name + "-wal")
+        if read_only and not log.exists() and not os.access(self.path.parent, os.W_OK):
+            where += "&immutable=1"  # a copy on read-only media
+        return sqlite3.connect(
+            where,
+            uri=True,
+            timeout=patience,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=factory,
+        )
+
+    def _prepare(self, create: bool) -> None:
+        """Check whose file this is before anything in it is touched; make the table in an empty one."""
+        run = self._run
+        run("BEGIN")  # one look at one moment: another process may be making the table right now
+        application, version = self._pragma("application_id"), self._pragma("user_version")
+        empty = not run("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
+        run("COMMIT")
+        if empty and application in (0, APPLICATION):
+            if not create:
+                raise LedgerBroken(f"at {self.path} is empty", remedy=_RESTORE)
+            self._patiently("PRAGMA journal_mode = WAL")
+            run("PRAGMA synchronous = FULL")
+            with self.transaction():
+                if not run("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]:
+                    for statement in _statements(SCHEMA):
+                        run(statement)
+                    run(f"PRAGMA application_id = {APPLICATION}")
+                    run(f"PRAGMA user_version = {VERSION}")
+            return
+        if application != APPLICATION:
+            raise LedgerBroken(
+                f"at {self.path} is another program's database", remedy="name the ledger file; this one was not touched"
+            )
+        if version != VERSION:
+            raise QuietsumError(
+                f"{self.path} is a ledger of format {version}, this quietsum knows format {VERSION}; "
+                "use the version of quietsum that wrote it"
+            )
+        run("PRAGMA synchronous = FULL")
+
+    def _pragma(self, name: str) -> int:
+        return int(self._run(f"PRAGMA {name}").fetchone()[0])
+
+    # ------------------------------------------------------------------------------------- the Protocol
+
+    def head(self) -> tuple[int, str] | None:
+        """Sequence and hash of the last row."""
+        with self._lock, self._translated():
+            found = self._run("SELECT sequence, hash FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
+        return None if found is None else (int(found[0]), str(found[1]))
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Exclusive across threads and processes; synced to disk when it ends well."""
+        with self._lock:
+            if self._writing:
+                raise StoreFailed("a transaction is already under way; end it before the next one")
+            self._patiently("BEGIN IMMEDIATE")
+            self._writing = True
+            try:
+                yield
+                with self._translated():
+                    self._run("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error, QuietsumError):
+                    if self._connection is not None and self._connection.in_transaction:
+                        self._run("ROLLBACK")
+                raise
+            finally:
+                self._writing = False
+
+    def _patiently(self, statement: str) -> None:
+        """Wait for other writers in short naps; SQLite's own way of waiting sleeps a tenth of a second at a time."""
+        deadline, nap = time.monotonic() + self._patience, 0.0002
+        with self._translated():
+            self._run("PRAGMA busy_timeout = 0")
+            try:
+                while True:
+                    try:
+                        self._run(statement)
+                        return
+                    except sqlite3.OperationalError as error:
+                        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                        if code != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                            raise
+                    time.sleep(nap * (0.5 + time.perf_counter_ns() % 997 / 997))  # out of step with the others
+                    nap = min(2 * nap, 0.005)
+            finally:
+                self._run(f"PRAGMA busy_timeout = {int(1000 * self._patience)}")
+
+    def append(self, row: Row) -> None:
+        """Add the next row."""
+        with self._lock, self._translated():
+            if not self._writing:
+                raise StoreFailed("rows are appended inside a transaction only")
+            self._run("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row))
+
+    def rows(self, start: int = 1) -> Iterator[Row]:
+        """All rows from ``start`` on, a thousand at a time."""
+        while True:
+            with self._lock, self._translated():
+                found = self._run(
+                    "SELECT sequence, kind, time, body, previous, hash, signature FROM entries "
+                    "WHERE sequence >= ? ORDER BY sequence LIMIT ?",
+                    (start, BATCH),
+                ).fetchall()
+            if not found:
+                return
+            yield from map(Row._make, found)
+            start = found[-1][0] + 1
+
+    def close(self) -> None:
+        """Close the file; closing twice is fine."""
+        connection, self._connection = self._connection, None
+        if connection is not None and self._process == os.getpid():
+            with contextlib.suppress(sqlite3.Error):
+                connection.close()
+
+    # ------------------------------------------------------------------------------------------- errors
+
+    def _run(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        if self._connection is None:
+            raise StoreFailed("this ledger is closed; open it again")
+        if self._process != os.getpid():
+            raise StoreFailed("this ledger was opened by another process; open it again after a fork")
+        return self._connection.execute(statement, values)
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """SQLite's errors as lessons."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _lesson(error, self.path) from error
+
+
+def _lesson(error: sqlite3.Error, path: Path) -> QuietsumError:
+    text = str(error)
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "malformed" in text or "not a database" in text:
+        return LedgerBroken(f"at {path} is damaged ({text})", remedy=_RESTORE)
+    if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "full" in text or "I/O" in text:
+        return StoreFailed(
+            f"the disk took no more for {path} ({text}); nothing was recorded, so nothing may be sent: "
+            "free some space and run the same command again"
+        )
+    if code == sqlite3.SQLITE_BUSY or "locked" in text:
+        return StoreFailed(
+            f"another process has been writing to {path} for too long ({text}); nothing was recorded: "
+            "wait for it, or find out why it hangs, and try again"
+        )
+    if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM) or "readonly" in text:
+        return StoreFailed(
+            f"{path} cannot be written or opened ({text}); check owner and permissions of it and its folder"
+        )
+    if "append-only" in text:
+        return StoreFailed(f"{text} (at {path}); nothing was recorded")
+    if "no such table" in text or "has no column" in text or "no such column" in text:
+        return LedgerBroken(f"at {path} has lost its table ({text})", remedy=_RESTORE)
+    return StoreFailed(f"{path} refused to work ({text}); nothing was recorded")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The script's statements, one by one: ``executescript`` would end the transaction."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

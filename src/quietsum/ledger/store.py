@@ -1,0 +1,116 @@
+"""Where rows are kept: a small Protocol, and a store in memory for tests.
+
+A store knows nothing of privacy. It keeps rows in order, lets one writer at a time append, and has made them durable
+when its transaction ends. :class:`quietsum.contracts.LedgerStoreContract` is the shipped suite that every store passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, final, runtime_checkable
+
+from quietsum.errors import QuietsumError
+
+__all__ = ["LedgerStore", "MemoryStore", "Row", "StoreFailed"]
+
+
+class Row(NamedTuple):
+    """One entry as it is stored: a number and six texts."""
+
+    sequence: int
+    kind: str
+    time: str
+    body: str
+    previous: str
+    hash: str
+    signature: str
+
+
+class StoreFailed(QuietsumError):
+    """The store could not do what was asked: disk full, locked, read-only. Nothing was written."""
+
+
+@runtime_checkable
+class LedgerStore(Protocol):
+    """An append-only list of rows.
+
+    Guarantees that the ledger relies on: rows come back as they were appended; between the start and the end of a
+    transaction no other writer, in this process or another one, appends; when a transaction has ended without an
+    error its rows survive a crash of the machine; when it ended with one, none of its rows were kept.
+    """
+
+    def head(self) -> tuple[int, str] | None:
+        """Sequence and hash of the last row, inside a transaction also of one appended there; None when empty."""
+        ...
+
+    def transaction(self) -> contextlib.AbstractContextManager[None]:
+        """Exclusive until it ends; durable when it ends well, without a trace when it ends with an exception."""
+        ...
+
+    def append(self, row: Row) -> None:
+        """Add the next row, inside a transaction; any other sequence than last + 1 is refused."""
+        ...
+
+    def rows(self, start: int = 1) -> Iterator[Row]:
+        """All rows from sequence ``start`` on, in order, without holding them all in memory."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and locks; closing twice is fine."""
+        ...
+
+
+@final
+class MemoryStore:
+    """A store that forgets everything with its process. For tests and for trying things out."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._lock = threading.RLock()
+        self._writing = False
+        self._closed = False
+
+    def head(self) -> tuple[int, str] | None:
+        """Sequence and hash of the last row."""
+        self._require_open()
+        return (self._rows[-1].sequence, self._rows[-1].hash) if self._rows else None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Exclusive among threads."""
+        with self._lock:
+            self._require_open()
+            if self._writing:
+                raise StoreFailed("a transaction is already under way; end it before the next one")
+            kept, self._writing = len(self._rows), True
+            try:
+                yield
+            except BaseException:
+                del self._rows[kept:]
+                raise
+            finally:
+                self._writing = False
+
+    def append(self, row: Row) -> None:
+        """Add the next row."""
+        self._require_open()
+        if not self._writing:
+            raise StoreFailed("rows are appended inside a transaction only")
+        if row.sequence != len(self._rows) + 1:
+            raise StoreFailed(f"row {row.sequence} does not follow row {len(self._rows)}; the ledger only grows")
+        self._rows.append(row)
+
+    def rows(self, start: int = 1) -> Iterator[Row]:
+        """All rows from ``start`` on."""
+        self._require_open()
+        yield from self._rows[max(0, start - 1) :]
+
+    def close(self) -> None:
+        """Refuse everything from now on."""
+        self._closed = True
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StoreFailed("this ledger store is closed; open it again")
