@@ -79,6 +79,9 @@ class Commands(TyperGroup):
         except BrokenPipeError:  # the reader has left, as `| head` does
             _discard(sys.stdout)
             code = BROKEN_PIPE
+        except OSError as error:  # a full disk, a missing permission: the system's reason, no traceback
+            where = f" at {error.filename}" if error.filename else ""
+            code = _refuse(f"the system refused to read or write{where}: {error.strerror or error}")
         if standalone_mode:
             sys.exit(code)
         return code

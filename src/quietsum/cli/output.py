@@ -33,9 +33,9 @@ def console() -> Console:
     return screen if screen.width <= WIDTH else Console(highlight=False, emoji=False, width=WIDTH)
 
 
-def print_json(values: Mapping[str, Any]) -> None:
-    """One object in plain ASCII; infinities as the word "Infinity", never NaN."""
-    print(json.dumps(_plain(values), indent=2, allow_nan=False))
+def print_json(values: Mapping[str, Any], *, indent: int | None = 2) -> None:
+    """One object in plain ASCII; infinities as the word "Infinity", never NaN. Without ``indent`` on one line."""
+    print(json.dumps(_plain(values), indent=indent, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:

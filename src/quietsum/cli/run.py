@@ -61,11 +61,15 @@ def run(
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     watch_log(verbose)
     place = Workspace.at(workspace)
-    watcher = JsonLines(sys.stdout) if as_json else Progress()
-    if resume is not None:
-        result = _resumed(place, resume, watcher, as_json)
-    else:
-        result = _started(place, str(plan), name, watcher, as_json)
+    progress = Progress()
+    watcher = JsonLines(sys.stdout) if as_json else progress
+    try:
+        if resume is not None:
+            result = _resumed(place, resume, watcher, as_json)
+        else:
+            result = _started(place, str(plan), name, watcher, as_json)
+    finally:
+        progress.stop()
     return _finish(result, place, workspace, as_json)
 
 
@@ -74,11 +78,15 @@ def watch_log(verbose: int) -> None:
     logger = logging.getLogger("quietsum")
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     logger.setLevel(level)
-    if not any(getattr(handler, "of_quietsum", False) for handler in logger.handlers):
-        handler = logging.StreamHandler()
-        handler.of_quietsum = True  # type: ignore[attr-defined]  # so that a second command adds no second one
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logger.addHandler(handler)
+    for old in [handler for handler in logger.handlers if isinstance(handler, _ToStderr)]:
+        logger.removeHandler(old)
+    handler = _ToStderr()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+
+
+class _ToStderr(logging.StreamHandler[Any]):
+    """Ours, so that a second command in one process replaces it."""
 
 
 def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool) -> RunResult:
@@ -135,10 +143,8 @@ def _introduce(resolved: Any, title: str) -> None:
         print(f"{NO_GUARANTEE}: the plan's style is none")
     else:
         label = f", {resolved.mechanism.label}" if resolved.mechanism.label else ""
-        print(
-            f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}; "
-            f"noise multiplier {resolved.noise_multiplier:.4g}{label}"
-        )
+        budget = f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
+        print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_multiplier:.4g}{label}", 80))
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."
@@ -155,7 +161,7 @@ def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json:
     values = report.write(result.folder, place)
     code = 0 if result.error is None else result.error.exit_code
     if as_json:
-        print_json({"event": "result", "exit_code": code, **values})
+        print_json({"event": "result", "exit_code": code, **values}, indent=None)
         return code
     print()
     for sentence in values["sentences"]:

@@ -10,7 +10,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import console, print_json, print_next
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, QuietsumError
 
 if TYPE_CHECKING:
     from quietsum.runs.folder import RunFolder, Workspace
@@ -28,9 +28,19 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
     from quietsum.runs.folder import Workspace
 
     place = Workspace.at(workspace)
-    found = [_summary(folder, place) for folder in place.folders()]
+    found, damaged = [], place.damaged()
+    for folder in place.folders():
+        try:
+            found.append(_summary(folder, place))
+        except QuietsumError as error:
+            damaged.append((folder.run, str(error)))
     if as_json:
-        print_json({"workspace": str(place.path), "runs": found})
+        listed = [{"run": run, "problem": problem} for run, problem in damaged]
+        print_json({"workspace": str(place.path), "runs": found, "damaged": listed})
+        return
+    for run, problem in damaged:
+        print(textwrap.fill(f"{run} is damaged: {problem}", 80))
+    if not found and damaged:
         return
     if not found:
         print(f"no runs in {place.path} yet")
@@ -141,7 +151,11 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
     for name in ("run", "outcome", "rounds", "guarantee", "measured"):
         table.add_column(name, justify="left", overflow="fold")
     for row in found:
-        claims = [f"ε ≤ {figure(_number(g['epsilon']))} per {g['unit']}, δ {g['delta']:g}" for g in row["guarantees"]]
+        claims = [
+            f"ε ≤ {figure(_number(g['epsilon']))} per {g['unit']}, δ {g['delta']:g}"
+            + "".join(f", {w}" for w in g["warnings"])
+            for g in row["guarantees"]
+        ]
         measured = "" if row["metric"] is None else f"{row['metric']} {row['value']:.3f}"
         table.add_row(
             row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", "\n".join(claims) or NO_GUARANTEE, measured

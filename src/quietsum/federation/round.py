@@ -101,8 +101,13 @@ def run_round(
     if cohort and len(folded.kept) < needed:
         raise TooFewParties(
             f"round {number}: {len(folded.kept)} of {len(cohort)} parties sent a usable update, the plan needs "
-            f"{needed}; the round is charged all the same. See why with -v, then resume, or lower "
-            "federation.minimum_parties"
+            f"{needed}. "
+            + (
+                "Nobody had touched data, so nothing was charged. "
+                if len(refused) == len(cohort)
+                else "It is charged. "
+            )
+            + "See why with -v, then resume"
         )
     if not folded.kept:  # nobody was drawn: a public fact of Poisson sampling, and a step without a step
         return RoundResult(state=state, receipt=receipt, asked=cohort, kept=())

@@ -78,7 +78,10 @@ class PartyDropped(RunEvent):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoundFinished(RunEvent):
-    """A new model, with its metrics and what has been spent so far if the schedule runs as planned."""
+    """A new model, with its metrics and what has been spent so far if the schedule runs as planned.
+
+    ``limits`` holds the plan's own ε by unit.
+    """
 
     kind: ClassVar[str] = "round-finished"
     operator_only: ClassVar[bool] = True
@@ -89,7 +92,7 @@ class RoundFinished(RunEvent):
     metrics: Mapping[str, float]
     metrics_on: Mapping[str, str]
     spent: tuple[Guarantee, ...]
-    limit: float | None
+    limits: Mapping[str, float]
 
 
 @final

@@ -6,6 +6,7 @@ order, remembers where it is, and goes on from there; it needs the ledger's entr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import final
 
@@ -90,11 +91,13 @@ class RunHistory:
 
     def _worst(self, tallies: Mapping[Account, Tally], unit: PrivacyUnit) -> float:
         limit = self._terms.limit(unit)
+        if limit is None:  # style none: charged without protection
+            return math.inf if any(account[1] is unit for account in tallies) else 0.0
         found = [
             self._prices.guarantee(
                 tally.key(), self._terms.accounting, self._terms.neighbours, unit, limit.delta
             ).epsilon
             for account, tally in tallies.items()
-            if account[1] is unit and limit is not None
+            if account[1] is unit
         ]
         return max(found, default=0.0)

@@ -65,6 +65,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         {"params": checkpoint.state.params, "velocity": checkpoint.state.velocity},
         metadata={"quietsum": json.dumps(about, sort_keys=True, allow_nan=False)},
     )
+    folder.mkdir(exist_ok=True)
     path = folder / f"round-{checkpoint.round:06d}.safetensors"
     write_atomically(path, content)
     for old in _paths(folder)[:-KEPT]:
@@ -129,10 +130,14 @@ def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None
 
 def load_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
     """What :func:`save_model` wrote."""
-    tensors, about = _open(path)
-    if "params" not in tensors:
-        raise CorruptState(_damaged(path, "it holds no parameters"))
-    return tensors["params"], about
+    try:
+        tensors, about = _open(path)
+        params = tensors["params"]
+    except (CorruptState, LookupError):
+        raise CorruptState(
+            f"{path} cannot be read; delete it, then quietsum run --resume writes it again from the last checkpoint"
+        ) from None
+    return params, about
 
 
 def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

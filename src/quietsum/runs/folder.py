@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
-from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
+from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, whole_number
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
 from quietsum.runs.atomic import NoRoom, sync_folder, write_atomically
@@ -69,9 +69,19 @@ class Workspace:
                     with contextlib.suppress(CorruptState):
                         yield RunFolder.open(path)
 
+    def damaged(self) -> list[tuple[str, str]]:
+        """Folders that say they are runs and cannot be read: name and problem."""
+        found: list[tuple[str, str]] = []
+        for marker in sorted(self.runs.glob("*/run.json")):
+            try:
+                RunFolder.open(marker.parent)
+            except CorruptState as error:
+                found.append((marker.parent.name, str(error)))
+        return found
+
     def has_runs(self) -> bool:
         """Whether runs lie here that a ledger must know of."""
-        return any(True for _ in self.folders())
+        return any(True for _ in self.runs.glob("*/run.json"))
 
     def anchors(self) -> Iterator[tuple[Path, Head]]:
         """Every signed head that a run has kept: in its checkpoints, its model and its report."""
@@ -94,7 +104,7 @@ class Workspace:
     def find(self, name: str) -> RunFolder:
         """The run called ``name``, or in the folder ``name``; ``latest`` is the newest one."""
         if name == "latest":
-            newest = max(self.folders(), key=lambda folder: (folder.created, folder.run), default=None)
+            newest = max(self.folders(), key=lambda folder: folder.sequence, default=None)
             if newest is None:
                 raise InvalidParameter("run", name, f"does not exist in {self.path}", "start one with quietsum run")
             return newest
@@ -113,33 +123,40 @@ class Workspace:
             raise InvalidParameter("name", run, "is taken", f"go on with --resume {run}, or choose another name")
         return run
 
-    def create(self, plan: Plan, *, ledger: str, name: str | None = None) -> RunFolder:
+    def create(self, plan: Plan, *, head: Head, name: str | None = None) -> RunFolder:
         """A new run folder with its frozen plan, there as a whole or not at all."""
         run = self.free_name(plan, name)
         target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
-        about = {"format": FORMAT, "run": run, "ledger": ledger, "plan": plan.digest, "created": now()}
+        about = {
+            "format": FORMAT, "run": run, "plan": plan.digest, "created": now(),
+            "ledger": head.ledger, "sequence": head.sequence,
+        }  # fmt: skip
         try:
             (draft / "checkpoints").mkdir(parents=True)
             write_atomically(draft / "plan.toml", plan.to_toml().encode())
             write_atomically(draft / "run.json", json.dumps(about, indent=2).encode() + b"\n")
             draft.rename(target)
             sync_folder(self.runs)
-        except OSError as error:
+        except (OSError, NoRoom) as error:
             shutil.rmtree(draft, ignore_errors=True)
-            raise NoRoom(f"the run folder {target} could not be made: {error.strerror or error}") from None
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split(";")[0]
+            raise NoRoom(
+                f"the run folder {target} could not be made: {why}; nothing was spent, start it again"
+            ) from None
         return RunFolder.open(target)
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """One run on disk."""
+    """One run on disk. ``sequence`` is the ledger's entry that it began with: clocks jump, entries do not."""
 
     path: Path
     run: str
     ledger: str
     plan_digest: str
     created: str
+    sequence: int
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -155,15 +172,17 @@ class RunFolder:
                     "use the version that wrote it"
                 )
             texts = {name: about[name] for name in ("run", "ledger", "plan", "created")}
+            sequence = whole_number("sequence", about["sequence"], 1)
         except CorruptState:
             raise
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, QuietsumError) as error:
             raise CorruptState(f"{marker} cannot be read ({error}); restore it from a backup") from None
         if not all(isinstance(text, str) for text in texts.values()):
             raise CorruptState(f"{marker} holds values that are no texts; restore it from a backup")
         return cls(
-            path=path, run=texts["run"], ledger=texts["ledger"], plan_digest=texts["plan"], created=texts["created"]
-        )
+            path=path, run=texts["run"], ledger=texts["ledger"], plan_digest=texts["plan"], created=texts["created"],
+            sequence=sequence,
+        )  # fmt: skip
 
     @property
     def checkpoints(self) -> Path:
@@ -177,7 +196,10 @@ class RunFolder:
 
     def plan(self) -> Plan:
         """The frozen plan; one that was edited after the run began is refused."""
-        plan = load_plan(self.path / "plan.toml")
+        path = self.path / "plan.toml"
+        if not path.is_file():
+            raise CorruptState(f"{path} is gone; restore it from a backup: a run cannot go on without its frozen plan")
+        plan = load_plan(path)
         if plan.digest != self.plan_digest:
             raise CorruptState(
                 f"{self.path / 'plan.toml'} is not the plan that this run was started with; a run's plan is frozen: "

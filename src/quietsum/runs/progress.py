@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -13,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
 from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, to_dict
 from quietsum.privacy.guarantee import Guarantee
+from quietsum.runs.atomic import NoRoom
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -22,7 +24,7 @@ __all__ = ["NO_GUARANTEE", "JsonLines", "Progress", "round_line", "spent_text"]
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 
 
-def spent_text(spent: Iterable[Guarantee], limit: float | None) -> str:
+def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float]) -> str:
     """``ε 0.70 of 1 per record``, one a unit; both observers of one unit share a text where they agree."""
     texts = []
     for guarantee in spent:
@@ -30,6 +32,7 @@ def spent_text(spent: Iterable[Guarantee], limit: float | None) -> str:
         if math.isinf(guarantee.epsilon):
             texts.append(NO_GUARANTEE)
         else:
+            limit = limits.get(guarantee.unit.value)
             texts.append(f"ε {epsilon}" + (f" of {limit:g}" if limit else "") + f" per {guarantee.whom}")
     return " · ".join(dict.fromkeys(texts)) or NO_GUARANTEE
 
@@ -44,7 +47,7 @@ def round_line(event: RoundFinished, dropped: int, *, data: bool = True) -> str:
     number = f"{event.round:>{len(str(event.rounds))}}/{event.rounds}"
     return (
         f"round {number} · {len(event.kept)} of {event.asked} parties{metric} · "
-        f"{spent_text(event.spent, event.limit)}{left_out}"
+        f"{spent_text(event.spent, event.limits)}{left_out}"
     )
 
 
@@ -91,6 +94,8 @@ class Progress:
             if not self._headed and event.metrics:
                 name = next(iter(event.metrics))
                 self._stream.write(f"{name} is measured on {event.metrics_on[name]}\n")
+                if event.limits:
+                    self._stream.write("ε is what has been spent, if the schedule runs as planned\n")
                 self._headed = True
             line = round_line(event, dropped, data=False)
             self._stream.write(textwrap.fill(line, 80, subsequent_indent="  ") + "\n")
@@ -108,10 +113,16 @@ class JsonLines:
     """Every event as one line of JSON: what the operator may see, for programs. No record, update or key is in it."""
 
     def __init__(self, target: Path | IO[str]) -> None:
-        self._file: IO[str] = target.open("a", encoding="utf-8") if isinstance(target, Path) else target
-        if isinstance(target, Path):
-            target.chmod(0o600)
         self._own = isinstance(target, Path)
+        self._file: IO[str]
+        if not isinstance(target, Path):
+            self._file = target
+            return
+        try:
+            self._file = target.open("a", encoding="utf-8")
+            target.chmod(0o600)
+        except OSError as error:
+            raise NoRoom(f"{target} cannot be written: {error.strerror or error}; move it away or make room") from None
 
     def __enter__(self) -> Self:
         return self
@@ -120,12 +131,18 @@ class JsonLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._own:
-            self._file.close()
+            with contextlib.suppress(OSError):  # what did not fit was told when it was written
+                self._file.close()
 
     def saw(self, event: RunEvent) -> None:
         """Append it."""
-        self._file.write(json.dumps(_plain(to_dict(event)), allow_nan=False) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(_plain(to_dict(event)), allow_nan=False) + "\n")
+            self._file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise NoRoom(f"events cannot be written: {error.strerror or error}; make room, then use --resume") from None
 
 
 def _plain(value: Any) -> Any:

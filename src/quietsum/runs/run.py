@@ -69,12 +69,12 @@ def start(
     resolved = resolve(plan, task.parties(), task.dimension)
     _rehearse(task)
     run = workspace.free_name(plan, name)
-    with Ledger.open(workspace.ledger, create=not workspace.has_runs()) as ledger:
+    with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
         reach("run:before-open")
         _open(ledger, run, resolved)
         reach("run:opened")
-        folder = workspace.create(plan, ledger=ledger.head.ledger, name=run)
+        folder = workspace.create(plan, head=ledger.head, name=run)
         reach("run:folder")
         with folder.locked():
             initial = np.asarray(task.initial(), dtype=np.float64)
@@ -153,9 +153,14 @@ def check_anchors(ledger: Ledger, workspace: Workspace) -> int:
     A ledger that was rolled back, cut or replaced would give spent budget back. The heads in checkpoints, models and
     reports remember.
     """
-    count = 0
+    count, name = 0, ledger.identity.ledger
     for path, head in workspace.anchors():
-        if head.ledger == ledger.head.ledger and not ledger.contains(head):
+        if head.ledger != name:
+            raise LedgerBroken(
+                f"{workspace.ledger} is not the one that {path} was paid from",
+                remedy="put its own ledger back; runs of another workspace do not belong here, move them away",
+            )
+        if not ledger.contains(head):
             raise LedgerBroken(
                 f"does not contain the head that {path} was saved with",
                 at=head.sequence,
@@ -176,10 +181,20 @@ def _open(ledger: Ledger, run: str, resolved: ResolvedPlan) -> None:
     )
 
 
+def _ledger_in(workspace: Workspace, *, create: bool) -> Ledger:
+    """The workspace's ledger, a new one only where nothing was ever run."""
+    if workspace.has_runs() and not workspace.ledger.exists():
+        raise LedgerBroken(
+            f"{workspace.ledger} is gone, and {workspace.runs} holds runs that were paid from it",
+            remedy="put the ledger back from a copy; without it nobody knows what was spent",
+        )
+    return Ledger.open(workspace.ledger, create=create)
+
+
 @contextlib.contextmanager
 def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
-    with Ledger.open(workspace.ledger) as ledger:
-        if ledger.head.ledger != folder.ledger:
+    with _ledger_in(workspace, create=False) as ledger:
+        if ledger.identity.ledger != folder.ledger:
             raise LedgerBroken(
                 f"{workspace.ledger} is not the one that run {folder.run} was paid from",
                 remedy="state its workspace with --workspace, or restore its ledger",
@@ -228,7 +243,7 @@ def _go_on(
                 RoundFinished(
                     round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
                     metrics=dict(measured.values), metrics_on=_on(measured),
-                    spent=ledger.spent(folder.run), limit=None if limit is None else limit.epsilon,
+                    spent=ledger.spent(folder.run), limits={} if limit is None else {limit.unit.value: limit.epsilon},
                 ),
             )  # fmt: skip
     except BudgetExhausted as problem:

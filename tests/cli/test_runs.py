@@ -1,0 +1,198 @@
+"""``quietsum runs | show | compare``: what was run, what it cost, how good it is; for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from quietsum.cli.app import app
+from quietsum.plan import load_plan
+from quietsum.runs import folder as folders
+from quietsum.runs.folder import Workspace
+from quietsum.runs.run import start
+from quietsum.tasks import task_named
+
+TINY = """
+[task]
+name = "tiny:TinyTask"
+options = { public = "made up for a test" }
+[federation]
+rounds = 3
+[training]
+sample_rate = 0.5
+local_steps = 1
+[privacy]
+record = { epsilon = 2.0, delta = 1e-3 }
+"""
+MORE_NOISE = TINY.replace("epsilon = 2.0", "epsilon = 0.5").replace("rounds = 3", "rounds = 4")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+
+
+def quietsum(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run(text: str, name: str) -> None:
+    Path("run.toml").write_text(text, encoding="utf-8")
+    result = quietsum("run", "run.toml", "--name", name)
+    assert result.exit_code == 0, result.output
+
+
+def stopped(text: str, name: str, after: int = 1) -> None:
+    class Stop:
+        def saw(self, event: Any) -> None:
+            if event.kind == "round-finished" and event.round == after:
+                raise KeyboardInterrupt
+
+    plan = load_plan(text)
+    task = task_named(plan.task.name, plan.task.options)
+    with pytest.raises(KeyboardInterrupt):
+        start(plan, workspace=Workspace.at(), name=name, task=task, watchers=[Stop()])
+
+
+def shown(result: Result) -> str:
+    """What a command printed, where it went well, fits 80 columns and names a next command that works."""
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.stdout.splitlines())) <= 80, result.stdout
+    program, *arguments = shlex.split(result.stdout.split("next: ")[-1].replace("\\\n", " "))
+    assert program.endswith("quietsum")
+    following = quietsum(*arguments)
+    assert following.exit_code == 0, following.output
+    return result.stdout
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_without_runs_there_is_a_way_to_the_first_one() -> None:
+    assert "no runs in quietsum-workspace yet" in shown(quietsum("runs"))
+    assert not Path("quietsum-workspace").exists()
+    assert json.loads(quietsum("runs", "--json").stdout)["runs"] == []
+
+
+def test_every_run_is_listed_with_its_guarantee_and_the_data_it_was_measured_on() -> None:
+    run(TINY, "first")
+    run(MORE_NOISE, "second")
+    text = shown(quietsum("runs"))
+    for said in ("first", "second", "3/3", "4/4", "finished", "per record", "measured on the true mean"):
+        assert said in words(text), said
+    values = json.loads(quietsum("runs", "--json").stdout)
+    assert [(row["run"], row["outcome"], row["round"]) for row in values["runs"]] == [
+        ("first", "finished", 3), ("second", "finished", 4),
+    ]  # fmt: skip
+    assert [[one["unit"] for one in row["guarantees"]] for row in values["runs"]] == [["record"], ["record"]]
+    assert values["runs"][0]["guarantees"][0]["epsilon"] == pytest.approx(2.0, rel=1e-3)
+    assert values["runs"][1]["guarantees"][0]["epsilon"] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_one_run_is_shown_with_summary_sentence_curve_metric_and_head() -> None:
+    run(TINY, "first")
+    text = shown(quietsum("show", "first"))
+    for said in (
+        "a tiny mean: 2 parties, 3 of 3 rounds, finished", "ε ≤ 2 per record at δ = 0.001", "ε per record after each",
+        "No lifetime budget was used: made up for a test", "on the true mean, which is public", "ledger entry",
+        "next: quietsum ledger verify",
+    ):  # fmt: skip
+        assert said in words(text), said
+
+
+def test_a_run_may_be_named_by_its_folder() -> None:
+    run(TINY, "first")
+    assert shown(quietsum("show", "quietsum-workspace/runs/first")) == shown(quietsum("show", "first"))
+
+
+def test_an_unfinished_run_is_shown_as_such_claims_the_whole_plan_and_can_be_resumed() -> None:
+    stopped(TINY, "half")
+    text = words(shown(quietsum("show")))  # shown() also runs the next command, which finishes it
+    assert "1 of 3 rounds, not finished" in text
+    assert "ε ≤ 2 per record" in text
+    assert "3 of 3 rounds, finished" in words(quietsum("show").stdout)
+
+
+def test_latest_is_the_run_that_was_started_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Both start within one second, so a creation time in whole seconds cannot tell them apart.
+    monkeypatch.setattr(folders, "now", lambda: "2026-03-01T10:15:00+00:00")
+    for name in ("b-first", "a-second"):
+        run(TINY, name)
+    assert json.loads(quietsum("show", "latest", "--json").stdout)["run"] == "a-second"
+
+
+def test_latest_does_not_depend_on_a_clock_that_was_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock that jumps back must not make --resume latest go on with another run than the last one.
+    run(TINY, "first")
+    monkeypatch.setattr(folders, "now", lambda: "1999-01-01T00:00:00+00:00")
+    run(TINY, "second")
+    assert json.loads(quietsum("show", "latest", "--json").stdout)["run"] == "second"
+
+
+def test_a_damaged_run_does_not_hide_the_others() -> None:
+    # A list that ends at the first damaged folder is no list; that folder may be named as damaged.
+    run(TINY, "good")
+    run(TINY, "spoilt")
+    Path("quietsum-workspace/runs/spoilt/plan.toml").unlink()
+    result = quietsum("runs")
+    assert "good" in result.stdout and "finished" in result.stdout
+
+
+def test_comparing_says_what_differs_and_nothing_else() -> None:
+    run(TINY, "first")
+    run(MORE_NOISE, "second")
+    text = words(shown(quietsum("compare", "first", "second")))
+    assert "privacy.record.epsilon: 2.0 | 0.5" in text
+    assert "federation.rounds: 3 | 4" in text
+    assert "sample_rate" not in text
+    values = json.loads(quietsum("compare", "first", "second", "--json").stdout)
+    assert values["plan"] == {"federation.rounds": [3, 4], "privacy.record.epsilon": [2.0, 0.5]}
+    assert [row["run"] for row in values["runs"]] == ["first", "second"]
+
+
+def test_equal_plans_are_said_to_be_equal() -> None:
+    run(TINY, "first")
+    run(TINY, "second")
+    assert "the plans are equal" in shown(quietsum("compare", "first", "second"))
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("show", "nobody"), "known runs: first"),
+        (("compare", "first", "first"), "named twice"),
+        (("compare", "first", "nobody"), "known runs: first"),
+        (("compare", "first"), "Missing argument"),
+        (("show", "first", "--workspace", "elsewhere"), "does not exist in elsewhere"),
+    ],
+)
+def test_wrong_names_end_with_2_and_a_lesson(command: tuple[str, ...], told: str) -> None:
+    run(TINY, "first")
+    result = quietsum(*command)
+    assert result.exit_code == 2, result.output
+    assert told in words(result.stderr) and "Traceback" not in result.output
+    assert not Path("elsewhere").exists()
+
+
+def test_a_run_shown_with_another_workspaces_ledger_is_refused() -> None:
+    run(TINY, "first")
+    Path("run.toml").write_text(TINY, encoding="utf-8")
+    assert quietsum("run", "run.toml", "--name", "other", "--workspace", "elsewhere").exit_code == 0
+    result = quietsum("show", "quietsum-workspace/runs/first", "--workspace", "elsewhere")
+    assert result.exit_code in (2, 4)
+    assert "is not the ledger of run first" in words(result.stderr)
+
+
+def test_long_names_do_not_widen_the_page() -> None:
+    run(TINY, "n" * 100)
+    for command in (("runs",), ("show",)):
+        text = quietsum(*command).stdout
+        lines = [line for line in text.splitlines() if "quietsum-workspace/runs/" not in line and "show n" not in line]
+        assert max(len(line) for line in lines if "n" * 100 not in line) <= 80
