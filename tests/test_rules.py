@@ -541,6 +541,7 @@ def verify(workspace: Path, *anchors: Head) -> int:
 
 def cut_tail(workspace: Path, copy: Path) -> None:
     tamper(workspace / "ledger.db", "DELETE FROM entries WHERE sequence >= (SELECT max(sequence) - 1 FROM entries)")
+    (workspace / "ledger.db.head").unlink()  # the mark beside the ledger would find it
 
 
 def yesterdays_file(workspace: Path, copy: Path) -> None:
@@ -568,6 +569,7 @@ def rewritten_chain(workspace: Path, copy: Path) -> None:
         fresh.append(made._replace(signature=key.sign(message)))
     inserts = [("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row)) for row in fresh]
     tamper(path, "DELETE FROM entries", *inserts)
+    (workspace / "ledger.db.head").unlink()
 
 
 @pytest.mark.parametrize("forge", [cut_tail, yesterdays_file, rewritten_chain], ids=lambda forge: forge.__name__)

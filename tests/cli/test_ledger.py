@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from ledger.build import open_run, play, sample, tamper
+from ledger.build import open_run, play, reserve, sample, tamper
 from quietsum.cli.app import app
 from quietsum.ledger import Ledger
+
+LIFETIME = {"epsilon": 20.0, "delta": 1e-3}
 
 
 def run(*arguments: object) -> Result:
@@ -85,8 +88,10 @@ def test_style_none_prints_no_privacy_guarantee(tmp_path: Path) -> None:
 def test_verify_ends_with_zero_or_four(workspace: Path) -> None:
     text = shown(run("verify", "--workspace", workspace))
     assert "16 entries" in text and "7 stated" in text and "would look the same" in text
+    assert "mark    the newest head that was written here is in the chain" in text
     values = json.loads(run("verify", "--every-signature", "--json", "--workspace", workspace).stdout)
     assert (values["entries"], values["signatures"], values["withheld"]) == (16, 17, 0)
+    assert (values["anchors"], values["anchors_of_runs"], values["marked"]) == (0, 0, True)
     tamper(workspace / "ledger.db", "UPDATE entries SET body = replace(body, '2.0', '3.0') WHERE sequence = 7")
     for command in (("verify",), ("verify", "--json"), ("show",)):
         result = run(*command, "--workspace", workspace)
@@ -98,11 +103,64 @@ def test_verify_with_an_anchor_finds_a_cut_tail(workspace: Path, tmp_path: Path)
     anchor = tmp_path / "anchor.json"
     anchor.write_text(run("show", "--json", "--workspace", workspace).stdout)
     tamper(workspace / "ledger.db", "DELETE FROM entries WHERE sequence > 14")
-    assert run("verify", "--workspace", workspace).exit_code == 0
+    result = run("verify", "--workspace", workspace)
+    assert result.exit_code == 4 and "entry 15" in result.stderr, "the mark beside the ledger finds it"
+    (workspace / "ledger.db.head").unlink()
+    text = shown(run("verify", "--workspace", workspace))  # the control: a chain alone forgets
+    assert "a cut tail or an older copy would look the same" in text and "mark" not in text
     result = run("verify", "--anchor", anchor, "--workspace", workspace)
     assert result.exit_code == 4 and "entry 15" in result.stderr
     result = run("verify", "--anchor", workspace / "nothing.json", "--workspace", workspace)
     assert result.exit_code == 2 and "anchor" in result.stderr
+
+
+def test_verify_asks_for_every_head_that_the_runs_have_kept(tmp_path: Path) -> None:
+    """Checkpoints, models and reports remember, without anybody naming them."""
+    from quietsum.runs.folder import Workspace
+    from quietsum.runs.run import start
+    from tiny import TinyTask, tiny_plan
+
+    for name in ("one", "two"):
+        plan = tiny_plan(privacy={"record": {"noise_multiplier": 3.0, "delta": 1e-3, "lifetime": LIFETIME}})
+        start(plan, workspace=Workspace(path=tmp_path), task=TinyTask(), name=name)
+    heads = {head for _, head in Workspace(path=tmp_path).anchors()}
+    assert len(heads) >= 4
+    text = shown(run("verify", "--workspace", tmp_path))
+    assert f"anchor  {len(heads)} kept heads are in the chain, {len(heads)} of them from run folders" in text
+    values = json.loads(run("verify", "--json", "--workspace", tmp_path).stdout)
+    assert values["anchors"] == values["anchors_of_runs"] == len(heads)
+    tamper(tmp_path / "ledger.db", "DELETE FROM entries WHERE sequence >= (SELECT max(sequence) - 1 FROM entries)")
+    (tmp_path / "ledger.db.head").unlink()
+    result = run("verify", "--workspace", tmp_path)
+    assert result.exit_code == 4 and "cut off" in result.stderr
+    shutil.rmtree(tmp_path / "runs")
+    shown(run("verify", "--workspace", tmp_path))  # the control: nothing is left that remembers
+
+
+def test_round_and_attempt_are_readable_whatever_the_name_of_the_run(tmp_path: Path) -> None:
+    name = "heart-20261115-224509-2b7b"
+    long = "a very long name of a run " * 7 + "2b7b"
+    with Ledger.open(tmp_path / "ledger.db", create=True) as ledger:
+        for one in (name, long):
+            open_run(ledger, one, rounds=20, limit=9.0)
+            play(ledger, one, rounds=(17,))
+        ledger.refund(reserve(ledger, name, 17), "Basel", "refused")
+    text = shown(run("show", "--workspace", tmp_path))
+    assert f"reserve  round 17, attempt 2  {name}\n" in text
+    assert f"commit   round 17, attempt 1  {name}\n" in text
+    assert "refund   round 17, attempt 2, Basel  heart-" in text
+    (cut,) = [line for line in text.splitlines() if "attempt 1  a very long" in line and "commit" in line]
+    assert "…" in cut and cut.endswith("2b7b")
+
+
+def test_a_budget_on_public_data_is_shown_as_its_gate(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "ledger.db", create=True) as ledger:
+        open_run(ledger, public="published in 1988")
+        play(ledger)
+    place = ("--party", "Basel", "--dataset", "heart", "--workspace", tmp_path)
+    shown(run("raise", *place, "--epsilon", 4, "--delta", 1e-5, "--reason", "board"))
+    text = shown(run("show", "--workspace", tmp_path))
+    assert "ε 4 per record, δ 1e-05" in text and "no gate" not in text
 
 
 def test_export_and_verify_it(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,68 @@ def test_a_task_cannot_lift_a_budget_but_the_owner_can() -> None:
     ledger.verify()
 
 
+def test_a_budget_ends_what_a_task_once_called_public() -> None:
+    """Of a budget and a declaration the later one counts."""
+    ledger = memory_ledger()
+    open_run(ledger, public="the task said so", limit=2.0)
+    play(ledger, rounds=(1, 2))
+    assert book(ledger).budget is None  # the control: no gate so far
+    ledger.raise_budget(party="Basel", dataset="heart", epsilon=2.5, delta=1e-5, reason="its owner disagrees")
+    found = book(ledger)
+    assert (found.public, found.plans) == ("", 1)
+    assert found.budget is not None and found.budget.epsilon == 2.5
+    assert found.guarantee is not None
+    assert found.guarantee.epsilon == pytest.approx(plan_epsilon(2), rel=1e-9), "what was charged before counts"
+    with pytest.raises(PlanRefused, match="without protection"):
+        open_run(ledger, "raw", step=None)
+    with pytest.raises(PlanRefused, match="protected by a budget"):
+        open_run(ledger, "claimed", public="the task says so again")
+    open_run(ledger, "second", rounds=2)
+    play(ledger, "second", rounds=(1, 2))
+    with pytest.raises(BudgetExhausted):
+        open_run(ledger, "third", rounds=40, limit=5.0)
+    ledger.declare_public(party="Basel", dataset="heart", reason="its owner thought again")
+    assert book(ledger).public == "its owner thought again"
+    open_run(ledger, "third", rounds=40, limit=5.0)
+    ledger.verify()
+
+
+def test_a_run_that_goes_on_after_its_data_got_a_budget_meets_it() -> None:
+    ledger = memory_ledger()
+    open_run(ledger, public="the task said so", rounds=20, limit=3.0)
+    play(ledger, rounds=(1, 2))
+    epsilon = plan_epsilon(3) * 1.001
+    ledger.raise_budget(party="Basel", dataset="heart", epsilon=epsilon, delta=1e-5, reason="owner")
+    reserve(ledger, round=3)
+    with pytest.raises(BudgetExhausted, match="lifetime"):
+        reserve(ledger, round=4)
+    ledger.verify()
+
+
+def test_a_budget_below_what_was_charged_in_public_claims_nothing() -> None:
+    """Neither the budget nor a filter covers it, so no ε is stated, and nothing more fits."""
+    ledger = memory_ledger()
+    for run in ("first", "second"):
+        open_run(ledger, run, public="the task said so", limit=3.0)
+        play(ledger, run, rounds=(1, 2, 3, 4))
+    ledger.raise_budget(party="Basel", dataset="heart", epsilon=0.5, delta=1e-5, reason="owner")
+    found = book(ledger)
+    assert found.guarantee is not None and found.guarantee.epsilon == math.inf
+    assert found.spent_fraction == 1
+    with pytest.raises(BudgetExhausted):
+        open_run(ledger, "third", rounds=1)
+    ledger.raise_budget(party="Basel", dataset="heart", epsilon=9.0, reason="owner")
+    roomy = book(ledger).guarantee
+    assert roomy is not None and roomy.epsilon == 9.0
+    raw = memory_ledger()
+    open_run(raw, step=None, public="the task said so")
+    play(raw, rounds=(1,), step=None)
+    raw.raise_budget(party="Basel", dataset="heart", epsilon=9.0, delta=1e-5, reason="owner")
+    with pytest.raises(BudgetExhausted, match="released without protection while it was public"):
+        open_run(raw, "third", rounds=1)
+    raw.verify()
+
+
 # -------------------------------------------------------------------------------------- units, relations
 
 

@@ -91,6 +91,6 @@ def test_a_ledger_can_be_checked_by_hand_as_the_reference_says() -> None:
 def test_names_are_composed_trimmed_and_printable() -> None:
     assert label("party", "  Basel ") == "Basel"
     assert label("party", "Zu\u0308rich") == "Zürich"
-    for wrong in ("", "   ", "a\tb", "a\x00b", "a\u202eb", "x" * 201, None, 7):
+    for wrong in ("", "   ", "a\tb", "a\x00b", "a\u202eb", "a  b", "a\u00a0b", "x" * 201, None, 7):
         with pytest.raises(InvalidParameter, match="party"):
             label("party", wrong)

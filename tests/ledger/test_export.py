@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ledger.build import charge, memory_ledger, open_run, play, sample
 from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger import Ledger
 from quietsum.ledger.anchors import read_anchors
+from quietsum.ledger.encoding import canonical, digest
 from quietsum.ledger.export import export_ledger, verify_export
 
 
@@ -47,6 +49,30 @@ def test_who_took_part_is_not_in_it(exported: Path) -> None:
     spent = [line["body"]["spent"] for line in lines(exported) if line["kind"] == "commit" and "body" in line]
     for parties in spent[:2]:
         assert parties[0]["epsilon"] == parties[1]["epsilon"]
+
+
+def guesses(entry: dict[str, Any], reserved: int) -> Iterator[dict[str, Any]]:
+    """Everything that a refund of round 3 could say, for somebody who knows the parties and the usual reasons."""
+    for party in ("Basel", "Bern"):
+        for reason in ("busy", "its budget is gone"):
+            yield {
+                "run": "first", "round": 3, "attempt": 1, "reserve": reserved, "party": party, "reason": reason,
+            }  # fmt: skip
+
+
+def test_a_withheld_body_cannot_be_guessed_from_its_hash(exported: Path, tmp_path: Path) -> None:
+    (refund,) = [line for line in lines(exported) if line["kind"] == "refund"]
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        bodies = [dict(entry.body) for entry in ledger.entries() if "blind" in entry.body]
+    assert [len(body["blind"]) for body in bodies] == [32, 32], "the refund and the commit after it"
+    assert len({body["blind"] for body in bodies}) == 2
+    known = {key: value for key, value in bodies[0].items() if key != "blind"}
+    tried = list(guesses(refund, known["reserve"]))
+    assert known in tried, "the control: without the blind the guess is right, and its hash would tell"
+    assert all(digest(canonical(guess)) != refund["body_hash"] for guess in tried)
+    assert digest(canonical(bodies[0])) == refund["body_hash"]
+    text = exported.read_text(encoding="utf-8")
+    assert not any(body["blind"] in text for body in bodies)
 
 
 def test_without_refunds_nothing_is_withheld(tmp_path: Path) -> None:

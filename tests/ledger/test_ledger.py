@@ -133,6 +133,18 @@ def test_a_guarantee_with_failures_keeps_the_lower_bound_of_its_events() -> None
     assert found.warnings == ()
 
 
+def test_people_hear_of_the_failure_only_where_it_takes_a_thousandth_of_delta() -> None:
+    def said(failure: float) -> tuple[str, ...]:
+        key = Tally([cost_of(charge(20, failure=failure))]).key()
+        return Prices().guarantee(key, "exact", Terms().neighbours, RECORD, 1e-5).warnings
+
+    ideal = ExactAccountant().compose(STEP, 20).epsilon(delta=1e-5).epsilon
+    thousandth = 1e-8 / (1 + math.exp(ideal))
+    assert said(1e-21) == said(thousandth * 0.9) == ()
+    (warning,) = said(thousandth * 1.1)
+    assert "of δ pays for the noise's distance" in warning
+
+
 def test_no_failure_costs_nothing_more_and_a_large_one_costs_everything() -> None:
     assert priced(20, 0.0) == pytest.approx(epsilon(20), rel=1e-12)
     assert priced(20, 1e-5) == math.inf
@@ -276,6 +288,68 @@ def test_what_the_plan_does_not_contain_is_never_charged() -> None:
     reserve(ledger)
 
 
+def test_every_party_of_the_plan_is_charged_in_every_round() -> None:
+    """Rule 1: whoever is drawn or answers. A reservation that leaves somebody out would give a round away."""
+    ledger = memory_ledger()
+    open_run(ledger, parties=("Basel", "Bern"))
+    basel, bern = charge(), charge(party="Bern")
+    cases: list[tuple[list[Any], str]] = [
+        ([], "'Basel' nothing per record; every registered party"),
+        ([basel], "'Bern' nothing per record"),
+        ([bern], "'Basel' nothing per record"),
+        ([basel, charge(0, party="Bern")], "charges 'Bern' for nothing"),
+        ([charge(0), charge(0, party="Bern")], "charges 'Basel' for nothing"),
+    ]
+    before = ledger.head
+    for charges, message in cases:
+        with pytest.raises(QuietsumError, match=message):
+            ledger.reserve("first", 1, 1, charges)
+    assert ledger.head == before
+    ledger.reserve("first", 1, 1, [bern, basel])  # the control, in any order
+
+
+def test_a_round_states_its_share_of_the_failure_that_the_plan_stated() -> None:
+    ledger = memory_ledger()
+    ledger.open_run(
+        "first",
+        plan={},
+        terms=Terms(limits=(Budget(epsilon=3.0, delta=1e-5),)),
+        planned=[charge(20, failure=2e-9)],
+        datasets=[Dataset(party="Basel", dataset="heart", size=9)],
+    )
+    for failure in (0.0, 1e-30, 4.99e-10):
+        with pytest.raises(InvalidParameter, match="its share of what the plan stated"):
+            reserve(ledger, failure=failure)
+    reserve(ledger, round=1, failure=2e-9 * 5 / 20)
+    reserve(ledger, round=2, failure=6e-10)  # more is fine: it costs more
+    ledger.verify()
+
+
+def test_a_plan_charges_all_its_parties_or_none() -> None:
+    def opened(*planned: Any) -> None:
+        memory_ledger().open_run(
+            "first",
+            plan={},
+            terms=Terms(limits=(Budget(epsilon=3.0, delta=1e-5),)),
+            planned=planned,
+            datasets=[Dataset(party=party, dataset="heart", size=9) for party in ("Basel", "Bern")],
+        )
+
+    opened(charge(20), charge(20, party="Bern"))
+    with pytest.raises(PlanRefused, match="charges 'Bern' nothing per record"):
+        opened(charge(20))
+    with pytest.raises(PlanRefused, match="for no event"):
+        opened(charge(20), charge(0, party="Bern"))
+
+
+def test_a_plan_with_protection_is_not_charged_without_any_even_on_public_data() -> None:
+    ledger = memory_ledger()
+    open_run(ledger, public="published in 1988")
+    with pytest.raises(PlanRefused, match="a release without protection, the plan has something else"):
+        reserve(ledger, step=None)
+    reserve(ledger)
+
+
 def test_the_runs_own_limit_stops_it_before_anything_is_asked() -> None:
     """Two spare steps are planned, so the plan's multiset would allow what the stated ε does not."""
     ledger = memory_ledger()
@@ -313,6 +387,28 @@ def test_names_that_look_the_same_are_the_same_dataset() -> None:
     reserve(ledger, party="Zürich ")
     with pytest.raises(BudgetExhausted):
         open_run(ledger, "second", parties=("Zürich",), limit=1.1)
+
+
+@pytest.mark.parametrize("party", ["basel", "BASEL", "Ｂasel"])
+def test_a_name_that_differs_by_its_spelling_only_is_refused(party: str) -> None:
+    """It would be a second budget for the same data. The known name is in the message."""
+    ledger = memory_ledger()
+    open_run(ledger)
+    before = ledger.head
+    with pytest.raises(PlanRefused, match="differs from the known 'Basel'"):
+        open_run(ledger, "second", parties=(party,))
+    with pytest.raises(PlanRefused, match="'Basel'"):
+        ledger.raise_budget(party=party, dataset="heart", epsilon=9.0, delta=1e-5, reason="board")
+    with pytest.raises(PlanRefused, match="'Basel'"):
+        ledger.declare_public(party=party, dataset="heart", reason="released")
+    with pytest.raises(PlanRefused, match="differs from the known 'Basel'"):
+        open_run(memory_ledger(), parties=("Basel", party))
+    with pytest.raises(PlanRefused, match="differs from the known 'heart'"):
+        open_run(ledger, "second", dataset="HEART")
+    assert ledger.head == before
+    open_run(ledger, "second", parties=("Bern",), dataset="HEART")  # another party may call its data as it likes
+    open_run(ledger, "third", parties=("Ваsel",))  # and letters of another alphabet are not looked into
+    ledger.verify()
 
 
 # ---------------------------------------------------------------------------------------- clocks, processes

@@ -30,7 +30,7 @@ def test_a_new_ledger_makes_its_folder_and_is_for_its_owner_only(tmp_path: Path)
     with Ledger.open(path, create=True) as ledger:
         open_run(ledger)
         files = sorted(file.name for file in path.parent.iterdir())
-        assert files == ["ledger.db", "ledger.db-shm", "ledger.db-wal", "ledger.db.key"]
+        assert files == ["ledger.db", "ledger.db-shm", "ledger.db-wal", "ledger.db.head", "ledger.db.key"]
         assert {mode(file) for file in path.parent.iterdir()} == {0o600}
         settings = {
             name: ledger._journal.store._run(f"PRAGMA {name}").fetchone()[0]  # type: ignore[attr-defined]
@@ -42,6 +42,48 @@ def test_a_new_ledger_makes_its_folder_and_is_for_its_owner_only(tmp_path: Path)
 def test_a_reopened_ledger_still_syncs_fully(tmp_path: Path) -> None:
     with Ledger.open(sample(tmp_path / "ledger.db")) as ledger:
         assert ledger._journal.store._run("PRAGMA synchronous").fetchone()[0] == 2  # type: ignore[attr-defined]
+
+
+def pragmas(ledger: Ledger) -> dict[str, object]:
+    store = ledger._journal.store
+    assert isinstance(store, SqliteStore)
+    names = ("journal_mode", "synchronous", "fullfsync", "checkpoint_fullfsync")
+    return {name: store._run(f"PRAGMA {name}").fetchone()[0] for name in names}
+
+
+FULL = {"journal_mode": "wal", "synchronous": 2, "fullfsync": 1, "checkpoint_fullfsync": 1}
+
+
+def test_a_copy_that_lost_its_log_gets_it_back(tmp_path: Path) -> None:
+    """VACUUM INTO writes a file with a rollback journal, for which synchronous = FULL is not enough."""
+    path, copy = sample(tmp_path / "ledger.db"), tmp_path / "copy.db"
+    connection = sqlite3.connect(path)
+    connection.execute(f"VACUUM INTO '{copy}'")
+    connection.close()
+    shutil.copy(key_path(path), key_path(copy))
+    connection = sqlite3.connect(copy)
+    assert connection.execute("PRAGMA journal_mode").fetchone()[0] == "delete"  # the control
+    connection.close()
+    for one in (path, copy):
+        with Ledger.open(one) as ledger:
+            assert pragmas(ledger) == FULL
+
+
+class NoLog(sqlite3.Connection):
+    """A file system on which SQLite can keep no write-ahead log."""
+
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        return super().execute("PRAGMA journal_mode = DELETE" if "= WAL" in sql else sql, *values)
+
+
+def test_where_there_can_be_no_log_the_journal_is_synced_with_its_folder(tmp_path: Path) -> None:
+    path = sample(tmp_path / "ledger.db")
+    with Ledger.open(path, read_only=True) as known:
+        key = load_key(path, known.identity.public_key)
+    with Ledger.on(SqliteStore(path, factory=NoLog), key) as ledger:
+        assert pragmas(ledger) == {**FULL, "journal_mode": "delete", "synchronous": 3}
+        play(ledger, "second", rounds=(3,))
+        ledger.verify()
 
 
 def test_a_missing_ledger_is_an_error_that_names_the_way(tmp_path: Path) -> None:
@@ -131,7 +173,11 @@ def test_a_copy_on_read_only_media_can_be_verified(tmp_path: Path, monkeypatch: 
     try:
         with Ledger.open(path, read_only=True) as ledger:
             ledger.verify()
-            assert sorted(file.name for file in path.parent.iterdir()) == ["ledger.db", "ledger.db.key"]
+            assert sorted(file.name for file in path.parent.iterdir()) == [
+                "ledger.db",
+                "ledger.db.head",
+                "ledger.db.key",
+            ]
     finally:
         path.parent.chmod(0o700)
 

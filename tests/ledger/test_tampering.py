@@ -13,12 +13,14 @@ import pytest
 
 from ledger.build import charge, open_run, play, sample, tamper
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger import Head, Ledger
-from quietsum.ledger.encoding import canonical, head_message
+from quietsum.ledger import Head, Ledger, MemoryStore
+from quietsum.ledger.encoding import canonical, digest, entry_hash, head_message
 from quietsum.ledger.entries import NOTHING, Kind, make_row
 from quietsum.ledger.keys import SigningKey, key_path, load_key
+from quietsum.ledger.marks import mark_path
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.store import Row
+from quietsum.ledger.verify import verify_rows
 
 ENTRIES = 16
 
@@ -92,7 +94,7 @@ def test_the_untouched_ledger_verifies(path: Path) -> None:
     head = head_of(path)
     found = verify(path, head, every_signature=True)
     assert (found.entries, found.runs, found.anchors, found.withheld) == (ENTRIES, 2, 1, 0)
-    assert found.stated == 7 and found.signatures == ENTRIES + 2
+    assert found.stated == 7 and found.signatures == ENTRIES + 1
     rows = rows_of(path)
     replace_rows(path, rewritten(rows, load_key(path, bodies(rows[0])["public_key"]), bodies))
     assert rows_of(path) == rows, "an honest rewrite with the same key changes nothing"
@@ -146,7 +148,7 @@ def test_swapped_rows_are_found(path: Path) -> None:
 
 def test_a_forged_signature_is_found_on_the_last_head_and_elsewhere_when_all_are_checked(path: Path) -> None:
     tamper(path, "UPDATE entries SET signature = replace(signature, '0', '1') WHERE sequence = 5")
-    verify(path)
+    assert verify(path).signatures == 7, "genesis, three budgets, two runs and the last head"
     with pytest.raises(LedgerBroken, match="not signed") as broken:
         verify(path, every_signature=True)
     assert broken.value.at == 5
@@ -154,6 +156,116 @@ def test_a_forged_signature_is_found_on_the_last_head_and_elsewhere_when_all_are
     with pytest.raises(LedgerBroken, match="not signed") as broken:
         verify(path)
     assert broken.value.at == ENTRIES
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 4, 12, 13])
+def test_the_signature_of_every_decision_is_checked(path: Path, sequence: int) -> None:
+    """Genesis, budgets and runs; the control with a reservation stands above."""
+    tamper(path, f"UPDATE entries SET signature = '{'0' * 128}' WHERE sequence = {sequence}")
+    with pytest.raises(LedgerBroken, match="not signed") as broken:
+        verify(path)
+    assert broken.value.at == sequence
+
+
+def test_the_signature_of_each_256th_entry_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with Ledger.open(path, create=True) as ledger:
+        open_run(ledger, rounds=200, limit=20.0)
+        play(ledger, rounds=range(1, 129))
+    for sequence, found in ((255, False), (256, True)):
+        tamper(path, f"UPDATE entries SET signature = '{'0' * 128}' WHERE sequence = {sequence}")
+        if found:
+            with pytest.raises(LedgerBroken, match="not signed") as broken:
+                verify(path)
+            assert broken.value.at == sequence
+        else:
+            verify(path)
+
+
+# ------------------------------------------------------------------- forged without the key, then laundered
+
+
+def forged(rows: list[Row], change: Callable[[Row], dict[str, Any] | None]) -> list[Row]:
+    """What somebody without the key can write: fresh hashes all the way, and signatures made of nothing."""
+    made: list[Row] = []
+    for row in rows:
+        body = change(row)
+        if body is None:
+            continue
+        if (
+            body == bodies(row)
+            and row.sequence == len(made) + 1
+            and row.previous == (made[-1].hash if made else NOTHING)
+        ):
+            made.append(row)
+            continue
+        fresh = make_row(
+            ledger=bodies(rows[0])["ledger"], previous=made[-1].hash, sequence=len(made) + 1,
+            kind=Kind(row.kind), body=body, time=row.time,
+        )  # fmt: skip
+        made.append(fresh._replace(signature="0" * 128))
+    return made
+
+
+def a_large_budget(row: Row) -> dict[str, Any] | None:
+    """The owner raised it to 900, nothing happened after that."""
+    if row.sequence > 12:
+        return None
+    return {**bodies(row), "epsilon": 900.0} if row.sequence == 12 else bodies(row)
+
+
+def test_nothing_is_appended_to_what_was_forged_without_the_key(path: Path) -> None:
+    """An entry on top of it would sign it: the forgery would be laundered by the next honest act."""
+    rows = rows_of(path)
+    replace_rows(path, forged(rows, a_large_budget))
+    for options in ({}, {"read_only": True}, {"create": True}):
+        with pytest.raises(LedgerBroken, match="not signed") as broken:
+            Ledger.open(path, **options)  # type: ignore[arg-type]
+        assert broken.value.at == 12
+    replace_rows(path, rows)
+    with Ledger.open(path) as ledger:  # the control
+        play(ledger, "second", rounds=(3,))
+
+
+def test_nothing_is_appended_to_what_was_forged_while_the_ledger_was_open(path: Path) -> None:
+    """Again and again: what was taken in before the forged signature was seen must not pass the second time."""
+    with Ledger.open(path) as ledger:
+        rows = rows_of(path)
+        body = {**bodies(rows[11]), "epsilon": 900.0}
+        row = make_row(
+            ledger=ledger.identity.ledger, previous=rows[-1].hash, sequence=ENTRIES + 1, kind=Kind.BUDGET, body=body,
+            time=rows[-1].time,
+        )  # fmt: skip
+        insert = "INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)"
+        tamper(path, (insert, tuple(row._replace(signature=rows[-1].signature))))
+        for _ in range(3):
+            with pytest.raises(LedgerBroken, match="not signed") as broken:
+                ledger.raise_budget(party="Basel", dataset="heart", epsilon=901.0, reason="on top")
+            assert broken.value.at == ENTRIES + 1
+        assert len(rows_of(path)) == ENTRIES + 1
+
+
+def test_the_head_under_the_next_entry_keeps_its_signature(path: Path) -> None:
+    with Ledger.open(path) as ledger:
+        tamper(path, f"UPDATE entries SET signature = '{'0' * 128}' WHERE sequence = {ENTRIES}")
+        with pytest.raises(LedgerBroken, match="cut or replaced"):
+            ledger.declare_public(party="Basel", dataset="heart", reason="on top")
+
+
+def test_the_control_a_journal_that_checks_no_signature_launders_the_forgery(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quietsum.ledger.state import State
+
+    replace_rows(path, forged(rows_of(path), a_large_budget))
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "require_signature", lambda *_: None)
+        with Ledger.open(path) as ledger:
+            ledger.commit(ledger.reserve("first", 4, 1, [charge(), charge(party="Bern")]))
+    with Ledger.open(path) as ledger:
+        assert max(book.budget.epsilon for book in ledger.lifetime() if book.budget) == 900.0
+    with pytest.raises(LedgerBroken, match="not signed"):
+        verify(path)  # it is a decision; as a reservation it would have passed
 
 
 # ------------------------------------------------------------------------- what only an anchor can find
@@ -176,6 +288,9 @@ def test_yesterdays_file_verifies_by_itself_and_is_found_by_a_kept_head(path: Pa
         play(ledger, "second", rounds=(3,))
         head = ledger.head
     shutil.copy(yesterday, path)
+    with pytest.raises(LedgerBroken, match="older copy"):
+        verify(path, before)
+    mark_path(path).unlink()
     verify(path, before)
     with pytest.raises(LedgerBroken, match="older copy") as broken:
         verify(path, before, head)
@@ -191,7 +306,7 @@ def without_the_last_reservation(row: Row) -> dict[str, Any] | None:
 
 def test_a_rewrite_with_fresh_hashes_and_the_same_key_is_found_by_a_kept_head(path: Path) -> None:
     head, rows = head_of(path), rows_of(path)
-    with Ledger.open(path) as ledger:
+    with Ledger.open(path, read_only=True) as ledger:
         middle = Head(ledger=head.ledger, sequence=12, hash=rows[11].hash, signature=rows[11].signature)
         assert ledger.contains(middle)
     key = load_key(path, bodies(rows[0])["public_key"])
@@ -262,6 +377,30 @@ def stated(sequence: int, factor: float) -> Callable[[Row], dict[str, Any] | Non
     return change
 
 
+def lines(sequence: int, change: Callable[[list[Any]], list[Any]]) -> Callable[[Row], dict[str, Any] | None]:
+    return lambda row: (
+        {**bodies(row), "spent": change(bodies(row)["spent"])} if row.sequence == sequence else bodies(row)
+    )
+
+
+def with_charges(sequence: int, change: Callable[[list[Any]], list[Any]]) -> Callable[[Row], dict[str, Any] | None]:
+    return lambda row: (
+        {**bodies(row), "charges": change(bodies(row)["charges"])} if row.sequence == sequence else bodies(row)
+    )
+
+
+def in_charge(sequence: int, change: Callable[[dict[str, Any]], None]) -> Callable[[Row], dict[str, Any] | None]:
+    def first(charges: list[Any]) -> list[Any]:
+        change(charges[0])
+        return charges
+
+    return with_charges(sequence, first)
+
+
+def dropped_key(sequence: int, key: str) -> Callable[[Row], dict[str, Any] | None]:
+    return lambda row: {k: v for k, v in bodies(row).items() if k != key or row.sequence != sequence}
+
+
 def quieter(row: Row) -> dict[str, Any]:
     """Every charge of the first run claims twice the noise that was added; its plan does not."""
     body = bodies(row)
@@ -274,7 +413,32 @@ CASES: list[tuple[str, Callable[[Row], dict[str, Any] | None], int, str]] = [
     ("a smaller ε is stated", stated(8, 0.99), 8, "states ε"),
     ("a larger ε is stated", stated(8, 1.01), 8, "states ε"),
     ("an ε off by a millionth", stated(8, 1 + 1e-6), 8, "states ε"),
-    ("ε at another δ", with_body(6, spent=[]), 6, "accounts"),
+    ("no ε at all", with_body(6, spent=[]), 6, "one line for each account"),
+    ("two ε for one party", lines(6, lambda spent: [*spent, spent[0]]), 6, "one line for each account"),
+    ("ε in another order", lines(6, lambda spent: spent[::-1]), 6, "one line for each account"),
+    ("ε with a remark", lines(6, lambda spent: [{**spent[0], "about": 1}, spent[1]]), 6, "other keys"),
+    ("ε at another δ", lines(6, lambda spent: [{**spent[0], "delta": 1e-4}, spent[1]]), 6, "states ε"),
+    ("an infinite ε", lines(6, lambda spent: [{**spent[0], "epsilon": "Infinity"}, spent[1]]), 6, "states ε"),
+    ("an ε that is true", lines(6, lambda spent: [{**spent[0], "epsilon": True}, spent[1]]), 6, "states ε"),
+    ("a whole number as δ", lines(6, lambda spent: [{**spent[0], "delta": 1}, spent[1]]), 6, "states ε"),
+    ("a round that is a float", with_body(5, round=1.0), 5, "whole number"),
+    ("a round below zero", with_body(5, round=-1), 5, "whole number"),
+    ("an attempt that is true", with_body(5, attempt=True), 5, "whole number"),
+    ("a reservation's number as a float", with_body(6, reserve=5.0), 6, "whole number"),
+    ("operator_only as a number", with_body(6, operator_only=0), 6, "operator_only"),
+    ("one more key", with_body(9, about="x"), 9, "keys of its kind"),
+    ("a blind where nothing is withheld", with_body(6, blind="0" * 32), 6, "keys of its kind"),
+    ("a refund without its blind", dropped_key(10, "blind"), 10, "keys of its kind"),
+    ("a withheld commit without its blind", dropped_key(11, "blind"), 11, "blind"),
+    ("a short blind", with_body(10, blind="ab"), 10, "hexadecimal"),
+    ("a budget as a whole number", with_body(2, epsilon=20), 2, "the way it is read"),
+    ("steps as a float", in_charge(5, lambda charge: charge["event"].update(times=5.0)), 5, "the way it is read"),
+    ("a charge with a remark", in_charge(5, lambda charge: charge.update(about=1)), 5, "the way it is read"),
+    ("no steps", in_charge(5, lambda charge: charge["event"].update(times=0)), 5, "for nothing"),
+    ("a party left out of a round", with_charges(5, lambda charges: charges[:1]), 5, "every registered party"),
+    ("nobody charged", with_charges(5, lambda charges: []), 5, "every registered party"),
+    ("a party with a space", with_body(2, party="Basel "), 2, "the way names are"),
+    ("another spelling", with_body(3, party="basel"), 3, "spelling"),
     ("a commit without its reservation", without(5), 5, "nothing is reserved"),
     ("a commit that was left out", without(6), 0, ""),
     ("a double commit", lambda row: {**bodies(row), "round": 1, "reserve": 5} if row.sequence == 8 else bodies(row), 8,
@@ -291,7 +455,7 @@ CASES: list[tuple[str, Callable[[Row], dict[str, Any] | None], int, str]] = [
     ("less charged than planned noise", quieter, 5, "its plan contains none"),
     ("a plan that is not its hash", with_body(4, plan={"federation": {"rounds": 9}}), 4, "hash of the plan"),
     ("a budget that is no number", with_body(12, epsilon=None), 12, "epsilon"),
-    ("a body without its keys", lambda row: {} if row.sequence == 9 else bodies(row), 9, "cannot be read"),
+    ("a body without its keys", lambda row: {} if row.sequence == 9 else bodies(row), 9, "keys of its kind"),
     ("an unknown unit", with_body(12, unit="planet"), 12, "cannot be read"),
 ]  # fmt: skip
 
@@ -322,6 +486,67 @@ def test_a_ledger_with_good_hashes_and_signatures_must_still_keep_the_rules(
     with pytest.raises(LedgerBroken, match=message) as broken:
         verify(path)
     assert broken.value.at == at
+
+
+def respelled(rows: list[Row], key: SigningKey, sequence: int, old: str, new: str) -> list[Row]:
+    """The chain with fresh hashes and signatures, one body's text changed as a text."""
+    made: list[Row] = []
+    for row in rows:
+        previous = made[-1].hash if made else NOTHING
+        body = row.body
+        if row.sequence == sequence:
+            assert old in body
+            body = body.replace(old, new, 1)
+        hash = entry_hash(
+            ledger=key.public.ledger, previous=previous, sequence=row.sequence, kind=row.kind, body_hash=digest(body),
+            time=row.time,
+        )  # fmt: skip
+        signature = key.sign(head_message(ledger=key.public.ledger, sequence=row.sequence, hash=hash))
+        made.append(row._replace(body=body, previous=previous, hash=hash, signature=signature))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sequence", "old", "new"),
+    [
+        (6, '"attempt":1', '"attempt":9,"attempt":1'),
+        (6, '{"attempt":1,"operator_only":false', '{"operator_only":false,"attempt":1'),
+        (6, ":1,", ": 1,"),
+        (2, "20.0", "2e1"),
+        (2, "20.0", "20.00"),
+        (2, "20.0", "NaN"),
+        (2, "1e-05", "0.00001"),
+        (4, "heart", "he\\u0061rt"),
+        (5, '"failure":0.0', '"failure":-0.0'),
+    ],
+)
+def test_a_body_that_is_spelled_otherwise_is_found(path: Path, sequence: int, old: str, new: str) -> None:
+    """Two texts for one thing could be read in two ways: two values for one key above all."""
+    rows = rows_of(path)
+    key = load_key(path, bodies(rows[0])["public_key"])
+    replace_rows(path, respelled(rows, key, sequence, old, old))
+    verify(path)  # the control
+    replace_rows(path, respelled(rows, key, sequence, old, new))
+    with pytest.raises(LedgerBroken, match=r"canonical JSON|breaks a rule") as broken:
+        verify(path)
+    assert broken.value.at == sequence
+
+
+def test_a_finite_figure_for_an_unprotected_release_is_found() -> None:
+    """|∞ − ε| ≤ tolerance · ∞ is true of every ε; so infinities are compared by themselves."""
+    store, key = MemoryStore(), SigningKey.generate()
+    ledger = Ledger.begin(store, key)
+    open_run(ledger, step=None, public="published in 1988")
+    play(ledger, rounds=(1,), step=None)
+    honest = list(store.rows())
+    assert verify_rows(honest).stated == 1
+    changed = rewritten(honest, key, stated_as(len(honest), 0.1))
+    with pytest.raises(LedgerBroken, match=r"states ε = 0.1 .* cost Infinity"):
+        verify_rows(changed)
+
+
+def stated_as(sequence: int, epsilon: float) -> Callable[[Row], dict[str, Any] | None]:
+    return lines(sequence, lambda spent: [{**spent[0], "epsilon": epsilon}])
 
 
 # ------------------------------------------------------------------------------------------ whole files

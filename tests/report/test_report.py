@@ -138,7 +138,7 @@ def test_its_head_is_in_the_ledger_and_anchors_it() -> None:
         assert ledger.contains(Head.from_dict(values["ledger"]["head"]))
         assert values["ledger"]["public_key"] == ledger.identity.public_key
     result = quietsum("ledger", "verify", "--anchor", "quietsum-workspace/runs/run/report.json")
-    assert result.exit_code == 0 and "1 kept heads are in the chain" in result.stdout
+    assert result.exit_code == 0 and "kept heads are in the chain" in result.stdout
 
 
 def test_its_metrics_are_those_of_the_kept_model_and_say_on_which_data() -> None:

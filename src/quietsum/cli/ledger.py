@@ -17,7 +17,7 @@ from quietsum.cli.output import console, figure, print_json, print_next
 from quietsum.privacy.units import PrivacyUnit
 
 if TYPE_CHECKING:
-    from quietsum.ledger import Book, Entry, Ledger, Verification
+    from quietsum.ledger import Book, Entry, Head, Ledger, Verification
     from quietsum.privacy.guarantee import Guarantee
 
 __all__ = ["app"]
@@ -142,7 +142,7 @@ def _print_books(books: tuple[Book, ...]) -> None:
         table.add_column(name, justify="right" if name == "plans" else "left", overflow="fold")
     for book in books:
         if book.budget is None:
-            budget, spent = Text("none"), Text("no gate")
+            budget, spent = Text("none"), Text("no gate" if book.public else "no plan since")
         else:
             budget = Text(f"ε {book.budget.epsilon:g} per {book.unit}, δ {book.budget.delta:g}")
             spent = Text(_spent(book))
@@ -167,25 +167,38 @@ def _print_entries(ledger: Ledger) -> None:
     print()
     screen = console()
     for entry in ledger.entries(max(1, last - LAST + 1)):
-        line = Text(f"{entry.sequence:>8}  {entry.time[:19]}Z  {entry.kind.value:<8} {_about(entry)}")
+        start = f"{entry.sequence:>{len(str(last))}}  {entry.time[:10]} {entry.time[11:16]}Z  {entry.kind.value:<8} "
+        line = Text(start + _about(entry, screen.width - len(start)))
         screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 
-def _about(entry: Entry) -> str:
+def _about(entry: Entry, room: int) -> str:
+    """What an entry says, the run's name last and shortened in its middle where there is not enough room."""
     body = entry.body
     match entry.kind.value:
         case "genesis":
             return f"ledger {body['ledger'][:16]}…"
         case "run":
-            return f"{body['run']}, parties: {len(body['datasets'])}"
+            about = f"parties: {len(body['datasets'])}"
         case "budget":
             return f"ε {body['epsilon']:g} per {body['unit']}: {body['dataset']} of {body['party']}"
         case "public":
             return f"{body['dataset']} of {body['party']}"
         case "refund":
-            return f"{body['run']} round {body['round']}: {body['party']}"
+            about = f"round {body['round']}, attempt {body['attempt']}, {_short(body['party'], 16)}"
         case _:
-            return f"{body['run']} round {body['round']}, attempt {body['attempt']}"
+            about = f"round {body['round']}, attempt {body['attempt']}"
+    return f"{about}  {_short(body['run'], room - len(about) - 2)}"
+
+
+def _short(name: str, room: int) -> str:
+    """A name in at most ``room`` columns, with its beginning and its end."""
+    from rich.cells import cell_len
+
+    if cell_len(name) <= room:
+        return name
+    half = max(1, (room - 1) // 2)
+    return f"{name[:half]}…{name[-half:]}"
 
 
 def _print_run(values: dict[str, Any]) -> None:
@@ -224,39 +237,55 @@ def verify(
     every_signature: EveryOption = False,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Check chain, signatures, rules and every ε. Exit code 4 names the bad entry."""
+    """Check chain, signatures, rules and every ε. Exit code 4 names the bad entry.
+
+    Heads that the workspace's runs have kept, and the newest one beside the ledger, must be in it.
+    """
     from quietsum.ledger.anchors import read_anchors
 
-    anchors = [head for path in anchor or () for head in read_anchors(path)]
+    given = {head for path in anchor or () for head in read_anchors(path)}
     if export is not None:
         from quietsum.ledger.export import verify_export
 
-        found = verify_export(export, anchors=anchors, every_signature=every_signature)
+        runs = set()
+        found = verify_export(export, anchors=given, every_signature=every_signature)
     else:
         from quietsum.ledger.verify import verify_file
 
-        found = verify_file(ledger_path(workspace), anchors=anchors, every_signature=every_signature)
+        path = ledger_path(workspace)
+        runs = _kept_by_runs(path)
+        found = verify_file(path, anchors=given | runs, every_signature=every_signature)
     if as_json:
-        print_json(_verification(found))
+        print_json({**_verification(found), "anchors_of_runs": len(runs)})
         return
     print(f"whole   {found.entries} entries, {found.runs} runs, chain and rules in order")
     print(f"ε       {found.stated} stated, all recomputed ({found.computed} different histories)")
     print(f"signed  signatures checked: {found.signatures}, ledger {found.ledger[:16]}…")
     if found.withheld:
         print(f"hidden  {found.withheld} bodies say who took part; the chain covers them")
+    if found.marked:
+        print("mark    the newest head that was written here is in the chain")
     if found.anchors:
-        print(f"anchor  {found.anchors} kept heads are in the chain")
+        print(f"anchor  {found.anchors} kept heads are in the chain, {len(runs)} of them from run folders")
         print_next(["ledger", "show", *_where(workspace)])
     else:
-        print("anchor  none given: a cut tail or an older copy would look the same")
+        print("anchor  none: an older copy with its own mark would look the same" if found.marked else
+              "anchor  none: a cut tail or an older copy would look the same")  # fmt: skip
         exported = [] if export is None else ["--export", export]
         print_next(["ledger", "verify", *exported, "--anchor", "report.json", *_where(workspace)])
+
+
+def _kept_by_runs(ledger: Path) -> set[Head]:
+    """Heads in checkpoints, models and reports of the ledger's workspace."""
+    from quietsum.runs.folder import Workspace
+
+    return {head for _, head in Workspace.at(ledger.parent).anchors()}
 
 
 def _verification(found: Verification) -> dict[str, Any]:
     return {
         "ledger": found.ledger, "entries": found.entries, "runs": found.runs, "stated": found.stated,
-        "computed": found.computed, "signatures": found.signatures, "anchors": found.anchors,
+        "computed": found.computed, "signatures": found.signatures, "anchors": found.anchors, "marked": found.marked,
         "withheld": found.withheld, "head": found.head.to_dict(),
     }  # fmt: skip
 
@@ -323,7 +352,7 @@ def declare_public(
         entry = ledger.declare_public(party=party, dataset=dataset, reason=reason)
     _print_entry(entry, as_json)
     if not as_json:
-        print("gate    none from now on; what was charged before stays written")
+        print("gate    none until a budget is set; what was charged stays written")
         print_next(["ledger", "show", *_where(workspace)])
 
 

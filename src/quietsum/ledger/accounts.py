@@ -14,8 +14,8 @@ from typing import Any, final
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms
-from quietsum.ledger.encoding import number
-from quietsum.ledger.spending import Cost, Prices, Tally, exceeds
+from quietsum.ledger.encoding import fold, number
+from quietsum.ledger.spending import Cost, Prices, Tally, cost_of, exceeds
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
 
@@ -60,12 +60,31 @@ class Accounts:
         self.runs: dict[str, RunState] = {}
         self.books: dict[tuple[str, str, PrivacyUnit], BookState] = {}
         self.public: dict[tuple[str, str], str] = {}
+        self._names: dict[tuple[str, ...], str] = {}  # how a party, or a dataset of a party, is spelt
 
     def copy(self) -> Accounts:
         """Accounts in which declarations and budgets can be tried; runs and charges are shared."""
         other = Accounts()
         other.runs, other.books, other.public = self.runs, dict(self.books), dict(self.public)
+        other._names = dict(self._names)
         return other
+
+    # -------------------------------------------------------------------------------------------- names
+
+    def check_names(self, party: str, dataset: str) -> None:
+        """Refuse "basel" where "Basel" is known: two spellings would be two budgets."""
+        for noun, key, name in (("party", (fold(party),), party), ("dataset", (party, fold(dataset)), dataset)):
+            known = self._names.get(key, name)
+            if known != name:
+                raise PlanRefused(
+                    f"{noun} {name!r} differs from the known {known!r} by its spelling only; write {known!r}, or "
+                    "choose a name that nobody takes for it"
+                )
+
+    def know(self, party: str, dataset: str) -> None:
+        """Remember how a party and its dataset are spelt."""
+        self._names[fold(party),] = party
+        self._names[party, fold(dataset)] = dataset
 
     def book(self, party: str, dataset: str, unit: PrivacyUnit) -> BookState:
         """The book of one unit of a dataset, an empty one where there was none."""
@@ -77,6 +96,19 @@ class Accounts:
     def set_budget(self, party: str, dataset: str, budget: Budget) -> None:
         """Give one book a budget, leaving the book object that others hold unchanged."""
         self.books[party, dataset, budget.unit] = self.book(party, dataset, budget.unit).with_budget(budget)
+        self.protect(party, dataset)
+
+    def protect(self, party: str, dataset: str) -> None:
+        """A budget was set: whatever was declared before, the data is protected from now on."""
+        self.public.pop((party, dataset), None)
+        self.know(party, dataset)
+
+    def declare(self, party: str, dataset: str, reason: str) -> None:
+        """The data is public from now on, until its next budget."""
+        self.public[party, dataset] = reason
+        self.know(party, dataset)
+
+    # -------------------------------------------------------------------------------------------- checks
 
     def check_run(self, run: str, terms: Terms, planned: Iterable[Charge], datasets: Sequence[Dataset]) -> None:
         """A new run, one dataset a party, and a plan about exactly these datasets."""
@@ -84,6 +116,7 @@ class Accounts:
             raise PlanRefused(f"run {run!r} is already in the ledger; give the new one another name")
         names: dict[str, str] = {}
         for dataset in datasets:
+            self.check_names(dataset.party, dataset.dataset)
             if dataset.party in names:
                 raise PlanRefused(f"party {dataset.party!r} is named twice; each party brings one dataset to a run")
             names[dataset.party] = dataset.dataset
@@ -97,6 +130,15 @@ class Accounts:
                     f"the plan charges {charge.party!r} twice per {charge.unit}; one charge a party and unit"
                 )
             seen.add((charge.party, charge.unit))
+            if charge.event is not None and not cost_of(charge).leaves:
+                raise PlanRefused(f"the plan charges {charge.party!r} for no event per {charge.unit}; plan a round")
+        for unit in {unit for _, unit in seen}:
+            for party in names:
+                if (party, unit) not in seen:
+                    raise PlanRefused(
+                        f"the plan charges {party!r} nothing per {unit}, and others something; every party of a run "
+                        "is charged"
+                    )
 
     def check_charge(self, charge: Charge, datasets: Mapping[str, str], terms: Terms) -> None:
         """A charge names a dataset of the run, and is protected unless the data is public."""
@@ -133,8 +175,11 @@ class Accounts:
                 book = self.book(charge.party, charge.dataset, charge.unit)
                 book.admit_plan(run, tally, terms, prices, rounds)
 
-    def check_reserve(self, run: str, round: int, attempt: int, charges: Iterable[Charge]) -> RunState:
-        """An open run, the next attempt, and charges that its plan contains."""
+    def check_reserve(self, run: str, round: int, attempt: int, charges: Sequence[tuple[Charge, Cost]]) -> RunState:
+        """An open run, the next attempt, and for every account of its plan a charge that the plan contains.
+
+        Every registered party is charged every round, whether it is drawn, answers or not (rule 1).
+        """
         state = self.runs.get(run)
         if state is None:
             raise QuietsumError(f"run {run!r} is not in the ledger; open it before its first round")
@@ -144,7 +189,7 @@ class Accounts:
                 "attempt", attempt, f"is not the next one of round {round}", f"use attempt {expected}"
             )
         seen: set[Account] = set()
-        for charge in charges:
+        for charge, cost in charges:
             self.check_charge(charge, state.datasets, state.terms)
             account = charge.party, charge.unit
             if account in seen:
@@ -152,10 +197,18 @@ class Accounts:
             seen.add(account)
             if account not in state.shares:
                 raise PlanRefused(f"the plan of run {run!r} charges {charge.party!r} nothing per {charge.unit}")
-            if charge.observers != state.shares[account].observers:
+            share = state.shares[account]
+            if charge.observers != share.observers:
                 raise PlanRefused(
                     f"this charge protects {charge.party!r} against {', '.join(charge.observers)}, the plan of "
-                    f"run {run!r} against {', '.join(state.shares[account].observers)}; a plan is frozen once it runs"
+                    f"run {run!r} against {', '.join(share.observers)}; a plan is frozen once it runs"
+                )
+            share.check(charge, cost)
+        for party, unit in state.shares:
+            if (party, unit) not in seen:
+                raise PlanRefused(
+                    f"round {round} of run {run!r} charges {party!r} nothing per {unit}; every registered party is "
+                    "charged every round, whether it takes part or not: state all charges of the plan"
                 )
         return state
 

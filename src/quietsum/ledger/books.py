@@ -16,6 +16,8 @@ folder is ever asked. The rule, and why it is sound:
 * **Stopped plans** are charged what they reserved, nothing more: the filter adds up charges, not forecasts. (A plan
   that goes on later meets the gate again at each reservation.)
 * **δ belongs to the dataset.** The first budget fixes it; a plan with a smaller δ of its own is accounted at both.
+* **Public data** has no gate, and its charges are counted all the same. A budget set later protects it from then on,
+  and counts what was charged before: where that is more than the budget, nothing more fits.
 * **Raising a budget** is a decision of the data's owner and outside of this proof: the promise is the new (ε, δ), as if
   it had been the budget from the start. Deciding it by what the models showed makes the decision itself a release.
 """
@@ -28,8 +30,8 @@ import shlex
 from collections.abc import Callable
 from typing import final
 
-from quietsum.errors import BudgetExhausted, PlanRefused, QuietsumError
-from quietsum.ledger.charges import Terms
+from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.ledger.charges import Charge, Terms
 from quietsum.ledger.spending import Cost, Prices, Tally, exceeds
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
@@ -42,9 +44,10 @@ __all__ = ["Book", "BookState", "Share"]
 class Book:
     """A lifetime account as people see it.
 
-    ``budget`` is None for public data, and ``public`` then says why. ``guarantee`` is about everything charged so far:
-    with one plan the ε of what it reserved, if its schedule runs as planned; with several the whole budget, since what
-    is left may have steered the next plan. ``spent_fraction`` lies between 0 and 1.
+    ``budget`` is None for public data, and ``public`` then says why; of a budget and a declaration the later one
+    counts. ``guarantee`` is about everything charged so far: with one plan the ε of what it reserved, if its schedule
+    runs as planned; with several the whole budget, since what is left may have steered the next plan.
+    ``spent_fraction`` lies between 0 and 1.
     """
 
     party: str
@@ -61,10 +64,11 @@ class Book:
 class Share:
     """What one run planned and charged on one book."""
 
-    __slots__ = ("observers", "planned", "tally", "terms")
+    __slots__ = ("failure", "observers", "planned", "tally", "terms")
 
     def __init__(self, planned: Tally, terms: Terms, observers: tuple[Observer, ...]) -> None:
         self.planned = planned
+        self.failure = planned.failure / max(1, sum(planned.leaves.values()))  # of each event
         self.terms = terms
         self.observers = observers
         self.tally = Tally()
@@ -74,8 +78,29 @@ class Share:
         """Whether anything stands reserved."""
         return bool(self.tally.leaves or self.tally.unprotected or self.tally.failures)
 
+    def check(self, charge: Charge, cost: Cost) -> None:
+        """One round's charge has at least one event, and the distance from its law that the plan stated for as many."""
+        if cost.protected == bool(self.planned.unprotected):
+            word = "a protected event" if cost.protected else "a release without protection"
+            raise PlanRefused(f"this charge of {charge.party!r} is {word}, the plan has something else; it is frozen")
+        if not cost.protected:
+            return
+        count = sum(count for _, count in cost.leaves)
+        if count < 1:
+            raise InvalidParameter(
+                "event", charge.event, f"charges {charge.party!r} for nothing",
+                "charge what one round of the plan costs",
+            )  # fmt: skip
+        stated = self.failure * count
+        if charge.failure < stated * (1 - _SLACK):
+            raise InvalidParameter(
+                "failure", charge.failure, f"of {charge.party!r} is below {stated:.3g}, its share of what the plan "
+                "stated", "use the same noise as the plan",
+            )  # fmt: skip
+
 
 _NOTHING = Tally()
+_SLACK = 1e-9
 
 
 @final
@@ -178,7 +203,9 @@ class BookState:
     @property
     def _budget(self) -> Budget:
         if self.budget is None:
-            raise QuietsumError(f"{self} has no budget; open the run first")
+            raise QuietsumError(
+                f"{self} has no budget per {self.unit}; open the run first, or: {self.raise_command(None)}"
+            )
         return self.budget
 
     @property
@@ -202,6 +229,13 @@ class BookState:
         self, others: dict[str, Share], planned: Tally, terms: Terms, prices: Prices, rounds: int | None
     ) -> BudgetExhausted:
         budget, first = self._budget, next(iter(others.values()))
+        if self.total.unprotected:
+            return BudgetExhausted(
+                f"{self} was released without protection while it was public; no budget covers that, so nothing fits "
+                f"its lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}. If nobody in it "
+                f"needs protection: quietsum ledger declare-public --party {self.party} --dataset {self.dataset} "
+                "--reason why"
+            )
 
         def fits(epsilon: float) -> bool:
             gate = prices.gate(Budget(epsilon=epsilon, delta=budget.delta, unit=budget.unit))
@@ -249,11 +283,12 @@ class BookState:
                 guarantee = self._alone(self.total, terms, prices)
                 fraction = min(1.0, guarantee.epsilon / budget.epsilon)
             else:
-                gate = prices.gate(budget)
-                fraction = min(1.0, gate.used(self.total, self._relation, prices))
+                used = self._together(shares[0], _NOTHING, prices)
+                fraction, fits = min(1.0, used), used <= 1
                 guarantee = Guarantee(
-                    epsilon=budget.epsilon, delta=budget.delta, unit=self.unit, neighbours=self._relation,
-                    method="Rényi filter", order=gate.order,
+                    epsilon=budget.epsilon if fits else math.inf, delta=budget.delta, unit=self.unit,
+                    neighbours=self._relation, order=prices.gate(budget).order if fits else None,
+                    method="Rényi filter" if fits else "charged beyond this budget while it was public",
                 )  # fmt: skip
         return Book(
             party=self.party, dataset=self.dataset, unit=self.unit, budget=budget, public=public,

@@ -26,7 +26,10 @@ from typing import Any
 
 from quietsum.errors import InvalidParameter
 
-__all__ = ["canonical", "digest", "entry_hash", "head_message", "label", "number", "read_number"]
+__all__ = [
+    "canonical", "digest", "entry_hash", "fold", "head_message", "is_canonical", "label", "number", "read_number",
+    "written",
+]  # fmt: skip
 
 ENTRY_FORMAT = "quietsum-entry-1"
 HEAD_FORMAT = "quietsum-head-1"
@@ -85,6 +88,25 @@ def read_number(value: object) -> float:
     return float(value)
 
 
+def written(value: Any) -> str:
+    """Plain values, read from canonical JSON or made to be written there, as canonical JSON; quicker than asking."""
+    return _write(value)
+
+
+def is_canonical(text: str, value: Any) -> bool:
+    """Whether ``text``, which was read as ``value``, is the canonical way to write it.
+
+    No second key of the same name, no other order, no spaces, no 1.0 for 1 or 1e0 for 1.0.
+
+    >>> is_canonical('{"a":1,"a":2}', {"a": 2})
+    False
+    """
+    try:
+        return (canonical(value) if "-0.0" in text else _write(value)) == text
+    except (ValueError, RecursionError):  # NaN, bare infinities
+        return False
+
+
 def digest(text: str) -> str:
     """SHA-256 of a text, in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -101,18 +123,29 @@ def head_message(*, ledger: str, sequence: int, hash: str) -> bytes:
 
 
 def label(parameter: str, value: object) -> str:
-    """A name that stands for one thing only: Unicode in composed form, printable, without spaces around it.
+    """A name that stands for one thing only: Unicode in composed form, printable, without spaces around it or in a row.
 
     Two ways to type the same "Zürich" must not be two datasets with two budgets.
 
     >>> label("party", "Zu\\u0308rich ") == label("party", "Zürich")
     True
     """
-    remedy = f"use 1 to {LONGEST_LABEL} printable characters"
+    remedy = f"use 1 to {LONGEST_LABEL} printable characters, and single spaces"
     if not isinstance(value, str):
         raise InvalidParameter(parameter, value, "is not a text", remedy)
     text = unicodedata.normalize("NFC", value).strip()
-    if not text or len(text) > LONGEST_LABEL or not text.isprintable():
+    if not text or len(text) > LONGEST_LABEL or not text.isprintable() or "  " in text:
         shown = value if len(value) <= 60 else value[:57] + "..."
         raise InvalidParameter(parameter, shown, "is not a usable name", remedy)
     return text
+
+
+def fold(name: str) -> str:
+    """What is left of a name without the differences that people overlook: width, ligatures, upper and lower case.
+
+    Letters of other alphabets that merely look alike (Cyrillic ones in a Latin word) stay different.
+
+    >>> fold("\\uff22ASEL") == fold("Basel")
+    True
+    """
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

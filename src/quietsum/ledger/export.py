@@ -3,7 +3,8 @@
 One JSON object a line, in order. Who refused a round, and what that saved a party, is for the operator only: whoever
 reads it gets no amplification. So refunds, and commits after a refund of the same run, travel without their bodies.
 Each such line gives the SHA-256 of the body instead, which is all that the chain covers, so hashes and signatures can
-still be checked, and so can every ε that is there.
+still be checked, and so can every ε that is there. Those bodies hold 128 bits of chance (``blind``), so that nobody
+finds out what they say by hashing guesses. How many refused is not hidden: there is one line for each refund.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.encoding import canonical, digest, entry_hash
 from quietsum.ledger.entries import Entry, Head, Kind
 from quietsum.ledger.ledger import Ledger
-from quietsum.ledger.spending import Prices
 from quietsum.ledger.state import State
-from quietsum.ledger.verify import Anchors, Verification, conclude, require_signature
+from quietsum.ledger.verify import Reading, Verification
 
 __all__ = ["export_ledger", "operator_only", "verify_export"]
 
@@ -80,18 +80,10 @@ def verify_export(
     Guarantees: chain, signatures and the stated ε of every commit whose body is there. What refunds gave back cannot be
     seen, so budgets are checked up to the first withheld body only.
     """
-    kept, prices = Anchors(anchors), Prices()
-    state = State(prices, redacted=True)
-    signatures, entry = 0, None
-    for entry, withheld in _entries(Path(path), state):
-        (state.skip if withheld else state.apply)(entry)
-        if entry.sequence == 1:
-            kept.check_name(state.ledger)
-        signatures += kept.check_entry(entry, state)
-        if every_signature:
-            require_signature(state, entry.sequence, entry.hash, entry.signature)
-            signatures += 1
-    return conclude(state, entry, kept, prices, signatures)
+    reading = Reading(anchors, every_signature=every_signature, redacted=True)
+    for entry, withheld in _entries(Path(path), reading.state):
+        reading.take(entry, withheld=withheld)
+    return reading.conclude()
 
 
 def _entries(path: Path, state: State) -> Iterator[tuple[Entry, bool]]:

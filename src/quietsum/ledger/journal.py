@@ -3,7 +3,11 @@
 A journal holds what the entries say (:class:`~quietsum.ledger.state.State`) and keeps it up to date without reading
 everything again: before each act it takes in only what other writers have appended since. It writes as write-ahead logs
 do. First the transaction begins, so that nobody else can append; then it follows, checks and appends; then the store
-makes it durable; only then does its own state change.
+makes it durable; only then does its own state change, and the high-water mark moves.
+
+The signature of the newest entry covers all entries before it through their hashes. So it is checked whenever
+something was taken in, before anything is appended: a new entry signs everything under it, and what somebody wrote
+without the key must never get a signature that way.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import keys
 from quietsum.ledger.encoding import head_message
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Head, Kind, check_link, ledger_name, make_row
+from quietsum.ledger.marks import Mark
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.state import FORMAT, State
 from quietsum.ledger.store import LedgerStore, StoreFailed
@@ -38,14 +43,18 @@ def system_clock() -> datetime.datetime:
 class Journal:
     """A store with a genesis entry, the key that signs, and what all entries say."""
 
-    def __init__(self, store: LedgerStore, key: keys.SigningKey | None, clock: Clock) -> None:
-        self.store, self.lock = store, threading.RLock()
+    def __init__(self, store: LedgerStore, key: keys.SigningKey | None, clock: Clock, mark: Mark | None = None) -> None:
+        self.store, self.lock, self.mark = store, threading.RLock(), mark
         self.state = State()
         self._signer, self._clock = key, clock
         self._signature = ""
+        self._trusted = 0  # the newest entry whose signature was checked, or made here
+        marked = None if mark is None else mark.read()  # before the entries: the mark never runs ahead of them
         self.follow()
         if self.state.key is None:
             raise LedgerBroken("is empty", remedy=RESTORE)
+        if mark is not None and marked is not None:
+            self._check_mark(mark, marked)
         if key is not None and key.public.hex != self.state.key.hex:
             raise LedgerBroken("was begun with another key", remedy="use the key that belongs to it")
 
@@ -54,17 +63,22 @@ class Journal:
     @classmethod
     def open(cls, path: Path, *, create: bool, read_only: bool, clock: Clock) -> Self:
         """The ledger in a SQLite file with its key beside it."""
-        if create and not read_only and not path.exists() and keys.key_path(path).exists():
-            raise _lost(path)
+        mark = Mark(path)
+        if create and not read_only and not path.exists():
+            for left in (keys.key_path(path), mark.path):
+                if left.exists():
+                    raise _lost(path, left)
         store = SqliteStore(path, create=create and not read_only, read_only=read_only)
         try:
             if create and not read_only and store.head() is None:
                 _begin_file(store, path, clock)
             if read_only:
-                return cls(store, None, clock)
+                return cls(store, None, clock, mark)
             public_key = _first_key(store)
             keys.settle_key(path, public_key)
-            return cls(store, keys.load_key(path, public_key), clock)
+            journal = cls(store, keys.load_key(path, public_key), clock, mark)
+            mark.advance(journal.head())
+            return journal
         except BaseException:
             store.close()
             raise
@@ -92,7 +106,8 @@ class Journal:
             rows = self.store.rows(max(1, state.sequence))
             if state.sequence:
                 last = next(rows, None)
-                if last is None or last.sequence != state.sequence or last.hash != state.hash:
+                known = (state.sequence, state.hash, self._signature)
+                if last is None or (last.sequence, last.hash, last.signature) != known:
                     raise LedgerBroken(
                         "is not what it was a moment ago: the file was cut or replaced",
                         at=state.sequence,
@@ -102,6 +117,30 @@ class Journal:
                 name = state.ledger or ledger_name(row)
                 state.apply(check_link(row, ledger=name, previous=state.hash, sequence=state.sequence + 1))
                 self._signature = row.signature
+            if state.sequence != self._trusted:  # also after an earlier look that ended here
+                state.require_signature(state.sequence, state.hash, self._signature)
+                self._trusted = state.sequence
+
+    def _check_mark(self, mark: Mark, head: Head) -> None:
+        """The ledger contains the newest head that was ever written here."""
+        if head.ledger != self.state.ledger:
+            raise LedgerBroken(
+                f"is not the one that was here: {mark.path} holds the head of another one ({head.ledger})",
+                remedy="put back the ledger that it belongs to; a new one would forget what was spent",
+            )
+        if not self.state.signed(head.sequence, head.hash, head.signature):
+            raise LedgerBroken(
+                f"did not sign its high-water mark {mark.path}",
+                remedy="put the mark back from a copy, or move it away and verify with heads kept elsewhere",
+            )
+        row = next(iter(self.store.rows(head.sequence)), None)
+        if row is None or (row.sequence, row.hash) != (head.sequence, head.hash):
+            raise LedgerBroken(
+                f"is missing, or is not the one that {mark.path} names: the tail was cut off, the ledger was "
+                "rewritten, or this is an older copy",
+                at=head.sequence,
+                remedy="restore the newest copy, and run nothing on its datasets until then",
+            )
 
     # --------------------------------------------------------------------------------------- writing
 
@@ -119,9 +158,11 @@ class Journal:
                     failpoints.reach(f"ledger.{act}:after-append")
             for entry in add.entries:
                 self.state.apply(entry)
-                self._signature = entry.signature
+                self._signature, self._trusted = entry.signature, entry.sequence
             if add.entries:
                 failpoints.reach(f"ledger.{act}:after-sync")
+                if self.mark is not None:
+                    self.mark.advance(self.head())
 
 
 @final
@@ -170,7 +211,7 @@ def _begin_file(store: SqliteStore, path: Path, clock: Clock) -> None:
         if store.head() is not None:  # another process was quicker
             return
         if keys.key_path(path).exists():
-            raise _lost(path)
+            raise _lost(path, keys.key_path(path))
         key = keys.SigningKey.generate()
         failpoints.reach("ledger.create:before-key")
         keys.save_new_key(path, key)
@@ -206,8 +247,8 @@ def _stamp(clock: Clock) -> str:
     return clock().astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _lost(path: Path) -> LedgerBroken:
+def _lost(path: Path, left: Path) -> LedgerBroken:
     return LedgerBroken(
-        f"{path} is gone, but its key is still there ({keys.key_path(path)})",
+        f"{path} is gone, but {left} is still there",
         remedy="put the ledger back from its copy; a new one would forget what was spent",
     )

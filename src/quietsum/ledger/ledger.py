@@ -27,6 +27,7 @@ from quietsum.ledger.journal import Clock, Journal, system_clock
 from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import first_budgets, public_declarations
 from quietsum.ledger.spending import Prices, cost_of
+from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
 from quietsum.ledger.verify import Verification, verify_rows
@@ -83,7 +84,8 @@ class Ledger:
         """The ledger in the SQLite file ``path``, with its key beside it in ``<path>.key``.
 
         ``create`` makes file and key where there is neither; a key without its ledger is refused, since a ledger that
-        began again would forget what was spent. ``read_only`` needs no key.
+        began again would forget what was spent. ``read_only`` needs no key. Where ``<path>.head`` remembers a head,
+        the ledger must contain it (:mod:`quietsum.ledger.marks`).
         """
         return cls(Journal.open(Path(path), create=create, read_only=read_only, clock=clock))
 
@@ -203,10 +205,12 @@ class Ledger:
         """Read everything again and recompute every ε; :class:`LedgerBroken` names the first bad entry.
 
         ``anchors`` are heads kept elsewhere; they find what a chain alone cannot: a cut tail, yesterday's file, a
-        ledger rewritten with fresh hashes. The signatures of the last head and of all anchors are checked, with
-        ``every_signature`` those of all entries.
+        ledger rewritten with fresh hashes. The high-water mark beside the file counts as one. Signatures are checked
+        of the last head, of all anchors, of every entry but reservations, refunds and commits, and of each 256th of
+        those; with ``every_signature`` of all entries.
         """
-        return verify_rows(self._journal.store.rows(1), anchors=anchors, every_signature=every_signature)
+        mark = None if self._journal.mark is None else self._journal.mark.read()
+        return verify_rows(self._journal.store.rows(1), anchors=anchors, every_signature=every_signature, mark=mark)
 
     # --------------------------------------------------------------------------------------- writing
 
@@ -240,9 +244,9 @@ class Ledger:
                     )
                 return next(self.entries(known.entry))
             trial = accounts.copy()
-            for dataset in public_declarations(accounts, datasets):
+            for dataset in public_declarations(trial, datasets):
                 add(Kind.PUBLIC, {"party": dataset.party, "dataset": dataset.dataset, "reason": dataset.public})
-                trial.public[dataset.party, dataset.dataset] = dataset.public
+                trial.declare(dataset.party, dataset.dataset, dataset.public)
             for charge, budget, reason in first_budgets(trial, planned, terms, lifetimes, run):
                 place = {"party": charge.party, "dataset": charge.dataset}
                 add(Kind.BUDGET, {**place, **budget_to(budget), "reason": reason})
@@ -266,7 +270,7 @@ class Ledger:
         costs = [(charge, cost_of(charge)) for charge in charges]
 
         def check() -> None:
-            self._accounts.check_reserve(run, round, attempt, charges)
+            self._accounts.check_reserve(run, round, attempt, costs)
             self._accounts.check_budgets(run, costs, self._prices)
 
         with self._journal.lock:  # first without the store's lock: prices take time, and others may write meanwhile
@@ -286,7 +290,7 @@ class Ledger:
             self._accounts.check_refund(reservation, party, reason)
             add(Kind.REFUND, {
                 "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
-                "party": party, "reason": reason,
+                "party": party, "reason": reason, "blind": _blind(),
             })  # fmt: skip
         return add.last
 
@@ -297,6 +301,7 @@ class Ledger:
             add(Kind.COMMIT, {
                 "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
                 "spent": self._accounts.spent_lines(run, self._prices), "operator_only": bool(run.refunds),
+                **({"blind": _blind()} if run.refunds else {}),
             })  # fmt: skip
         return add.last
 
@@ -312,6 +317,8 @@ class Ledger:
     ) -> Entry:
         """Set a dataset's first lifetime budget, or raise it. ε never goes down, δ stays, and a reason is needed.
 
+        Data that was declared public is protected again from then on; what was charged meanwhile counts.
+
         Guarantees from then on: the new (ε, δ), as if it had been the budget from the start. Whether to raise it should
         not be decided by what the models showed; see :mod:`quietsum.ledger.books`.
         """
@@ -320,6 +327,7 @@ class Ledger:
             raise InvalidParameter("unit", unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
         reason = check_reason(reason)
         with self._journal.writing("raise_budget") as add:
+            self._accounts.check_names(party, dataset)
             book = self._accounts.books.get((party, dataset, unit))
             present = None if book is None else book.budget
             if delta is None and present is None:
@@ -338,10 +346,11 @@ class Ledger:
         return add.last
 
     def declare_public(self, *, party: str, dataset: str, reason: str) -> Entry:
-        """Record why nobody in a dataset needs protection: no gate from then on. What was charged stays written."""
+        """Record why nobody in a dataset needs protection: no gate until its next budget. What was charged stays."""
         party, dataset = label("party", party), label("dataset", dataset)
         reason = check_reason(reason)
         with self._journal.writing("declare_public") as add:
+            self._accounts.check_names(party, dataset)
             add(Kind.PUBLIC, {"party": party, "dataset": dataset, "reason": reason})
         return add.last
 
@@ -363,3 +372,8 @@ class Ledger:
         if receipt.head.ledger != self.identity.ledger:
             raise InvalidParameter("receipt", receipt.head.ledger, "is another ledger's", "use that ledger")
         return self._accounts.check_open(receipt.run, receipt.round, receipt.attempt, receipt.sequence)
+
+
+def _blind() -> str:
+    """Chance for a body that exports withhold: its hash then tells nothing, however few things it could say."""
+    return os.urandom(BLIND).hex()

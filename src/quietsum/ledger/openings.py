@@ -14,12 +14,14 @@ __all__ = ["first_budgets", "public_declarations"]
 
 
 def public_declarations(accounts: Accounts, datasets: Iterable[Dataset]) -> list[Dataset]:
-    """Datasets that the run declares public and the ledger does not know as such yet.
+    """Datasets that the run declares public and the ledger does not know as such yet; ``accounts`` learn their names.
 
     Data with a budget is protected; a task alone cannot lift that, its owner can.
     """
     found = []
     for dataset in datasets:
+        accounts.check_names(dataset.party, dataset.dataset)
+        accounts.know(dataset.party, dataset.dataset)  # so that two parties of one run are held against each other
         if not dataset.public or (dataset.party, dataset.dataset) in accounts.public:
             continue
         books = [accounts.books.get((dataset.party, dataset.dataset, unit)) for unit in PrivacyUnit]

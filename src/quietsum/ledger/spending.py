@@ -37,6 +37,7 @@ Key = tuple[frozenset[tuple[PrivacyEvent, int]], float, bool]
 Counted = TypeVar("Counted")
 _SLACK = 1e-9
 _SET_ASIDE = 1e-6  # of δ: pays for good samplers at one evaluation; what is left out moves ε by about as little
+_UNNOTICED = 1e-3  # of δ: less than this is nothing to warn people of
 _CLOSER = 60
 
 
@@ -235,7 +236,7 @@ def _upper(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit,
 
 
 def _worth_saying(delta: float, left: float) -> tuple[str, ...]:
-    if left > 0.99 * delta:
+    if left > (1 - _UNNOTICED) * delta:
         return ()
     return (f"{100 * (1 - left / delta):.2g} % of δ pays for the noise's distance from its ideal law",)
 

@@ -67,7 +67,7 @@ class SqliteStore:
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._writing = False
-        self._patience = patience
+        self._patience, self._read_only = patience, read_only
         self._connection: sqlite3.Connection | None = None
         if not self.path.exists():
             if not create:
@@ -124,8 +124,7 @@ class SqliteStore:
         if empty and application in (0, APPLICATION):
             if not create:
                 raise LedgerBroken(f"at {self.path} is empty", remedy=_RESTORE)
-            self._patiently("PRAGMA journal_mode = WAL")
-            run("PRAGMA synchronous = FULL")
+            self._sync_fully()
             with self.transaction():
                 if not run("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]:
                     for statement in _statements(SCHEMA):
@@ -142,7 +141,19 @@ class SqliteStore:
                 f"{self.path} is a ledger of format {version}, this quietsum knows format {VERSION}; "
                 "use the version of quietsum that wrote it"
             )
-        run("PRAGMA synchronous = FULL")
+        if not self._read_only:
+            self._sync_fully()
+
+    def _sync_fully(self) -> None:
+        """A log that is synced at each commit, whatever the file was last used with: copies may have lost their mode.
+
+        Where the file system allows no such log, the journal that SQLite then keeps is synced with its folder. The last
+        two make macOS flush the disk's own cache; elsewhere they change nothing.
+        """
+        mode = self._patiently("PRAGMA journal_mode = WAL").fetchone()[0]
+        self._run(f"PRAGMA synchronous = {'FULL' if mode == 'wal' else 'EXTRA'}")
+        self._run("PRAGMA fullfsync = 1")
+        self._run("PRAGMA checkpoint_fullfsync = 1")
 
     def _pragma(self, name: str) -> int:
         return int(self._run(f"PRAGMA {name}").fetchone()[0])
@@ -175,7 +186,7 @@ class SqliteStore:
             finally:
                 self._writing = False
 
-    def _patiently(self, statement: str) -> None:
+    def _patiently(self, statement: str) -> sqlite3.Cursor:
         """Wait for other writers in short naps; SQLite's own way of waiting sleeps a tenth of a second at a time."""
         deadline, nap = time.monotonic() + self._patience, 0.0002
         with self._translated():
@@ -183,14 +194,13 @@ class SqliteStore:
             try:
                 while True:
                     try:
-                        self._run(statement)
-                        return
+                        return self._run(statement)
                     except sqlite3.OperationalError as error:
                         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
                         if code != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                             raise
                     time.sleep(nap * (0.5 + time.perf_counter_ns() % 997 / 997))  # out of step with the others
-                    nap = min(2 * nap, 0.005)
+                    nap = min(2 * nap, 0.001)
             finally:
                 self._run(f"PRAGMA busy_timeout = {int(1000 * self._patience)}")
 

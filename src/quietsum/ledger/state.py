@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import functools
 import marshal
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger.accounts import Accounts, Reservation, RunState, check_raise, check_reason, rounds_of
 from quietsum.ledger.books import Share
-from quietsum.ledger.charges import Charge, Dataset, Terms, budget_from
-from quietsum.ledger.encoding import canonical, digest, read_number
+from quietsum.ledger.charges import Charge, Dataset, Terms, budget_from, budget_to
+from quietsum.ledger.encoding import canonical, digest, head_message, label, read_number, written
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.keys import VerifyingKey
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of
 
-__all__ = ["FORMAT", "State"]
+__all__ = ["BLIND", "FORMAT", "State"]
 
 FORMAT = 1
+BLIND = 16
+"""Bytes of chance in a body that exports withhold, so that its hash tells nothing."""
 TOLERANCE = 1e-9
 REMEMBERED = 4096
+_KEYS: Mapping[Kind, frozenset[str]] = {
+    Kind.GENESIS: frozenset({"format", "ledger", "public_key"}),
+    Kind.RUN: frozenset({"run", "plan", "plan_hash", "terms", "datasets", "planned"}),
+    Kind.BUDGET: frozenset({"party", "dataset", "unit", "epsilon", "delta", "reason"}),
+    Kind.PUBLIC: frozenset({"party", "dataset", "reason"}),
+    Kind.RESERVE: frozenset({"run", "round", "attempt", "charges"}),
+    Kind.REFUND: frozenset({"run", "round", "attempt", "reserve", "party", "reason", "blind"}),
+    Kind.COMMIT: frozenset({"run", "round", "attempt", "reserve", "spent", "operator_only"}),
+}
+_LINE = frozenset({"party", "unit", "epsilon", "delta"})
 
 
 @final
@@ -49,6 +62,7 @@ class State:
         try:
             if (entry.kind is Kind.GENESIS) != (entry.sequence == 1):
                 raise InvalidParameter("kind", entry.kind.value, "stands at the wrong place")
+            _require_keys(entry)
             getattr(self, f"_{entry.kind.value}")(entry, entry.body)
         except LedgerBroken:
             raise
@@ -57,6 +71,16 @@ class State:
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise LedgerBroken(f"({entry.kind}) cannot be read: {error!r}", at=entry.sequence, remedy=RESTORE) from None
         self.sequence, self.hash = entry.sequence, entry.hash
+
+    def require_signature(self, sequence: int, hash: str, signature: str) -> None:
+        """The signature is the ledger's own under this head."""
+        if not self.signed(sequence, hash, signature):
+            raise LedgerBroken("is not signed with the ledger's key", at=sequence, remedy=RESTORE)
+
+    def signed(self, sequence: int, hash: str, signature: str) -> bool:
+        """Whether the ledger's key signed this head."""
+        message = head_message(ledger=self.ledger, sequence=sequence, hash=hash)
+        return self.key is not None and self.key.accepts(signature, message)
 
     def skip(self, entry: Entry) -> None:
         """Pass over an entry whose body was withheld from an export."""
@@ -67,31 +91,42 @@ class State:
 
     def _genesis(self, entry: Entry, body: Mapping[str, Any]) -> None:
         key = VerifyingKey(bytes.fromhex(body["public_key"]))
-        if body["format"] != FORMAT:
+        if body["format"] != FORMAT or type(body["format"]) is not int:
             raise InvalidParameter("format", body["format"], "is unknown", "use the quietsum that wrote it")
-        if body["ledger"] != key.ledger:
+        if body["ledger"] != key.ledger or body["public_key"] != key.hex:
             raise InvalidParameter("ledger", body["ledger"], "is not the name that belongs to its public key")
         self.ledger, self.key = key.ledger, key
 
     def _budget(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        place = _label(body, "party"), _label(body, "dataset")
         budget = budget_from(body)
-        book = self.accounts.book(body["party"], body["dataset"], budget.unit)
-        check_raise(book, budget.epsilon, budget.delta, str(body["reason"]))
+        _require_same("budget", {name: body[name] for name in ("unit", "epsilon", "delta")}, budget_to(budget))
+        self.accounts.check_names(*place)
+        book = self.accounts.book(*place, budget.unit)
+        check_raise(book, budget.epsilon, budget.delta, body["reason"])
         book.budget = budget
+        self.accounts.protect(*place)
 
     def _public(self, entry: Entry, body: Mapping[str, Any]) -> None:
-        self.accounts.public[body["party"], body["dataset"]] = check_reason(body["reason"])
+        place = _label(body, "party"), _label(body, "dataset")
+        self.accounts.check_names(*place)
+        self.accounts.declare(*place, check_reason(body["reason"]))
 
     def _run(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        _label(body, "run")
         terms = Terms.from_dict(body["terms"])
+        _require_same("terms", body["terms"], terms.to_dict())
         planned = self._charges(body["planned"])
         datasets = tuple(Dataset(**values) for values in body["datasets"])
+        _require_same("datasets", body["datasets"], [dataset.to_dict() for dataset in datasets])
         if body["plan_hash"] != digest(canonical(body["plan"])):
             raise InvalidParameter("plan_hash", body["plan_hash"], "is not the hash of the plan")
         self.accounts.check_run(body["run"], terms, [charge for charge, _ in planned], datasets)
         if self._prices is not None and not self._blind:
             self.accounts.check_plan(body["run"], terms, planned, self._prices, rounds_of(body["plan"]))
         run = RunState(entry.sequence, body["plan_hash"], terms, {d.party: d.dataset for d in datasets})
+        for dataset in datasets:
+            self.accounts.know(dataset.party, dataset.dataset)
         for charge, cost in planned:
             run.shares[charge.party, charge.unit] = Share(_planned(cost), terms, charge.observers)
             self.accounts.book(charge.party, charge.dataset, charge.unit).plans += 1
@@ -99,7 +134,8 @@ class State:
 
     def _reserve(self, entry: Entry, body: Mapping[str, Any]) -> None:
         found = self._charges(body["charges"])
-        run = self.accounts.check_reserve(body["run"], body["round"], body["attempt"], [charge for charge, _ in found])
+        _require_whole(body, "round", "attempt")
+        run = self.accounts.check_reserve(body["run"], body["round"], body["attempt"], found)
         if self._prices is not None and not self._blind:
             self.accounts.check_budgets(body["run"], found, self._prices)
         run.attempts[body["round"]] = body["attempt"]
@@ -109,6 +145,8 @@ class State:
             self.accounts.book(charge.party, charge.dataset, charge.unit).charge(body["run"], share, cost)
 
     def _refund(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        _require_whole(body, "round", "attempt", "reserve")
+        _require_blind(body)
         run, reservation = self.accounts.check_open(body["run"], body["round"], body["attempt"], body["reserve"])
         for charge in self.accounts.check_refund(reservation, body["party"], body["reason"]):
             share = run.shares[charge.party, charge.unit]
@@ -117,20 +155,21 @@ class State:
         run.refunds += 1
 
     def _commit(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        _require_whole(body, "round", "attempt", "reserve")
         run, _ = self.accounts.check_open(body["run"], body["round"], body["attempt"], body["reserve"])
-        if bool(body["operator_only"]) != bool(run.refunds):
+        if body["operator_only"] is not bool(run.refunds):
             raise InvalidParameter("operator_only", body["operator_only"], "does not match the run's refunds")
+        if body["operator_only"]:
+            _require_blind(body)
         if self._prices is not None:
-            stated = {(line["party"], line["unit"]): line for line in body["spent"]}
-            found = {(line["party"], line["unit"]): line for line in self.accounts.spent_lines(run, self._prices)}
-            if stated.keys() != found.keys():
-                raise InvalidParameter("spent", sorted(stated), "are not the accounts of this run")
-            for account, line in found.items():
-                if not _same(line, stated[account]):
-                    party, unit = account
+            found = self.accounts.spent_lines(run, self._prices)
+            if _accounts_of(body["spent"]) != _accounts_of(found):
+                raise InvalidParameter("spent", body["spent"], "does not have one line for each account of this run")
+            for line, stated in zip(found, body["spent"], strict=True):
+                if not _same(line, stated):
                     raise LedgerBroken(
-                        f"states ε = {stated[account]['epsilon']} per {unit} for {party!r}, its charges cost "
-                        f"{line['epsilon']} at δ = {line['delta']}",
+                        f"states ε = {stated['epsilon']} per {line['unit']} for {line['party']!r} at δ = "
+                        f"{stated['delta']}, its charges cost {line['epsilon']} at δ = {line['delta']}",
                         at=entry.sequence,
                         remedy=RESTORE,
                     )
@@ -146,6 +185,7 @@ class State:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
             charges = tuple(Charge.from_dict(line) for line in values)
+            _require_same("charges", values, [charge.to_dict() for charge in charges])
             found = self._known[key] = tuple((charge, cost_of(charge)) for charge in charges)
         return found
 
@@ -162,5 +202,55 @@ def _planned(cost: Cost) -> Tally:
 
 
 def _same(found: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:
+    """Equal, or both finite and as close as two ways to add up; written as floats are."""
+    if type(stated["delta"]) is not float or not (type(stated["epsilon"]) is float or stated["epsilon"] == "Infinity"):
+        return False
     ours, theirs = read_number(found["epsilon"]), read_number(stated["epsilon"])
-    return found["delta"] == stated["delta"] and (ours == theirs or abs(ours - theirs) <= TOLERANCE * abs(ours))
+    if found["delta"] != stated["delta"]:
+        return False
+    return ours == theirs or (math.isfinite(ours) and abs(ours - theirs) <= TOLERANCE * abs(ours))
+
+
+def _accounts_of(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Party and unit of each line, where every line has the keys of one."""
+    if any(line.keys() != _LINE for line in lines):
+        raise InvalidParameter("spent", lines, f"has lines with other keys than {sorted(_LINE)}")
+    return [(line["party"], line["unit"]) for line in lines]
+
+
+def _require_keys(entry: Entry) -> None:
+    """Exactly the keys of its kind; a commit that an export withholds has a blind as well."""
+    wanted = _KEYS[entry.kind]
+    if entry.body.keys() == wanted:
+        return
+    if (
+        entry.kind is Kind.COMMIT
+        and entry.body.get("operator_only") is True
+        and entry.body.keys() == wanted | {"blind"}
+    ):
+        return
+    raise InvalidParameter("body", sorted(entry.body), f"are not the keys of its kind: {', '.join(sorted(wanted))}")
+
+
+def _require_whole(body: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if type(body[name]) is not int or body[name] < 0:
+            raise InvalidParameter(name, body[name], "is not a whole number")
+
+
+def _require_blind(body: Mapping[str, Any]) -> None:
+    blind = body["blind"]
+    if not isinstance(blind, str) or len(blind) != 2 * BLIND or not set(blind) <= set("0123456789abcdef"):
+        raise InvalidParameter("blind", blind, f"is not {2 * BLIND} hexadecimal digits")
+
+
+def _require_same(name: str, stands: Any, read: Any) -> None:
+    """What was read, written again, is what stands there: no other keys, types or spellings."""
+    if written(stands) != written(read):
+        raise InvalidParameter(name, stands, "is not written the way it is read")
+
+
+def _label(body: Mapping[str, Any], name: str) -> str:
+    if label(name, body[name]) != body[name]:
+        raise InvalidParameter(name, body[name], "is not written the way names are")
+    return str(body[name])

@@ -3,6 +3,9 @@
 Each row is checked for its place in the chain, replayed through the same rules that guarded its writing, and every ε it
 states is computed again from the charges before it, starting from empty caches. Heads kept elsewhere (*anchors*) find
 what no chain can find by itself: a tail that was cut off, a file from yesterday, a rewrite with fresh hashes.
+Signatures are checked of the last head, which covers all entries through their hashes, of all anchors, of every
+decision (what is not a reservation, refund or commit), and of each 256th entry; a signature takes longer than all the
+rest, so all of them only where that is asked for.
 Memory does not grow with the number of entries, only with that of runs and datasets.
 """
 
@@ -11,17 +14,24 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import final
 
 from quietsum.errors import LedgerBroken
-from quietsum.ledger.encoding import head_message
-from quietsum.ledger.entries import RESTORE, Entry, Head, check_link, ledger_name
+from quietsum.ledger.encoding import is_canonical
+from quietsum.ledger.entries import RESTORE, Entry, Head, Kind, check_link, ledger_name
+from quietsum.ledger.marks import Mark
 from quietsum.ledger.spending import Prices
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.state import State
 from quietsum.ledger.store import Row
 
-__all__ = ["Anchors", "Verification", "verify_file", "verify_rows"]
+__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "verify_file", "verify_rows"]
+
+EACH = 256
+"""Of reservations, refunds and commits, the signature of each so-manyth entry is checked."""
+DECISIONS = frozenset({Kind.GENESIS, Kind.RUN, Kind.BUDGET, Kind.PUBLIC})
+"""Entries whose signature is always checked."""
 
 
 @final
@@ -39,6 +49,8 @@ class Verification:
     """How many different histories that took."""
     signatures: int
     anchors: int
+    marked: bool = False
+    """Whether a high-water mark lay beside the file; it is in the chain."""
     withheld: int = 0
     """Bodies that an export left out; the chain covers them, their contents were not seen."""
 
@@ -79,7 +91,7 @@ class Anchors:
                     at=entry.sequence,
                     remedy=RESTORE,
                 )
-            require_signature(state, entry.sequence, entry.hash, head.signature)
+            state.require_signature(entry.sequence, entry.hash, head.signature)
         return len(heads)
 
     def check_end(self, last: int) -> None:
@@ -94,51 +106,84 @@ class Anchors:
             )
 
 
-def require_signature(state: State, sequence: int, hash: str, signature: str) -> None:
-    """The signature is the ledger's own under this head."""
-    message = head_message(ledger=state.ledger, sequence=sequence, hash=hash)
-    if state.key is None or not state.key.accepts(signature, message):
-        raise LedgerBroken("is not signed with the ledger's key", at=sequence, remedy=RESTORE)
+@final
+class Reading:
+    """One pass over a ledger: each entry in turn, then the conclusion."""
+
+    def __init__(
+        self,
+        anchors: Iterable[Head],
+        *,
+        mark: Head | None = None,
+        every_signature: bool = False,
+        redacted: bool = False,
+    ) -> None:
+        self._prices = Prices()
+        self.state = State(self._prices, redacted=redacted)
+        self._kept, self._marked = Anchors(anchors), Anchors(() if mark is None else (mark,))
+        self._every = every_signature
+        self._signatures = 0
+        self._last: Entry | None = None
+        self._checked = False
+
+    def take(self, entry: Entry, *, withheld: bool = False) -> None:
+        """Judge the next entry, which follows the last one by its hash."""
+        (self.state.skip if withheld else self.state.apply)(entry)
+        for kept in (self._kept, self._marked):
+            if entry.sequence == 1:
+                kept.check_name(self.state.ledger)
+            self._signatures += kept.check_entry(entry, self.state)
+        self._last = entry
+        self._checked = self._every or entry.kind in DECISIONS or entry.sequence % EACH == 0
+        if self._checked:
+            self._check_signature(entry)
+
+    def _check_signature(self, entry: Entry) -> None:
+        self.state.require_signature(entry.sequence, entry.hash, entry.signature)
+        self._signatures += 1
+
+    def conclude(self) -> Verification:
+        """The last checks and the numbers."""
+        entry, state = self._last, self.state
+        if entry is None:
+            raise LedgerBroken("is empty", remedy=RESTORE)
+        for kept in (self._kept, self._marked):
+            kept.check_end(entry.sequence)
+        if not self._checked:
+            self._check_signature(entry)
+        return Verification(
+            ledger=state.ledger, entries=entry.sequence, runs=len(state.accounts.runs),
+            head=Head(ledger=state.ledger, sequence=entry.sequence, hash=entry.hash, signature=entry.signature),
+            stated=state.stated, computed=self._prices.computed, signatures=self._signatures,
+            anchors=self._kept.count, marked=self._marked.count > 0, withheld=state.withheld,
+        )  # fmt: skip
 
 
-def verify_rows(rows: Iterable[Row], *, anchors: Iterable[Head] = (), every_signature: bool = False) -> Verification:
+def verify_rows(
+    rows: Iterable[Row], *, anchors: Iterable[Head] = (), every_signature: bool = False, mark: Head | None = None
+) -> Verification:
     """Check everything that rows say; LedgerBroken names the first bad entry."""
-    kept, prices = Anchors(anchors), Prices()
-    state = State(prices)
-    signatures, entry = 0, None
+    reading = Reading(anchors, mark=mark, every_signature=every_signature)
+    state = reading.state
     for row in rows:
         name = state.ledger or ledger_name(row)
         entry = check_link(row, ledger=name, previous=state.hash, sequence=state.sequence + 1)
-        state.apply(entry)
-        if entry.sequence == 1:
-            kept.check_name(state.ledger)
-        signatures += kept.check_entry(entry, state)
-        if every_signature:
-            require_signature(state, entry.sequence, entry.hash, entry.signature)
-            signatures += 1
-    return conclude(state, entry, kept, prices, signatures)
+        if not is_canonical(row.body, entry.body):
+            raise LedgerBroken("is not written in canonical JSON", at=entry.sequence, remedy=RESTORE)
+        reading.take(entry)
+    return reading.conclude()
 
 
 def verify_file(
     path: str | os.PathLike[str], *, anchors: Iterable[Head] = (), every_signature: bool = False
 ) -> Verification:
-    """Check the ledger in a SQLite file, in one pass, without its key and without changing it."""
+    """Check the ledger in a SQLite file, in one pass, without its key and without changing it.
+
+    Where a high-water mark lies beside it, the ledger must contain that head.
+    """
     store = SqliteStore(path, read_only=True)
     try:
-        return verify_rows(store.rows(), anchors=anchors, every_signature=every_signature)
+        mark = Mark(Path(path)).read()
+        return verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)
     finally:
         store.close()
-
-
-def conclude(state: State, entry: Entry | None, kept: Anchors, prices: Prices, signatures: int) -> Verification:
-    """The last checks and the numbers."""
-    if entry is None:
-        raise LedgerBroken("is empty", remedy=RESTORE)
-    kept.check_end(entry.sequence)
-    require_signature(state, entry.sequence, entry.hash, entry.signature)
-    return Verification(
-        ledger=state.ledger, entries=entry.sequence, runs=len(state.accounts.runs),
-        head=Head(ledger=state.ledger, sequence=entry.sequence, hash=entry.hash, signature=entry.signature),
-        stated=state.stated, computed=prices.computed, signatures=signatures + 1, anchors=kept.count,
-        withheld=state.withheld,
-    )  # fmt: skip

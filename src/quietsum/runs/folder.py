@@ -3,7 +3,7 @@
 ::
 
     quietsum-workspace/
-      ledger.db  ledger.db.key        budgets belong to data, not to runs: nothing here is ever refunded
+      ledger.db  ledger.db.key  ledger.db.head      budgets belong to data, not to runs: nothing here is ever refunded
       runs/heart-20260301-101500/
         run.json                      which run this is, and of which ledger
         plan.toml                     the plan as it was frozen, every default spelled out
