@@ -27,6 +27,7 @@ __all__ = [
     "Composed",
     "ConcentratedAccountant",
     "CorruptState",
+    "DataMissing",
     "DiscreteGaussian",
     "DiscreteLaplace",
     "Everyone",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
     from quietsum.errors import (
         BudgetExhausted,
         CorruptState,
+        DataMissing,
         InvalidParameter,
         LedgerBroken,
         MixedUnits,
@@ -134,8 +136,8 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
 else:
     _NAMES_BY_MODULE = {
         "errors": (
-            "BudgetExhausted CorruptState InvalidParameter LedgerBroken MixedUnits PlanRefused QuietsumError "
-            "TooFewParties UnsupportedEvent"
+            "BudgetExhausted CorruptState DataMissing InvalidParameter LedgerBroken MixedUnits PlanRefused "
+            "QuietsumError TooFewParties UnsupportedEvent"
         ),
         "ledger": "Ledger",
         "mechanisms.gaussian": "GaussianMechanism",
