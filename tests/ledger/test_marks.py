@@ -215,7 +215,7 @@ def test_a_mark_that_cannot_be_written_stops_nothing(
 
     with Ledger.open(path) as ledger:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "replace", full)
+            patch.setattr(os, "pwrite", full)
             receipt = reserve(ledger, "second", 9)
         assert marked(path) == older
         assert "high-water mark" in caplog.text

@@ -1,9 +1,10 @@
 """The high-water mark: the newest signed head, in a small file beside the ledger.
 
 A ledger that is put back from yesterday's copy verifies, because it was whole yesterday. ``<ledger>.head`` remembers
-today's head: it is replaced after every append, by whichever process appended, and the ledger is refused where it does
+today's head: it is written after every append, by whichever process appended, and the ledger is refused where it does
 not contain that head. Only the ledger is ever made durable first, so the mark never runs ahead of it; it may lag behind
-by what was appended just before a crash.
+by what was appended just before a crash. It is one block of 512 bytes, written in place: one sector is written as a
+whole, and a rename would make some file systems flush, which costs as much as the entry itself.
 
 What it does not find: somebody who puts back both files, or removes this one. A missing mark is fine (a copy of the
 ledger alone can be read and continued), so heads kept elsewhere are still what stands against intent.
@@ -15,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import final
@@ -26,6 +28,9 @@ from quietsum.ledger.keys import key_path
 __all__ = ["Mark", "mark_path"]
 
 log = logging.getLogger(__name__)
+
+BLOCK = 512
+"""Bytes of the mark: one sector of any disk."""
 
 
 def mark_path(ledger: Path) -> Path:
@@ -39,13 +44,12 @@ class Mark:
 
     def __init__(self, ledger: Path) -> None:
         self.path = mark_path(ledger)
-        self._fresh = self.path.with_name(self.path.name + ".new")
         self._key = key_path(ledger)
 
     def read(self) -> Head | None:
         """The head that was marked; None where there is none, or an empty one that a power cut left behind."""
         try:
-            text = self.path.read_bytes().strip(b"\0\n ")
+            text = self._settled().strip(b"\0\n ")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -72,16 +76,25 @@ class Mark:
             with self._alone():
                 if self._further_than(head):
                     return
-                handle = os.open(self._fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+                block = json.dumps(head.to_dict(), separators=(",", ":")).encode().ljust(BLOCK - 1) + b"\n"
+                handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
                 try:
-                    os.write(handle, json.dumps(head.to_dict()).encode() + b"\n")
+                    os.pwrite(handle, block, 0)
+                    if os.fstat(handle).st_size != BLOCK:
+                        os.ftruncate(handle, BLOCK)
                 finally:
                     os.close(handle)
-                os.replace(self._fresh, self.path)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                self._fresh.unlink()
             log.warning("the ledger's high-water mark %s stays as it was: %s", self.path, error)
+
+    def _settled(self) -> bytes:
+        """The block; read again where another process is just writing it."""
+        for _ in range(3):
+            block = self.path.read_bytes()
+            if block.rstrip(b"\0\n ").endswith(b"}"):
+                break
+            time.sleep(0.001)
+        return block
 
     def _further_than(self, head: Head) -> bool:
         """A quick look at what another writer left; :meth:`read` is what judges it."""
