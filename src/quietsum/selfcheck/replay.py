@@ -1,0 +1,212 @@
+"""T1, T2, T9: the sum before the noise, replayed on neighbouring batches of made-up rows.
+
+**T1, sensitivity.** The noise is scaled to what one record may change, so one record must not change more: ‖f(D + x)
+− f(D)‖ ≤ Δ for every D and x. Random rows seldom show the worst case. A clipped *mean*, for instance, only moves by
+2Δ when a batch that points one way meets a record that outweighs it the other way. So rows are scaled from 1 to 10⁴,
+the most opposed pairs are looked for, x is put in every place, and the best find is improved by a few steps of
+search. A find above Δ is a proof; finding none is not.
+
+**T2, superposition.** A sum of per-example terms is additive, f(A ∪ B) = f(A) + f(B), in any order. Whatever mixes
+examples (a batch clip, batch statistics, division by the batch's own size) is not, and no search is needed to see it.
+
+**T9, equivalence.** Where a naive loop is at hand, the sum equals it.
+
+No chance of a false alarm but by rounding, for which each comparison leaves room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from quietsum.mechanisms.rng import RandomSource
+from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.rows import SCALES, joined, nothing, repeated, rows, scaled, size
+from quietsum.selfcheck.seam import Batch, Floats, StepUnderTest
+
+__all__ = ["WorstPair", "distance", "equivalence", "sensitivity", "superposition"]
+
+_LEEWAY = 1e-4  # of Δ, for rounding in the clip itself
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class WorstPair:
+    """A batch, the same batch with one record more, and by how much of Δ the sum moved."""
+
+    without: Batch
+    within: Batch
+    ratio: float
+
+
+def distance(step: StepUnderTest, one: Floats, other: Floats) -> float:
+    """How far apart two sums are, in the norm of the claim and as a part of the sensitivity; infinite for NaN."""
+    if one.shape != other.shape:
+        return float("inf")
+    with np.errstate(all="ignore"):
+        length = float(np.linalg.norm(one - other, ord=step.law.order)) / step.sensitivity
+    return length if np.isfinite(length) else float("inf")
+
+
+def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[Finding, WorstPair]:
+    """T1: look for a record that moves the sum by more than it may."""
+    search = _Search(step, rng)
+    if not search.repeatable():
+        lesson = (
+            "The same batch gave two different sums, so the step draws randomness of its own before the noise and "
+            "cannot be replayed. Switch off dropout and augmentation while checking."
+        )
+        finding = Finding(test="T1", name="sensitivity", verdict=Verdict.FAIL, lesson=lesson, statistic=np.inf)
+        return finding, search.worst
+    search.look(tries)
+    worst, limit = search.worst, search.limit
+    lesson = (
+        f"One record moved the sum by {worst.ratio:.4g} times the sensitivity that the noise is made for, so the true "
+        "privacy loss is larger than accounted. Clip each example's whole gradient before anything is summed."
+    )
+    if worst.ratio <= limit:
+        lesson = "No record was found that moves the sum by more than the sensitivity."
+    return Finding(
+        test="T1",
+        name="sensitivity",
+        verdict=Verdict.PASS if worst.ratio <= limit else Verdict.FAIL,
+        lesson=lesson,
+        statistic=worst.ratio,
+        threshold=limit,
+    ), worst
+
+
+@final
+class _Search:
+    """Random pairs, opposed pairs, then a climb from the best."""
+
+    def __init__(self, step: StepUnderTest, rng: RandomSource) -> None:
+        self._step, self._rng = step, rng
+        self._pool = step.examples(16, rng)
+        self.worst = WorstPair(without=nothing(self._pool), within=nothing(self._pool), ratio=0.0)
+        self._found: tuple[Batch, Batch, int] = (nothing(self._pool), rows(self._pool, [0]), 0)
+        self.limit = 1 + _LEEWAY
+
+    def repeatable(self) -> bool:
+        batch = scaled(rows(self._pool, [0, 1, 2]), 3.0)
+        first, second = self._step.deterministic(batch), self._step.deterministic(batch)
+        return distance(self._step, first, second) <= rounding(self._step, 3) or not np.isfinite(first).all()
+
+    def look(self, tries: int) -> None:
+        for number in range(max(tries // 3, 6)):  # one row alone, then in the company of more
+            self._weigh(self._some(number % 6), self._one(), self._below(8))
+        self._opposed()
+        for _ in range(max(tries // 2, 4)):
+            self._climb()
+
+    def _weigh(self, batch: Batch, record: Batch, place: int) -> None:
+        """f with and without the record; kept when it is the worst so far."""
+        place = min(place, size(batch))
+        whole = joined(rows(batch, range(place)), record, rows(batch, range(place, size(batch))))
+        ratio = distance(self._step, self._step.deterministic(whole), self._step.deterministic(batch))
+        excess = ratio - _LEEWAY - rounding(self._step, size(whole))  # what rounding cannot explain
+        if excess > self.worst.ratio - _LEEWAY - rounding(self._step, max(size(self.worst.within), 1)):
+            self.worst = WorstPair(without=batch, within=whole, ratio=ratio)
+            self.limit = 1 + _LEEWAY + rounding(self._step, size(whole))
+            self._found = batch, record, place
+
+    def _opposed(self) -> None:
+        """The rows whose terms point most against each other: one as the batch, one as the record that outweighs it."""
+        for low, high in ((1.0, 100.0), (30.0, 1e4)):
+            mirrored = joined(rows(self._pool, range(10)), scaled(rows(self._pool, range(10)), -1.0))
+            count = size(mirrored)
+            terms = np.stack([self._step.deterministic(scaled(rows(mirrored, [i]), low)) for i in range(count)])
+            lengths = np.linalg.norm(np.nan_to_num(terms), axis=1, keepdims=True)
+            units = np.nan_to_num(terms) / np.where(lengths > 0, lengths, 1.0)
+            first, second = divmod(int(np.argmin(units @ units.T)), count)
+            for batch_row, record_row in ((first, second), (second, first)):
+                crowd = scaled(rows(mirrored, [batch_row]), low)
+                record = scaled(rows(mirrored, [record_row]), high)
+                for times in (1, 2, 5):
+                    self._weigh(repeated(crowd, times), record, times)
+
+    def _climb(self) -> None:
+        """Change one thing of the worst pair: the record, the record's scale, a row of the batch, or the place."""
+        batch, record, place = self._found
+        kind = self._below(4)
+        if kind == 0:
+            record = self._one()
+        elif kind == 1:
+            record = scaled(record, (0.3, 3.0, 30.0)[self._below(3)])
+        elif kind == 2 and size(batch):
+            batch = joined(rows(batch, range(1, size(batch))), self._one())
+        else:
+            place = self._below(size(batch) + 1)
+        self._weigh(batch, record, place)
+
+    def _one(self) -> Batch:
+        sign = 1.0 if self._below(2) else -1.0
+        return scaled(rows(self._pool, [self._below(16)]), sign * SCALES[self._below(len(SCALES))])
+
+    def _some(self, count: int) -> Batch:
+        return joined(*[self._one() for _ in range(count)]) if count else nothing(self._pool)
+
+    def _below(self, bound: int) -> int:
+        return int(self._rng.uniforms(1)[0] * bound)
+
+
+def superposition(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
+    """T2: the sum of a union is the sum of the sums, in any order."""
+    worst, limit = 0.0, rounding(step, 1)
+    for number in range(tries):
+        one, two = ((1, 2), (3, 5), (4, 7), (0, 3), (40, 33))[number % 5]
+        batch = step.examples(one + two, rng)
+        lengths = np.array(SCALES)[(rng.uniforms(one + two) * len(SCALES)).astype(int)]
+        mixed = joined(*[scaled(rows(batch, [i]), float(lengths[i])) for i in range(one + two)])
+        order = rng.permutation(one + two)
+        together = step.deterministic(rows(mixed, order))
+        apart = step.deterministic(rows(mixed, range(one))) + step.deterministic(rows(mixed, range(one, one + two)))
+        gap = distance(step, together, apart)
+        room = rounding(step, one + two)
+        if gap / room >= worst / limit:
+            worst, limit = gap, room
+    lesson = (
+        f"The sum of two groups together differs from their sums apart by {worst:.3g} of the sensitivity: examples "
+        "influence each other's terms. Batch statistics, clips of a whole batch and division by its size do that."
+    )
+    return Finding(
+        test="T2",
+        name="superposition",
+        verdict=Verdict.PASS if worst <= limit else Verdict.FAIL,
+        lesson="Sums add up, in any order." if worst <= limit else lesson,
+        statistic=worst,
+        threshold=limit,
+    )
+
+
+def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
+    """T9: the sum is what a naive loop over the examples finds."""
+    worst, limit = 0.0, rounding(step, 1)
+    for number in range(tries):
+        batch = scaled(step.examples(1 + 3 * number, rng), (1.0, 30.0)[number % 2])
+        expected = step.reference(batch)
+        if expected is None:
+            lesson = "The step offers no naive loop to compare with."
+            return Finding(test="T9", name="equivalence", verdict=Verdict.SKIPPED, lesson=lesson)
+        gap, room = distance(step, step.deterministic(batch), expected), rounding(step, size(batch))
+        if gap / room >= worst / limit:
+            worst, limit = gap, room
+    lesson = (
+        f"The sum differs from a naive per-example loop by {worst:.3g} of the sensitivity: the engine computes "
+        "something else than clipped gradients of this model. Use another engine, and report this one."
+    )
+    return Finding(
+        test="T9",
+        name="equivalence",
+        verdict=Verdict.PASS if worst <= limit else Verdict.FAIL,
+        lesson="The engine's sum is the naive loop's." if worst <= limit else lesson,
+        statistic=worst,
+        threshold=limit,
+    )
+
+
+def rounding(step: StepUnderTest, count: int) -> float:
+    """What floats may lose in a sum of ``count`` clipped terms, as a part of the sensitivity, with room to spare."""
+    return max(1e-8, 2000 * step.precision) * max(count, 1)

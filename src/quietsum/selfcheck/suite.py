@@ -1,0 +1,150 @@
+"""All tests in a row: :func:`run_selfcheck` in seconds, :func:`one_step` before each training of an unknown model."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
+from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.selfcheck.attack import attack, outputs
+from quietsum.selfcheck.claims import accounted, public_constants
+from quietsum.selfcheck.hostile import hostile_rows
+from quietsum.selfcheck.noise import fresh_after_restart, noise_law
+from quietsum.selfcheck.replay import WorstPair, equivalence, sensitivity, superposition
+from quietsum.selfcheck.report import CheckReport, Finding, Verdict
+from quietsum.selfcheck.sampler import sampling, tested_population
+from quietsum.selfcheck.seam import StepUnderTest
+
+__all__ = ["TESTS", "one_step", "run_selfcheck"]
+
+TESTS = {
+    "T1": "sensitivity",
+    "T2": "superposition",
+    "T3": "noise",
+    "T4": "sampling and steps",
+    "T5": "hostile rows",
+    "T6": "attack",
+    "T7": "public constants",
+    "T8": "accounting",
+    "T9": "equivalence",
+    "T10": "restart",
+    "T11": "other outputs",
+}
+
+
+def run_selfcheck(
+    step: StepUnderTest,
+    *,
+    rng: RandomSource | None = None,
+    seconds: float = 2.0,
+    only: Collection[str] = tuple(TESTS),
+) -> CheckReport:
+    """Is this step what it claims to be? All eleven tests, or ``only`` some ("T3", "T4").
+
+    Guarantees: a correct step fails with a probability below 1e-6, whatever its law, rate, dimension and seed; no
+    protected record is read. ``seconds`` is about how long each of the two attacks may take; how many releases that
+    allows is settled before any of them is looked at.
+    """
+    rng = system_randomness() if rng is None else rng
+    seconds = positive("seconds", seconds)
+    unknown = sorted(set(only) - set(TESTS))
+    if unknown or not only:
+        raise InvalidParameter("only", unknown, "names no test", f"choose among {', '.join(TESTS)}")
+    claim, population = _claim(step), tested_population(step)
+    first: dict[str, Any] = {}
+    worst: list[WorstPair] = []
+
+    def remember() -> None:  # what a generator that starts again would repeat
+        first["before"] = [np.asarray(step.noise(), dtype=np.float64) for _ in range(16)]
+        first["drawn"] = [np.asarray(step.sample(population)) for _ in range(16)]
+
+    def attacked() -> Finding:
+        if not worst:
+            _replayed(step, rng, 60, worst)
+        return attack(step, worst[0], releases=1500, seconds=seconds)
+
+    def restart() -> Finding:
+        return fresh_after_restart(step, rng, population=population, **first)
+
+    with contextlib.suppress(Exception):  # the tests will say what is wrong
+        remember()
+    return _report(
+        step.name,
+        claim,
+        {
+            "T1": lambda: _replayed(step, rng, 60, worst),
+            "T2": lambda: superposition(step, rng, tries=8),
+            "T3": lambda: noise_law(step, rng, draws=60_000, releases=24),
+            "T4": lambda: sampling(step, rng, draws=int(min(1500, max(160, 2e6 / population)))),
+            "T5": lambda: hostile_rows(step, rng),
+            "T6": attacked,
+            "T7": lambda: public_constants(step),
+            "T8": lambda: accounted(step),
+            "T9": lambda: equivalence(step, rng, tries=4),
+            "T10": restart,
+            "T11": lambda: outputs(step, rng, seconds=seconds),
+        },
+        only,
+    )
+
+
+def one_step(step: StepUnderTest, *, rng: RandomSource | None = None) -> CheckReport:
+    """The tests that an unknown model needs, in a few dozen evaluations: T1 to T5, T7 and T8, with less power.
+
+    Guarantees: as :func:`run_selfcheck`. Noise is only known to within about a tenth of its scale.
+    """
+    rng = system_randomness() if rng is None else rng
+    return _report(
+        step.name,
+        _claim(step),
+        {
+            "T1": lambda: _replayed(step, rng, 12, []),
+            "T2": lambda: superposition(step, rng, tries=3),
+            "T3": lambda: noise_law(step, rng, draws=12_000, releases=6),
+            "T4": lambda: sampling(step, rng, draws=64),
+            "T5": lambda: hostile_rows(step, rng, everywhere=(True,)),
+            "T7": lambda: public_constants(step),
+            "T8": lambda: accounted(step),
+        },
+        tuple(TESTS),
+    )
+
+
+def _replayed(step: StepUnderTest, rng: RandomSource, tries: int, worst: list[WorstPair]) -> Finding:
+    finding, pair = sensitivity(step, rng, tries=tries)
+    worst.append(pair)
+    return finding
+
+
+def _claim(step: StepUnderTest) -> dict[str, float]:
+    return {
+        "sensitivity": positive("sensitivity", step.sensitivity),
+        "noise_multiplier": positive("noise_multiplier", step.noise_multiplier),
+        "rate": step.rate if step.rate == 1 else open_probability("rate", step.rate),
+        "population": float(whole_number("population", step.population, 1)),
+    }
+
+
+def _report(
+    name: str, claim: dict[str, float], tests: Mapping[str, Callable[[], Finding]], only: Collection[str]
+) -> CheckReport:
+    start = time.perf_counter()
+    found = tuple(_ran(test, run) for test, run in tests.items() if test in only)
+    return CheckReport(step=name, claim=claim, findings=found, seconds=time.perf_counter() - start)
+
+
+def _ran(test: str, run: Callable[[], Finding]) -> Finding:
+    """One test's finding. A step that raises on made-up rows is no step to train with."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return run()
+    except Exception as error:  # whatever a model or an engine raises
+        text = " ".join(str(error).split())[:200]
+        lesson = f"The step raised {type(error).__name__} ({text}). A step answers every batch, an empty one too."
+        return Finding(test=test, name=TESTS[test], verdict=Verdict.FAIL, lesson=lesson, statistic=np.inf)
