@@ -1,0 +1,267 @@
+"""Our engine: private gradients for little more than the price of ordinary ones.
+
+An ordinary step runs the model forward (F), propagates gradients back to the layers' outputs (F) and turns them into
+weight gradients (F). Per-example gradients need all three; only the last must wait until the clip factors are known:
+
+    1. forward, noting each layer's input a
+    2. one backward pass, to the layers' outputs only, giving g
+    3. every example's norm from a and g, mostly without forming its gradient
+    4. factors c_i, then one weighted weight gradient Σ_i c_i g_i a_iᵀ per layer
+
+which is Bu et al. 2023, "Differentially private optimization on large model at small cost" (book-keeping), with norms
+after Goodfellow 2015 and Li et al. 2022. The formulas stand in :mod:`quietsum.learning.layers`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from quietsum.errors import InvalidParameter
+from quietsum.learning.clipping import Clip
+from quietsum.learning.completeness import unaccounted
+from quietsum.learning.engine import (
+    Batch,
+    Block,
+    Engine,
+    Loss,
+    count_small,
+    group_of,
+    in_blocks,
+    joint_norm,
+    losses_of,
+    safe_factors,
+    trainable,
+)
+from quietsum.learning.layers import InstanceUse, Use
+from quietsum.learning.mixing import NORMS, mixing_now, refuse_mixing
+from quietsum.learning.recurrent import unrolled
+from quietsum.learning.vmap import VmapEngine
+from quietsum.learning.watching import NotCovered, slots_of
+
+__all__ = ["AutoEngine", "BookkeepingEngine"]
+
+
+@final
+class BookkeepingEngine:
+    """One forward, one backward to layer outputs, norms, one weighted weight gradient.
+
+    Guarantees: every use of a trainable parameter is accounted for, or the batch is refused; checked on torch's graph
+    at the first batch and whenever the model takes a new path.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+        self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        names, self._parameters = trainable(model)
+        self._groups = clip.groups(names)
+        self._group_of = group_of(self._groups, len(names))
+        self._names = names
+        self._slots = slots_of(model, {id(p): number for number, p in enumerate(self._parameters)})
+        self._by_step = {(id(slot.module), slot.weight): slot for slot in self._slots if slot.weight}
+        owners = [number for slot in self._slots for number in slot.parameters]
+        self._shared = {number for number in owners if owners.count(number) > 1}
+        self._norm_layers = [module for module in model.modules() if isinstance(module, NORMS)]
+        self._whole = [slot for slot in self._slots if not slot.weight]
+        self._checked: set[tuple[int, ...]] = set()
+        self._norms: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """As in ``engine_for``."""
+        return "bookkeeping"
+
+    @property
+    def why(self) -> str:
+        """Why this engine, and which modules it had to treat one by one."""
+        local = [slot.label for slot in self._slots if slot.local]
+        if not local:
+            return "every trainable layer is known, so one backward pass is enough"
+        return f"most layers are known; per-example gradients by vmap for {', '.join(local)}"
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trainable ones."""
+        return self._parameters
+
+    def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`quietsum.learning.engine.Engine`."""
+        try:
+            return self._clipped_sum(batch)
+        except NotCovered as problem:
+            remedy = "use engine = 'vmap', or 'auto', which falls back by itself"
+            raise InvalidParameter("engine", "bookkeeping", f"cannot serve this model: {problem}", remedy) from problem
+
+    def _clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        if any(mixing_now(module) for module in self._norm_layers):
+            refuse_mixing(self._model)
+        try:
+            sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
+        finally:
+            for slot in self._slots:
+                slot.calls = []
+        return sums
+
+    def small_norms(self) -> Tensor:
+        """See :class:`quietsum.learning.engine.Engine`."""
+        return count_small(self._norms, self._clip)
+
+    # ---------------------------------------------------------------------------------------- one piece
+
+    def _block(self, batch: Batch, rows: int) -> Block:
+        with torch.enable_grad():
+            losses = self._forward(batch, rows)
+            path = tuple(len(slot.calls) for slot in self._slots)
+            if path not in self._checked:
+                losses = self._check(batch, rows)
+                self._checked.add(path)
+            edges = [edge for slot in self._slots for call in slot.calls for edge in call.edges]
+            if not edges:
+                return [torch.zeros_like(p) for p in self._parameters], losses.new_zeros((rows, len(self._groups)))
+            gradients: deque[Tensor | None] = deque(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        del losses, edges
+        with torch.no_grad():
+            return self._settle(gradients, rows)
+
+    def _settle(self, gradients: deque[Tensor | None], rows: int) -> Block:
+        """Norms, factors, weighted sums. Takes the gradients out of the queue, so that memory is freed on the way."""
+        uses: list[tuple[tuple[int, ...], Use]] = []
+        for slot in self._slots:
+            use = slot.use(gradients, rows) if slot.calls else None
+            if use is not None:
+                uses.append((slot.parameters, use))
+        if self._shared:
+            uses = _joined(uses, self._shared)
+        measured: list[list[Tensor]] = [[] for _ in self._groups]
+        for numbers, use in uses:
+            for number, norm in zip(numbers, use.norms(self._clip.order), strict=True):
+                measured[self._group_of[number]].append(norm)
+        norms = self._combined(measured, rows)
+        factors, bad = safe_factors(self._clip, norms)
+        columns = [factors[:, group].contiguous() for group in range(len(self._groups))]
+        sums: list[Tensor | None] = [None] * len(self._parameters)
+        while uses:
+            numbers, use = uses.pop()
+            if bad is not None:
+                use.drop(bad)
+            for number, part in zip(numbers, use.weighted([columns[self._group_of[k]] for k in numbers]), strict=True):
+                sums[number] = part
+        return [
+            torch.zeros_like(p) if part is None else part if part.dtype is p.dtype else part.to(p.dtype)
+            for p, part in zip(self._parameters, sums, strict=True)
+        ], norms
+
+    def _combined(self, measured: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
+        """(n, groups) norms from those of the parameters."""
+        blank = () if all(measured) else (self._parameters[0].new_zeros(rows),)
+        each = [joint_norm(group or blank, self._clip.order) for group in measured]
+        return each[0][:, None] if len(each) == 1 else torch.stack(each, 1)
+
+    # ------------------------------------------------------------------------------------------ watching
+
+    def _forward(self, batch: Batch, rows: int) -> Tensor:
+        for slot in self._slots:
+            slot.calls = []
+        for slot in self._whole:
+            slot.lend()
+        try:
+            if not self._by_step:
+                return losses_of(self._loss, self._model, batch, rows)
+            with unrolled(self._model, self._step):
+                return losses_of(self._loss, self._model, batch, rows)
+        finally:
+            for slot in self._whole:
+                slot.take_back()
+
+    def _step(self, module: nn.Module, weight: str, given: Tensor, out: Tensor) -> None:
+        slot = self._by_step.get((id(module), weight))
+        if slot is not None:
+            slot.note(given, out)
+
+    def _check(self, batch: Batch, rows: int) -> Tensor:
+        """Run again with the graph in view; refuse what the books would miss. Returns the losses of that run."""
+        few = 1 if rows > 1 else 2
+        fewer = tuple(torch.cat([part[:1]] * few) for part in batch)
+        self._forward_and_shape(fewer, few)
+        for slot in self._slots:
+            slot.tracing = True
+        try:
+            losses = self._forward(batch, rows)
+        finally:
+            for slot in self._slots:
+                slot.tracing = False
+        missing = unaccounted(losses, self._slots, self._parameters)
+        if missing:
+            named = ", ".join(self._names[number] for number in missing)
+            raise NotCovered(f"{named} is used outside the forward of the module that owns it")
+        return losses
+
+    def _forward_and_shape(self, batch: Batch, rows: int) -> None:
+        """Whether every noted output has the examples first: run on another number of examples and see."""
+        losses = self._forward(batch, rows)
+        edges = [edge for slot in self._slots for call in slot.calls for edge in call.edges]
+        if edges:
+            found = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
+            labels = [slot.label for slot in self._slots for call in slot.calls for _ in call.edges]
+            for label, part in zip(labels, found, strict=True):
+                if part is not None and (part.dim() == 0 or len(part) != rows):
+                    raise NotCovered(f"{label} does not have the examples in its first dimension")
+
+
+def _joined(uses: Sequence[tuple[tuple[int, ...], Use]], shared: set[int]) -> list[tuple[tuple[int, ...], Use]]:
+    """Tied parameters: the norm is that of the sum over all owners, so their gradients are built and added."""
+    kept: list[tuple[tuple[int, ...], Use]] = []
+    whole: dict[int, Tensor] = {}
+    for numbers, use in uses:
+        if not shared & set(numbers):
+            kept.append((numbers, use))
+            continue
+        for number, part in zip(numbers, use.instances(), strict=True):
+            whole[number] = whole[number] + part if number in whole else part
+    if whole:
+        kept.append((tuple(whole), InstanceUse(list(whole.values()))))
+    return kept
+
+
+@final
+class AutoEngine:
+    """Bookkeeping where its books are complete, vmap from the first batch that shows otherwise."""
+
+    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+        self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        self._books: BookkeepingEngine | None = BookkeepingEngine(model, loss, clip, micro_batch=micro_batch)
+        self._engine: Engine = self._books
+
+    @property
+    def name(self) -> str:
+        """The name of the engine at work."""
+        return self._engine.name
+
+    @property
+    def why(self) -> str:
+        """Why it is at work."""
+        return self._engine.why
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trainable ones."""
+        return self._engine.parameters
+
+    def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`quietsum.learning.engine.Engine`."""
+        if self._books is not None:
+            try:
+                return self._books._clipped_sum(batch)
+            except NotCovered as problem:
+                self._books = None
+                self._engine = VmapEngine(
+                    self._model, self._loss, self._clip, micro_batch=self._micro_batch, why=f"vmap, because {problem}"
+                )
+        return self._engine.clipped_sum(batch)
+
+    def small_norms(self) -> Tensor:
+        """See :class:`quietsum.learning.engine.Engine`."""
+        return self._engine.small_norms()

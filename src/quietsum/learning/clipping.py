@@ -1,0 +1,189 @@
+"""Bounding one example: how much of its gradient may enter the sum.
+
+DP-SGD adds noise in proportion to the most that one record can move the sum, so each example's gradient g is scaled
+down to a bound C before anything is added up. With ‖g‖ the L2 norm over all trainable parameters:
+
+    Flat        g · min(1, C / ‖g‖)                        Abadi et al. 2016, algorithm 1
+    PerLayer    each layer's part of g to C/√L, L layers   McMahan et al. 2018
+    Automatic   g · C / (‖g‖ + 0.01)                       Bu et al. 2023, "Automatic clipping"
+    FlatL1      g · min(1, C / ‖g‖₁)                        for Laplace noise, whose scale follows the L1 norm
+
+Whatever the rule, a gradient that is not finite is multiplied by zero.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Protocol, final
+
+from torch import Tensor
+
+from quietsum.errors import positive
+
+__all__ = ["Automatic", "Clip", "Flat", "FlatL1", "PerLayer"]
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Clip(Protocol):
+    """A rule that bounds one example's gradient."""
+
+    @property
+    def max_norm(self) -> float:
+        """C: the bound that the rule was made with."""
+        ...
+
+    @property
+    def sensitivity(self) -> float:
+        """A bound on the norm of one example's clipped gradient: L2, and for ``order`` 1 also L1."""
+        ...
+
+    @property
+    def order(self) -> int:
+        """Which norm is measured: 2 for Euclid's, 1 for the sum of absolute values."""
+        ...
+
+    def groups(self, names: Sequence[str]) -> Groups:
+        """Which trainable parameters share a norm, as positions in ``names``; every position in exactly one group."""
+        ...
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """From the (n, groups) norms the (n, groups) multipliers; 0 where a norm is not finite."""
+        ...
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flat:
+    """One norm over all parameters, cut at ``max_norm``.
+
+    Guarantees: no example's clipped gradient is longer than ``max_norm``, up to the rounding of one multiplication.
+
+    >>> import torch
+    >>> Flat(max_norm=1.0).factors(torch.tensor([[0.5], [4.0], [float("nan")]])).flatten().tolist()
+    [1.0, 0.25, 0.0]
+    """
+
+    max_norm: float
+    order: int = dataclasses.field(default=2, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        positive("max_norm", self.max_norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """See :class:`Clip`."""
+        return self.max_norm
+
+    def groups(self, names: Sequence[str]) -> Groups:
+        """See :class:`Clip`."""
+        return (tuple(range(len(names))),)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See :class:`Clip`."""
+        return norms.reciprocal().mul_(self.max_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlatL1:
+    """One L1 norm over all parameters, cut at ``max_norm``: what Laplace noise needs.
+
+    Guarantees: no example's clipped gradient has an L1 norm above ``max_norm``; its L2 norm is then no larger.
+
+    >>> FlatL1(max_norm=3.0).order
+    1
+    """
+
+    max_norm: float
+    order: int = dataclasses.field(default=1, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        positive("max_norm", self.max_norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """See :class:`Clip`."""
+        return self.max_norm
+
+    def groups(self, names: Sequence[str]) -> Groups:
+        """See :class:`Clip`."""
+        return (tuple(range(len(names))),)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See :class:`Clip`."""
+        return norms.reciprocal().mul_(self.max_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PerLayer:
+    """One norm per layer, each cut at max_norm/√L, so that all L together stay within ``max_norm``.
+
+    A layer is a module with its own parameters: weight and bias of one Linear share a norm.
+
+    Guarantees: no example's clipped gradient is longer than ``max_norm``.
+
+    >>> rule = PerLayer(max_norm=1.0)
+    >>> rule.groups(["one.weight", "one.bias", "two.weight", "two.bias", "scale"])
+    ((0, 1), (2, 3), (4,))
+    """
+
+    max_norm: float
+    order: int = dataclasses.field(default=2, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        positive("max_norm", self.max_norm)
+
+    @property
+    def sensitivity(self) -> float:
+        """See :class:`Clip`."""
+        return self.max_norm
+
+    def groups(self, names: Sequence[str]) -> Groups:
+        """See :class:`Clip`."""
+        layers: dict[str, list[int]] = {}
+        for position, name in enumerate(names):
+            layers.setdefault(name.rpartition(".")[0], []).append(position)
+        return tuple(tuple(layer) for layer in layers.values())
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See :class:`Clip`."""
+        share = self.max_norm / math.sqrt(norms.shape[1])
+        return norms.reciprocal().mul_(share).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Automatic:
+    """Normalise instead of cutting: g · C / (‖g‖ + stability). Every example weighs nearly the same; C needs no tuning.
+
+    Guarantees: no example's clipped gradient is longer than ``max_norm``; it is always a little shorter.
+
+    >>> import torch
+    >>> Automatic(max_norm=1.0).factors(torch.tensor([[0.99], [float("inf")]])).flatten().tolist()
+    [1.0, 0.0]
+    """
+
+    max_norm: float
+    stability: float = 0.01
+    order: int = dataclasses.field(default=2, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        positive("max_norm", self.max_norm)
+        positive("stability", self.stability)
+
+    @property
+    def sensitivity(self) -> float:
+        """See :class:`Clip`."""
+        return self.max_norm
+
+    def groups(self, names: Sequence[str]) -> Groups:
+        """See :class:`Clip`."""
+        return (tuple(range(len(names))),)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """See :class:`Clip`."""
+        return (norms + self.stability).reciprocal_().mul_(self.max_norm).nan_to_num_(nan=0.0)

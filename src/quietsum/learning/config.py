@@ -1,0 +1,313 @@
+"""What one asks of private training, and the plan that follows from it: every number public, fixed before the start.
+
+:class:`PrivacyConfig` is what a person writes. :func:`plan_training` turns it, with the declared size of the data, into
+a :class:`TrainingPlan`: rate, steps, divisor and the noise of every step. Nothing in a plan depends on what a record
+holds, and with a declared ``public_size`` nothing depends on how many there are.
+
+>>> plan = plan_training(PrivacyConfig(epsilon=3.0, epochs=10, batch_size=128, public_size=1280), size=1283)
+>>> plan.rate, plan.steps, str(plan.neighbours), plan.forecast.epsilon <= 3.0
+(0.1, 100, 'add-or-remove-one', True)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, final
+
+from quietsum.errors import InvalidParameter, PlanRefused, open_probability, positive, whole_number
+from quietsum.learning.noise import LAWS, MODES
+from quietsum.learning.schedules import (
+    Constant,
+    Schedule,
+    Stage,
+    beginning,
+    calibrated_noise,
+    fitting,
+    run_event,
+    run_guarantee,
+    stages,
+    step_event,
+)
+from quietsum.ledger.charges import ACCOUNTINGS
+from quietsum.privacy.events import PrivacyEvent, Repeated
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.units import Neighbours, PrivacyUnit
+
+__all__ = ["CLIPPINGS", "PrivacyConfig", "Spending", "TrainingPlan", "plan_training"]
+
+_ROOM = 1 - 1e-6  # of ε, for the failure of secure noise that a ledger charges to δ
+CLIPPINGS = ("flat", "per-layer", "automatic", "adaptive")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrivacyConfig:
+    """How private, how long, in which batches.
+
+    Give ``epsilon`` and the noise is calibrated so that the whole run costs no more; give ``noise_multiplier`` and the
+    run costs what it costs; give both and the run ends before the step that would exceed ``epsilon``. ``delta`` is
+    1/(10 n) unless stated. ``public_size`` declares how many records there are; without it ``len(dataset)`` is taken,
+    and the guarantee then names the zero-out relation, under which that number is public.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    max_grad_norm: float = 1.0
+    noise_multiplier: float | None = None
+    noise_type: str = "gaussian"
+    privacy_accounting: str = "exact"
+    epochs: int = 10
+    batch_size: int = 256
+    engine: str = "auto"
+    clipping: str = "flat"
+    noise: str = "fast"
+    public_size: int | None = None
+    neighbours: Neighbours | None = None
+    schedule: Schedule = dataclasses.field(default_factory=Constant)
+    micro_batch: int | None = None
+    ema_decay: float | None = None
+    clip_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is None and self.noise_multiplier is None:
+            remedy = "state epsilon, for instance 3.0, or a noise_multiplier"
+            raise InvalidParameter("epsilon", None, "and noise_multiplier are both missing", remedy)
+        for name in ("epsilon", "noise_multiplier"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        if self.delta is not None:
+            open_probability("delta", self.delta)
+        positive("max_grad_norm", self.max_grad_norm, "one record's gradient is clipped to it")
+        whole_number("epochs", self.epochs, 1)
+        whole_number("batch_size", self.batch_size, 1)
+        _choice("noise_type", self.noise_type, LAWS)
+        _choice("privacy_accounting", self.privacy_accounting, ACCOUNTINGS)
+        _choice("clipping", self.clipping, CLIPPINGS)
+        _choice("noise", self.noise, MODES)
+        if self.public_size is not None:
+            whole_number("public_size", self.public_size, 1)
+        if self.micro_batch is not None:
+            whole_number("micro_batch", self.micro_batch, 1)
+        if self.ema_decay is not None:
+            open_probability("ema_decay", self.ema_decay, "0.99 averages about the last hundred steps")
+        if self.neighbours is not None:
+            object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.noise_type == "laplace" and self.clipping != "flat":
+            problem = "bounds an L2 norm, and Laplace noise is scaled by the L1 norm: ε would be up to √d too small"
+            raise InvalidParameter("clipping", self.clipping, problem, "use clipping='flat', which then clips in L1")
+        if self.noise_type == "laplace" and self.noise == "secure":
+            problem = "has no Laplace noise"
+            raise InvalidParameter("noise", self.noise, problem, "use noise_type='gaussian', or noise='fast'")
+        if self.clipping == "adaptive" and not isinstance(self.schedule, Constant):
+            problem = "moves the clip itself"
+            raise InvalidParameter("clipping", self.clipping, problem, "use a constant schedule with it")
+
+    @property
+    def noise_of_count(self) -> float:
+        """σ_b of adaptive clipping: stated, or a twentieth of the batch."""
+        return self.batch_size / 20 if self.count_noise is None else self.count_noise
+
+
+def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise InvalidParameter(name, value, "is not known", f"choose {' or '.join(known)}")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """A run of private training with every public number spelled out. ``cut`` says that the budget shortened it."""
+
+    size: int
+    neighbours: Neighbours
+    rate: float
+    expected_batch: float
+    steps_per_epoch: int
+    epochs: int
+    epsilon: float | None
+    delta: float
+    law: str
+    accounting: str
+    stages: tuple[Stage, ...]
+    forecast: Guarantee
+    cut: bool
+
+    @property
+    def steps(self) -> int:
+        """All steps of the run."""
+        return sum(stage.steps for stage in self.stages)
+
+    def event(self, steps: int | None = None) -> PrivacyEvent:
+        """What the first ``steps`` steps cost; all of them unless stated."""
+        return run_event(self.stages if steps is None else beginning(self.stages, steps), self.rate, self.law)
+
+    def stage_at(self, step: int) -> tuple[Stage, int]:
+        """The stage of step 0 … steps − 1, and how many of its steps are left, that one included."""
+        for stage in self.stages:
+            if step < stage.steps:
+                return stage, stage.steps - step
+            step -= stage.steps
+        raise InvalidParameter("step", step, "lies beyond the plan")
+
+    def alike(self, step: int, stages: int) -> tuple[Stage, int]:
+        """The stage of ``step``, and how many steps from there on are like it, within so many stages."""
+        first, count = self.stage_at(step)
+        for _ in range(stages - 1):
+            if step + count >= self.steps:
+                break
+            following, more = self.stage_at(step + count)
+            if (following.noise_multiplier, following.max_norm) != (first.noise_multiplier, first.max_norm):
+                break
+            count += more
+        return first, count
+
+    def chunk_event(self, stage: Stage, steps: int) -> PrivacyEvent:
+        """``steps`` steps of one stage."""
+        return Repeated(times=steps, event=step_event(stage.noise_multiplier, self.rate, self.law))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-ready values."""
+        return {
+            "size": self.size, "neighbours": self.neighbours.value, "sample_rate": self.rate,
+            "expected_batch": self.expected_batch, "steps_per_epoch": self.steps_per_epoch, "epochs": self.epochs,
+            "epsilon": self.epsilon, "delta": self.delta, "noise_type": self.law, "accounting": self.accounting,
+            "stages": [dataclasses.asdict(stage) for stage in self.stages],
+        }  # fmt: skip
+
+
+def plan_training(config: PrivacyConfig, *, size: int, epochs: int | None = None) -> TrainingPlan:
+    """The plan for ``size`` records, which count only where no ``public_size`` is declared."""
+    neighbours, public = _declared(config, size)
+    epochs = whole_number("num_epochs", config.epochs if epochs is None else epochs, 1)
+    if config.batch_size > public:
+        problem = f"is more than the {public} records there are"
+        raise InvalidParameter("batch_size", config.batch_size, problem, f"use at most {public}")
+    rate = config.batch_size / public
+    delta = 1 / (10 * public) if config.delta is None else config.delta
+    if delta >= 1 / public:
+        problem = f"is not below 1/n = {1 / public:.3g}: publishing one whole record at random would pass"
+        raise InvalidParameter("delta", delta, problem, f"use at most 1/(10 n) = {1 / (10 * public):.3g}")
+    steps = max(1, round(public / config.batch_size))
+    terms: dict[str, Any] = {
+        "rate": rate, "delta": delta, "law": config.noise_type, "accounting": config.privacy_accounting,
+        "neighbours": neighbours,
+    }  # fmt: skip
+    budget = config.epsilon
+    if budget is not None and config.noise == "secure":
+        budget *= _ROOM
+    noise = config.noise_multiplier
+    if noise is None:
+        assert budget is not None
+        _refuse_unreachable(config, epochs, steps, terms)
+        noise = calibrated_noise(config.schedule, epochs=epochs, steps_per_epoch=steps, epsilon=budget, **terms)
+    whole = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=noise, clip=config.max_grad_norm)
+    run = whole if budget is None else fitting(whole, epsilon=budget, **terms)
+    if not run:
+        first = run_guarantee(
+            run_event(beginning(whole, 1), rate, config.noise_type), delta=delta,
+            accounting=config.privacy_accounting, neighbours=neighbours,
+        )  # fmt: skip
+        raise PlanRefused(
+            f"one step at noise multiplier {noise:g} costs ε = {first.epsilon:.3g} per record, more than the budget "
+            f"ε = {config.epsilon:g}; leave noise_multiplier out and it is calibrated"
+        )
+    forecast = run_guarantee(
+        run_event(run, rate, config.noise_type), delta=delta, accounting=config.privacy_accounting,
+        neighbours=neighbours,
+    )  # fmt: skip
+    return TrainingPlan(
+        size=public, neighbours=neighbours, rate=rate, expected_batch=float(config.batch_size), steps_per_epoch=steps,
+        epochs=epochs, epsilon=config.epsilon, delta=delta, law=config.noise_type,
+        accounting=config.privacy_accounting, stages=run, forecast=_worded(forecast, config.noise), cut=run != whole,
+    )  # fmt: skip
+
+
+def _declared(config: PrivacyConfig, size: int) -> tuple[Neighbours, int]:
+    """The relation and the public size."""
+    if config.public_size is not None:
+        return config.neighbours or Neighbours.ADD_REMOVE, config.public_size
+    if config.neighbours is Neighbours.ADD_REMOVE:
+        raise InvalidParameter(
+            "neighbours", str(config.neighbours), "makes the number of records private, and the rate follows from it",
+            "declare public_size, a round number that stays when a record comes or goes, or use zero-out",
+        )  # fmt: skip
+    return config.neighbours or Neighbours.ZERO_OUT, whole_number("len(dataset)", size, 1, "there must be records")
+
+
+def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: dict[str, Any]) -> None:
+    """Refuse an ε that needs more noise than everything in a batch can weigh, and say which one is in reach.
+
+    With σ > E each coordinate's noise is larger than what all E expected records together can add to it.
+    """
+    most = float(config.batch_size)
+    run = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=most, clip=1.0)
+    event = run_event(run, terms["rate"], terms["law"])
+    least = run_guarantee(
+        event, delta=terms["delta"], accounting=terms["accounting"], neighbours=terms["neighbours"]
+    ).epsilon
+    if config.epsilon is not None and config.epsilon < least:
+        public = round(config.batch_size / terms["rate"])
+        raise PlanRefused(
+            f"ε = {config.epsilon:g} per record is out of reach for {public} records in {epochs * steps} steps of "
+            f"{config.batch_size}: the noise would outweigh a whole batch. With these settings ε = "
+            f"{math.ceil(least * 100) / 100:g} is reachable; take more records, fewer epochs or larger batches"
+        )
+
+
+def _worded(guarantee: Guarantee, mode: str) -> Guarantee:
+    """The guarantee with what must be said of the noise. The sum's own rounding is not verified, so no certificate."""
+    told = ("fast noise is not floating-point safe",) if mode == "fast" else ()
+    return dataclasses.replace(guarantee, certified=False, warnings=(*guarantee.warnings, *told))
+
+
+@final
+class Spending:
+    """How much of a plan was charged. It only grows, and it grows before the step that it pays for."""
+
+    def __init__(self, plan: TrainingPlan, charged: int = 0) -> None:
+        self.plan, self.charged = plan, charged
+
+    @property
+    def left(self) -> int:
+        """Steps that the plan still holds."""
+        return self.plan.steps - self.charged
+
+    def charge(self, steps: int) -> None:
+        """Count ``steps`` more."""
+        self.charged += whole_number("steps", steps, 1)
+
+    def so_far(self) -> Guarantee:
+        """ε of what was charged, if the schedule runs as planned."""
+        plan = self.plan
+        if not self.charged:
+            return _nothing(plan)
+        found = run_guarantee(
+            plan.event(self.charged), delta=plan.delta, accounting=plan.accounting, neighbours=plan.neighbours
+        )
+        return dataclasses.replace(found, certified=False, warnings=plan.forecast.warnings)
+
+    def claim(self) -> Guarantee:
+        """What may be said about a model: the whole plan's ε, once anything ran.
+
+        Where to stop may have been decided by somebody who saw results, so nothing smaller is claimed.
+        """
+        if not self.charged or self.charged >= self.plan.steps:
+            return self.plan.forecast if self.charged else _nothing(self.plan)
+        method = f"{self.plan.forecast.method}; the whole plan, however much of it ran"
+        return dataclasses.replace(self.plan.forecast, epsilon_lower=0.0, method=method)
+
+
+def _nothing(plan: TrainingPlan) -> Guarantee:
+    return Guarantee(
+        epsilon=0.0,
+        delta=plan.delta,
+        unit=PrivacyUnit.RECORD,
+        neighbours=plan.neighbours,
+        method="nothing was released",
+    )

@@ -1,0 +1,66 @@
+"""The referee: one example at a time, as one would write it on a blackboard.
+
+    for each example:  g = ∇loss(example);  total += g · factor(‖g‖)
+
+There is nothing to get wrong and nothing that is fast. Every other engine is tested against this loop.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from quietsum.learning.clipping import Clip
+from quietsum.learning.engine import Batch, Block, Loss, clip_instances, count_small, in_blocks, losses_of, trainable
+
+__all__ = ["NaiveEngine"]
+
+
+@final
+class NaiveEngine:
+    """A loop over examples."""
+
+    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+        self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        names, self._parameters = trainable(model)
+        self._groups = clip.groups(names)
+        self._norms: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """As in ``engine_for``."""
+        return "naive"
+
+    @property
+    def why(self) -> str:
+        """Why one would choose this."""
+        return "a loop over examples: slow, and the referee of the others"
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trainable ones."""
+        return self._parameters
+
+    def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`quietsum.learning.engine.Engine`."""
+        sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
+        return sums
+
+    def small_norms(self) -> Tensor:
+        """See :class:`quietsum.learning.engine.Engine`."""
+        return count_small(self._norms, self._clip)
+
+    def _block(self, batch: Batch, rows: int) -> Block:
+        total = [torch.zeros_like(parameter) for parameter in self._parameters]
+        norms = []
+        for row in range(rows):
+            example = tuple(part[row : row + 1] for part in batch)
+            with torch.enable_grad():
+                losses = losses_of(self._loss, self._model, example, 1)
+            found = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True, materialize_grads=True)
+            sums, norm = clip_instances([part.detach()[None] for part in found], self._clip, self._groups)
+            total = [whole + part for whole, part in zip(total, sums, strict=True)]
+            norms.append(norm)
+        return total, torch.cat(norms)

@@ -1,0 +1,229 @@
+"""Noise for gradients in torch: one value that adds it and states its event.
+
+A step of DP-SGD adds N(0, (σC)²) to every coordinate of a sum whose records are clipped to C. Two modes:
+
+* ``fast``: float64 normals by Box and Muller (1958) from AES words keyed by the operating system, about 8 ns a value on
+  one core. Values reach √(2 · 54 ln 2) = 8.6 standard deviations, where float32 normals end at 5.8. Floats are added to
+  floats, so the last bits of a result may betray its inputs (Mironov 2012): the label says "not floating-point safe".
+* ``secure``: the sum is rounded to an integer grid, integers with exactly the law of a rounded normal are added, and
+  only then is it scaled back. The noise is measured against Δ = C/h + √d + m grid units: h is the grid's width, √d what
+  rounding d coordinates can add, and m a margin for the float error of the sum itself (:func:`float_margin`).
+
+On a GPU fast noise comes from a generator of its own, in float64, seeded from the operating system. No generator is
+ever saved, restored, seeded by hand or shared with torch's global one.
+
+>>> noise = TorchNoise(noise_multiplier=1.1, sensitivity=0.5)
+>>> noise.event(), noise.label
+(Gaussian(noise_multiplier=1.1), 'not floating-point safe')
+>>> TorchNoise(noise_multiplier=1.1, sensitivity=0.5, mode="secure").label
+''
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from quietsum.errors import InvalidParameter, positive
+from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
+from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent
+
+__all__ = ["LAWS", "MODES", "TorchNoise", "fast_laplace", "fast_normals", "float_margin"]
+
+LAWS = ("gaussian", "laplace")
+MODES = ("fast", "secure")
+
+_PIECE = 1 << 14  # pairs that stay in the processor's cache
+_FINEST, _COARSEST, _WIDEST = 24, 8, 34  # bits of the clip norm on the grid, and of the noise
+_RESEED = 1 << 28  # values from one seed of a GPU's generator
+
+
+@final
+class TorchNoise:
+    """What is added to a sum of clipped gradients, on CPU or GPU.
+
+    Guarantees: every draw is fresh; ``event()`` states the noise really added over ``sensitivity``, the bound on one
+    record's part of the sum: in L2 for ``gaussian``, in L1 for ``laplace``.
+    """
+
+    __slots__ = ("_device", "_source", "expected_batch", "law", "mode", "noise_multiplier", "sensitivity")
+
+    def __init__(
+        self,
+        *,
+        noise_multiplier: float,
+        sensitivity: float,
+        law: str = "gaussian",
+        mode: str = "fast",
+        expected_batch: float = 1.0,
+        source: RandomSource | None = None,
+    ) -> None:
+        self.noise_multiplier = positive("noise_multiplier", noise_multiplier, "noise is what makes it private")
+        self.sensitivity = positive("sensitivity", sensitivity, "pass the clip norm")
+        self.expected_batch = positive("expected_batch", expected_batch)
+        if law not in LAWS:
+            raise InvalidParameter("noise_type", law, "is unknown", "choose 'gaussian' or 'laplace'")
+        if mode not in MODES:
+            raise InvalidParameter("noise", mode, "is unknown", "choose 'fast' or 'secure'")
+        if law == "laplace" and mode == "secure":
+            problem = "has no Laplace noise: rounding d coordinates can add d to an L1 norm, more than the clip itself"
+            raise InvalidParameter("noise", mode, problem, "use noise_type='gaussian', or noise='fast'")
+        if self.noise_multiplier > 2.0 ** (_WIDEST - _COARSEST):
+            raise InvalidParameter("noise_multiplier", noise_multiplier, "leaves nothing to see", "use less noise")
+        self.law, self.mode = law, mode
+        self._source = system_randomness() if source is None else source
+        self._device = _DeviceNoise()
+
+    def changed(self, *, noise_multiplier: float, sensitivity: float) -> TorchNoise:
+        """The same noise at another scale, from the same source, which goes on where it is."""
+        return TorchNoise(
+            noise_multiplier=noise_multiplier, sensitivity=sensitivity, law=self.law, mode=self.mode,
+            expected_batch=self.expected_batch, source=self._source,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------- drawing
+
+    def draw(self, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """A fresh draw of what :meth:`add` adds, in float64, shaped like the tensors given."""
+        count = sum(part.numel() for part in like)
+        device = like[0].device
+        if self.mode == "secure":
+            width, whole = self._whole(like)
+            flat = whole.to(torch.float64).mul_(width)
+        elif device.type == "cpu":
+            flat = (fast_normals if self.law == "gaussian" else fast_laplace)(count, self._source)
+            flat.mul_(self.noise_multiplier * self.sensitivity)
+        else:
+            flat = self._device.draw(count, device, self.law).mul_(self.noise_multiplier * self.sensitivity)
+        return _split(flat.to(device), like)
+
+    def add(self, sums: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The noisy sums in float64. In secure mode integers are added to integers, then scaled."""
+        if self.mode == "secure":
+            width, flat = self._whole(sums)
+            return tuple(
+                part.to(torch.float64).div(width).round_().to(torch.int64).add_(extra).to(torch.float64).mul_(width)
+                for part, extra in zip(sums, _split(flat.to(sums[0].device), sums), strict=True)
+            )
+        return tuple(extra.add_(part) for part, extra in zip(sums, self.draw(sums), strict=True))
+
+    def _whole(self, like: Sequence[Tensor]) -> tuple[float, Tensor]:
+        """The grid's width, and noise in whole steps of it."""
+        width, scale = self._grid(like)
+        return width, torch.from_numpy(self._source.rounded_normals(scale, sum(part.numel() for part in like)))
+
+    def _grid(self, like: Sequence[Tensor]) -> tuple[float, float]:
+        """The grid's width and the noise's standard deviation on it, both from public values."""
+        bits = max(_COARSEST, min(_FINEST, _WIDEST - math.ceil(math.log2(self.noise_multiplier))))
+        coordinates = sum(part.numel() for part in like)
+        margin = float_margin(like[0].dtype, self.expected_batch)
+        moved = math.ldexp(1.0 + margin, bits) + math.sqrt(coordinates)
+        return math.ldexp(self.sensitivity, -bits), self.noise_multiplier * moved
+
+    # ---------------------------------------------------------------------------------------- what it costs
+
+    def event(self) -> PrivacyEvent:
+        """The event to account for, before sampling."""
+        kind = Gaussian if self.law == "gaussian" else Laplace
+        return kind(noise_multiplier=self.noise_multiplier)
+
+    def failure(self, coordinates: int) -> float:
+        """How far that many draws may be from the ideal law in total variation; to be paid from δ."""
+        return min(1.0, coordinates * FAILURE_PER_DRAW) if self.mode == "secure" else 0.0
+
+    @property
+    def label(self) -> str:
+        """What a guarantee must say beside its figure; empty for secure noise."""
+        return "" if self.mode == "secure" else "not floating-point safe"
+
+
+def float_margin(dtype: torch.dtype, expected_batch: float) -> float:
+    """How far float rounding may move a clipped sum, in units of C: u · m · (32 + m/64), m = 2E + 64.
+
+    u is the unit roundoff, E the expected batch, and a batch of more than m has a chance below e^(−0.38 E − 24)
+    (Chernoff). The factor is the error of summing m numbers in blocks of 64 (Higham 2002, section 4.2), with 32 for
+    norms, factors and products. It is a stated allowance: the order in which a GPU or BLAS adds is its own.
+    """
+    most = 2 * expected_batch + 64
+    return float(torch.finfo(dtype).eps) / 2 * most * (32 + most / 64)
+
+
+def _split(flat: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    pieces, start = [], 0
+    for part in like:
+        pieces.append(flat[start : start + part.numel()].view(part.shape))
+        start += part.numel()
+    return tuple(pieces)
+
+
+# ------------------------------------------------------------------------------------------- on the CPU
+
+
+def fast_normals(count: int, source: RandomSource) -> Tensor:
+    """Standard normals in float64: √(−2 ln u) times cos and sin of 2πv, u and v uniform odd multiples of 2⁻⁵⁴."""
+    half = (count + 1) // 2
+    out = torch.empty(2 * half, dtype=torch.float64)
+    for start in range(0, half, _PIECE):
+        size = min(_PIECE, half - start)
+        uniform = _uniforms(2 * size, source)
+        radius, angle = uniform[:size], uniform[size:]
+        radius.log_().mul_(-2.0).sqrt_()
+        angle.mul_(2 * math.pi)
+        torch.mul(radius, torch.cos(angle), out=out[start : start + size])
+        torch.mul(radius, angle.sin_(), out=out[half + start : half + start + size])
+    return out[:count]
+
+
+def fast_laplace(count: int, source: RandomSource) -> Tensor:
+    """Laplace numbers of scale 1 in float64: −ln u with the sign of a coin."""
+    out = torch.empty(count, dtype=torch.float64)
+    for start in range(0, count, _PIECE):
+        size = min(_PIECE, count - start)
+        uniform = _uniforms(2 * size, source)
+        sign = (uniform[size:] < 0.5).to(torch.float64).mul_(2.0).sub_(1.0)
+        torch.mul(uniform[:size].log_(), sign, out=out[start : start + size])
+    return out
+
+
+def _uniforms(count: int, source: RandomSource) -> Tensor:
+    """(k + ½) · 2⁻⁵³ for the first 53 bits of each word, k from 0 to 2⁵³ − 1."""
+    words = torch.from_numpy(source.words(count).view("int64"))
+    return (words >> 11).to(torch.float64).add_(2.0**52).add_(0.5).mul_(2.0**-53)
+
+
+# ------------------------------------------------------------------------------------------- on a GPU
+
+
+@final
+class _DeviceNoise:
+    """Float64 noise made on the device by a generator that nobody else uses and no checkpoint knows."""
+
+    __slots__ = ("_generator", "_left", "_process")
+
+    def __init__(self) -> None:
+        self._generator: torch.Generator | None = None
+        self._left, self._process = 0, os.getpid()
+
+    def draw(self, count: int, device: torch.device, law: str) -> Tensor:
+        generator = self._ready(count, device)
+        if law == "gaussian":
+            return torch.randn(count, dtype=torch.float64, device=device, generator=generator)
+        uniform = torch.rand(2 * count, dtype=torch.float64, device=device, generator=generator)
+        sign = (uniform[count:] < 0.5).to(torch.float64).mul_(2.0).sub_(1.0)
+        return uniform[:count].mul_(-1.0).add_(1.0).log_().mul_(sign)  # 1 − u lies in (0, 1]
+
+    def _ready(self, count: int, device: torch.device) -> torch.Generator:
+        """The generator, under a new seed on another device, after a fork and every 2²⁸ values."""
+        known = self._generator
+        if known is None or known.device != device or self._left < count or self._process != os.getpid():
+            known = torch.Generator(device=device)
+            known.manual_seed(int.from_bytes(os.urandom(8), "little", signed=True))
+            self._generator, self._left, self._process = known, max(_RESEED, count), os.getpid()
+        self._left -= count
+        return known

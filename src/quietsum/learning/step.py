@@ -1,0 +1,228 @@
+"""One private step, right by construction: draw, clip, sum, add noise, divide by what is public.
+
+    g = ( Σ_{i in B} clip_C(∇ℓ_i) + noise ) / E          (Abadi et al. 2016, algorithm 1)
+
+Every number that must agree with another lives in one object here: the sampler that draws B states the amplification,
+the noise that is added states its event, and its scale follows the bound that the engine enforces. E is the *public*
+expected batch, so the size of B stays secret; an empty batch is a step of noise alone.
+
+>>> from quietsum.learning.clipping import Flat
+>>> model = torch.nn.Linear(3, 2)
+>>> step = PrivateStep.build(
+...     model, cross_entropy, Flat(max_norm=0.5), noise_multiplier=1.3, rate=0.1, expected_batch=10.0, engine="vmap"
+... )
+>>> step.event()
+PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=1.3))
+>>> [tuple(part.shape) for part in step.gradient((torch.randn(4, 3), torch.tensor([0, 1, 1, 0])))]
+[(2, 3), (2,)]
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from quietsum.errors import InvalidParameter, positive
+from quietsum.learning.adaptive import QuantileClip
+from quietsum.learning.clipping import Clip
+from quietsum.learning.engine import Batch, Engine, Loss, engine_for, rows_of
+from quietsum.learning.noise import TorchNoise
+from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.privacy.events import Gaussian, PrivacyEvent
+from quietsum.sampling import Poisson
+
+__all__ = ["PrivateStep", "ScaledLoss", "cross_entropy"]
+
+
+def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
+    """The default loss: −ln p(label) of each example.
+
+    A label outside the classes costs zero, so that its record is silent rather than the reason of an error.
+    """
+    scores, labels = model(batch[0]), batch[1]
+    valid = (labels >= 0) & (labels < scores.shape[-1])
+    losses = nn.functional.cross_entropy(scores, torch.where(valid, labels, 0), reduction="none")
+    return torch.where(valid, losses, 0.0)
+
+
+@final
+class ScaledLoss:
+    """A loss divided by C, so that clipping its gradients to 1 and multiplying by C is clipping to C.
+
+    With it C can change between steps and no engine needs to know.
+    """
+
+    def __init__(self, loss: Loss, max_norm: float) -> None:
+        self.loss, self.max_norm = loss, positive("max_norm", max_norm)
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of each example over C."""
+        return self.loss(model, batch) / self.max_norm
+
+
+@final
+class PrivateStep:
+    """One step of DP-SGD, in parts that a self-check can take apart.
+
+    Guarantees: the result of :meth:`gradient` on a batch of :meth:`sample` costs :meth:`event`. Whatever a record
+    holds, it moves :meth:`deterministic` by at most ``sensitivity`` up to rounding: a record whose gradient is not
+    finite, or for which the loss raises, counts as zero, and nobody hears of it.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        sampling: Poisson,
+        mechanism: TorchNoise,
+        expected_batch: float,
+        scaled: ScaledLoss | None = None,
+        adaptive: QuantileClip | None = None,
+        rng: RandomSource | None = None,
+    ) -> None:
+        self.engine, self.sampling, self.mechanism = engine, sampling, mechanism
+        self.expected_batch = positive("expected_batch", expected_batch, "pass rate × the declared size")
+        self.scaled, self.adaptive = scaled, adaptive
+        self._rng = system_randomness() if rng is None else rng
+        self._stated = mechanism.noise_multiplier
+        self._small = 0
+        if adaptive is not None and (scaled is None or mechanism.law != "gaussian"):
+            problem = "needs Gaussian noise and a loss that can be rescaled"
+            raise InvalidParameter("clipping", "adaptive", problem, "use noise_type='gaussian'")
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        loss: Loss,
+        clip: Clip,
+        *,
+        noise_multiplier: float,
+        rate: float,
+        expected_batch: float,
+        engine: str = "auto",
+        mode: str = "fast",
+        micro_batch: int | None = None,
+        varying: bool = False,
+        adaptive: QuantileClip | None = None,
+        rng: RandomSource | None = None,
+    ) -> PrivateStep:
+        """All parts from one clip: its bound scales the noise, its norm (L2 or L1) chooses the noise's law.
+
+        ``varying`` allows :meth:`retune` to change the bound; ``adaptive`` changes it itself, after every step.
+        """
+        rng = system_randomness() if rng is None else rng
+        scaled = None
+        if varying or adaptive is not None:
+            scaled, unit = ScaledLoss(loss, clip.max_norm), type(clip)(max_norm=1.0)  # type: ignore[call-arg]  # the four rules
+            made = engine_for(engine, model, scaled, unit, micro_batch=micro_batch)
+        else:
+            made = engine_for(engine, model, loss, clip, micro_batch=micro_batch)
+        noise = noise_multiplier if adaptive is None else adaptive.gradient_noise(noise_multiplier)
+        mechanism = TorchNoise(
+            noise_multiplier=noise, sensitivity=clip.sensitivity, law="laplace" if clip.order == 1 else "gaussian",
+            mode=mode, expected_batch=expected_batch, source=rng,
+        )  # fmt: skip
+        step = cls(
+            made, sampling=Poisson(rate=rate), mechanism=mechanism, expected_batch=expected_batch,
+            scaled=scaled, adaptive=adaptive, rng=rng,
+        )  # fmt: skip
+        step._stated = noise_multiplier
+        return step
+
+    # ------------------------------------------------------------------------------------- public constants
+
+    @property
+    def sensitivity(self) -> float:
+        """The bound on one record's part of the sum."""
+        return self.mechanism.sensitivity
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise that the accountant counts: for adaptive clipping, that of gradient and count together."""
+        if self.adaptive is None:
+            return self.mechanism.noise_multiplier
+        return min(self._stated, self.adaptive.joint_noise(self.mechanism.noise_multiplier))
+
+    @property
+    def rate(self) -> float:
+        """The chance that one record is in the batch."""
+        return self.sampling.rate
+
+    def event(self) -> PrivacyEvent:
+        """What one step costs."""
+        if self.adaptive is None:
+            return self.sampling.amplify(self.mechanism.event())
+        return self.sampling.amplify(Gaussian(noise_multiplier=self.noise_multiplier))
+
+    def retune(self, *, noise_multiplier: float, max_norm: float | None = None) -> None:
+        """Another noise and, where the step was built for it, another bound, for the steps that follow."""
+        if max_norm is not None and max_norm != self.sensitivity:
+            if self.scaled is None:
+                raise InvalidParameter("max_norm", max_norm, "cannot change in this step", "build it with varying=True")
+            self.scaled.max_norm = max_norm
+        bound = self.sensitivity if max_norm is None else max_norm
+        noise = noise_multiplier if self.adaptive is None else self.adaptive.gradient_noise(noise_multiplier)
+        self.mechanism = self.mechanism.changed(noise_multiplier=noise, sensitivity=bound)
+        self._stated = noise_multiplier
+
+    # -------------------------------------------------------------------------------------------- the step
+
+    def sample(self, population: int) -> NDArray[np.int64]:
+        """The indices of one Poisson batch; empty is an answer."""
+        return self.sampling.draw(population, self._rng)
+
+    def deterministic(self, batch: Batch) -> tuple[Tensor, ...]:
+        """Σ clip(∇ℓ_i), before noise. Private."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a batch makes a library say is a fact about the batch
+            try:
+                sums = self.engine.clipped_sum(batch)
+                self._small = self._count_small(rows_of(batch))
+            except Exception:
+                sums = self._row_by_row(batch)
+        if self.scaled is not None:
+            sums = tuple(part * self.scaled.max_norm for part in sums)
+        return sums
+
+    def _row_by_row(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The sum of the rows that can be differentiated; one broken record must not erase the others."""
+        total = [torch.zeros_like(parameter) for parameter in self.engine.parameters]
+        self._small = 0
+        for row in range(rows_of(batch)):
+            try:
+                sums = self.engine.clipped_sum(tuple(part[row : row + 1] for part in batch))
+            except Exception:
+                continue
+            total = [whole + part for whole, part in zip(total, sums, strict=True)]
+            self._small += self._count_small(1)
+        return tuple(total)
+
+    def _count_small(self, rows: int) -> int:
+        """How many of the last rows lie within the bound; private, and asked only where it will be noised."""
+        return int(self.engine.small_norms()) if self.adaptive is not None and rows else 0
+
+    def noise(self) -> tuple[Tensor, ...]:
+        """A fresh draw of what is added to the sum."""
+        return self.mechanism.draw([parameter.detach() for parameter in self.engine.parameters])
+
+    def gradient(self, batch: Batch) -> tuple[Tensor, ...]:
+        """(Σ clip(∇ℓ_i) + noise) / E in the parameters' own precision. This may be seen."""
+        noisy = self.mechanism.add(self.deterministic(batch))
+        released = tuple(
+            part.div_(self.expected_batch).to(parameter.dtype)
+            for part, parameter in zip(noisy, self.engine.parameters, strict=True)
+        )
+        if self.adaptive is not None and self.scaled is not None:
+            self.scaled.max_norm = self.adaptive.next_norm(
+                self.scaled.max_norm, small=self._small, batch=rows_of(batch), expected_batch=self.expected_batch
+            )
+            self.mechanism = self.mechanism.changed(
+                noise_multiplier=self.mechanism.noise_multiplier, sensitivity=self.scaled.max_norm
+            )
+        return released

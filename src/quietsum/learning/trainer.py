@@ -1,0 +1,329 @@
+"""Train one's own torch model on one's own records, privately.
+
+    trainer = PrivateTrainer(model, PrivacyConfig(epsilon=3.0, epochs=20, batch_size=256))
+    history = trainer.train(train_loader, val_loader, learning_rate=0.5)
+    print(trainer.guarantee())
+
+The whole run is planned before it starts (:mod:`quietsum.learning.config`), charged epoch by epoch before it is made,
+and made of :class:`~quietsum.learning.step.PrivateStep` alone. No loss, metric or count of protected records is
+computed, printed or returned: scores come from ``val_loader``, which you thereby declare unprotected, and say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError, positive, whole_number
+from quietsum.failpoints import reach
+from quietsum.learning.checked import CheckedStep, refuse_unsound, while_checking
+from quietsum.learning.checked_descent import MadeUp
+from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
+from quietsum.learning.engine import Loss, trainable
+from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
+from quietsum.learning.mixing import refuse_mixing
+from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
+from quietsum.learning.saving import TrainingBooks, load_model, read_checkpoint, save_model, write_checkpoint
+from quietsum.learning.step import PrivateStep, cross_entropy
+from quietsum.learning.wrapping import Records, build_step, rehearse
+from quietsum.mechanisms.rng import RandomSource
+from quietsum.privacy.guarantee import Guarantee
+
+__all__ = ["PrivateTrainer"]
+
+
+@final
+class PrivateTrainer:
+    """Private training of one model.
+
+    Guarantees: the weights are a function of Poisson-sampled noisy sums whose number and noise were fixed before the
+    first of them; :meth:`guarantee` states their cost. With a ``workspace`` each epoch is charged to its ledger before
+    it begins, a killed epoch stays charged, and a resumed run never costs more than its plan.
+
+    ``loss(model, batch)`` returns one value per example; cross entropy unless stated. ``dataset`` and ``party`` name
+    the data in the ledger; ``public`` says why nobody in it needs protection, if so. With a workspace, so many epochs
+    are charged and checkpointed together as ``checkpoint_every`` says, a twentieth of all unless stated: a kill loses
+    them. Before the first charge the step passes a self-check on made-up rows, unless ``selfcheck`` is False, which is
+    for models that passed the long one. ``rng`` is for tests.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: PrivacyConfig,
+        *,
+        loss: Loss = cross_entropy,
+        workspace: str | os.PathLike[str] | None = None,
+        run: str = "training",
+        dataset: str = "training-records",
+        party: str = "here",
+        public: str = "",
+        metrics: Callable[[nn.Module], Mapping[str, float]] | None = None,
+        watch: Callable[[Epoch], None] | None = None,
+        checkpoint_every: int | None = None,
+        selfcheck: bool = True,
+        rng: RandomSource | None = None,
+    ) -> None:
+        refuse_mixing(model)
+        self.model, self.config, self.loss = model, config, loss
+        _, self._parameters = trainable(model)
+        self._workspace, self._run = workspace, run
+        self._names = {"dataset": dataset, "party": party, "public": public}
+        self._metrics, self._watch, self._rng = metrics, watch, rng
+        self._device = self._parameters[0].device
+        self._spending: Spending | None = None
+        self._step: PrivateStep | None = None
+        self._averages: Averaged | None = None
+        self._optimizer: BoundOptimizer | None = None
+        self._books: TrainingBooks | None = None
+        self._shows_average = False
+        self._selfcheck = selfcheck
+        self._every = 1 if checkpoint_every is None else whole_number("checkpoint_every", checkpoint_every, 1)
+        self._every_stated = checkpoint_every is not None
+
+    # ------------------------------------------------------------------------------------------- training
+
+    def train(
+        self,
+        train_loader: Any,
+        val_loader: Iterable[Any] | None = None,
+        *,
+        num_epochs: int | None = None,
+        learning_rate: float = 0.1,
+        optimizer: str | OptimizerKind = "sgd",
+        resume: bool = False,
+        val_name: str = UNPROTECTED,
+    ) -> History:
+        """Run the plan, or what is left of it, and return what may be known.
+
+        ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset or a tuple of
+        tensors. ``val_loader`` holds records that nobody needs to protect: scores on them are free and are printed.
+        The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
+        done. ``resume`` goes on with a run of the workspace whose process has ended.
+        """
+        learning_rate = positive("learning_rate", learning_rate)
+        records = Records.of(train_loader, quiet=self._spending is not None)  # said once
+        if self._spending is None:
+            self._begin(records, num_epochs, optimizer, resume)
+        elif num_epochs is not None and num_epochs != self._spending.plan.epochs:
+            problem = f"is not the {self._spending.plan.epochs} that the schedule was fixed with"
+            raise InvalidParameter("num_epochs", num_epochs, problem, "make a new trainer, with a plan of its own")
+        assert self._spending is not None
+        if self._spending.left <= 0:
+            raise BudgetExhausted(
+                f"the plan's {self._spending.plan.steps} steps are done: ε = {self._spending.claim().epsilon:.4g} per "
+                "record is spent; keep the model, or make a new plan"
+            )
+        self._show_average(False)
+        found: list[Epoch] = []
+        try:
+            with _training(self.model):
+                while self._spending.left > 0:
+                    self._chunk(records, learning_rate)
+                    found.append(self._seen(val_loader, val_name))
+                    if self._watch is not None:
+                        self._watch(found[-1])
+        finally:
+            self._show_average(True)
+        plan = self._spending.plan
+        if self._books is not None:
+            save_model(self._books.model, self.model, self._about())
+            reach("train:model")
+        stopped = "budget" if plan.cut else "finished"
+        return History(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee())
+
+    def _begin(self, records: Records, epochs: int | None, optimizer: str | OptimizerKind, resume: bool) -> None:
+        """Plan, rehearse and open the books: everything that can be refused is refused here, before any charge."""
+        if resume and self._workspace is None:
+            problem = "needs a workspace: only a ledger remembers what a killed run has cost"
+            raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
+        with _training(self.model):
+            rehearse(self.model, self.loss, records, self._device)
+        plan = plan_training(self.config, size=len(records), epochs=epochs)
+        step = build_step(self.model, self.loss, self.config, plan, self._rng)
+        if self._selfcheck:
+            self._check(records, plan)
+        kind = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
+        self._optimizer = kind.bind(self._parameters)
+        if self.config.ema_decay is not None:
+            self._averages = Averaged(self._parameters, self.config.ema_decay)
+        charged = 0
+        if self._workspace is not None:
+            if not self._every_stated:
+                self._every = max(1, plan.epochs // 20)
+            size = sum(parameter.numel() for parameter in self._parameters)
+            self._books = TrainingBooks(
+                self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(size),
+                details={"parameters": size, "clipping": self.config.clipping, "noise": self.config.noise},
+                **self._names,
+            )  # fmt: skip
+            try:
+                charged = self._books.open(resume=resume)
+                if resume:
+                    self._restore(step, charged)
+            except BaseException:
+                self.close()
+                raise
+        self._step, self._spending = step, Spending(plan, charged)
+
+    def _check(self, records: Records, plan: TrainingPlan) -> None:
+        """Refuse a step that is not what it claims: its clip, noise and sampling are tried on made-up rows."""
+        rows = tuple(part.cpu().numpy() for part in records.made_up())
+        classes = 2
+        if self.loss is cross_entropy:
+            with torch.no_grad(), while_checking(self.model):
+                classes = int(self.model(records.made_up(self._device)[0]).shape[-1])
+        step = CheckedStep(
+            lambda: build_step(self.model, self.loss, self.config, plan), rows=MadeUp.like(rows, below=classes),
+            population=plan.size, name="the training step",
+        )  # fmt: skip
+        with _training(self.model):
+            refuse_unsound(step, self.model)
+
+    def _chunk(self, records: Records, learning_rate: float) -> None:
+        """Some epochs: reserved, made, committed, checkpointed. In that order."""
+        assert self._step is not None and self._spending is not None and self._optimizer is not None
+        step, spending = self._step, self._spending
+        stage, count = spending.plan.alike(spending.charged, self._every)
+        event = spending.plan.chunk_event(stage, count)
+        receipt = None if self._books is None else self._books.reserve(spending.charged, event, count)
+        spending.charge(count)
+        reach("train:reserved")
+        step.retune(
+            noise_multiplier=stage.noise_multiplier,
+            max_norm=stage.max_norm if step.scaled is not None and step.adaptive is None else None,
+        )
+        if step.event() != event.event:  # type: ignore[attr-defined]  # a Repeated
+            raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
+        for _ in range(count):
+            variance = (step.mechanism.noise_multiplier * step.sensitivity / step.expected_batch) ** 2
+            gradient = step.gradient(records.batch(step.sample(len(records)), self._device))
+            self._optimizer.step(gradient, learning_rate=learning_rate, noise_variance=variance)
+            if self._averages is not None:
+                self._averages.take()
+            reach("train:step")
+        if not all(bool(torch.isfinite(parameter).all()) for parameter in self._parameters):
+            problem = "made the weights overflow"
+            raise InvalidParameter("learning_rate", learning_rate, problem, "take smaller steps; the charge stands")
+        if self._books is not None and receipt is not None:
+            self._books.commit(receipt)
+            reach("train:committed")
+            write_checkpoint(self._books.checkpoint, self._parts(), {**self._about(), "clip": step.sensitivity})
+            reach("train:checkpointed")
+
+    def _seen(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
+        assert self._spending is not None and self._step is not None
+        plan = self._spending.plan
+        metrics: Mapping[str, float] = {}
+        if val_loader is not None or self._metrics is not None:
+            self._show_average(True)
+            was = self.model.training
+            self.model.eval()
+            try:
+                with torch.no_grad():
+                    if self._metrics is not None:
+                        metrics = dict(self._metrics(self.model))
+                    elif val_loader is not None:
+                        metrics = scores(self.model, self.loss, val_loader, self._device)
+            finally:
+                self.model.train(was)
+                self._show_average(False)
+        return Epoch(
+            epoch=-(-self._spending.charged // plan.steps_per_epoch), epochs=plan.epochs, steps=self._spending.charged,
+            spent=self._spending.so_far(), budget=plan.epsilon, metrics=metrics, metrics_on=val_name if metrics else "",
+            max_grad_norm=self._step.sensitivity,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------ privacy
+
+    @property
+    def plan(self) -> TrainingPlan | None:
+        """The plan, once training has begun."""
+        return None if self._spending is None else self._spending.plan
+
+    @property
+    def engine(self) -> str:
+        """The engine and why it was chosen, once training has begun."""
+        return "" if self._step is None else f"{self._step.engine.name}: {self._step.engine.why}"
+
+    def guarantee(self) -> Guarantee:
+        """What may be said about the model: the cost of the whole plan, however much of it ran."""
+        return self._begun().claim()
+
+    def get_privacy_spent(self) -> tuple[float, float]:
+        """(ε, δ) per record charged so far, if the schedule runs as planned. A killed epoch counts."""
+        spent = self._begun().so_far()
+        return spent.epsilon, spent.delta
+
+    def _begun(self) -> Spending:
+        if self._spending is None:
+            raise QuietsumError("nothing was trained yet, so there is nothing to guarantee; call train() first")
+        return self._spending
+
+    # ------------------------------------------------------------------------------------------- saving
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Model, plan and spend in one safetensors file."""
+        save_model(path, self.model, self._about())
+
+    def load(self, path: str | os.PathLike[str]) -> Guarantee:
+        """Fill the model from a file of :meth:`save`, and return the guarantee that came with it."""
+        return Guarantee.from_dict(load_model(path, self.model)["guarantee"])
+
+    def close(self) -> None:
+        """Let go of the ledger."""
+        if self._books is not None:
+            self._books.close()
+
+    def _about(self) -> dict[str, Any]:
+        spending = self._begun()
+        about: dict[str, Any] = {
+            "run": self._run, "plan": spending.plan.to_dict(), "charged_steps": spending.charged,
+            "spent": spending.so_far().to_dict(), "guarantee": spending.claim().to_dict(),
+        }  # fmt: skip
+        if self._books is not None:
+            about["head"] = self._books.ledger.head.to_dict()
+        return about
+
+    def _parts(self) -> dict[str, dict[str, Tensor]]:
+        assert self._optimizer is not None
+        parts = {"model": dict(self.model.state_dict()), "optimizer": self._optimizer.state()}
+        return parts if self._averages is None else {**parts, "average": self._averages.state()}
+
+    def _restore(self, step: PrivateStep, charged: int) -> None:
+        """Weights and memory of the last checkpoint; the generators start anew, as always."""
+        assert self._books is not None and self._optimizer is not None
+        saved = read_checkpoint(self._books.checkpoint)
+        if saved is None:  # killed in its first epoch
+            return
+        if saved.about["run"] != self._run or saved.about["charged_steps"] > charged:
+            raise CorruptState(f"{self._books.checkpoint} claims more than the ledger has charged, or another run")
+        try:
+            self.model.load_state_dict(saved.part("model"))
+        except RuntimeError as error:
+            raise CorruptState(f"the checkpoint holds another model: {str(error).splitlines()[-1].strip()}") from None
+        self._optimizer.restore(saved.part("optimizer"))
+        if self._averages is not None:
+            self._averages.restore(saved.part("average"))
+        if step.adaptive is not None:
+            step.retune(noise_multiplier=step.noise_multiplier, max_norm=float(saved.about["clip"]))
+
+    def _show_average(self, wanted: bool) -> None:
+        if self._averages is not None and wanted != self._shows_average:
+            self._averages.swap()
+            self._shows_average = wanted
+
+
+@contextlib.contextmanager
+def _training(model: nn.Module) -> Any:
+    was = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.train(was)

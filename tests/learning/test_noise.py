@@ -1,0 +1,188 @@
+"""The noise that torch training adds: its law, its scale, its freshness, and what it says about itself."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from quietsum import Gaussian, Laplace
+from quietsum.errors import InvalidParameter
+from quietsum.learning.noise import TorchNoise, fast_laplace, fast_normals, float_margin
+from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
+
+MANY = 1 << 18
+LIKE = [torch.zeros(7, 3), torch.zeros(5)]
+
+
+@pytest.fixture(autouse=True)
+def seeds_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+
+
+def source(seed: int = 1) -> RandomSource:
+    return randomness_for_tests(seed)
+
+
+def fits(values: torch.Tensor, law: str) -> bool:
+    return float(stats.kstest(values.numpy(), law).pvalue) > 1e-6
+
+
+def test_fast_normals_are_normal_and_the_test_would_see_three_percent_less_noise() -> None:
+    values = fast_normals(MANY, source())
+    assert values.dtype == torch.float64 and fits(values, "norm")
+    assert not fits(values * 0.97, "norm")  # the control
+
+
+def test_fast_normals_have_the_moments_and_no_correlation_between_the_halves_of_a_pair() -> None:
+    values = fast_normals(MANY, source(2))
+    deviation = 1 / math.sqrt(MANY)
+    assert abs(float(values.mean())) < 6 * deviation
+    assert abs(float(values.square().mean()) - 1) < 6 * math.sqrt(2) * deviation
+    assert abs(float(values.pow(4).mean()) - 3) < 6 * math.sqrt(96) * deviation
+    half = MANY // 2
+    for power in (1, 2):  # cosine and sine of one angle share a radius; squares would show a faulty one
+        left, right = values[:half] ** power, values[half:] ** power
+        together = float(np.corrcoef(left.numpy(), right.numpy())[0, 1])
+        assert abs(together) < 6 / math.sqrt(half)
+
+
+def test_fast_normals_reach_as_far_as_the_law_where_float32_normals_would_end() -> None:
+    class Extreme:
+        """A source whose words are the smallest and largest there are."""
+
+        def words(self, count: int) -> np.ndarray:
+            return np.full(count, 1 << 63, dtype=np.uint64)  # the sign bit alone: the smallest uniform
+
+    values = fast_normals(2, Extreme())  # type: ignore[arg-type]
+    assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 54 * math.log(2)), rel=1e-12)
+
+
+def test_an_odd_number_of_normals_is_an_odd_number() -> None:
+    assert fast_normals(7, source()).shape == (7,) and fast_normals(0, source()).shape == (0,)
+
+
+def test_fast_laplace_is_laplace_and_not_normal() -> None:
+    values = fast_laplace(MANY, source())
+    assert fits(values, "laplace") and not fits(values * 1.03, "laplace")
+    assert not fits(values / math.sqrt(2), "norm")
+
+
+@pytest.mark.parametrize("mode", ["fast", "secure"])
+def test_the_noise_added_has_the_scale_that_the_event_states(mode: str) -> None:
+    noise = TorchNoise(noise_multiplier=1.7, sensitivity=0.3, mode=mode, expected_batch=8.0, source=source(3))
+    sums = [torch.zeros(400, 400, dtype=torch.float64)]
+    added = noise.add(sums)[0]
+    scale = 1.7 * 0.3
+    if mode == "secure":
+        scale *= 1 + float_margin(torch.float64, 8.0) + 400 * 2.0**-24
+    assert fits(added.flatten() / scale, "norm") and not fits(added.flatten() / (scale * 0.97), "norm")
+    assert noise.event() == Gaussian(noise_multiplier=1.7)
+
+
+def test_draw_and_add_draw_from_the_same_law_and_never_the_same_numbers() -> None:
+    for mode in ("fast", "secure"):
+        noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0, mode=mode)
+        first, second = noise.draw(LIKE), noise.draw(LIKE)
+        assert [part.shape for part in first] == [part.shape for part in LIKE]
+        assert all(part.dtype == torch.float64 for part in first)
+        assert not any(bool((one == two).any()) for one, two in zip(first, second, strict=True))
+
+
+def test_secure_releases_lie_on_the_grid_and_fast_ones_do_not() -> None:
+    sums = [torch.linspace(-3, 3, 1000, dtype=torch.float32)]
+    on_grid = TorchNoise(noise_multiplier=1.0, sensitivity=0.25, mode="secure").add(sums)[0] / (0.25 * 2.0**-24)
+    assert bool((on_grid == on_grid.round()).all())
+    off_grid = TorchNoise(noise_multiplier=1.0, sensitivity=0.25).add(sums)[0] / (0.25 * 2.0**-24)
+    assert not bool((off_grid == off_grid.round()).all())
+
+
+def test_secure_noise_covers_what_rounding_adds_to_the_sensitivity() -> None:
+    """Two sums that differ by a vector of norm C, rounded to the grid, differ by no more than the noise covers."""
+    rng = np.random.default_rng(5)
+    noise = TorchNoise(noise_multiplier=2.0, sensitivity=1.0, mode="secure", expected_batch=1.0)
+    coordinates = 10_000
+    like = [torch.zeros(coordinates, dtype=torch.float64)]
+    width, scale = noise._grid(like)
+    covered = scale / 2.0
+    worst = 0.0
+    for _ in range(20):
+        total = rng.normal(size=coordinates)
+        more = rng.normal(size=coordinates)
+        more /= np.linalg.norm(more)
+        moved = np.rint((total + more) / width) - np.rint(total / width)
+        worst = max(worst, float(np.linalg.norm(moved)))
+    assert 1 / width < worst <= covered  # rounding does add something, and it is covered
+
+
+def test_the_margin_grows_with_the_batch_and_shrinks_with_precision() -> None:
+    assert float_margin(torch.float32, 4096) > float_margin(torch.float32, 64) > float_margin(torch.float64, 4096)
+    assert float_margin(torch.float32, 256) < 0.01
+
+
+def test_a_float32_sum_of_clipped_rows_stays_within_the_margin() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(512, 300, generator=generator, dtype=torch.float64)
+    rows = (rows / rows.norm(dim=1, keepdim=True)).abs()  # all on one side, so that partial sums are large
+    single = rows.to(torch.float32)
+    error = float((single.sum(0).double() - single.double().sum(0)).norm())
+    assert error <= float_margin(torch.float32, 256)  # 512 is within twice the expected batch
+
+
+def test_noise_touches_no_generator_of_torch_or_numpy() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before = torch.get_rng_state().clone()
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    first = noise.draw(LIKE)[0]
+    assert bool((torch.get_rng_state() == before).all())
+    torch.manual_seed(0)
+    assert not bool((noise.draw(LIKE)[0] == first).any())
+
+
+def test_noise_cannot_be_saved() -> None:
+    with pytest.raises(TypeError, match="never copied or saved"):
+        pickle.dumps(TorchNoise(noise_multiplier=1.0, sensitivity=1.0)._source)
+    with pytest.raises(TypeError):
+        pickle.dumps(TorchNoise(noise_multiplier=1.0, sensitivity=1.0))
+
+
+def test_only_secure_noise_goes_without_a_label_and_pays_for_its_failure() -> None:
+    fast = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    secure = TorchNoise(noise_multiplier=1.0, sensitivity=1.0, mode="secure")
+    assert fast.label == "not floating-point safe" and fast.failure(10**9) == 0.0
+    assert secure.label == "" and 0 < secure.failure(10**9) < 1e-28
+
+
+def test_laplace_noise_states_a_laplace_event_and_has_no_secure_mode() -> None:
+    noise = TorchNoise(noise_multiplier=2.0, sensitivity=0.5, law="laplace", source=system_randomness())
+    assert noise.event() == Laplace(noise_multiplier=2.0)
+    with pytest.raises(InvalidParameter, match="L1"):
+        TorchNoise(noise_multiplier=2.0, sensitivity=0.5, law="laplace", mode="secure")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"noise_multiplier": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": float("nan")},
+        {"noise_multiplier": 1e30}, {"sensitivity": 0.0}, {"sensitivity": float("inf")}, {"law": "cauchy"},
+        {"mode": "slow"}, {"expected_batch": 0.0},
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(InvalidParameter):
+        TorchNoise(**{"noise_multiplier": 1.0, "sensitivity": 1.0, **bad})  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_noise_on_a_gpu_is_float64_and_fresh() -> None:
+    like = [torch.zeros(1000, device="cuda")]
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    torch.manual_seed(0)
+    first = noise.draw(like)[0]
+    torch.manual_seed(0)
+    assert first.dtype == torch.float64 and first.is_cuda and not bool((noise.draw(like)[0] == first).any())

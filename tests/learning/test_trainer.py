@@ -1,0 +1,446 @@
+"""The trainer: what it promises, what it refuses, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from quietsum import ExactAccountant, Gaussian, Neighbours, PoissonSampled, Repeated
+from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.learning.checked import ClaimContradicted
+from quietsum.learning.config import PrivacyConfig, plan_training
+from quietsum.learning.engine import Batch
+from quietsum.learning.history import Epoch, progress_line
+from quietsum.learning.noise import TorchNoise
+from quietsum.learning.schedules import Growing, Stepwise
+from quietsum.learning.step import cross_entropy
+from quietsum.learning.trainer import PrivateTrainer
+from quietsum.learning.wrapping import Records, make_private
+
+ROWS = 400
+
+
+def records(count: int = ROWS) -> Batch:
+    """Two clouds, far apart."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(count) % 2
+    return torch.randn(count, 3, generator=generator) + 3.0 * labels[:, None], labels
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def config(**values: Any) -> PrivacyConfig:
+    return PrivacyConfig(**{"epsilon": 4.0, "epochs": 4, "batch_size": 40, "max_grad_norm": 0.5, **values})
+
+
+def train(model: nn.Module | None = None, data: Any = None, **values: Any) -> tuple[PrivateTrainer, Any]:
+    trainer = PrivateTrainer(network() if model is None else model, config(**values), selfcheck=False)
+    return trainer, trainer.train(records() if data is None else data, learning_rate=1.0)
+
+
+# --------------------------------------------------------------------------------------------- it learns, at a price
+
+
+def test_it_learns_and_states_what_an_accountant_says_of_its_steps() -> None:
+    trainer = PrivateTrainer(network(), config(ema_decay=0.8))
+    history = trainer.train(records(), records(100), learning_rate=1.0, optimizer="momentum")
+    assert history.metrics["accuracy"] > 0.9
+    plan = trainer.plan
+    assert plan is not None and (plan.rate, plan.steps) == (0.1, 40)
+    step = PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=plan.stages[0].noise_multiplier))
+    told = ExactAccountant(neighbours=Neighbours.ZERO_OUT).compose(Repeated(times=40, event=step))
+    assert trainer.guarantee().epsilon == told.epsilon(delta=plan.delta).epsilon <= 4.0
+    assert trainer.guarantee().epsilon > 3.99
+    assert plan.delta == 1 / (10 * ROWS)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"clipping": "per-layer"}, {"clipping": "automatic"}, {"clipping": "adaptive", "count_noise": 4.0},
+        {"noise": "secure"}, {"engine": "vmap"}, {"micro_batch": 7}, {"schedule": Growing(noise=1.5, clip=0.5)},
+        {"schedule": Stepwise(every=2, noise=0.8)}, {"noise_type": "laplace", "max_grad_norm": 2.0},
+        {"privacy_accounting": "rdp"}, {"privacy_accounting": "moments"},
+    ],
+)  # fmt: skip
+def test_every_setting_trains_within_its_budget(values: dict[str, Any]) -> None:
+    trainer, history = train(**values)
+    assert 3.0 < trainer.guarantee().epsilon <= 4.0 and history.stopped == "finished"
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "dp-adam"])
+def test_every_optimizer_moves_the_weights(optimizer: str) -> None:
+    model, before = network(), network()
+    PrivateTrainer(model, config(epochs=1)).train(records(), learning_rate=0.1, optimizer=optimizer)
+    assert not torch.equal(next(model.parameters()), next(before.parameters()))
+
+
+def test_the_average_is_what_is_shown_and_released() -> None:
+    model = network()
+    trainer = PrivateTrainer(model, config(ema_decay=0.9, epochs=1))
+    trainer.train(records(), learning_rate=1.0)
+    assert trainer._averages is not None
+    raw = trainer._averages._means[0]  # swapped: the average holds the raw weights now
+    assert not torch.equal(next(model.parameters()), raw)
+
+
+# ------------------------------------------------------------------------------------------------------- budgets
+
+
+def test_with_noise_and_budget_given_it_stops_before_the_step_that_would_overspend() -> None:
+    trainer, history = train(noise_multiplier=1.0, epochs=40)
+    plan = trainer.plan
+    assert plan is not None and history.stopped == "budget" and 0 < plan.steps < 400
+    step = PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=1.0))
+    for steps, within in ((plan.steps, True), (plan.steps + 1, False)):
+        spent = ExactAccountant().compose(step, steps).epsilon(delta=plan.delta).epsilon
+        assert (spent <= 4.0) is within
+
+
+def test_with_noise_alone_it_runs_through_and_says_what_it_cost() -> None:
+    trainer, history = train(epsilon=None, noise_multiplier=0.6, epochs=2)
+    assert history.stopped == "finished" and trainer.guarantee().epsilon > 4.0
+
+
+def test_a_finished_plan_has_nothing_left_and_a_schedule_is_fixed_by_the_first_call() -> None:
+    trainer, _ = train(epochs=1)
+    with pytest.raises(BudgetExhausted, match="new plan"):
+        trainer.train(records())
+    other = PrivateTrainer(network(), config(epochs=3))
+    other.train(records(), num_epochs=2)
+    with pytest.raises(InvalidParameter, match="num_epochs"):
+        other.train(records(), num_epochs=3)
+
+
+def test_an_interrupted_run_claims_its_whole_plan_and_has_spent_what_was_charged() -> None:
+    seen: list[Epoch] = []
+
+    def stop(epoch: Epoch) -> None:
+        seen.append(epoch)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    trainer = PrivateTrainer(network(), config(), watch=stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(records())
+    spent, _ = trainer.get_privacy_spent()
+    assert spent == seen[1].spent.epsilon < trainer.guarantee().epsilon
+    assert "however much of it ran" in trainer.guarantee().method and trainer.guarantee().epsilon_lower == 0
+    history = trainer.train(records())
+    assert len(history.epochs) == 2 and "however" not in history.guarantee.method
+
+
+def test_unreachable_budgets_are_refused_with_what_is_reachable() -> None:
+    with pytest.raises(PlanRefused, match=r"ε = [0-9.]+ is reachable") as refused:
+        train(epsilon=0.001)
+    reachable = float(str(refused.value).split("settings ε = ")[1].split(" is")[0])
+    assert plan_training(config(epsilon=reachable), size=ROWS).forecast.epsilon <= reachable
+    with pytest.raises(PlanRefused, match="one step"):
+        train(epsilon=0.01, noise_multiplier=0.5)
+
+
+# --------------------------------------------------------------------------------------------- the self-check
+
+
+def test_before_training_the_step_is_checked_on_made_up_rows_and_too_little_noise_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = TorchNoise.draw
+    monkeypatch.setattr(TorchNoise, "draw", lambda self, like: tuple(part / 2 for part in honest(self, like)))
+    with pytest.raises(ClaimContradicted, match="T3"):
+        PrivateTrainer(network(), config(), workspace=tmp_path).train(records())
+    assert not (tmp_path / "ledger.db").exists()
+    monkeypatch.setattr(TorchNoise, "draw", honest)
+    trainer = PrivateTrainer(network(), config(epochs=1), workspace=tmp_path)  # the control
+    trainer.train(records())
+    trainer.close()
+
+
+# --------------------------------------------------------------------------------------------- what is public
+
+
+def test_a_size_that_is_counted_names_zero_out_and_one_that_is_declared_add_or_remove() -> None:
+    assert train(epochs=1)[0].guarantee().neighbours is Neighbours.ZERO_OUT
+    assert train(epochs=1, public_size=ROWS)[0].guarantee().neighbours is Neighbours.ADD_REMOVE
+    with pytest.raises(InvalidParameter, match="public_size"):
+        train(neighbours=Neighbours.ADD_REMOVE)
+    assert train(epochs=1, neighbours=Neighbours.REPLACE_ONE)[0].guarantee().neighbours is Neighbours.REPLACE_ONE
+
+
+def test_with_a_declared_size_another_record_changes_no_public_number() -> None:
+    plans = [train(data=records(count), epochs=1, public_size=ROWS)[0].plan for count in (ROWS, ROWS + 1, ROWS - 1)]
+    assert plans[0] == plans[1] == plans[2]
+    counted = [plan_training(config(), size=count) for count in (ROWS, ROWS + 1)]
+    assert counted[0] != counted[1]  # the control
+
+
+def test_history_says_on_which_data_its_scores_stand_and_holds_no_other_number() -> None:
+    trainer = PrivateTrainer(network(), config(epochs=2))
+    history = trainer.train(records(), records(50))
+    assert {epoch.metrics_on for epoch in history.epochs} == {"validation data declared unprotected"}
+    blind = PrivateTrainer(network(), config(epochs=2)).train(records())
+    assert [dict(epoch.metrics) for epoch in blind.epochs] == [{}, {}]
+    names = {field.name for field in dataclasses.fields(Epoch)}
+    assert names == {"epoch", "epochs", "steps", "spent", "budget", "metrics", "metrics_on", "max_grad_norm"}
+
+
+def test_the_progress_line_says_epsilon_of_the_budget_per_record_and_the_data() -> None:
+    trainer = PrivateTrainer(network(), config(epochs=2))
+    line = progress_line(trainer.train(records(), records(50)).epochs[-1])
+    assert line.startswith("epoch 2/2 · ε 4.00 of 4 per record · accuracy 0.")
+    assert line.endswith("on validation data declared unprotected")
+
+
+def test_nothing_is_printed_and_no_warning_depends_on_a_record(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs, labels = records()
+    inputs[3] = math.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer, _ = train(data=(inputs, labels))
+    assert capsys.readouterr() == ("", "")
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+
+
+def test_fast_noise_is_labelled_and_nothing_here_is_called_certified() -> None:
+    assert any("floating-point" in told for told in train(epochs=1)[0].guarantee().warnings)
+    secure = train(epochs=1, noise="secure")[0].guarantee()
+    assert not secure.warnings and not secure.certified
+
+
+# --------------------------------------------------------------------------------------------------- loaders
+
+
+class Rows(Dataset[Any]):
+    """A data set that is no tensor; one record cannot be read and one has another shape."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.inputs, self.labels = records()
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if self.broken and index == 5:
+            raise OSError("a secret of record 5")
+        if self.broken and index == 6:
+            return torch.zeros(9), 1
+        return self.inputs[index], int(self.labels[index])
+
+
+def test_a_shuffled_loader_is_replaced_by_poisson_batches_and_that_is_said() -> None:
+    loader = DataLoader(TensorDataset(*records()), batch_size=16, shuffle=True)
+    trainer = PrivateTrainer(network(), config(epochs=1))
+    with pytest.warns(UserWarning, match="replaced by Poisson"):
+        trainer.train(loader)
+    assert trainer.plan is not None and trainer.plan.expected_batch == 40  # the config's, not the loader's
+
+
+def test_any_data_set_with_records_by_number_trains_and_broken_records_are_silent() -> None:
+    _, history = train(data=Rows(broken=True), epochs=1)
+    assert history.stopped == "finished"
+    found = Records.of(Rows(broken=True)).batch(np.array([4, 5, 6, 7]))
+    assert [tuple(part.shape) for part in found] == [(2, 3), (2,)]
+    empty = Records.of(Rows()).batch(np.array([], dtype=np.int64))
+    assert [tuple(part.shape) for part in empty] == [(0, 3), (0,)]
+
+
+def test_a_record_that_breaks_a_collate_function_is_left_out_alone() -> None:
+    def fussy(rows: list[Any]) -> tuple[Tensor, Tensor]:
+        if any(float(row[0].abs().max()) > 100 for row in rows):
+            raise ValueError("a secret")
+        return torch.stack([row[0] for row in rows]), torch.tensor([row[1] for row in rows])
+
+    data = Rows()
+    data.inputs[7] = 1000.0
+    found = Records.of(DataLoader(data, collate_fn=fussy), quiet=True).batch(np.array([6, 7, 8]))
+    assert torch.equal(found[0], data.inputs[[6, 8]])
+
+
+def test_a_stream_without_records_by_number_is_refused() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([])
+
+    with pytest.raises(InvalidParameter, match="own coin"):
+        train(data=Stream())
+
+
+# ------------------------------------------------------------------------------------------------- bad input
+
+
+def averaged(model: nn.Module, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def centred(model: nn.Module, batch: Batch) -> Tensor:
+    losses = cross_entropy(model, batch)
+    return losses - losses.mean()
+
+
+class Mixer(nn.Module):
+    """Subtracts the mean over the batch: no module that one would know by its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+
+    def forward(self, values: Tensor) -> Tensor:
+        found: Tensor = self.inner(values - values.mean(0))
+        return found
+
+
+def batch_normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def frozen() -> nn.Module:
+    return network().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "data", "lesson"),
+    [
+        (network, cross_entropy, (records()[0], records()[1] + 1), "lie outside 0 … 1"),
+        (network, cross_entropy, (records()[0], records()[1] - 1), "lie outside 0 … 1"),
+        (network, cross_entropy, (torch.randn(ROWS, 7), records()[1]), "cannot read made-up records"),
+        (network, cross_entropy, (records()[0], torch.rand(ROWS)), "whole-number label"),
+        (network, cross_entropy, (records()[0], records()[1][:50]), "unequal length"),
+        (network, averaged, records(), "one value per example"),
+        (network, centred, records(), "mixes examples"),
+        (Mixer, cross_entropy, records(), "mixes examples"),
+        (frozen, cross_entropy, records(), "no trainable parameter"),
+        (batch_normed, cross_entropy, records(), "GroupNorm"),
+        (network, cross_entropy, (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64)), "no records"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_refused_with_a_lesson_before_anything_is_charged(
+    model: Any, loss: Any, data: Any, lesson: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidParameter, match=lesson) as refused:
+        PrivateTrainer(model(), config(), loss=loss, workspace=tmp_path).train(data)
+    assert "tensor(" not in str(refused.value)
+    assert not (tmp_path / "ledger.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "lesson"),
+    [
+        ({"epsilon": None}, "both missing"), ({"epsilon": -1.0}, "greater than 0"), ({"delta": 0.01}, "1/n"),
+        ({"batch_size": 401}, "more than the 400"), ({"epochs": 0}, "at least 1"), ({"noise_type": "cauchy"}, "choose"),
+        ({"privacy_accounting": "guess"}, "choose"), ({"clipping": "none"}, "choose"), ({"engine": "magic"}, "engine"),
+        ({"noise": "quick"}, "choose"), ({"ema_decay": 1.0}, "ema_decay"), ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        ({"noise_type": "laplace", "clipping": "per-layer"}, "L1"),
+        ({"noise_type": "laplace", "noise": "secure"}, "fast"),
+        ({"clipping": "adaptive", "schedule": Growing(clip=2.0)}, "constant"), ({"epsilon": float("nan")}, "finite"),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(values: dict[str, Any], lesson: str) -> None:
+    with pytest.raises(InvalidParameter, match=lesson):
+        train(**values)
+
+
+def test_a_learning_rate_that_overflows_says_that_the_charge_stands() -> None:
+    with pytest.raises(InvalidParameter, match="the charge stands"):
+        trainer = PrivateTrainer(network(), config(epochs=1, max_grad_norm=1e3))
+        trainer.train(records(), learning_rate=3e38)
+    assert trainer.get_privacy_spent()[0] > 0
+
+
+def test_before_training_there_is_nothing_to_guarantee() -> None:
+    with pytest.raises(QuietsumError, match="train"):
+        PrivateTrainer(network(), config()).guarantee()
+
+
+# ---------------------------------------------------------------------------------------------------- files
+
+
+def test_model_plan_and_spend_are_saved_together_and_come_back(tmp_path: Path) -> None:
+    trainer, _ = train(epochs=1)
+    trainer.save(tmp_path / "model.safetensors")
+    other = PrivateTrainer(network(seed=9), config())
+    guarantee = other.load(tmp_path / "model.safetensors")
+    assert guarantee == trainer.guarantee()
+    for one, two in zip(trainer.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+    from safetensors import safe_open
+
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["quietsum"])
+    assert about["plan"]["expected_batch"] == 40 and about["spent"]["unit"] == "record"
+
+
+def test_a_file_that_was_altered_or_holds_another_model_is_refused(tmp_path: Path) -> None:
+    trainer, _ = train(epochs=1)
+    path = tmp_path / "model.safetensors"
+    trainer.save(path)
+    with pytest.raises(CorruptState, match="another model"):
+        PrivateTrainer(nn.Linear(3, 2), config()).load(path)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptState, match="not what was saved"):
+        trainer.load(path)
+    path.write_bytes(bytes(content)[:-10])
+    with pytest.raises(CorruptState):
+        trainer.load(path)
+
+
+# ------------------------------------------------------------------------------------------- a loop by hand
+
+
+def private_loop(**values: Any) -> tuple[nn.Module, Any, Any]:
+    model = network()
+    return make_private(model, torch.optim.SGD(model.parameters(), lr=1.0), records(), config=config(**values))
+
+
+def test_a_loop_by_hand_spends_exactly_its_plan() -> None:
+    model, optimizer, loader = private_loop(epochs=3)
+    before = [p.detach().clone() for p in model.parameters()]
+    sizes = []
+    for _ in range(3):
+        for inputs, _labels in loader:
+            sizes.append(len(inputs))
+            optimizer.step()
+    assert len(sizes) == 30 and len(set(sizes)) > 5
+    assert 3.9 < optimizer.guarantee().epsilon <= 4.0 and optimizer.get_privacy_spent()[0] <= 4.0
+    assert not torch.equal(before[0], next(model.parameters()))
+    with pytest.raises(BudgetExhausted):
+        next(iter(loader))
+
+
+def test_a_batch_that_was_drawn_must_be_used_once_and_with_our_gradient() -> None:
+    model, optimizer, loader = private_loop()
+    with pytest.raises(QuietsumError, match="not used"):
+        for _ in loader:
+            pass
+    _, optimizer, loader = private_loop()
+    with pytest.raises(QuietsumError, match="no drawn batch"):
+        optimizer.step()
+    model, optimizer, loader = private_loop()
+    for inputs, labels in loader:
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        with pytest.raises(QuietsumError, match=r"leave out loss\.backward"):
+            optimizer.step()
+        break
+
+
+def test_drawing_is_charging() -> None:
+    _, optimizer, loader = private_loop()
+    assert optimizer.get_privacy_spent()[0] == 0
+    next(iter(loader))
+    assert optimizer.get_privacy_spent()[0] > 0
