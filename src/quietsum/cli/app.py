@@ -24,7 +24,9 @@ from quietsum.cli.new import new
 from quietsum.cli.plan import plan
 from quietsum.cli.run import run
 from quietsum.cli.runs import compare, runs, show
+from quietsum.cli.selfcheck import selfcheck
 from quietsum.cli.spend import spend
+from quietsum.cli.train import train
 from quietsum.errors import QuietsumError
 
 __all__ = ["app"]
@@ -136,6 +138,8 @@ TRAIN, LOOK, ACCOUNT = "Train", "Look", "Account"
 app.command(rich_help_panel=TRAIN)(new)
 app.command(rich_help_panel=TRAIN)(plan)
 app.command(rich_help_panel=TRAIN)(run)
+app.command(rich_help_panel=TRAIN)(train)
+app.command(rich_help_panel=TRAIN)(selfcheck)
 app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(compare)

@@ -81,12 +81,18 @@ class Workspace:
 
     def has_runs(self) -> bool:
         """Whether runs lie here that a ledger must know of."""
-        return any(True for _ in self.runs.glob("*/run.json"))
+        return any(True for _ in (*self.runs.glob("*/run.json"), *self._trainings()))
+
+    def _trainings(self) -> list[Path]:
+        """The checkpoints of trainings at one site, which pay from the same ledger."""
+        return sorted((self.path / "training").glob("*/checkpoint.safetensors"))
 
     def anchors(self) -> Iterator[tuple[Path, Head]]:
-        """Every signed head that a run has kept: in its checkpoints, its model and its report."""
+        """Every signed head that a run or a training has kept: in its checkpoints, its model and its report."""
         from quietsum.runs.checkpoint import head_of
 
+        for path in self._trainings():
+            yield path, head_of(path)
         for folder in self.folders():
             for path in (*sorted(folder.checkpoints.glob("round-*.safetensors")), folder.model):
                 if path.is_file():

@@ -185,7 +185,7 @@ def _ledger_in(workspace: Workspace, *, create: bool) -> Ledger:
     """The workspace's ledger, a new one only where nothing was ever run."""
     if workspace.has_runs() and not workspace.ledger.exists():
         raise LedgerBroken(
-            f"{workspace.ledger} is gone, and {workspace.runs} holds runs that were paid from it",
+            f"{workspace.ledger} is gone, and the workspace holds runs that were paid from it",
             remedy="put the ledger back from a copy; without it nobody knows what was spent",
         )
     return Ledger.open(workspace.ledger, create=create)

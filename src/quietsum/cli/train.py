@@ -1,0 +1,229 @@
+"""``quietsum train``: one site, one model, every epoch paid for first."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli import options as opt
+from quietsum.cli.output import bounds, facts, print_json, print_next
+from quietsum.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from quietsum.learning.history import Epoch, History
+    from quietsum.learning.trainer import PrivateTrainer
+    from quietsum.runs.folder import Workspace
+    from quietsum.tasks.torch_protocol import TorchTask
+
+__all__ = ["train"]
+
+TaskOption = Annotated[
+    str | None, typer.Option("--task", metavar="NAME", help="digits, mnist or my_module:MyTask.", show_default=False)
+]
+EpsilonOption = Annotated[
+    float | None,
+    typer.Option("--epsilon", "-e", metavar="ε", help="What one record may cost.", show_default=False),
+]
+DeltaOption = Annotated[
+    float | None, typer.Option("--delta", "-d", metavar="δ", help="\\[default: 1/(10 n)]", show_default=False)
+]
+EpochsOption = Annotated[
+    int | None, typer.Option("--epochs", metavar="N", help="\\[default: the task's]", show_default=False)
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option("--batch-size", metavar="N", help="Expected batch. \\[default: the task's]", show_default=False),
+]
+RateOption = Annotated[
+    float | None, typer.Option("--learning-rate", metavar="R", help="\\[default: the task's]", show_default=False)
+]
+NormOption = Annotated[
+    float | None,
+    typer.Option("--max-grad-norm", metavar="C", help="Clip norm. \\[default: the task's]", show_default=False),
+]
+EngineOption = Annotated[
+    str,
+    typer.Option("--engine", metavar="NAME", help="auto, bookkeeping, vmap, opacus, opacus-ghost or naive."),
+]
+NoiseModeOption = Annotated[str, typer.Option("--noise", metavar="MODE", help="fast, or secure: on an integer grid.")]
+FixOption = Annotated[bool, typer.Option("--fix", help="Replace batch norms by group norms.")]
+ResumeOption = Annotated[
+    str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.", show_default=False)
+]
+
+
+def train(
+    task: TaskOption = None,
+    epsilon: EpsilonOption = None,
+    delta: DeltaOption = None,
+    epochs: EpochsOption = None,
+    batch_size: BatchOption = None,
+    learning_rate: RateOption = None,
+    max_grad_norm: NormOption = None,
+    engine: EngineOption = "auto",
+    noise: NoiseModeOption = "fast",
+    fix: FixOption = False,
+    workspace: opt.WorkspaceOption = None,
+    resume: ResumeOption = None,
+    as_json: opt.JsonOption = False,
+) -> int:
+    """Train one model on one site's records, privately.
+
+    Example: quietsum train --task digits --epsilon 3
+
+    The noise is calibrated so that the whole run costs ε per record; every
+    epoch is charged to the workspace's ledger before it begins.
+    """
+    from quietsum.runs.folder import Workspace
+    from quietsum.tasks.trainable import trainable_task
+
+    place = Workspace.at(workspace)
+    if resume is not None:
+        typed = {
+            "--task": task, "--epsilon": epsilon, "--delta": delta, "--epochs": epochs, "--batch-size": batch_size,
+            "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm,
+        }  # fmt: skip
+        given = [name for name, value in typed.items() if value is not None]
+        if given:
+            raise InvalidParameter("resume", resume, f"stands beside {', '.join(given)}", "a run keeps its plan")
+        chosen = _saved(place, resume)
+    else:
+        if task is None or epsilon is None:
+            missing = "task" if task is None else "epsilon"
+            raise InvalidParameter(missing, None, "is missing", "quietsum train --task digits --epsilon 3")
+        chosen = {
+            "task": task, "engine": engine, "noise": noise, "fix": fix, "learning_rate": learning_rate,
+            "config": {
+                "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,
+                "max_grad_norm": max_grad_norm,
+            },
+        }  # fmt: skip
+    return _go(trainable_task(chosen["task"]), chosen, place, workspace, resume, as_json)
+
+
+def _go(
+    work: TorchTask, chosen: dict[str, Any], place: Workspace, workspace: str | None, resume: str | None, as_json: bool
+) -> int:
+    from quietsum.learning.config import PrivacyConfig
+    from quietsum.learning.mixing import fix_batch_norm
+    from quietsum.learning.trainer import PrivateTrainer
+    from quietsum.runs.folder import new_name
+
+    _check_ledger(place)
+    settings = work.settings
+    stated = {name: value for name, value in chosen["config"].items() if value is not None}
+    config = PrivacyConfig(
+        **{**settings.training, "public_size": work.size, **stated}, engine=chosen["engine"], noise=chosen["noise"]
+    )
+    rate = settings.learning_rate if chosen["learning_rate"] is None else chosen["learning_rate"]
+    model = fix_batch_norm(work.model()) if chosen["fix"] else work.model()
+    run = resume or new_name(work.name)
+    where = work.evaluate(model).on
+    screen = _Screen(quiet=as_json)
+    trainer = PrivateTrainer(
+        model, config, loss=work.loss, workspace=place.path, run=run, dataset=work.name, public=work.public,
+        metrics=lambda trained: work.evaluate(trained).values, watch=screen.saw,
+    )  # fmt: skip
+    if not as_json:
+        print(textwrap.fill(f"{work.title}: {work.size} records; scores stand on {where}", 80))
+        if work.public:
+            print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
+        print(f"run {run}" + (" goes on after its last checkpoint" if resume else ""))
+    records = work.records()
+    if resume is None:
+        folder = place.path / "training" / run
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "options.json").write_text(json.dumps(chosen, indent=2) + "\n", encoding="utf-8")
+    try:
+        history = trainer.train(
+            records,
+            learning_rate=rate,
+            optimizer=settings.optimizer,
+            resume=resume is not None,
+            val_name="the public hold-out",
+        )
+        _finish(trainer, history, run, place, workspace, where, as_json)
+    finally:
+        trainer.close()
+    return 0
+
+
+def _check_ledger(place: Workspace) -> None:
+    """A ledger that was rolled back behind the workspace's federated runs pays for nothing."""
+    if place.has_runs() and place.ledger.is_file():
+        from quietsum.ledger import Ledger
+        from quietsum.runs.run import check_anchors
+
+        with Ledger.open(place.ledger, read_only=True) as ledger:
+            check_anchors(ledger, place)
+
+
+def _saved(place: Workspace, run: str) -> dict[str, Any]:
+    path = place.path / "training" / run / "options.json"
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return values
+    except FileNotFoundError:
+        folder = place.path / "training"
+        known = ", ".join(sorted(p.parent.name for p in folder.glob("*/options.json"))) or "none yet"
+        raise InvalidParameter("resume", run, f"is no training run in {place.path}", f"known: {known}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidParameter("resume", run, f"has options that cannot be read ({error})", "restore them") from None
+
+
+class _Screen:
+    """A line on a terminal that is written over, and a plain line for about every tenth epoch elsewhere."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._live = quiet, sys.stdout.isatty()
+
+    def saw(self, epoch: Epoch) -> None:
+        from quietsum.learning.history import progress_line
+
+        if self._quiet:
+            return
+        line = progress_line(epoch)[:80]
+        last = epoch.epoch == epoch.epochs
+        if self._live:
+            print(f"\r{line:<80}", end="\n" if last else "", flush=True)
+        elif last or epoch.epoch % max(1, epoch.epochs // 10) == 0:
+            print(line)
+
+
+def _finish(
+    trainer: PrivateTrainer,
+    history: History,
+    run: str,
+    place: Workspace,
+    workspace: str | None,
+    where: str,
+    as_json: bool,
+) -> None:
+    guarantee, plan = history.guarantee, trainer.plan
+    assert plan is not None
+    model = place.path / "training" / run / "model.safetensors"
+    last = history.epochs[-1]
+    if as_json:
+        print_json({
+            "run": run, "model": str(model), "engine": trainer.engine, "stopped": history.stopped,
+            "guarantee": guarantee.to_dict(), "plan": plan.to_dict(),
+            "metrics": [{"name": n, "value": v, "on": where} for n, v in last.metrics.items()],
+        })  # fmt: skip
+        return
+    print()
+    print(f"{bounds(guarantee)} per record at δ = {guarantee.delta:.3g}")
+    for name, text in facts(guarantee):
+        print(textwrap.fill(f"{name:<11} {text}", 80, subsequent_indent=" " * 12))
+    steps = f"{plan.steps} of {plan.expected_batch:g} expected records, noise multiplier "
+    print(f"{'steps':<11} {steps}{plan.stages[0].noise_multiplier:.4g}")
+    print(textwrap.fill(f"{'engine':<11} {trainer.engine}", 80, subsequent_indent=" " * 12))
+    for warning in guarantee.warnings:
+        print(textwrap.fill(f"{'warning':<11} {warning}", 80, subsequent_indent=" " * 12))
+    for name, value in last.metrics.items():
+        print(f"{name:<11} {value:.4f} on {where}")
+    print(f"wrote {model}")
+    print_next(["ledger", "show", *([] if workspace is None else ["--workspace", workspace])])

@@ -1,0 +1,72 @@
+"""What a torch task is: a model, one loss per example, protected records, and a score on data that nobody protects.
+
+The same promises as in :mod:`quietsum.tasks.protocol`: sizes are declared, features are computed from one row and
+public constants, and ``evaluate`` never looks at protected records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from quietsum.tasks.protocol import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+__all__ = ["Settings", "TorchTask"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a task is best trained, chosen without its test rows; ``training`` is what PrivacyConfig takes besides ε."""
+
+    learning_rate: float
+    optimizer: str
+    training: dict[str, Any]
+
+
+class TorchTask(Protocol):
+    """All that a torch user writes."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """One line for people."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The declared, public number of training records."""
+        ...
+
+    @property
+    def public(self) -> str:
+        """Why nobody in the records needs protection; empty where somebody does."""
+        ...
+
+    @property
+    def settings(self) -> Settings:
+        """Batch, epochs, clip and learning rate to begin with."""
+        ...
+
+    def model(self) -> nn.Module:
+        """A fresh model. No data is touched."""
+        ...
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """One value per example."""
+        ...
+
+    def records(self) -> tuple[Tensor, ...]:
+        """The protected training records: row i of every tensor is record i."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> Metrics:
+        """Scores on data declared unprotected."""
+        ...

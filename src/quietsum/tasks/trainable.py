@@ -1,0 +1,72 @@
+"""Tasks for ``quietsum train``: one site, one torch model.
+
+>>> sorted(TRAINABLE)
+['digits', 'mnist']
+>>> trainable_task("digit")
+Traceback (most recent call last):
+...
+quietsum.errors.InvalidParameter: task = 'digit' is not known; did you mean "digits"?
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, cast
+
+from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.tasks import nearest_name
+from quietsum.tasks.torch_protocol import TorchTask
+
+__all__ = ["TRAINABLE", "trainable_task"]
+
+_NEEDED: Final = ("name", "title", "size", "public", "settings", "model", "loss", "records", "evaluate")
+
+
+def _digits(options: Mapping[str, Any]) -> TorchTask:
+    from quietsum.tasks.digits import DigitsTask
+
+    return DigitsTask(**options)
+
+
+def _mnist(options: Mapping[str, Any]) -> TorchTask:
+    from quietsum.tasks.mnist import MnistTask
+
+    return MnistTask(**options)
+
+
+TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {"digits": _digits, "mnist": _mnist}
+
+
+def trainable_task(name: str, options: Mapping[str, Any] | None = None) -> TorchTask:
+    """The task ``name``, or your own as ``"my_module:MyTask"``, made with ``options``."""
+    options = {} if options is None else options
+    if ":" in name:
+        return _own(name, options)
+    if name not in TRAINABLE:
+        remedy = nearest_name(name, TRAINABLE, 'or write "my_module:MyTask"')
+        raise InvalidParameter("task", name, "is not known", remedy)
+    require_torch()
+    return TRAINABLE[name](options)
+
+
+def require_torch() -> None:
+    """Say how to install torch where it is missing."""
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        raise QuietsumError("training needs torch, which is not installed: pip install 'quietsum[train]'") from None
+
+
+def _own(name: str, options: Mapping[str, Any]) -> TorchTask:
+    module, _, kind = name.partition(":")
+    try:
+        task = getattr(importlib.import_module(module), kind)(**options)
+    except Exception as error:  # whatever a user's module raises
+        remedy = "the module must be importable from where quietsum is started, and hold that class"
+        raise InvalidParameter("task", name, f"cannot be made ({error})", remedy) from error
+    lacking = [needed for needed in _NEEDED if getattr(task, needed, None) is None]
+    if lacking:
+        remedy = "write what quietsum.tasks.torch_protocol.TorchTask lists"
+        raise InvalidParameter("task", name, f"is no task: it lacks {', '.join(lacking)}", remedy)
+    return cast(TorchTask, task)

@@ -1,0 +1,175 @@
+"""``quietsum train`` from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+from quietsum import failpoints
+from quietsum.cli.app import Commands
+from quietsum.cli.train import train
+from quietsum.learning.step import cross_entropy
+from quietsum.ledger import Ledger
+from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.torch_protocol import Settings
+
+app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
+app.command()(train)
+
+
+@app.callback()
+def _group() -> None:
+    """A group, as the real command line is one."""
+
+
+def run(*words: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["train", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+class Clouds:
+    """Two clouds, for the command line: ``test_train:Clouds``."""
+
+    name, title, size, public, loss = "clouds", "two clouds", 200, "", staticmethod(cross_entropy)
+    settings = Settings(learning_rate=0.5, optimizer="sgd", training={"batch_size": 20, "epochs": 3})
+
+    def model(self) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    def records(self) -> tuple[Tensor, ...]:
+        labels = torch.arange(200) % 2
+        return torch.randn(200, 2, generator=torch.Generator().manual_seed(0)) + 3.0 * labels[:, None], labels
+
+    def evaluate(self, model: nn.Module) -> Metrics:
+        return Metrics(values={"accuracy": 0.5}, on="nothing at all")
+
+
+@pytest.fixture
+def clouds(monkeypatch: pytest.MonkeyPatch) -> str:
+    module = type(sys)("clouds_for_a_test")
+    module.Clouds = Clouds  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "clouds_for_a_test", module)
+    return "clouds_for_a_test:Clouds"
+
+
+def test_digits_train_and_say_epsilon_with_its_unit_in_at_most_80_columns(tmp_path: Path) -> None:
+    done = run("--task", "digits", "--epsilon", 3, "--epochs", 3, "--workspace", tmp_path)
+    assert "ε 3.00 of 3 per record" in done.stdout and "per record at δ = 7.4e-05" in done.stdout
+    assert "add-or-remove-one" in done.stdout and "not floating-point safe" in done.stdout
+    assert "next: quietsum ledger show" in done.stdout.replace("\\\n", "")
+    for line in done.stdout.splitlines():
+        assert len(line) <= 80 or str(tmp_path) in line
+        assert "ε" not in line or "per record" in line
+        assert "accuracy" not in line or "hold-out" in line
+
+
+def test_json_is_one_object_with_the_guarantee_and_the_data_of_each_score(tmp_path: Path) -> None:
+    done = run("--task", "digits", "--epsilon", 3, "--epochs", 2, "--workspace", tmp_path, "--json")
+    values = json.loads(done.stdout)
+    assert values["guarantee"]["epsilon"] <= 3.0 and values["guarantee"]["unit"] == "record"
+    assert values["metrics"][0]["on"] == "445 published hold-out rows"
+    assert Path(values["model"]).is_file()
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        assert ledger.spent(values["run"])[-1].epsilon == pytest.approx(values["guarantee"]["epsilon"])
+
+
+def test_a_public_task_may_be_trained_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        run("--task", "digits", "--epsilon", 1, "--epochs", 1, "--workspace", tmp_path)
+
+
+def test_options_reach_the_plan(tmp_path: Path) -> None:
+    options = ["--batch-size", 100, "--max-grad-norm", 0.25, "--delta", 1e-6, "--engine", "vmap", "--noise", "secure"]
+    done = run("--task", "digits", "--epsilon", 2, "--epochs", 1, "--workspace", tmp_path, "--json", *options)
+    values = json.loads(done.stdout)
+    assert values["plan"]["expected_batch"] == 100 and values["plan"]["delta"] == 1e-6
+    assert values["plan"]["stages"][0]["max_norm"] == 0.25 and values["engine"].startswith("vmap")
+    assert values["guarantee"]["warnings"] == []
+
+
+def test_a_killed_run_is_resumed_by_its_name_with_its_own_options(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(place: str) -> None:
+        if place == "train:checkpointed":
+            raise Killed
+
+    failpoints.install(kill)
+    try:
+        with pytest.raises(Killed):
+            CliRunner().invoke(
+                app, ["train", "--task", "digits", "--epsilon", "2", "--epochs", "3", "--workspace", str(tmp_path)],
+                catch_exceptions=False,
+            )  # fmt: skip
+    finally:
+        failpoints.install(None)
+    (name,) = [path.name for path in (tmp_path / "training").iterdir()]
+    import gc
+
+    gc.collect()
+    done = run("--resume", name, "--workspace", tmp_path)
+    assert "goes on after its last checkpoint" in done.stdout and "ε 2.00 of 2 per record" in done.stdout
+    refused = run("--resume", name, "--epsilon", 5, "--workspace", tmp_path, code=2)
+    assert "a run keeps its plan" in refused.stderr
+    finished = run("--resume", name, "--workspace", tmp_path, code=3)
+    assert "new plan" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "lesson"),
+    [
+        (["--epsilon", "3"], "task"),
+        (["--task", "digits"], "epsilon"),
+        (["--task", "digit", "--epsilon", "3"], 'did you mean "digits"'),
+        (["--task", "digits", "--epsilon", "-1"], "greater than 0"),
+        (["--task", "digits", "--epsilon", "0.0001"], "is reachable"),
+        (["--task", "digits", "--epsilon", "3", "--batch-size", "5000"], "records"),
+        (["--task", "digits", "--epsilon", "3", "--engine", "magic"], "engine"),
+        (["--task", "digits", "--epsilon", "3", "--noise", "loud"], "fast or secure"),
+        (["--task", "digits", "--epsilon", "3", "--delta", "0.5"], "1/n"),
+        (["--resume", "nobody"], "known: none yet"),
+        (["--task", "no_module_of_that_name:Task", "--epsilon", "3"], "importable"),
+    ],
+)
+def test_mistakes_end_with_one_sentence_and_code_2(tmp_path: Path, words: list[str], lesson: str) -> None:
+    refused = run(*words, "--workspace", tmp_path, code=2)
+    assert refused.stderr.startswith("error:") and lesson in refused.stderr and "Traceback" not in refused.output
+
+
+def test_missing_mnist_files_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIETSUM_DATA", str(tmp_path))
+    refused = run("--task", "mnist", "--epsilon", 3, "--workspace", tmp_path / "w", code=2)
+    assert "train-images-idx3-ubyte.gz" in refused.stderr
+    assert not (tmp_path / "w" / "ledger.db").exists()
+
+
+def test_batch_norm_is_refused_and_fixed_on_demand(tmp_path: Path, clouds: str) -> None:
+    refused = run("--task", clouds, "--epsilon", 3, "--workspace", tmp_path, code=2)
+    assert "GroupNorm" in refused.stderr
+    run("--task", clouds, "--epsilon", 3, "--workspace", tmp_path, "--fix")
+
+
+def test_a_protected_task_cannot_be_trained_beyond_its_lifetime(tmp_path: Path, clouds: str) -> None:
+    run("--task", clouds, "--epsilon", 2, "--workspace", tmp_path, "--fix")
+    refused = CliRunner().invoke(
+        app, ["train", "--task", clouds, "--epsilon", "2", "--workspace", str(tmp_path), "--fix"]
+    )
+    assert refused.exit_code in (2, 3) and "ε" in refused.stderr
+
+
+def test_the_module_of_the_command_is_light() -> None:
+    code = "import sys; import quietsum.cli.train; print(sorted({'torch', 'numpy', 'sklearn'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,196 @@
+"""MNIST from files that may be missing, truncated, altered or packed in any of the usual ways."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.tasks import mnist
+from quietsum.tasks.mnist import MnistTask, data_folder, read_part
+from quietsum.tasks.scattering import CHANNELS, scattering
+
+SIZES = {"x_train": (30, 28, 28), "y_train": (30,), "x_test": (20, 28, 28), "y_test": (20,)}
+
+
+def arrays() -> dict[str, NDArray[np.uint8]]:
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.integers(0, 256 if name.startswith("x") else 10, size=shape, dtype=np.uint8)
+        for name, shape in SIZES.items()
+    }
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, NDArray[np.uint8]]:
+    """A tiny MNIST whose sums are the known ones."""
+    made = arrays()
+    parts = {
+        name: (mnist.PARTS[name][0], values.shape, hashlib.sha256(values.tobytes()).hexdigest())
+        for name, values in made.items()
+    }
+    monkeypatch.setattr(mnist, "PARTS", parts)
+    monkeypatch.setattr(MnistTask, "size", 30)
+    mnist._features.cache_clear()
+    return made
+
+
+def idx(values: NDArray[np.uint8]) -> bytes:
+    return bytes((0, 0, 8, values.ndim)) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def write(folder: Path, made: dict[str, NDArray[np.uint8]], pattern: str) -> None:
+    for name, values in made.items():
+        path = folder / pattern.format(stem=mnist.PARTS[name][0], n=values.ndim)
+        content = idx(values)
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{stem}-idx{n}-ubyte.gz", "{stem}-idx{n}-ubyte", "{stem}.idx{n}-ubyte", "{stem}.idx{n}-ubyte.gz"]
+)
+def test_idx_files_are_read_under_all_their_names(
+    tmp_path: Path, small: dict[str, NDArray[np.uint8]], pattern: str
+) -> None:
+    write(tmp_path, small, pattern)
+    for name, values in small.items():
+        np.testing.assert_array_equal(read_part(tmp_path, name), values)
+
+
+def test_one_npz_file_serves_as_well(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
+    np.savez_compressed(tmp_path / "mnist.npz", **small)
+    for name, values in small.items():
+        np.testing.assert_array_equal(read_part(tmp_path, name), values)
+
+
+def test_missing_files_are_an_error_that_says_where_to_put_which(tmp_path: Path) -> None:
+    with pytest.raises(DataMissing, match=r"train-images-idx3-ubyte\.gz.*QUIETSUM_DATA") as told:
+        MnistTask(folder=tmp_path).records()
+    assert str(tmp_path) in str(told.value)
+
+
+@pytest.mark.parametrize("cut", [0, 3, 10, -50, -1])
+def test_truncated_files_are_refused(tmp_path: Path, small: dict[str, NDArray[np.uint8]], cut: int) -> None:
+    for pattern in ("{stem}-idx{n}-ubyte.gz", "{stem}-idx{n}-ubyte"):
+        folder = tmp_path / pattern[-2:]
+        folder.mkdir()
+        write(folder, small, pattern)
+        path = folder / pattern.format(stem="train-images", n=3)
+        path.write_bytes(path.read_bytes()[:cut])
+        with pytest.raises(DataMissing, match="fetch it again"):
+            read_part(folder, "x_train")
+    np.savez_compressed(tmp_path / "mnist.npz", **small)
+    content = (tmp_path / "mnist.npz").read_bytes()
+    (tmp_path / "mnist.npz").write_bytes(content[:cut])
+    with pytest.raises(DataMissing, match="fetch it again"):
+        read_part(tmp_path, "x_train")
+
+
+def test_one_altered_pixel_or_label_is_refused(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
+    for name in small:
+        altered = {key: values.copy() for key, values in small.items()}
+        altered[name].flat[5] ^= 1
+        write(tmp_path, altered, "{stem}-idx{n}-ubyte.gz")
+        with pytest.raises(DataMissing, match="SHA-256"):
+            read_part(tmp_path, name)
+    write(tmp_path, small, "{stem}-idx{n}-ubyte.gz")
+    read_part(tmp_path, "x_train")  # the control
+
+
+def test_another_set_of_the_same_kind_is_refused(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
+    write(tmp_path, {**small, "x_train": small["x_test"]}, "{stem}-idx{n}-ubyte.gz")
+    with pytest.raises(DataMissing, match="shape"):
+        read_part(tmp_path, "x_train")
+    write(tmp_path, {**small, "y_train": small["x_test"].reshape(-1)}, "{stem}-idx{n}-ubyte.gz")
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"no idx at all"))
+    with pytest.raises(DataMissing, match="no idx file"):
+        read_part(tmp_path, "y_train")
+
+
+def test_the_folder_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("QUIETSUM_DATA", str(tmp_path))
+    assert data_folder() == tmp_path / "mnist"
+    monkeypatch.delenv("QUIETSUM_DATA")
+    assert data_folder() == Path("data/mnist")
+
+
+@pytest.mark.parametrize("network", ["scattering", "cnn"])
+def test_both_networks_read_their_records(tmp_path: Path, small: dict[str, NDArray[np.uint8]], network: str) -> None:
+    write(tmp_path, small, "{stem}-idx{n}-ubyte.gz")
+    task = MnistTask(network=network, folder=tmp_path)
+    values, labels = task.records()
+    assert len(values) == len(labels) == 30
+    model = task.model()
+    assert model(values).shape == (30, 10) and task.loss(model, (values, labels)).shape == (30,)
+    assert task.evaluate(model).on == "10,000 published test images"
+
+
+def test_the_network_must_be_known() -> None:
+    with pytest.raises(InvalidParameter, match="cnn"):
+        MnistTask(network="resnet")
+
+
+# -------------------------------------------------------------------------------------------- the features
+
+
+def test_features_of_an_image_depend_on_that_image_alone() -> None:
+    images = torch.rand(6, 28, 28, generator=torch.Generator().manual_seed(0))
+    before = scattering(images)
+    images[2] = 1 - images[2]
+    after = scattering(images)
+    same = torch.isclose(before, after, atol=1e-6).flatten(1).all(dim=1)
+    assert same.tolist() == [True, True, False, True, True, True]
+
+
+def test_features_are_those_of_the_definition_in_slow_sums() -> None:
+    """|x ⋆ ψ| ⋆ φ of one channel, by circular convolution written out, at every fourth pixel."""
+    from quietsum.tasks import scattering as module
+
+    image = torch.rand(28, 28, generator=torch.Generator().manual_seed(1))
+    framed = torch.nn.functional.pad(image[None, None], (2, 2, 2, 2), mode="reflect")[0, 0].double().numpy()
+    fine, _ = module._wavelets()
+    psi = np.fft.ifft2(fine[3].double().numpy())
+    line = np.minimum(np.arange(32), 32 - np.arange(32))
+    low = np.exp(-(line[:, None] ** 2 + line[None, :] ** 2) / (2 * 1.6**2))
+    low /= low.sum()
+
+    def convolved(values: NDArray[np.float64], kernel: NDArray[np.complex128]) -> NDArray[np.complex128]:
+        found = np.zeros((32, 32), dtype=np.complex128)
+        for down in range(32):
+            for right in range(32):
+                found += kernel[down, right] * np.roll(values, (down, right), (0, 1))
+        return found
+
+    wanted = convolved(np.abs(convolved(framed, psi)), low.astype(np.complex128)).real[::4, ::4]
+    found = scattering(image[None])[0, 1 + 3].numpy()
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_wavelets_see_no_constant_and_turn_with_the_image() -> None:
+    flat = scattering(torch.full((1, 28, 28), 0.7))
+    assert float(flat[:, 1:].abs().max()) < 1e-5 and float(flat[:, 0].min()) == pytest.approx(0.7, rel=1e-4)
+    stripes = (torch.arange(28) % 4 < 2).float().expand(28, 28)
+    across, along = scattering(stripes[None]), scattering(stripes.T[None])
+    strongest = [int(found[0, 1:9].mean((1, 2)).argmax()) for found in (across, along)]
+    assert abs(strongest[0] - strongest[1]) == 4  # a quarter turn is half of eight orientations
+    assert across.shape == (1, CHANNELS, 8, 8)
+
+
+def test_other_sizes_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="28"):
+        scattering(torch.zeros(2, 32, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (data_folder().is_dir() and os.environ.get("QUIETSUM_DATA")), reason="no MNIST here")
+def test_the_published_files_have_the_known_sums() -> None:
+    for part, (_, shape, _) in mnist.PARTS.items():
+        assert read_part(data_folder(), part).shape == shape
