@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 
 import numpy as np
@@ -186,3 +187,38 @@ def test_noise_on_a_gpu_is_float64_and_fresh() -> None:
     first = noise.draw(like)[0]
     torch.manual_seed(0)
     assert first.dtype == torch.float64 and first.is_cuda and not bool((noise.draw(like)[0] == first).any())
+
+
+# ------------------------------------------------------------------------------------------- drawn ahead
+
+
+def test_small_draws_come_from_one_block_each_value_once_and_share_no_memory() -> None:
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    like = (torch.zeros(1000, dtype=torch.float64),)
+    drawn = [noise.add(like)[0] for _ in range(200)]  # about three blocks
+    values = torch.cat(drawn)
+    assert len(torch.unique(values)) == len(values)
+    storages = {part.untyped_storage().data_ptr() for part in drawn}
+    assert len(storages) == len(drawn)
+    assert all(part.untyped_storage().nbytes() == 8000 for part in drawn)  # no value to come travels along
+
+
+def test_another_scale_goes_on_with_the_same_block_and_repeats_nothing() -> None:
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    like = (torch.zeros(500, dtype=torch.float64),)
+    first = noise.draw(like)[0]
+    second = noise.changed(noise_multiplier=2.0, sensitivity=1.0).draw(like)[0] / 2
+    third = noise.draw(like)[0]
+    values = torch.cat([first, second, third])
+    assert len(torch.unique(values)) == len(values)
+
+
+def test_another_process_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked child has a copy of the block; its process number differs, so it throws the copy away."""
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    like = (torch.zeros(16, dtype=torch.float64),)
+    noise.draw(like)  # the block is filled before the fork
+    held = noise._ahead._left.clone()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    theirs = noise.draw(like)[0]
+    assert not set(theirs.tolist()) & set(held.tolist())
