@@ -35,7 +35,10 @@ def official_folder(folder: Path) -> Path:
 def same(left: HeartTask, right: HeartTask) -> bool:
     return all(
         np.array_equal(a[site].features, b[site].features) and np.array_equal(a[site].labels, b[site].labels)
-        for a, b in ((left._training, right._training), (left._held_out, right._held_out))
+        for a, b in (
+            ({name: left.rows(name) for name in SITES}, {name: right.rows(name) for name in SITES}),
+            (left._held_out, right._held_out),
+        )
         for site in SITES
     )
 

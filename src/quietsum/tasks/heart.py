@@ -195,13 +195,13 @@ class HeartTask:
 
     def __init__(self, tables: Mapping[str, Table], *, l2: float = 0.0) -> None:
         self.l2 = non_negative("l2", l2)
-        self._training: dict[str, Rows] = {}
+        self._private: dict[str, Table] = {}  # raw until a party is asked for its rows: its charge is on disk by then
         self._held_out: dict[str, Rows] = {}
         held_out = held_out_numbers()
         for name in TRAINING_SIZES:
             table = tables[name].complete()
             outside = np.isin(table.numbers, sorted(held_out[name]))
-            self._training[name] = encode(table.chosen(~outside).values)
+            self._private[name] = table.chosen(~outside)
             self._held_out[name] = encode(table.chosen(outside).values)
 
     @classmethod
@@ -246,11 +246,11 @@ class HeartTask:
 
     def rows(self, party: str) -> Rows:
         """The training rows of one hospital."""
-        if party not in self._training:
+        if party not in self._private:
             raise InvalidParameter(
                 "party", party, "is no hospital of heart", f"choose from {', '.join(TRAINING_SIZES)}"
             )
-        return self._training[party]
+        return encode(self._private[party].values)
 
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
         """(p − y)·x + l2·params for each example, p = 1 / (1 + exp(−x·params)).
