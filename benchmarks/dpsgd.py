@@ -132,7 +132,7 @@ def engine(name: str, batch: int, device: torch.device, which: str, mode: str = 
     def step() -> None:
         flat = torch.cat([part.view(-1) for part in worker.clipped_sum(rows)])
         (noisy,) = noise.add((flat,))  # one long vector: fewer calls than parameter by parameter
-        buffer.copy_(noisy.div_(batch))
+        buffer.copy_(noisy.mul_(1 / batch))
         optimizer.step()
 
     return step

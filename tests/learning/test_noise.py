@@ -39,17 +39,24 @@ def test_fast_normals_are_normal_and_the_test_would_see_three_percent_less_noise
     assert not fits(values * 0.97, "norm")  # the control
 
 
-def test_fast_normals_have_the_moments_and_no_correlation_between_the_halves_of_a_pair() -> None:
+def test_fast_normals_have_the_moments_and_no_correlation_between_neighbours() -> None:
     values = fast_normals(MANY, source(2))
     deviation = 1 / math.sqrt(MANY)
     assert abs(float(values.mean())) < 6 * deviation
     assert abs(float(values.square().mean()) - 1) < 6 * math.sqrt(2) * deviation
     assert abs(float(values.pow(4).mean()) - 3) < 6 * math.sqrt(96) * deviation
-    half = MANY // 2
-    for power in (1, 2):  # cosine and sine of one angle share a radius; squares would show a faulty one
-        left, right = values[:half] ** power, values[half:] ** power
-        together = float(np.corrcoef(left.numpy(), right.numpy())[0, 1])
-        assert abs(together) < 6 / math.sqrt(half)
+    for power in (1, 2):
+        left, right = values[:-1] ** power, values[1:] ** power
+        assert abs(float(np.corrcoef(left.numpy(), right.numpy())[0, 1])) < 6 / math.sqrt(MANY)
+
+
+def test_the_inverse_error_function_under_them_is_that_of_mpmath() -> None:
+    import mpmath
+
+    places = torch.tensor([1e-12, 0.1, 0.5, 0.9, 0.9999, 1 - 1e-9], dtype=torch.float64)
+    found = torch.erfinv(places).tolist()
+    wanted = [float(mpmath.erfinv(mpmath.mpf(place))) for place in places.tolist()]
+    assert found == pytest.approx(wanted, rel=1e-9)
 
 
 def test_fast_normals_reach_as_far_as_the_law_where_float32_normals_would_end() -> None:
@@ -57,10 +64,11 @@ def test_fast_normals_reach_as_far_as_the_law_where_float32_normals_would_end() 
         """A source whose words are the smallest and largest there are."""
 
         def words(self, count: int) -> np.ndarray:
-            return np.full(count, 1 << 63, dtype=np.uint64)  # the sign bit alone: the smallest uniform
+            return np.array([1 << 63, (1 << 63) - 1] * count, dtype=np.uint64)[:count]  # as signed: both ends
 
     values = fast_normals(2, Extreme())  # type: ignore[arg-type]
-    assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 54 * math.log(2)), rel=1e-12)
+    furthest = math.sqrt(2) * float(torch.erfinv(torch.tensor(1 - 2.0**-53, dtype=torch.float64)))
+    assert values.tolist() == pytest.approx([-furthest, furthest], rel=1e-12) and furthest > 8.2
 
 
 def test_an_odd_number_of_normals_is_an_odd_number() -> None:

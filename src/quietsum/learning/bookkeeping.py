@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.completeness import unaccounted
+from quietsum.learning.dense import stacks_in
 from quietsum.learning.engine import (
     Batch,
     Block,
@@ -66,6 +67,9 @@ class BookkeepingEngine:
         self._shared = {number for number in owners if owners.count(number) > 1}
         self._norm_layers = [module for module in model.modules() if isinstance(module, NORMS)]
         self._whole = [slot for slot in self._slots if not slot.weight]
+        self._stacks = stacks_in(model, self._slots)
+        stacked = {id(slot) for stack in self._stacks for slot in stack.slots}
+        self._loose = [slot for slot in self._whole if id(slot) not in stacked]
         self._checked: set[tuple[int, ...]] = set()
         self._norms: Tensor | None = None
 
@@ -102,7 +106,9 @@ class BookkeepingEngine:
             sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
         finally:
             for slot in self._slots:
-                slot.calls = []
+                slot.begin()
+            for stack in self._stacks:
+                stack.forget()
         return sums
 
     def small_norms(self) -> Tensor:
@@ -113,12 +119,13 @@ class BookkeepingEngine:
 
     def _block(self, batch: Batch, rows: int) -> Block:
         with torch.enable_grad():
-            losses = self._forward(batch, rows)
-            path = tuple(len(slot.calls) for slot in self._slots)
+            losses = self._run(batch, rows)
+            path = tuple([slot.count for slot in self._slots])
             if path not in self._checked:
                 losses = self._check(batch, rows)
                 self._checked.add(path)
-            edges = [edge for slot in self._slots for call in slot.calls for edge in call.edges]
+            edges: list[Any] = [out for stack in self._stacks for out in stack.outs()]
+            edges += [edge for slot in self._slots for call in slot.calls for edge in call.edges]
             if not edges:
                 return [torch.zeros_like(p) for p in self._parameters], losses.new_zeros((rows, len(self._groups)))
             gradients: deque[Tensor | None] = deque(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
@@ -128,52 +135,73 @@ class BookkeepingEngine:
 
     def _settle(self, gradients: deque[Tensor | None], rows: int) -> Block:
         """Norms, factors, weighted sums. Takes the gradients out of the queue, so that memory is freed on the way."""
-        uses: list[tuple[tuple[int, ...], Use]] = []
+        uses = [use for stack in self._stacks for use in stack.uses(gradients, rows)]
         for slot in self._slots:
             use = slot.use(gradients, rows) if slot.calls else None
             if use is not None:
                 uses.append((slot.parameters, use))
         if self._shared:
             uses = _joined(uses, self._shared)
-        measured: list[list[Tensor]] = [[] for _ in self._groups]
-        for numbers, use in uses:
-            for number, norm in zip(numbers, use.norms(self._clip.order), strict=True):
-                measured[self._group_of[number]].append(norm)
-        norms = self._combined(measured, rows)
+        norms = self._norms_of(uses, rows)
         factors, bad = safe_factors(self._clip, norms)
-        columns = [factors[:, group].contiguous() for group in range(len(self._groups))]
+        columns = [factors.view(-1)] if len(self._groups) == 1 else list(factors.t().contiguous().unbind())
         sums: list[Tensor | None] = [None] * len(self._parameters)
         while uses:
             numbers, use = uses.pop()
             if bad is not None:
                 use.drop(bad)
-            for number, part in zip(numbers, use.weighted([columns[self._group_of[k]] for k in numbers]), strict=True):
+            parts = use.weighted([columns[self._group_of[k]] for k in numbers])
+            for number, part in zip(numbers, parts, strict=True):
                 sums[number] = part
         return [
             torch.zeros_like(p) if part is None else part if part.dtype is p.dtype else part.to(p.dtype)
             for p, part in zip(self._parameters, sums, strict=True)
         ], norms
 
-    def _combined(self, measured: Sequence[Sequence[Tensor]], rows: int) -> Tensor:
+    def _norms_of(self, uses: Sequence[tuple[tuple[int, ...], Use]], rows: int) -> Tensor:
         """(n, groups) norms from those of the parameters."""
-        blank = () if all(measured) else (self._parameters[0].new_zeros(rows),)
-        each = [joint_norm(group or blank, self._clip.order) for group in measured]
-        return each[0][:, None] if len(each) == 1 else torch.stack(each, 1)
+        order = self._clip.order
+        if len(self._groups) == 1:
+            every = [norm for _, use in uses for norm in use.norms(order)]
+            return joint_norm(every or [self._parameters[0].new_zeros(rows)], order).unsqueeze(1)
+        measured: list[list[Tensor]] = [[] for _ in self._groups]
+        for numbers, use in uses:
+            for number, norm in zip(numbers, use.norms(order), strict=True):
+                measured[self._group_of[number]].append(norm)
+        blank = [self._parameters[0].new_zeros(rows)]
+        return torch.stack([joint_norm(group or blank, order) for group in measured], 1)
 
     # ------------------------------------------------------------------------------------------ watching
 
-    def _forward(self, batch: Batch, rows: int) -> Tensor:
+    def _run(self, batch: Batch, rows: int) -> Tensor:
+        """The losses, as fast as can be."""
+        if not self._stacks:
+            return self._forward(batch, rows)
+        try:
+            return self._forward(batch, rows)
+        except RuntimeError:  # a loss that writes into the scores, say: torch's own way allows more
+            return self._forward(batch, rows, graph=True)
+
+    def _forward(self, batch: Batch, rows: int, *, graph: bool = False) -> Tensor:
+        """The losses, with notes in the slots; ``graph``: everything by torch, so that its graph can be walked."""
+        stacks, slots = ([], self._whole) if graph else (self._stacks, self._loose)
         for slot in self._slots:
-            slot.calls = []
-        for slot in self._whole:
+            slot.begin()
+        for stack in self._stacks:
+            stack.forget()
+        for slot in slots:
             slot.lend()
+        for stack in stacks:
+            stack.lend()
         try:
             if not self._by_step:
                 return losses_of(self._loss, self._model, batch, rows)
             with unrolled(self._model, self._step):
                 return losses_of(self._loss, self._model, batch, rows)
         finally:
-            for slot in self._whole:
+            for stack in stacks:
+                stack.take_back()
+            for slot in slots:
                 slot.take_back()
 
     def _step(self, module: nn.Module, weight: str, given: Tensor, out: Tensor) -> None:
@@ -189,7 +217,9 @@ class BookkeepingEngine:
         for slot in self._slots:
             slot.tracing = True
         try:
-            losses = self._forward(batch, rows)
+            losses = self._forward(batch, rows, graph=True)
+            for slot in self._slots:
+                slot.confirm(rows)
         finally:
             for slot in self._slots:
                 slot.tracing = False
@@ -201,13 +231,14 @@ class BookkeepingEngine:
 
     def _forward_and_shape(self, batch: Batch, rows: int) -> None:
         """Whether every noted output has the examples first: run on another number of examples and see."""
-        losses = self._forward(batch, rows)
-        edges = [edge for slot in self._slots for call in slot.calls for edge in call.edges]
-        if edges:
-            found = torch.autograd.grad(losses.sum(), edges, allow_unused=True)
-            labels = [slot.label for slot in self._slots for call in slot.calls for _ in call.edges]
-            for label, part in zip(labels, found, strict=True):
-                if part is not None and (part.dim() == 0 or len(part) != rows):
+        losses = self._forward(batch, rows, graph=True)
+        for slot in self._slots:
+            slot.learn(rows)
+        places = [(slot.label, call, edge) for slot in self._slots for call in slot.calls for edge in call.edges]
+        if places:
+            found = torch.autograd.grad(losses.sum(), [edge for _, _, edge in places], allow_unused=True)
+            for (label, call, _), part in zip(places, found, strict=True):
+                if part is not None and (part.dim() == 0 or len(call.at_output(part)) != rows):
                     raise NotCovered(f"{label} does not have the examples in its first dimension")
 
 

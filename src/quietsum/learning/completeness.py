@@ -42,7 +42,8 @@ def unaccounted(losses: Tensor, slots: Sequence[Slot], parameters: Sequence[nn.P
     noted: dict[int, set[Node]] = {}
     for slot in slots:
         for call in slot.calls:
-            between = _between([edge.node for edge in call.edges], set(call.before))
+            reached = [edge.node for edge in call.edges if edge.node in seen]  # writing in place can leave one behind
+            between = _between(reached, set(call.before))
             for number in slot.parameters:
                 noted.setdefault(number, set()).update(between)
     return [number for number, nodes in consumers.items() if not nodes <= noted.get(number, set())]

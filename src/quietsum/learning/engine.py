@@ -192,11 +192,10 @@ def joint_norm(parts: Sequence[Tensor], order: int) -> Tensor:
 
 def safe_factors(clip: Clip, norms: Tensor) -> tuple[Tensor, Tensor | None]:
     """The factors, zero for every example with a norm that is not finite, and which those are (None: none)."""
-    factors = clip.factors(norms)
     if math.isfinite(norms.sum().item()):
-        return factors, None
+        return clip.factors(norms), None
     bad = ~torch.isfinite(norms).all(dim=1)
-    return factors.masked_fill(bad[:, None], 0), bad
+    return clip.factors(norms).masked_fill_(bad[:, None], 0), bad
 
 
 def count_small(norms: Tensor | None, clip: Clip) -> Tensor:

@@ -86,10 +86,23 @@ def ghost_norms(a: Tensor, g: Tensor) -> Tensor:
 
 def _ghost_piece(a: Tensor, g: Tensor) -> Tensor:
     left, right = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
-    lengths = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).clamp_(min=0).sqrt_().sum(1)
+    lengths = _lengths(left).clamp_(min=floor(a)).mul_(_lengths(right).clamp_(min=floor(g))).sum(1)
     squared = left.mul_(right).sum((1, 2))
     doubt = lengths.square_() * _unit(a)
     return torch.where(squared > _DOUBT * doubt, squared, squared.clamp(min=0) + doubt).sqrt_()
+
+
+def _lengths(gram: Tensor) -> Tensor:
+    """‖v_t‖ of each position, from the products v_t·v_s."""
+    return gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_()
+
+
+def floor(part: Tensor) -> float:
+    """The least that a norm is taken for: squares of tiny numbers vanish, and a product of norms would with them.
+
+    Below it squares lose what they sum; taking a norm for longer than it is clips an example more, never less.
+    """
+    return 1e-13 if part.dtype == torch.float32 else 1e-140
 
 
 def _unit(a: Tensor) -> float:
@@ -147,9 +160,11 @@ class OuterUse:
 
     def norms(self, order: int) -> list[Tensor]:
         """See :class:`Use`."""
-        back = torch.linalg.vector_norm(self._g, ord=order, dim=1)
-        found = [back * torch.linalg.vector_norm(self._a, ord=order, dim=1)] if self._weight else []
-        return [*found, back] if self._bias else found
+        back = torch.linalg.vector_norm(self._g, order, 1).clamp_(min=floor(self._g))
+        if not self._weight:
+            return [back]
+        weight = torch.linalg.vector_norm(self._a, order, 1).clamp_(min=floor(self._a)).mul_(back)
+        return [weight, back] if self._bias else [weight]
 
     def instances(self) -> list[Tensor]:
         """See :class:`Use`."""
@@ -162,15 +177,15 @@ class OuterUse:
 
     def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
-        found = []
-        if self._weight:
-            if self._g.shape[1] <= self._a.shape[1]:
-                found.append((self._g * factors[0].unsqueeze(1)).t().mm(self._a))
-            else:
-                found.append(self._g.t().mm(self._a * factors[0].unsqueeze(1)))
-        if self._bias:
-            found.append(factors[-1] @ self._g)
-        return found
+        a, g, factor = self._a, self._g, factors[0]
+        if not self._weight:
+            return [factor @ g]
+        column = factor.unsqueeze(1)
+        if self._bias and (factors[1] is factor or g.shape[1] <= a.shape[1]):
+            g = g * column
+            return [g.t().mm(a), g.sum(0) if factors[1] is factor else factors[1] @ self._g]
+        found = [(g * column).t().mm(a) if g.shape[1] <= a.shape[1] else g.t().mm(a * column)]
+        return [*found, factors[1] @ g] if self._bias else found
 
 
 @final

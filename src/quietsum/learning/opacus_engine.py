@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import torch
@@ -30,11 +30,26 @@ from quietsum.learning.engine import (
     safe_factors,
     trainable,
 )
+from quietsum.learning.naive import NaiveEngine
 
 __all__ = ["OpacusEngine", "opacus_engine"]
 
 _REMARK = "Full backward hook is firing"  # because the first layer's input needs no gradient; so it is
 _OWN = ("grad_sample", "_current_grad_sample", "_norm_sample", "_forward_counter")
+
+
+@contextlib.contextmanager
+def _still(model: nn.Module) -> Iterator[None]:
+    """Dropout off, everything else in training mode."""
+    drops = [module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)]
+    before = [module.p for module in drops]
+    for module in drops:
+        module.p = 0.0
+    try:
+        yield
+    finally:
+        for module, p in zip(drops, before, strict=True):
+            module.p = p
 
 
 class OpacusMissing(QuietsumError, ImportError):
@@ -71,6 +86,7 @@ class OpacusEngine:
         names, self._parameters = trainable(model)
         self._groups = clip.groups(names)
         self._norms: Tensor | None = None
+        self._tried = False
 
     @property
     def name(self) -> str:
@@ -96,8 +112,41 @@ class OpacusEngine:
         if not self._model.training:
             raise InvalidParameter("model", "in eval mode", "is not watched by Opacus", "call model.train() first")
         block = self._by_ghost if self._ghost else self._by_hooks
+        if not self._tried and len(batch[0]):
+            self._try(batch, block)
+            self._tried = True
         sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), block)
         return sums
+
+    def _try(self, batch: Batch, block: Callable[[Batch, int], Block]) -> None:
+        """Compare with a loop over three made-up examples, once: Opacus has no word for what it does not know.
+
+        A weight that is used outside its module, a border mode or a checkpoint gives it norms that are too small.
+        """
+        rows = tuple(
+            torch.randn_like(part[:1].expand(3, *part.shape[1:])) if part.is_floating_point()
+            else torch.zeros_like(part[:1].expand(3, *part.shape[1:]))
+            for part in batch
+        )  # fmt: skip
+        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+        devices = [part.device for part in self._parameters if part.is_cuda][:1]
+        found: list[list[Tensor]] = []
+        for way in (block, self._by_loop):
+            with torch.random.fork_rng(devices=devices), _still(self._model):
+                torch.manual_seed(0)
+                sums, norms = way(rows, 3)
+                found.append([norms.double(), *(part.double() for part in sums)])
+            with torch.no_grad():
+                for name, buffer in self._model.named_buffers():
+                    buffer.copy_(buffers[name])
+        limits = [found[1][0].clamp(min=1e-6), *(torch.tensor(self._clip.sensitivity) for _ in self._parameters)]
+        apart = max(float(((o - t).abs() / limit).max()) for o, t, limit in zip(*found, limits, strict=True))
+        if not apart <= 1e-3:
+            problem = f"differs from plain gradients by {100 * apart:.2g} % on this model"
+            raise InvalidParameter("engine", self._name, problem, "use engine = 'auto', which finds its own way")
+
+    def _by_loop(self, batch: Batch, rows: int) -> Block:
+        return NaiveEngine(self._model, self._loss, self._clip)._block(batch, rows)
 
     def small_norms(self) -> Tensor:
         """See :class:`quietsum.learning.engine.Engine`."""

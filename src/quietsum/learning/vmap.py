@@ -36,11 +36,13 @@ class VmapEngine:
         self._micro_batch = micro_batch
         self._bytes_each = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
         whole = _LossOf(model, loss)
-        self._state = {f"model.{name}": parameter for name, parameter in zip(names, self._parameters, strict=True)}
+        self._state = {name: parameter for name, parameter in zip(names, self._parameters, strict=True)}
+        places = _places(model, self._state)
 
         def one(values: dict[str, Tensor], *row: Tensor) -> Tensor:
             example = tuple(part[None] for part in row)
-            loss_of_it: Tensor = torch.func.functional_call(whole, values, example)
+            swapped = {place: values[name] for place, name in places.items()}
+            loss_of_it: Tensor = torch.func.functional_call(whole, swapped, example, tie_weights=False)
             return loss_of_it[0]
 
         self._gradient: Callable[..., dict[str, Tensor]] = torch.func.grad(one)
@@ -96,6 +98,22 @@ class VmapEngine:
                     "model", type(self._model).__name__, f"cannot be batched ({what})", remedy
                 ) from problem
         return clip_instances([found[name].detach() for name in self._state], self._clip, self._groups)
+
+
+def _places(model: nn.Module, state: dict[str, nn.Parameter]) -> dict[str, str]:
+    """Where each trainable parameter hangs, and its name: tied ones in several places, a shared module's in one.
+
+    A module that is registered twice has two names and one set of parameters. Swapping them under both names would put
+    the swapped ones back instead of the model's own.
+    """
+    names = {id(parameter): name for name, parameter in state.items()}
+    return {
+        f"model.{prefix}{own}": names[id(parameter)]
+        for path, module in model.named_modules()
+        for prefix in [f"{path}." if path else ""]
+        for own, parameter in module._parameters.items()
+        if id(parameter) in names
+    }
 
 
 class _LossOf(nn.Module):

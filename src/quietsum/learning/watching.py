@@ -30,6 +30,7 @@ from quietsum.learning.recurrent import can_unroll, names_in
 
 __all__ = ["NotCovered", "Slot", "slots_of"]
 
+_HALF = (torch.float16, torch.bfloat16)
 _INSTANCE_DIMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
 
@@ -38,12 +39,21 @@ class NotCovered(Exception):
 
 
 class Call(NamedTuple):
-    """One call of one layer: its input and how often that was written to, and its outputs' and inputs' places."""
+    """One call of one layer: its input and how often that was written to, and its outputs' and inputs' places.
+
+    ``shape`` is that of the output where its place is that of the tensor behind it: an operation that writes into a
+    view changes the history of the whole, and the view's own place is never reached.
+    """
 
     given: Any
     edges: list[GradientEdge]
     version: int
     before: list[Node]
+    shape: torch.Size | None = None
+
+    def at_output(self, gradient: Tensor) -> Tensor:
+        """A gradient at the noted place, shaped like the output."""
+        return gradient if self.shape is None else gradient.view(self.shape)
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,10 +68,26 @@ class Slot:
     local: bool = False
     tracing: bool = False
     lent: Any = None
+    count: int = 0  # how often it ran
     calls: list[Call] = dataclasses.field(default_factory=list)
+    watched: Callable[..., Any] | None = None
+    following: list[list[bool]] = dataclasses.field(default_factory=list)  # per call and argument, of local ones
+
+    def begin(self) -> None:
+        """Forget the last batch."""
+        self.count, self.calls = 0, []
 
     def note(self, given: Any, out: Any) -> None:
         """Keep what is needed of one call."""
+        self.count += 1
+        shape = None
+        if not self.local and out.grad_fn is not None:
+            base = out._base
+            if base is not None and base.grad_fn is not None and base.numel() == out.numel():
+                out, shape = base, out.shape
+            if not self.tracing:  # the usual case, with nothing to spare
+                self.calls.append(Call(given, [GradientEdge(out.grad_fn, out.output_nr)], given._version, [], shape))
+                return
         if isinstance(out, Tensor):
             if not out.requires_grad:
                 self._silent(out)
@@ -77,7 +103,8 @@ class Slot:
         if self.tracing:
             leaves = tree_flatten(given)[0]
             before = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-        self.calls.append(Call(given, edges, given._version if isinstance(given, Tensor) else 0, before))
+        version = given._version if isinstance(given, Tensor) else 0
+        self.calls.append(Call(given, edges, version, before, shape))
 
     def _silent(self, out: Tensor) -> None:
         if not self.tracing and torch.is_grad_enabled():
@@ -87,26 +114,57 @@ class Slot:
     def use(self, gradients: deque[Tensor | None], rows: int) -> Use | None:
         """What the layer contributes, given the gradients at its outputs; None when it contributes nothing."""
         entries: list[tuple[Any, Any]] = []
-        for given, edges, version, _ in self.calls:
-            if isinstance(given, Tensor) and given._version != version:
+        for number, call in enumerate(self.calls):
+            given = call.given
+            if isinstance(given, Tensor) and given._version != call.version:
                 raise NotCovered(f"the input of {self.label} was overwritten in place after it was used")
-            mine = [gradients.popleft() for _ in edges]
+            mine = [None if (g := gradients.popleft()) is None else call.at_output(g) for _ in call.edges]
             found = [part for part in mine if part is not None]
             if not found:
                 continue
             if any(part.dim() == 0 or part.shape[0] != rows for part in found):
                 raise NotCovered(f"{self.label} does not have the examples in its first dimension")
-            entries.append((given, mine if self.local else found[0]))
-        self.calls = []
+            if self.local:
+                entries.append(((given, self._rowwise(number, given, rows)), mine))
+            else:
+                entries.append((given, found[0] if found[0].dtype not in _HALF else found[0].float()))
+        self.begin()
         return self.build(entries, rows) if entries else None
+
+    # --------------------------------------------------------------- which arguments hold one row per example
+
+    def learn(self, few: int) -> None:
+        """Note, after a run on ``few`` rows, which arguments may hold one row per example: those of that length."""
+        if self.local:
+            self.following = [[_long(leaf, few) for leaf in tree_flatten(call.given)[0]] for call in self.calls]
+
+    def confirm(self, rows: int) -> None:
+        """After a run on another number of rows: those that followed do, the others are the same for all examples."""
+        if self.local:
+            seen = [[_long(leaf, rows) for leaf in tree_flatten(call.given)[0]] for call in self.calls]
+            if [len(leaves) for leaves in seen] != [len(leaves) for leaves in self.following]:
+                raise NotCovered(f"{self.label} is called differently for another number of examples")
+            self.following = [
+                [one and two for one, two in zip(*pair, strict=True)] for pair in zip(seen, self.following, strict=True)
+            ]
+
+    def _rowwise(self, number: int, given: Any, rows: int) -> list[bool]:
+        leaves = tree_flatten(given)[0]
+        known = self.following[number] if number < len(self.following) else []
+        if len(known) != len(leaves) or any(k and not _long(leaf, rows) for k, leaf in zip(known, leaves, strict=True)):
+            raise NotCovered(f"{self.label} is not always called in the same way")
+        return known
 
     # ------------------------------------------------------------------- lending the module another forward
 
     def lend(self) -> None:
         """From now on the module notes what it is given and what it returns."""
-        self.lent = self.module.__dict__.get("forward")
-        run = self.module.forward
+        lent = self.module.__dict__.get("forward")
+        if self.watched is None or lent is not self.lent:
+            self.lent, self.watched = lent, self._watched(self.module.forward)
+        self.module.__dict__["forward"] = self.watched
 
+    def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
         if self.local:
 
             def watched(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +178,7 @@ class Slot:
                 self.note(args[0] if args else next(iter(kwargs.values())), out)
                 return out
 
-        self.module.__dict__["forward"] = watched
+        return watched
 
     def take_back(self) -> None:
         """The module is as it was."""
@@ -128,6 +186,10 @@ class Slot:
             self.module.__dict__.pop("forward", None)
         else:
             self.module.__dict__["forward"] = self.lent
+
+
+def _long(leaf: Any, rows: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == rows
 
 
 def slots_of(model: nn.Module, positions: dict[int, int]) -> list[Slot]:
@@ -212,7 +274,21 @@ def _linear(weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
 
 
 def _stacked(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
-    """(n, calls, features) of several calls, laid out call by call."""
+    """(n, calls, features) of several calls, laid out call by call; steps of one sequence lie there already."""
+    first, second = parts[0], parts[1]
+    base, strides = first._base, first.stride()
+    apart = second.storage_offset() - first.storage_offset()
+    if base is not None and apart > 0:
+        places = range(first.storage_offset(), first.storage_offset() + len(parts) * apart, apart)
+        if all(
+            part._base is base
+            and part.storage_offset() == place
+            and part.stride() == strides
+            and part.shape == first.shape
+            for part, place in zip(parts, places, strict=True)
+        ):
+            shape = (len(first), len(parts), first.shape[1])
+            return first.detach().as_strided(shape, (strides[0], apart, strides[1]))
     whole = room.take(name, (len(parts), *parts[0].shape), parts[0].detach())
     torch.stack([part.detach() for part in parts], 0, out=whole)
     return whole.transpose(0, 1)
@@ -271,18 +347,17 @@ class _Local:
 
     def __call__(self, entries: Sequence[Any], rows: int) -> Use:
         total: list[Tensor] | None = None
-        for given, gradients in entries:
-            found = self._instances(given, gradients, rows)
+        for (given, rowwise), gradients in entries:
+            found = self._instances(given, rowwise, gradients)
             total = found if total is None else [one + two for one, two in zip(total, found, strict=True)]
         assert total is not None
         return layers.InstanceUse(total)
 
-    def _instances(self, given: Any, gradients: Sequence[Tensor | None], rows: int) -> list[Tensor]:
+    def _instances(self, given: Any, rowwise: Sequence[bool], gradients: Sequence[Tensor | None]) -> list[Tensor]:
         state = dict(self.module.named_parameters())
         values = {name: state[name].detach() for name in self.names}
         leaves, spec = tree_flatten(given)
         leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        rowwise = [isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == rows for leaf in leaves]
         some = [leaf for leaf, row in zip(leaves, rowwise, strict=True) if row]
         backs = [part for part in gradients if part is not None]
         kept = [position for position, part in enumerate(gradients) if part is not None]
