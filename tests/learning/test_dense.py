@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.learning.models import cross_entropy
 from torch import Tensor, nn
 
+from learning.models import cross_entropy
 from quietsum.learning.clipping import Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.dense import DenseStack
 from quietsum.learning.engine import engine_for

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.learning.models import cross_entropy
 from torch import Tensor, nn
 
+from learning.models import cross_entropy
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
 from quietsum.learning.engine import engine_for
