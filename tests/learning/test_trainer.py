@@ -17,15 +17,18 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from quietsum import ExactAccountant, Gaussian, Neighbours, PoissonSampled, Repeated
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.checked import ClaimContradicted
+from quietsum.learning.checked_descent import Silent
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engine import Batch
 from quietsum.learning.history import Epoch, progress_line
 from quietsum.learning.noise import TorchNoise
+from quietsum.learning.records import LabelsOutOfRange, Records
 from quietsum.learning.schedules import Growing, Stepwise
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
-from quietsum.learning.wrapping import Records, make_private
+from quietsum.learning.wrapping import make_private
 
 ROWS = 400
 
@@ -170,6 +173,21 @@ def test_before_training_the_step_is_checked_on_made_up_rows_and_too_little_nois
     trainer.close()
 
 
+def test_adaptive_clipping_that_leaves_its_count_without_noise_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = QuantileClip.next_norm
+
+    def bare(self: QuantileClip, max_norm: float, **counts: Any) -> float:
+        return honest(dataclasses.replace(self, rng=Silent()), max_norm, **counts)
+
+    monkeypatch.setattr(QuantileClip, "next_norm", bare)
+    with pytest.raises(ClaimContradicted, match=r"T3.*count"):
+        PrivateTrainer(network(), config(clipping="adaptive", count_noise=4.0)).train(records())
+    monkeypatch.setattr(QuantileClip, "next_norm", honest)
+    PrivateTrainer(network(), config(epochs=1, clipping="adaptive", count_noise=4.0)).train(records())  # the control
+
+
 # --------------------------------------------------------------------------------------------- what is public
 
 
@@ -186,6 +204,88 @@ def test_with_a_declared_size_another_record_changes_no_public_number() -> None:
     assert plans[0] == plans[1] == plans[2]
     counted = [plan_training(config(), size=count) for count in (ROWS, ROWS + 1)]
     assert counted[0] != counted[1]  # the control
+
+
+class Listed(Dataset[Any]):
+    """Records by number that are no tensor, so that their shape is not known from the outside."""
+
+    def __init__(self, count: int) -> None:
+        self.rows = list(zip(*records(), strict=True))[:count]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("kind", ["tensors", "a data set", "a loader"])
+def test_with_a_declared_size_no_records_train_like_one_record(kind: str) -> None:
+    plans, weights = [], []
+    for count in (0, 1):
+        data: Any = tuple(part[:count] for part in records()) if kind == "tensors" else Listed(count)
+        if kind == "a loader":
+            data = DataLoader(data, sampler=range(count))
+        trainer = PrivateTrainer(network(), config(epochs=1, public_size=ROWS))
+        example = None if kind == "tensors" else (torch.zeros(3), 0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            history = trainer.train(data, learning_rate=1.0, example=example)
+        assert history.stopped == "finished" and len(history.epochs) == 1
+        plans.append(trainer.plan)
+        weights.append(next(trainer.model.parameters()).detach())
+    assert plans[0] == plans[1]
+    assert not torch.equal(weights[0], next(network().parameters())), "an empty set's steps are noise, and steps"
+
+
+def test_a_missing_example_is_refused_whatever_the_data_set_holds() -> None:
+    said = []
+    for count in (0, 1, ROWS):
+        with pytest.raises(InvalidParameter, match="example") as refused:
+            train(data=Listed(count), epochs=1, public_size=ROWS)
+        said.append(str(refused.value))
+    assert len(set(said)) == 1
+    assert train(data=Listed(ROWS), epochs=1)[1].stopped == "finished"  # zero-out: the shape is public with the size
+
+
+def test_where_the_size_is_public_an_empty_set_is_refused() -> None:
+    for data in (tuple(part[:0] for part in records()), Listed(0)):
+        with pytest.raises(InvalidParameter, match="holds no records"):
+            train(data=data)
+    with pytest.raises(InvalidParameter, match="example"):
+        Records.of(records(), example=(torch.zeros(5), 0))
+    with pytest.raises(InvalidParameter, match="example"):
+        Records.of(Listed(3), example=object())
+
+
+def test_a_loop_by_hand_goes_over_no_records_too() -> None:
+    model = network()
+    _, optimizer, loader = make_private(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), Listed(0), config=config(epochs=1, public_size=ROWS),
+        example=(torch.zeros(3), 0),
+    )  # fmt: skip
+    for inputs, _ in loader:
+        assert len(inputs) == 0
+        optimizer.step()
+    assert not torch.equal(next(model.parameters()), next(network().parameters()))
+
+
+def test_labels_out_of_range_are_told_to_the_holder_or_counted_as_nothing_and_told_to_nobody(tmp_path: Path) -> None:
+    inputs, labels = records()
+    labels[7] = 2
+    with pytest.raises(LabelsOutOfRange, match="do not pass it on") as refused:
+        PrivateTrainer(network(), config(epochs=1), workspace=tmp_path).train((inputs, labels))
+    assert "7" not in str(refused.value) and not any(tmp_path.iterdir())
+    silent = PrivateTrainer(network(), config(epochs=1), check_labels=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert silent.train((inputs, labels)).stopped == "finished"
+
+
+def test_a_model_that_raises_on_a_row_alone_is_refused_instead_of_trained_on_noise() -> None:
+    alone = nn.Sequential(nn.Linear(3, 2), nn.GroupNorm(2, 2))  # torch does not normalise a single value
+    with pytest.raises(InvalidParameter, match=r"differentiated by the engine .* in a batch of 1"):
+        train(alone)
 
 
 def test_history_says_on_which_data_its_scores_stand_and_holds_no_other_number() -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.privacy.events import Gaussian, Laplace, PoissonSampled, PrivacyEvent
 from quietsum.sampling import Poisson
-from quietsum.selfcheck import Batch, Law, Outcome
+from quietsum.selfcheck import Batch, Law, Outcome, Twin
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +46,8 @@ class LogisticStep:
     population: int = 400
     precision: float = 2.3e-16
     allowance: float = 0.0
+    twin: Twin | None = None
+    beside_scale: float | None = None
     features: int = 10
     scale: float = 1.0
     total: Callable[[Batch, float, Law], Floats] = clipped
@@ -64,6 +66,9 @@ class LogisticStep:
             return width * self.rng.normals(self.features)
         signs = np.where(self.rng.coins(0.5, self.features), 1.0, -1.0)
         return width * signs * -np.log(self.rng.uniforms(self.features))
+
+    def beside(self, draws: int) -> Floats:
+        return np.empty(0) if self.beside_scale is None else self.beside_scale * self.rng.normals(draws)
 
     def release(self, batch: Batch) -> Floats:
         return self.deterministic(batch) + self.noise()

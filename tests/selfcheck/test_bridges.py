@@ -56,14 +56,16 @@ def bridge(
     model, clip = network(), clip or Flat(max_norm=0.7)
     rng = randomness_for_tests(seed)
 
-    def make() -> PrivateStep:
+    def make(some: nn.Module) -> PrivateStep:
         return PrivateStep.build(
-            model, cross_entropy, clip,
+            some, cross_entropy, clip,
             noise_multiplier=1.1, rate=0.05, expected_batch=20.0, engine=engine, mode=mode, rng=rng,
         )  # fmt: skip
 
-    referee = engine_for("naive", model, cross_entropy, clip)
-    return CheckedStep(make, rows=ROWS, population=400, referee=referee, name=engine, **more), model
+    def referee(some: nn.Module) -> Engine:
+        return engine_for("naive", some, cross_entropy, clip)
+
+    return CheckedStep(make, model, rows=ROWS, population=400, referee=referee, name=engine, **more), model
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -87,13 +89,18 @@ def test_every_engine_passes_the_short_check_again_and_again(engine: str) -> Non
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "opacus", "opacus-ghost"])
 def test_no_engine_is_accused_on_a_hundred_seeds(engine: str) -> None:
+    """Ours by all eleven tests; the others by those that see an engine, since noise, draws and books are the same."""
     for seed in range(100):
         step, model = bridge(engine, seed=seed)
+        rng = randomness_for_tests(1000 + seed)
         with while_checking(model):
-            report = run_selfcheck(step, rng=randomness_for_tests(1000 + seed), seconds=0.2)
-        assert report.passed, "\n".join(report.lines())
+            if engine == "bookkeeping":
+                reports = [run_selfcheck(step, rng=rng, seconds=0.2)]
+            else:
+                reports = [one_step(step, rng=rng), run_selfcheck(step, rng=rng, only=("T2", "T9"))]
+        assert all(report.passed for report in reports), "\n".join(line for r in reports for line in r.lines())
 
 
 @pytest.mark.parametrize("clip", [PerLayer(max_norm=1.0), Automatic(max_norm=2.0), FlatL1(max_norm=1.0)])

@@ -133,9 +133,22 @@ def test_both_networks_read_their_records(tmp_path: Path, small: dict[str, NDArr
     assert task.evaluate(model).on == "10,000 published test images"
 
 
-def test_the_network_must_be_known() -> None:
-    with pytest.raises(InvalidParameter, match="cnn"):
-        MnistTask(network="resnet")
+def test_settings_are_chosen_on_records_that_do_not_train(
+    tmp_path: Path, small: dict[str, NDArray[np.uint8]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "_HELD_OUT", 10)
+    write(tmp_path, small, "{stem}-idx{n}-ubyte.gz")
+    whole, choosing = MnistTask(folder=tmp_path), MnistTask(folder=tmp_path, evaluate_on="validation")
+    assert len(choosing.records()[0]) == choosing.size == 20 and len(whole.records()[0]) == whole.size == 30
+    assert choosing.evaluate(choosing.model()).on == "10 training images held out for choosing"
+
+
+def test_options_must_be_known() -> None:
+    for options, lesson in (({"network": "resnet"}, "cnn"), ({"evaluate_on": "train"}, "validation")):
+        with pytest.raises(InvalidParameter, match=lesson):
+            MnistTask(**options)
+    with pytest.raises(InvalidParameter, match="number 0"):
+        MnistTask(split=1)
 
 
 # -------------------------------------------------------------------------------------------- the features
@@ -190,7 +203,9 @@ def test_other_sizes_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (data_folder().is_dir() and os.environ.get("QUIETSUM_DATA")), reason="no MNIST here")
+@pytest.mark.skipif(
+    not os.environ.get("QUIETSUM_DATA"), reason="QUIETSUM_DATA names no folder with the downloaded data"
+)
 def test_the_published_files_have_the_known_sums() -> None:
     for part, (_, shape, _) in mnist.PARTS.items():
         assert read_part(data_folder(), part).shape == shape

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any, TextIO, final
 
@@ -18,6 +19,7 @@ from typer.core import TyperGroup
 
 from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
+from quietsum.cli.datasets import datasets
 from quietsum.cli.explain import explain
 from quietsum.cli.ledger import app as ledger
 from quietsum.cli.new import new
@@ -92,7 +94,15 @@ class Commands(TyperGroup):
 def _refuse(message: str, code: int = USAGE) -> int:
     with contextlib.suppress(BrokenPipeError):
         lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
-        print("error:", "\n  ".join(lines), file=sys.stderr)
+        if sys.stderr.isatty():  # people read words in lines; whatever reads a pipe wants one line for one error
+            lines = textwrap.wrap(f"error: {lines[0]}", 80, subsequent_indent="  ") + [
+                part
+                for line in lines[1:]
+                for part in textwrap.wrap(line, 80, initial_indent="  ", subsequent_indent="  ")
+            ]
+            print("\n".join(lines), file=sys.stderr)
+        else:
+            print("error:", "\n  ".join(lines), file=sys.stderr)
     return code
 
 
@@ -140,6 +150,7 @@ app.command(rich_help_panel=TRAIN)(plan)
 app.command(rich_help_panel=TRAIN)(run)
 app.command(rich_help_panel=TRAIN)(train)
 app.command(rich_help_panel=TRAIN)(selfcheck)
+app.command(rich_help_panel=LOOK)(datasets)
 app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(compare)

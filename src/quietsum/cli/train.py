@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["train"]
 
 TaskOption = Annotated[
-    str | None, typer.Option("--task", metavar="NAME", help="digits, mnist or my_module:MyTask.", show_default=False)
+    str | None,
+    typer.Option("--task", metavar="NAME", help="digits, mnist, fraud, … or my_module:MyTask.", show_default=False),
 ]
 EpsilonOption = Annotated[
     float | None,

@@ -127,10 +127,10 @@ class TorchNoise:
 
     def _whole(self, like: Sequence[Tensor]) -> tuple[float, Tensor]:
         """The grid's width, and noise in whole steps of it."""
-        width, scale = self._grid(like)
+        width, scale = self.grid(like)
         return width, torch.from_numpy(self._source.rounded_normals(scale, sum(part.numel() for part in like)))
 
-    def _grid(self, like: Sequence[Tensor]) -> tuple[float, float]:
+    def grid(self, like: Sequence[Tensor]) -> tuple[float, float]:
         """The grid's width and the noise's standard deviation on it, both from public values."""
         bits = max(_COARSEST, min(_FINEST, _WIDEST - math.ceil(math.log2(self.noise_multiplier))))
         coordinates = sum(part.numel() for part in like)
@@ -144,6 +144,12 @@ class TorchNoise:
         """The event to account for, before sampling."""
         kind = Gaussian if self.law == "gaussian" else Laplace
         return kind(noise_multiplier=self.noise_multiplier)
+
+    @property
+    def variance(self) -> float:
+        """The variance of one coordinate's noise: that of a Laplace number is twice its scale squared."""
+        scale = self.noise_multiplier * self.sensitivity
+        return scale * scale * (1.0 if self.law == "gaussian" else 2.0)
 
     def failure(self, coordinates: int) -> float:
         """How far that many draws may be from the ideal law in total variation; to be paid from δ."""

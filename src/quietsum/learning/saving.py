@@ -37,7 +37,7 @@ from quietsum.privacy.units import PrivacyUnit
 
 __all__ = ["VERSION", "Checkpoint", "TrainingBooks", "load_model", "read_checkpoint", "save_model", "write_checkpoint"]
 
-VERSION = 1
+VERSION = 2
 Tensors = dict[str, Tensor]
 
 
@@ -92,8 +92,10 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(tensors=tensors, about=about)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    total = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
+    """Of the tensors and of all that the header says of them."""
+    said = {name: value for name, value in about.items() if name != "digest"}
+    total = hashlib.sha256(json.dumps(said, sort_keys=True, allow_nan=False).encode())
     for name in sorted(tensors):
         value = tensors[name]
         total.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -104,7 +106,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
 def _write(path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None:
     from safetensors.torch import save
 
-    text = json.dumps({**about, "tensors": _digest(tensors)}, sort_keys=True, allow_nan=False)
+    text = json.dumps({**about, "digest": _digest(tensors, about)}, sort_keys=True, allow_nan=False)
     neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
             about = json.loads((file.metadata() or {})["quietsum"])
         if about["version"] != VERSION:
             raise CorruptState(f"{path} has version {about['version']!r}, this quietsum reads {VERSION}")
-        if about["tensors"] != _digest(tensors):
+        if about["digest"] != _digest(tensors, about):
             raise CorruptState(f"{path} is not what was saved; restore it from a backup")
     except CorruptState:
         raise
@@ -284,6 +286,7 @@ def _read_about(path: Path) -> Mapping[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             about: dict[str, Any] = json.loads((file.metadata() or {})["quietsum"])
+        about["head"]
         return about
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); restore it from a backup, or delete it") from None

@@ -13,6 +13,7 @@ Repeated(times=15, event=PoissonSampled(rate=0.1, event=Gaussian(noise_multiplie
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
@@ -37,6 +38,9 @@ __all__ = [
     "stages",
     "step_event",
 ]
+
+
+_LEAST, _MOST = 1e-9, 1e12  # of noise multipliers and clip norms
 
 
 class Schedule(Protocol):
@@ -130,8 +134,15 @@ def stages(schedule: Schedule, *, epochs: int, steps_per_epoch: int, noise: floa
     """One stage an epoch."""
     found = []
     for epoch in range(whole_number("epochs", epochs, 1)):
-        of_noise, of_clip = schedule.factors(epoch, epochs)
-        found.append(Stage(steps=steps_per_epoch, noise_multiplier=noise * of_noise, max_norm=clip * of_clip))
+        try:
+            of_noise, of_clip = schedule.factors(epoch, epochs)
+        except OverflowError:
+            of_noise = of_clip = math.inf
+        stage = Stage(steps=steps_per_epoch, noise_multiplier=noise * of_noise, max_norm=clip * of_clip)
+        if not (_LEAST < stage.noise_multiplier < _MOST and _LEAST < stage.max_norm < _MOST):
+            problem = f"leads to noise {stage.noise_multiplier:.3g} and clip {stage.max_norm:.3g} in epoch {epoch + 1}"
+            raise InvalidParameter("schedule", schedule, problem, "let it change less often or by less")
+        found.append(stage)
     return tuple(found)
 
 

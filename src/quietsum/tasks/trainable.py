@@ -1,7 +1,7 @@
 """Tasks for ``quietsum train``: one site, one torch model.
 
 >>> sorted(TRAINABLE)
-['digits', 'mnist']
+['cards', 'chest-xray', 'digits', 'fashion-mnist', 'fraud', 'mnist', 'nuclei', 'pose']
 >>> trainable_task("digit")
 Traceback (most recent call last):
 ...
@@ -11,6 +11,8 @@ quietsum.errors.InvalidParameter: task = 'digit' is not known; did you mean "dig
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
@@ -23,19 +25,26 @@ __all__ = ["TRAINABLE", "trainable_task"]
 _NEEDED: Final = ("name", "title", "size", "public", "settings", "model", "loss", "records", "evaluate")
 
 
-def _digits(options: Mapping[str, Any]) -> TorchTask:
-    from quietsum.tasks.digits import DigitsTask
+def _late(where: str) -> Callable[[Mapping[str, Any]], TorchTask]:
+    """The class ``module:name``, imported when a task is made of it: torch is heavy."""
 
-    return DigitsTask(**options)
+    def made(options: Mapping[str, Any]) -> TorchTask:
+        module, _, kind = where.partition(":")
+        return cast(TorchTask, getattr(importlib.import_module(module), kind)(**options))
 
-
-def _mnist(options: Mapping[str, Any]) -> TorchTask:
-    from quietsum.tasks.mnist import MnistTask
-
-    return MnistTask(**options)
+    return made
 
 
-TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {"digits": _digits, "mnist": _mnist}
+TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
+    "digits": _late("quietsum.tasks.digits:DigitsTask"),
+    "mnist": _late("quietsum.tasks.mnist:MnistTask"),
+    "fashion-mnist": _late("quietsum.tasks.mnist:FashionMnistTask"),
+    "chest-xray": _late("quietsum.tasks.chest_xray:ChestXrayTask"),
+    "nuclei": _late("quietsum.tasks.nuclei:NucleiTask"),
+    "fraud": _late("quietsum.tasks.fraud:FraudTask"),
+    "cards": _late("quietsum.tasks.cards:CardsTask"),
+    "pose": _late("quietsum.tasks.pose:PoseTask"),
+}
 
 
 def trainable_task(name: str, options: Mapping[str, Any] | None = None) -> TorchTask:
@@ -60,6 +69,9 @@ def require_torch() -> None:
 
 def _own(name: str, options: Mapping[str, Any]) -> TorchTask:
     module, _, kind = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that no file beside yours hides an installed module
     try:
         task = getattr(importlib.import_module(module), kind)(**options)
     except Exception as error:  # whatever a user's module raises
