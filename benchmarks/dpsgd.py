@@ -6,7 +6,7 @@
 Every step does the same: forward, loss, gradient (private: clip each example at 1, add noise at σ = 1, divide by the
 batch), SGD update. All run in one process in turn, a step each; the figure is the median over rounds of the ratio to
 the plain step of the same round. A step of half a millisecond finds the processor's caches full of its neighbours'
-code that way, so small models are measured a second time with 40 steps of each in a row, which favours the plain one.
+code that way; in training it follows itself. So small models are measured a second time, 40 steps of each in a row.
 On a CPU: one thread, process time. On a GPU: CUDA events and the peak of allocated memory. Opacus runs as its users run
 it: its modules, its optimizer, its noise. ``ours`` draws fast noise; ``ours, secure`` draws noise that is safe against
 floating-point attacks.

@@ -116,7 +116,7 @@ def test_secure_noise_covers_what_rounding_adds_to_the_sensitivity() -> None:
     noise = TorchNoise(noise_multiplier=2.0, sensitivity=1.0, mode="secure", expected_batch=1.0)
     coordinates = 10_000
     like = [torch.zeros(coordinates, dtype=torch.float64)]
-    width, scale = noise._grid(like)
+    width, scale = noise.grid(like)
     covered = scale / 2.0
     worst = 0.0
     for _ in range(20):

@@ -1,33 +1,29 @@
-"""The bridge from a torch step to :mod:`quietsum.selfcheck`: tensors to arrays, and a step taken apart.
+"""The check before a training: is the step of an unknown model what it claims to be?
 
-The self-check knows arrays and vectors. :class:`CheckedStep` wraps a :class:`~quietsum.learning.step.PrivateStep` and
-feeds it made-up rows of the data's shape; no protected record is read. :func:`refuse_unsound` is the check before a
-training of an unknown model, :func:`checked_task` wraps a task of the command line. The numpy descent has a bridge of
-its own, without torch, in :mod:`quietsum.learning.checked_descent`.
+:func:`refuse_unsound` tries a :class:`~quietsum.learning.checked_step.CheckedStep` on made-up rows and refuses one that
+is not, :func:`checked_task` wraps a task of the command line. The numpy descent has a bridge of its own, without torch,
+in :mod:`quietsum.learning.checked_descent`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import QuietsumError, whole_number
 from quietsum.learning.checked_descent import MadeUp
+from quietsum.learning.checked_step import CheckedStep
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.engine import Engine, engine_for
+from quietsum.learning.engine import engine_for
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.events import Gaussian, Laplace, PoissonSampled, PrivacyEvent
 from quietsum.privacy.units import Neighbours
 from quietsum.selfcheck.report import CheckReport
-from quietsum.selfcheck.seam import Batch, Floats, Law, Outcome
 from quietsum.selfcheck.suite import one_step
 
 __all__ = [
@@ -39,127 +35,6 @@ __all__ = [
     "refuse_unsound",
     "while_checking",
 ]
-
-
-@final
-class CheckedStep:
-    """A :class:`~quietsum.learning.step.PrivateStep` under test.
-
-    ``make`` builds the step and is called again for every restart, as a new process would. ``referee`` is an engine
-    for the naive sum. ``constants`` gives the numbers that steer a run for a number of records; those of the step
-    itself are always among them. ``said`` is what a trainer lets out about a batch besides its gradient, a loss say.
-    Dropout must be off (:func:`while_checking`), since a sum that changes cannot be replayed.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], PrivateStep],
-        *,
-        rows: MadeUp,
-        population: int,
-        referee: Engine | None = None,
-        constants: Callable[[int], Mapping[str, float]] | None = None,
-        said: Callable[[tuple[Tensor, ...]], Mapping[str, float]] | None = None,
-        name: str = "",
-        charged: int = 0,
-    ) -> None:
-        self._said = said
-        self._make, self._rows, self._referee, self._constants = make, rows, referee, constants
-        self._step, self._charged = make(), charged
-        if self._step.adaptive is not None:  # a bound that moves cannot be replayed; the step at one bound can
-            self._step.adaptive = None
-        self.population = whole_number("population", population, 1)
-        self.name = name or "private step"
-        event = self._step.event()
-        inner = event.event if isinstance(event, PoissonSampled) else event
-        if not isinstance(inner, Gaussian | Laplace):
-            raise InvalidParameter("event", type(inner).__name__, "cannot be checked", "use Gaussian or Laplace noise")
-        self.law = Law.LAPLACE if isinstance(inner, Laplace) else Law.GAUSSIAN
-        self.sensitivity, self.noise_multiplier = float(self._step.sensitivity), float(self._step.noise_multiplier)
-        self.rate = float(self._step.rate)
-        self._device = self._step.engine.parameters[0].device
-
-    @property
-    def precision(self) -> float:
-        """Of the parameters' dtype."""
-        return float(torch.finfo(self._step.engine.parameters[0].dtype).eps)
-
-    @property
-    def allowance(self) -> float:
-        """Secure noise covers the rounding of the sum, and is that much wider than claimed."""
-        if self._step.mechanism.mode != "secure":
-            return 0.0
-        width, scale = self._step.mechanism._grid(self._step.engine.parameters)
-        return width * scale / (self.noise_multiplier * self.sensitivity) - 1
-
-    def examples(self, count: int, rng: RandomSource) -> Batch:
-        """Made-up rows."""
-        return self._rows.draw(count, rng)
-
-    def _tensors(self, batch: Batch) -> tuple[Tensor, ...]:
-        return tuple(torch.from_numpy(np.ascontiguousarray(part)).to(self._device) for part in batch)
-
-    def deterministic(self, batch: Batch) -> Floats:
-        """Σ clipped, before the noise."""
-        return flat(self._step.deterministic(self._tensors(batch)))
-
-    def noise(self) -> Floats:
-        """What is added to that sum."""
-        return flat(self._step.noise())
-
-    def release(self, batch: Batch) -> Floats:
-        """The gradient that training sees, times the public expected batch."""
-        return flat(self._step.gradient(self._tensors(batch))) * float(self._step.expected_batch)
-
-    def sample(self, population: int) -> NDArray[np.int64]:
-        """One draw."""
-        return np.asarray(self._step.sample(population), dtype=np.int64)
-
-    def run(self, batches: Sequence[Batch]) -> Outcome:
-        """One charge and one release for each batch."""
-        self._charged += len(batches)
-        said: dict[str, float] = {}
-        if self._said is not None:
-            for batch in batches:
-                said.update(self._said(self._tensors(batch)))
-        releases = tuple(self.release(batch) for batch in batches)
-        return Outcome(releases=releases, charged=self._charged, said=said)
-
-    def restarted(self) -> CheckedStep:
-        """Another one from the same settings; only the books go on."""
-        return CheckedStep(
-            self._make,
-            rows=self._rows,
-            population=self.population,
-            referee=self._referee,
-            constants=self._constants,
-            said=self._said,
-            name=self.name,
-            charged=self._charged,
-        )
-
-    def public_constants(self, population: int) -> Mapping[str, float]:
-        """What steers the run."""
-        own = {
-            "rate": self.rate,
-            "expected batch": float(self._step.expected_batch),
-            "noise multiplier": self.noise_multiplier,
-            "sensitivity": self.sensitivity,
-        }
-        return own | (dict(self._constants(population)) if self._constants else {})
-
-    def event(self) -> PrivacyEvent:
-        """What the accountant hears."""
-        return self._step.event()
-
-    def reference(self, batch: Batch) -> Floats | None:
-        """The referee's sum."""
-        return None if self._referee is None else flat(self._referee.clipped_sum(self._tensors(batch)))
-
-
-def flat(parts: Sequence[Tensor]) -> Floats:
-    """Tensors as one float64 vector."""
-    return np.concatenate([part.detach().cpu().double().numpy().ravel() for part in parts])
 
 
 @contextlib.contextmanager
@@ -269,9 +144,9 @@ def checked_task(
         outputs = model(blank[0].to(device))
     classes = int(outputs.shape[-1]) if outputs.dim() > 1 else 2
 
-    def make() -> PrivateStep:
+    def make(some: nn.Module) -> PrivateStep:
         return PrivateStep.build(
-            model,
+            some,
             task.loss,
             clip,
             noise_multiplier=noise_multiplier,
@@ -283,9 +158,10 @@ def checked_task(
 
     step = CheckedStep(
         make,
+        model,
         rows=MadeUp.like(tuple(part.numpy() for part in blank), below=classes),
         population=population,
-        referee=engine_for("naive", model, task.loss, clip),
-        name=f"{task.name}, engine {make().engine.name}",
+        referee=lambda some: engine_for("naive", some, task.loss, clip),
+        name=f"{task.name}, engine {make(model).engine.name}",
     )
     return step, model

@@ -22,7 +22,7 @@ from quietsum.privacy.events import PrivacyEvent
 from quietsum.sampling import Everyone, Poisson
 from quietsum.selfcheck.seam import Batch, Floats, Law, Outcome
 
-__all__ = ["CheckedDescent", "Field", "MadeUp"]
+__all__ = ["CheckedDescent", "Field", "MadeUp", "Silent"]
 
 
 @final
@@ -87,7 +87,7 @@ class _Rows:
 
 
 @final
-class _Silent:
+class Silent:
     """A source whose noise is zero, to see the sum that noise is added to. Only the self-check has one."""
 
     for_tests = True
@@ -127,6 +127,7 @@ class CheckedDescent:
 
     law = Law.GAUSSIAN
     allowance = 0.0  # the grid's norm is verified, so nothing needs to be covered
+    twin = None  # floats are double
 
     def __init__(
         self,
@@ -177,11 +178,15 @@ class CheckedDescent:
 
     def deterministic(self, batch: Batch) -> Floats:
         """The step with silent noise."""
-        return self._steps(batch, _Silent())
+        return self._steps(batch, Silent())
 
     def noise(self) -> Floats:
         """The step on nobody."""
         return self._steps(self._rows.draw(0, self._rng), self._rng)
+
+    def beside(self, draws: int) -> Floats:
+        """Nothing is released beside the sum."""
+        return np.empty(0)
 
     def release(self, batch: Batch) -> Floats:
         """The step."""

@@ -54,17 +54,9 @@ class Clip(Protocol):
         ...
 
 
-@final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flat:
-    """One norm over all parameters, cut at ``max_norm``.
-
-    Guarantees: no example's clipped gradient is longer than ``max_norm``, up to the rounding of one multiplication.
-
-    >>> import torch
-    >>> Flat(max_norm=1.0).factors(torch.tensor([[0.5], [4.0], [float("nan")]])).flatten().tolist()
-    [1.0, 0.25, 0.0]
-    """
+class _Bound:
+    """What the rules share: C is the sensitivity, and one norm is taken over all parameters."""
 
     max_norm: float
     order: int = dataclasses.field(default=2, init=False, repr=False)
@@ -81,14 +73,27 @@ class Flat:
         """See :class:`Clip`."""
         return (tuple(range(len(names))),)
 
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flat(_Bound):
+    """One norm over all parameters, cut at ``max_norm``.
+
+    Guarantees: no example's clipped gradient is longer than ``max_norm``, up to the rounding of one multiplication.
+
+    >>> import torch
+    >>> Flat(max_norm=1.0).factors(torch.tensor([[0.5], [4.0], [float("nan")]])).flatten().tolist()
+    [1.0, 0.25, 0.0]
+    """
+
     def factors(self, norms: Tensor) -> Tensor:
         """See :class:`Clip`."""
-        return norms.reciprocal().mul_(self.max_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return _cut(norms, self.max_norm)
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FlatL1:
+class FlatL1(_Bound):
     """One L1 norm over all parameters, cut at ``max_norm``: what Laplace noise needs.
 
     Guarantees: no example's clipped gradient has an L1 norm above ``max_norm``; its L2 norm is then no larger.
@@ -97,29 +102,16 @@ class FlatL1:
     1
     """
 
-    max_norm: float
     order: int = dataclasses.field(default=1, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        positive("max_norm", self.max_norm)
-
-    @property
-    def sensitivity(self) -> float:
-        """See :class:`Clip`."""
-        return self.max_norm
-
-    def groups(self, names: Sequence[str]) -> Groups:
-        """See :class:`Clip`."""
-        return (tuple(range(len(names))),)
 
     def factors(self, norms: Tensor) -> Tensor:
         """See :class:`Clip`."""
-        return norms.reciprocal().mul_(self.max_norm).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return _cut(norms, self.max_norm)
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PerLayer:
+class PerLayer(_Bound):
     """One norm per layer, each cut at max_norm/√L, so that all L together stay within ``max_norm``.
 
     A layer is a module with its own parameters: weight and bias of one Linear share a norm.
@@ -131,17 +123,6 @@ class PerLayer:
     ((0, 1), (2, 3), (4,))
     """
 
-    max_norm: float
-    order: int = dataclasses.field(default=2, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        positive("max_norm", self.max_norm)
-
-    @property
-    def sensitivity(self) -> float:
-        """See :class:`Clip`."""
-        return self.max_norm
-
     def groups(self, names: Sequence[str]) -> Groups:
         """See :class:`Clip`."""
         layers: dict[str, list[int]] = {}
@@ -151,13 +132,12 @@ class PerLayer:
 
     def factors(self, norms: Tensor) -> Tensor:
         """See :class:`Clip`."""
-        share = self.max_norm / math.sqrt(norms.shape[1])
-        return norms.reciprocal().mul_(share).clamp_(max=1.0).nan_to_num_(nan=0.0)
+        return _cut(norms, self.max_norm / math.sqrt(norms.shape[1]))
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Automatic:
+class Automatic(_Bound):
     """Normalise instead of cutting: g · C / (‖g‖ + stability). Every example weighs nearly the same; C needs no tuning.
 
     Guarantees: no example's clipped gradient is longer than ``max_norm``; it is always a little shorter.
@@ -165,25 +145,21 @@ class Automatic:
     >>> import torch
     >>> Automatic(max_norm=1.0).factors(torch.tensor([[0.99], [float("inf")]])).flatten().tolist()
     [1.0, 0.0]
+    >>> Automatic(max_norm=2.0)
+    Automatic(max_norm=2.0, stability=0.01)
     """
 
-    max_norm: float
     stability: float = 0.01
-    order: int = dataclasses.field(default=2, init=False, repr=False)
 
     def __post_init__(self) -> None:
         positive("max_norm", self.max_norm)
         positive("stability", self.stability)
 
-    @property
-    def sensitivity(self) -> float:
-        """See :class:`Clip`."""
-        return self.max_norm
-
-    def groups(self, names: Sequence[str]) -> Groups:
-        """See :class:`Clip`."""
-        return (tuple(range(len(names))),)
-
     def factors(self, norms: Tensor) -> Tensor:
         """See :class:`Clip`."""
         return (norms + self.stability).reciprocal_().mul_(self.max_norm).nan_to_num_(nan=0.0)
+
+
+def _cut(norms: Tensor, bound: float) -> Tensor:
+    """min(1, bound / norm), and 0 for a norm that is not finite."""
+    return norms.reciprocal().mul_(bound).clamp_(max=1.0).nan_to_num_(nan=0.0)

@@ -109,6 +109,11 @@ class PrivacyConfig:
             raise InvalidParameter("clipping", self.clipping, problem, "use a constant schedule with it")
 
     @property
+    def size_is_private(self) -> bool:
+        """Whether a neighbouring data set may hold one record more or less, or none at all."""
+        return self.public_size is not None and self.neighbours in (None, Neighbours.ADD_REMOVE)
+
+    @property
     def noise_of_count(self) -> float:
         """σ_b of adaptive clipping: stated, or a twentieth of the batch."""
         return self.batch_size / 20 if self.count_noise is None else self.count_noise
@@ -237,7 +242,10 @@ def _declared(config: PrivacyConfig, size: int) -> tuple[Neighbours, int]:
             "neighbours", str(config.neighbours), "makes the number of records private, and the rate follows from it",
             "declare public_size, a round number that stays when a record comes or goes, or use zero-out",
         )  # fmt: skip
-    return config.neighbours or Neighbours.ZERO_OUT, whole_number("len(dataset)", size, 1, "there must be records")
+    if size < 1:
+        remedy = "pass at least one, or declare public_size, with which an empty set trains like any other"
+        raise InvalidParameter("data", "the data set", "holds no records", remedy)
+    return config.neighbours or Neighbours.ZERO_OUT, whole_number("len(dataset)", size, 1)
 
 
 def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: dict[str, Any]) -> None:

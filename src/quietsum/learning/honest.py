@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -24,12 +25,17 @@ from quietsum.selfcheck.seam import Batch, Floats, Law, Outcome
 __all__ = ["Trainer", "clip", "clip_to", "gradients", "laplace_noise", "lengths", "normal_noise", "tensors"]
 
 INPUTS, HIDDEN, CLASSES = 6, 8, 3
+COUNT_WEIGHT = 0.5  # of a count that is released with the sum, in units of the clip norm
 
 
 @final
 @dataclasses.dataclass(kw_only=True)
 class Trainer:
-    """DP-SGD in parts. As it stands it is correct; ``dataclasses.replace`` exchanges a part for a broken one."""
+    """DP-SGD in parts. As it stands it is correct; ``dataclasses.replace`` exchanges a part for a broken one.
+
+    ``counts`` releases with the sum how many examples lie within the clip norm, as adaptive clipping does: one more
+    coordinate, which a record moves by half of ``COUNT_WEIGHT``, with the same noise times ``count_factor``.
+    """
 
     name: str = "honest"
     caught_by: tuple[str, ...] = ()
@@ -40,7 +46,10 @@ class Trainer:
     population: int = 300
     precision: float = 2.3e-16
     allowance: float = 0.0
+    twin: None = None
     normed: bool = False
+    counts: bool = False
+    count_factor: float = 1.0
     skips_empty: bool = False
     forgets: bool = False
     accounted_rate: float = 0.08
@@ -61,6 +70,13 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.state = {"generator": self.reseeded()}
+        if self.counts:
+            self.sensitivity = math.hypot(self.bound, COUNT_WEIGHT / 2)
+
+    @property
+    def bound(self) -> float:
+        """The clip norm; the sensitivity, unless a count is released as well."""
+        return 1.0 if self.counts else self.sensitivity
 
     @functools.cached_property
     def model(self) -> nn.Module:
@@ -87,15 +103,31 @@ class Trainer:
 
     def deterministic(self, batch: Batch) -> Floats:
         """The sum."""
-        return self.total(self, batch)
+        return self._counted(self.total(self, batch), batch)
+
+    def _counted(self, total: Floats, batch: Batch) -> Floats:
+        if not self.counts:
+            return total
+        with np.errstate(all="ignore"):
+            small = lengths(self, gradients(self, batch)) <= self.bound
+        return np.append(total, COUNT_WEIGHT * (small.sum() - len(small) / 2))
 
     def noise(self) -> Floats:
         """The noise."""
-        return self.added(self, None)
+        return self._noised(self.added(self, None))
+
+    def _noised(self, noise: Floats) -> Floats:
+        if not self.counts:
+            return noise
+        return np.append(noise, self.noise_multiplier * self.sensitivity * self.beside(1))
+
+    def beside(self, draws: int) -> Floats:
+        """The count's noise, where there is a count."""
+        return self.count_factor * self.rng.normals(draws) if self.counts else np.empty(0)
 
     def release(self, batch: Batch) -> Floats:
         """Both."""
-        return (self.used or self.total)(self, batch) + self.added(self, batch)
+        return self._counted((self.used or self.total)(self, batch), batch) + self._noised(self.added(self, batch))
 
     def sample(self, population: int) -> NDArray[np.int64]:
         """One draw."""
@@ -127,7 +159,7 @@ class Trainer:
     def reference(self, batch: Batch) -> Floats | None:
         """The honest sum, one example at a time."""
         terms = [clip(self, gradients(self, tuple(part[[row]] for part in batch))) for row in range(len(batch[0]))]
-        return np.sum(terms, axis=0) if terms else np.zeros(self.dimension)
+        return self._counted(np.sum(terms, axis=0) if terms else np.zeros(self.dimension), batch)
 
 
 # ------------------------------------------------------------------------------------------------- its parts
@@ -169,7 +201,7 @@ def clip_to(each: Floats, norms: Floats, bound: float) -> Floats:
 
 def clip(trainer: Trainer, each: Floats) -> Floats:
     """The sum of clipped rows."""
-    return np.asarray(clip_to(each, lengths(trainer, each), trainer.sensitivity).sum(axis=0))
+    return np.asarray(clip_to(each, lengths(trainer, each), trainer.bound).sum(axis=0))
 
 
 def normal_noise(trainer: Trainer, factor: float = 1.0) -> Floats:

@@ -244,6 +244,8 @@ def _mutants() -> dict[str, Callable[[], Trainer]]:
             one("norm without biases", "T1", total=last_layer_norm),
             one("error on a NaN row", "T5", total=raises_on_nan),
             one("half a gradient", "T9", total=half_gradient),
+            one("count without noise", "T3", counts=True, count_factor=0.0),
+            one("count with half its noise", "T3", counts=True, count_factor=0.5),
         ]
     )  # fmt: skip
 

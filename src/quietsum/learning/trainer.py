@@ -28,9 +28,10 @@ from quietsum.learning.engine import Loss, trainable
 from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
 from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
+from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.saving import TrainingBooks, load_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.learning.wrapping import Records, build_step, rehearse
+from quietsum.learning.wrapping import build_step
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
@@ -50,6 +51,12 @@ class PrivateTrainer:
     are charged and checkpointed together as ``checkpoint_every`` says, a twentieth of all unless stated: a kill loses
     them. Before the first charge the step passes a self-check on made-up rows, unless ``selfcheck`` is False, which is
     for models that passed the long one. ``rng`` is for tests.
+
+    What is raised before the first charge speaks to the holder of the data. One such error knows a record: labels that
+    are no classes of the model (:class:`~quietsum.learning.records.LabelsOutOfRange`). It says neither which nor how
+    many, it is written nowhere, and it must not be passed on. Where others would see that a run was refused, say
+    ``check_labels=False``: such records then count as zero, in silence, and nothing raised depends on what a record
+    holds.
     """
 
     def __init__(
@@ -67,6 +74,7 @@ class PrivateTrainer:
         watch: Callable[[Epoch], None] | None = None,
         checkpoint_every: int | None = None,
         selfcheck: bool = True,
+        check_labels: bool = True,
         rng: RandomSource | None = None,
     ) -> None:
         refuse_mixing(model)
@@ -82,7 +90,7 @@ class PrivateTrainer:
         self._optimizer: BoundOptimizer | None = None
         self._books: TrainingBooks | None = None
         self._shows_average = False
-        self._selfcheck = selfcheck
+        self._selfcheck, self._check_labels = selfcheck, check_labels
         self._every = 1 if checkpoint_every is None else whole_number("checkpoint_every", checkpoint_every, 1)
         self._every_stated = checkpoint_every is not None
 
@@ -98,6 +106,7 @@ class PrivateTrainer:
         optimizer: str | OptimizerKind = "sgd",
         resume: bool = False,
         val_name: str = UNPROTECTED,
+        example: Any = None,
     ) -> History:
         """Run the plan, or what is left of it, and return what may be known.
 
@@ -105,9 +114,16 @@ class PrivateTrainer:
         tensors. ``val_loader`` holds records that nobody needs to protect: scores on them are free and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
         done. ``resume`` goes on with a run of the workspace whose process has ended.
+
+        With a declared ``public_size`` the number of records is private and may be zero; steps are then noise alone.
+        The shape of a record is that of the tensors, or of ``example``, one made-up record as the data set would return
+        it; a data set that is no tensor is refused without one, however many records it holds.
         """
         learning_rate = positive("learning_rate", learning_rate)
-        records = Records.of(train_loader, quiet=self._spending is not None)  # said once
+        records = Records.of(
+            train_loader, quiet=self._spending is not None, example=example,  # replaced batches are said once
+            size_is_private=self.config.size_is_private,
+        )  # fmt: skip
         if self._spending is None:
             self._begin(records, num_epochs, optimizer, resume)
         elif num_epochs is not None and num_epochs != self._spending.plan.epochs:
@@ -143,9 +159,11 @@ class PrivateTrainer:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
         with _training(self.model):
-            rehearse(self.model, self.loss, records, self._device)
+            rehearse(self.model, self.loss, records, self._device, check_labels=self._check_labels)
         plan = plan_training(self.config, size=len(records), epochs=epochs)
         step = build_step(self.model, self.loss, self.config, plan, self._rng)
+        with _training(self.model):
+            rehearse_step(step, records, self._device)
         if self._selfcheck:
             self._check(records, plan)
         kind = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
@@ -179,8 +197,8 @@ class PrivateTrainer:
             with torch.no_grad(), while_checking(self.model):
                 classes = int(self.model(records.made_up(self._device)[0]).shape[-1])
         step = CheckedStep(
-            lambda: build_step(self.model, self.loss, self.config, plan), rows=MadeUp.like(rows, below=classes),
-            population=plan.size, name="the training step",
+            lambda model: build_step(model, self.loss, self.config, plan), self.model,
+            rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
         )  # fmt: skip
         with _training(self.model):
             refuse_unsound(step, self.model)

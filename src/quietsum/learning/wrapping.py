@@ -1,196 +1,30 @@
-"""A person's own data and loop: records by number, Poisson batches in place of a loader's, made-up rows for rehearsal.
+"""A person's own data and loop: Poisson batches in place of a loader's.
 
 An ordinary loader shuffles and cuts. Accounted as Poisson sampling that under-reports ε several times over (Chua et al.
-2024), so the loader's data set is taken and the batches are drawn here. :func:`make_private` does the same for a loop
-written by hand.
+2024), so the loader's data set is taken and the batches are drawn here. :func:`build_step` makes the step that a
+config asks for; :func:`make_private` is for a loop written by hand.
 """
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch import nn
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
-from quietsum.learning.engine import Batch, Loss, losses_of
-from quietsum.learning.mixing import mixes_examples, refuse_mixing
+from quietsum.learning.engine import Batch, Loss
+from quietsum.learning.mixing import refuse_mixing
+from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
 __all__ = ["PoissonLoader", "PrivateOptimizer", "Records", "build_step", "make_private", "rehearse"]
-
-_ROWS = 4  # of a made-up batch
-
-
-@final
-class Records:
-    """Protected records by number. Printing them shows nothing.
-
-    ``schema`` holds the shapes and types of a record, read off the first one and public by declaration.
-    """
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
-        self._tensors = tuple(dataset.tensors) if isinstance(dataset, TensorDataset) else None
-        self._dataset, self._collate = dataset, collate
-        self.schema = tuple((tuple(part.shape[1:]), part.dtype) for part in self._first())
-
-    @classmethod
-    def of(cls, data: Any, *, quiet: bool = False) -> Records:
-        """From a DataLoader, a Dataset or a tuple of tensors. A loader's batching is replaced, which is said once."""
-        if isinstance(data, Records):
-            return data
-        if isinstance(data, DataLoader):
-            if not quiet:
-                warnings.warn(
-                    "the loader's batches are replaced by Poisson batches of its data set: only they have the "
-                    "amplification that is accounted for", stacklevel=3,
-                )  # fmt: skip
-            own = None if data.collate_fn is default_collate else data.collate_fn
-            return cls(_indexable(data.dataset), own)
-        if isinstance(data, Sequence) and data and all(isinstance(part, Tensor) for part in data):
-            if len({len(part) for part in data}) != 1:
-                raise InvalidParameter("data", [tuple(p.shape) for p in data], "has parts of unequal length")
-            return cls(TensorDataset(*data))
-        return cls(_indexable(data))
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __repr__(self) -> str:
-        return f"Records(schema={self.schema})"
-
-    @property
-    def tensors(self) -> Batch | None:
-        """All records at once, where they lie in memory as tensors."""
-        return self._tensors
-
-    def batch(self, indices: NDArray[np.int64], device: torch.device | None = None) -> Batch:
-        """The records with these numbers. One that cannot be read, or has another shape, is left out in silence."""
-        if self._tensors is not None:
-            chosen = torch.from_numpy(indices)
-            return tuple(part[chosen].to(device) for part in self._tensors)
-        rows = [row for index in indices.tolist() if (row := self._row(index)) is not None]
-        if not rows:
-            return tuple(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype in self.schema)
-        return tuple(part.to(device) for part in self._collated(rows))
-
-    def _collated(self, rows: list[Any]) -> Batch:
-        """The rows as one batch. What one record does to a collate function of one's own must not erase the others."""
-        if self._collate is None:
-            return _parts(default_collate(rows))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with contextlib.suppress(Exception):
-                return _parts(self._collate(rows))
-            kept = []
-            for row in rows:
-                with contextlib.suppress(Exception):
-                    _parts(self._collate([row]))
-                    kept.append(row)
-            with contextlib.suppress(Exception):
-                return _parts(self._collate(kept))
-        raise QuietsumError(
-            "the loader's collate_fn takes records one by one and not together; pad them to one public length"
-        )
-
-    def _row(self, index: int) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                row = self._dataset[index]
-                if self._collate is not None:
-                    return row
-                parts = _parts(default_collate([row]))
-                fits = tuple((tuple(part.shape[1:]), part.dtype) for part in parts) == self.schema
-                return row if fits else None
-            except Exception:  # what a record raises is a fact about that record
-                return None
-
-    def _first(self) -> Batch:
-        if not len(self._dataset):
-            raise InvalidParameter("data", "the data set", "holds no records", "pass at least one")
-        if self._tensors is not None:
-            return tuple(part[:1] for part in self._tensors)
-        try:
-            return _parts((self._collate or default_collate)([self._dataset[0]]))
-        except QuietsumError:
-            raise
-        except Exception as error:
-            problem = f"gives no record that can be put into a batch ({type(error).__name__})"
-            raise InvalidParameter("data", type(self._dataset).__name__, problem, "return (inputs, label)") from None
-
-    def made_up(self, device: torch.device | None = None) -> Batch:
-        """A few rows of the right shape that belong to nobody: random numbers, and 0, 1, 0, 1 for whole ones."""
-        generator = torch.Generator().manual_seed(0)
-        rows = []
-        for shape, dtype in self.schema:
-            if dtype.is_floating_point:
-                rows.append(torch.randn((_ROWS, *shape), generator=generator).to(dtype))
-            else:
-                pattern = torch.arange(_ROWS).remainder(2).to(dtype)
-                rows.append(pattern.view(_ROWS, *([1] * len(shape))).expand(_ROWS, *shape).clone())
-        return tuple(row.to(device) for row in rows)
-
-
-def _indexable(data: Any) -> Any:
-    if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-        problem = "has no records by number, and every record needs its own coin"
-        raise InvalidParameter("data", type(data).__name__, problem, "pass a Dataset with __len__ and __getitem__")
-    return data
-
-
-def _parts(collated: Any) -> Batch:
-    parts = (collated,) if isinstance(collated, Tensor) else collated
-    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, Tensor) for part in parts):
-        problem = "does not come as tensors"
-        raise InvalidParameter("batch", type(collated).__name__, problem, "let the data set return (inputs, label)")
-    return tuple(parts)
-
-
-def rehearse(model: nn.Module, loss: Loss, records: Records, device: torch.device) -> None:
-    """Try model and loss on made-up rows, so that mistakes are heard of before a record is touched and paid for."""
-    rows = records.made_up(device)
-    if loss is cross_entropy and (len(rows) != 2 or rows[1].dtype.is_floating_point or rows[1].dim() != 1):
-        shapes = [(shape, str(dtype)) for shape, dtype in records.schema]
-        raise InvalidParameter("data", shapes, "is not (inputs, whole-number label)", "pass your own loss for it")
-    try:
-        losses = losses_of(loss, model, rows, _ROWS)
-    except QuietsumError:
-        raise
-    except Exception as error:
-        problem = f"and the loss cannot read made-up records of shapes {[shape for shape, _ in records.schema]}"
-        remedy = f"they raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise InvalidParameter("model", type(model).__name__, problem, remedy) from error
-    if not losses.requires_grad:
-        problem = "does not depend on any trainable parameter"
-        raise InvalidParameter("loss", "the loss", problem, "check for detach() or no_grad() in model and loss")
-    if mixes_examples(model, loss, rows):
-        problem = "mixes examples: one record's loss moves when another record changes, so clipping bounds nothing"
-        raise InvalidParameter("model", type(model).__name__, problem, "let every output depend on its own input alone")
-    if loss is cross_entropy:
-        _check_labels(model, records, rows)
-
-
-def _check_labels(model: nn.Module, records: Records, rows: Batch) -> None:
-    """Labels must be classes. The holder of the data hears that some are not, and neither which nor how many."""
-    with torch.no_grad():
-        classes = int(model(rows[0]).shape[-1])
-    if records.tensors is not None:
-        labels = records.tensors[1]
-        if bool((labels < 0).any()) or bool((labels >= classes).any()):
-            problem = f"lie outside 0 … {classes - 1}, the classes of the model"
-            raise InvalidParameter("labels", "some labels", problem, "number the classes from 0, or widen the model")
 
 
 def build_step(
@@ -227,8 +61,12 @@ def make_private(
     *,
     config: PrivacyConfig,
     loss: Loss = cross_entropy,
+    example: Any = None,
+    check_labels: bool = True,
 ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader]:
     """For a loop written by hand. The optimizer computes the private gradient itself; ``backward()`` is not called.
+
+    ``example`` and ``check_labels`` are those of :class:`~quietsum.learning.trainer.PrivateTrainer`.
 
     >>> model = nn.Linear(2, 2)
     >>> data = (torch.randn(40, 2), torch.arange(40) % 2)
@@ -243,11 +81,12 @@ def make_private(
     True
     """
     refuse_mixing(model)
-    records = Records.of(data)
+    records = Records.of(data, example=example, size_is_private=config.size_is_private)
     device = next(model.parameters()).device
-    rehearse(model, loss, records, device)
+    rehearse(model, loss, records, device, check_labels=check_labels)
     plan = plan_training(config, size=len(records))
     step = build_step(model, loss, config, plan)
+    rehearse_step(step, records, device)
     mine = {id(parameter) for parameter in step.engine.parameters}
     theirs = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if theirs - mine:

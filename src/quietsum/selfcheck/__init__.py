@@ -8,7 +8,7 @@ before a training of an unknown model.
 from __future__ import annotations
 
 from quietsum.selfcheck.report import CheckReport, Finding, Verdict
-from quietsum.selfcheck.seam import Batch, Law, Outcome, StepUnderTest
+from quietsum.selfcheck.seam import Batch, Law, Outcome, StepUnderTest, Twin
 from quietsum.selfcheck.suite import TESTS, one_step, run_selfcheck
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Law",
     "Outcome",
     "StepUnderTest",
+    "Twin",
     "Verdict",
     "one_step",
     "run_selfcheck",

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from scipy import special
 
 from quietsum.mechanisms.rng import RandomSource
-from quietsum.selfcheck.replay import distance
 from quietsum.selfcheck.report import Finding, Verdict
+from quietsum.selfcheck.rounding import distance
 from quietsum.selfcheck.rows import nothing, rows
 from quietsum.selfcheck.seam import StepUnderTest
 from quietsum.selfcheck.statistics import FALSE_ALARM, binomial_p, binomial_scores, block_p, spread_p

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.events import PrivacyEvent
 
-__all__ = ["Batch", "Floats", "Law", "Outcome", "StepUnderTest"]
+__all__ = ["Batch", "Floats", "Law", "Outcome", "StepUnderTest", "Twin"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Batch: TypeAlias = tuple[NDArray[Any], ...]
@@ -56,6 +56,30 @@ class Outcome:
     releases: tuple[Floats, ...]
     charged: int
     said: Mapping[str, float] = field(default_factory=dict)
+
+
+class Twin(Protocol):
+    """The same sum once more, from copies of the model with the same weights: to tell rounding from a fault."""
+
+    @property
+    def precision(self) -> float:
+        """The spacing of the floats of :meth:`deterministic`: those of float64, where the model can be run so."""
+        ...
+
+    def deterministic(self, batch: Batch) -> Floats:
+        """The sum before the noise."""
+        ...
+
+    def reference(self, batch: Batch) -> Floats | None:
+        """The naive loop's."""
+        ...
+
+    def shaken(self, batch: Batch, width: float, rng: RandomSource) -> Floats:
+        """The sum, in the step's own precision, after every weight and every float of a row was moved by a random part.
+
+        ``width`` is the standard deviation of that part; 0 moves nothing.
+        """
+        ...
 
 
 class StepUnderTest(Protocol):
@@ -101,6 +125,11 @@ class StepUnderTest(Protocol):
         """By which part the noise may be wider than claimed, as where a grid's rounding is covered by more noise."""
         ...
 
+    @property
+    def twin(self) -> Twin | None:
+        """Copies that may be shaken; None where floats are double, or no copy can be made."""
+        ...
+
     def examples(self, count: int, rng: RandomSource) -> Batch:
         """``count`` made-up rows of the right shape. Never a protected record."""
         ...
@@ -111,6 +140,10 @@ class StepUnderTest(Protocol):
 
     def noise(self) -> Floats:
         """A fresh draw of what is added to that sum."""
+        ...
+
+    def beside(self, draws: int) -> Floats:
+        """Fresh noise of a lone count that is released with the sum, as standard normal scores; empty without one."""
         ...
 
     def release(self, batch: Batch) -> Floats:
