@@ -1,0 +1,78 @@
+"""People with several records: bound them before anything is drawn, and say what the whole person pays.
+
+One patient with ten visits is not ten strangers. Under record-level privacy ε bounds what one *record* tells; a person
+with k records is protected less, by how much depends on k. So k is bounded first: of every person at most ``k`` records
+are kept, which of them depends on that person's own records alone, and then the cost to a whole person is that of a
+group of k in every step (Charles et al. 2024 call this example-level sampling with a user-level bound):
+
+    (Σ_j over the person's k records in the batch) moves the sum by at most Binomial(k, q) · C
+
+whose dominating pair is a mixture of k + 1 Gaussians, and :class:`~quietsum.privacy.events.Group` has it exactly.
+
+>>> bounded(["ada", "bob", "ada", "ada", "cy"], most=2).tolist()
+[0, 1, 2, 4]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.errors import InvalidParameter, whole_number
+from quietsum.privacy.calibrate import accountant_for
+from quietsum.privacy.events import Composed, Gaussian, Group, Laplace, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.units import Neighbours, PrivacyUnit
+
+__all__ = ["bounded", "person_event", "person_guarantee"]
+
+
+def bounded(people: Sequence[Any] | NDArray[Any], *, most: int) -> NDArray[np.int64]:
+    """The places of the records that are kept: of every person the first ``most``, in their order.
+
+    Guarantees: whether a record is kept depends on records of the same person alone, so that a person who comes or goes
+    changes at most ``most`` of the records kept.
+    """
+    most = whole_number("max_records", most, 1, "a person without records is not in the data")
+    names = np.asarray(people)
+    if names.ndim != 1:
+        raise InvalidParameter("people", names.shape, "is not one name per record", "pass a list with one entry a row")
+    if names.dtype.kind == "f" and not np.all(np.isfinite(names)):
+        problem = "hold values that are not finite, so that it is unknown whose records those are"
+        raise InvalidParameter("people", "…", problem, "give every record the number of its person")
+    if not len(names):
+        return np.empty(0, dtype=np.int64)
+    _, person = np.unique(names, return_inverse=True)
+    order = np.argsort(person, kind="stable")
+    starts = np.flatnonzero(np.diff(person[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    return np.sort(order[rank < most]).astype(np.int64)
+
+
+def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
+    """What a run of Poisson-sampled steps costs a person with ``size`` records.
+
+    >>> person_event(PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0)), 3)
+    Group(size=3, event=PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0)))
+    """
+    size = whole_number("max_records", size, 1)
+    match event:
+        case Repeated():
+            return Repeated(times=event.times, event=person_event(event.event, size))
+        case Composed():
+            return Composed(events=tuple(person_event(part, size) for part in event.events))
+        case PoissonSampled(event=Gaussian() | Laplace()):
+            return Group(size=size, event=event)
+    raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")
+
+
+def person_guarantee(
+    event: PrivacyEvent, *, size: int, delta: float, accounting: str = "exact",
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+) -> Guarantee:  # fmt: skip
+    """ε of a person with at most ``size`` records, at ``delta``."""
+    accountant = accountant_for(accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON)
+    return accountant.compose(person_event(event, size)).epsilon(delta=delta)
