@@ -45,6 +45,7 @@ __all__ = [
     "MixedUnits",
     "Neighbours",
     "Observer",
+    "Outcome",
     "Plan",
     "PlanRefused",
     "PldAccountant",
@@ -65,6 +66,7 @@ __all__ = [
     "UnsupportedEvent",
     "Zcdp",
     "__version__",
+    "analyze_privacy_utility_tradeoff",
     "attacker_advantage",
     "calibrate_noise",
     "calibrate_rate",
@@ -76,6 +78,7 @@ __all__ = [
     "group_guarantee",
     "load_plan",
     "posterior_odds",
+    "search_cost",
     "tradeoff_curve",
     "true_positive_rate",
 ]
@@ -133,6 +136,9 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
     from quietsum.privacy.tradeoff import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
     from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
     from quietsum.sampling import Everyone, FixedSize, Poisson
+    from quietsum.tradeoff.analysis import analyze_privacy_utility_tradeoff
+    from quietsum.tradeoff.outcomes import Outcome
+    from quietsum.tradeoff.searching import search_cost
 else:
     _NAMES_BY_MODULE = {
         "errors": (
@@ -162,6 +168,9 @@ else:
         "privacy.tradeoff": "attacker_advantage posterior_odds tradeoff_curve true_positive_rate",
         "privacy.units": "Neighbours Observer PrivacyUnit",
         "sampling": "Everyone FixedSize Poisson",
+        "tradeoff.analysis": "analyze_privacy_utility_tradeoff",
+        "tradeoff.outcomes": "Outcome",
+        "tradeoff.searching": "search_cost",
     }
     _HOME = {name: f"quietsum.{module}" for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 

@@ -31,17 +31,29 @@ _COLOURS = ("cyan", "yellow", "magenta", "green")
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line: its name, its (x, y) points from left to right, and how it is drawn, so that no one needs colours."""
+    """One line: its name, its (x, y) points from left to right, and how it is drawn, so that no one needs colours.
+
+    ``bars`` are error bars, (low, high) for each point, or none; a terminal does not show them.
+    """
 
     label: str
     points: tuple[tuple[float, float], ...]
     dash: Literal["solid", "dashed", "dotted"] = "solid"
+    bars: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def heights(self) -> list[float]:
+        """Every y that must be seen: those of points and of error bars."""
+        return [*(y for _, y in self.points), *itertools.chain.from_iterable(self.bars)]
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Lines over common axes. ``limit`` is a horizontal rule with a name, a budget for instance."""
+    """Lines over common axes. ``limit`` is a horizontal rule with a name, a budget for instance.
+
+    ``y_from_zero`` keeps differences honest; scores that all lie close together need it off to be told apart.
+    """
 
     title: str
     x_label: str
@@ -51,12 +63,16 @@ class Chart:
     x_log: bool = False
     y_log: bool = False
     limit: tuple[str, float] | None = None
+    y_from_zero: bool = True
 
     def __post_init__(self) -> None:
         points = [point for line in self.series for point in line.points]
         if not points:
             raise InvalidParameter("series", self.series, "holds no points", "give each line at least one point")
-        for name, values, log in (("x", [x for x, _ in points], self.x_log), ("y", [y for _, y in points], self.y_log)):
+        if any(line.bars and len(line.bars) != len(line.points) for line in self.series):
+            raise InvalidParameter("bars", self.series, "do not pair with points", "give each point one (low, high)")
+        heights = [y for line in self.series for y in line.heights]
+        for name, values, log in (("x", [x for x, _ in points], self.x_log), ("y", heights, self.y_log)):
             for value in values:
                 if not math.isfinite(value) or (log and value <= 0):
                     raise InvalidParameter(name, value, "cannot be drawn", "leave such points out of the chart")
@@ -69,11 +85,11 @@ class Chart:
 
     @property
     def y_scale(self) -> Scale:
-        """From y values to [0, 1]; starts at zero unless logarithmic."""
-        values = [y for line in self.series for _, y in line.points]
+        """From y values to [0, 1]; starts at zero unless logarithmic, or not wanted."""
+        values = [y for line in self.series for y in line.heights]
         if self.limit is not None:
             values.append(self.limit[1])
-        if not self.y_log:
+        if not self.y_log and self.y_from_zero:
             values.append(0.0)
         return Scale.around(values, log=self.y_log, rounded=True)
 
@@ -326,6 +342,13 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
     for index, line in reversed(list(enumerate(chart.series))):
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
         parts.append(f'  <polyline class="line s{index % 4} {line.dash}" points="{places}"/>')
+        for (point, _), (low, high) in zip(line.points, line.bars, strict=False):
+            (x, bottom_y), (_, top_y) = at(point, low), at(point, high)
+            caps = "".join(f"M{x - 5:.1f},{y:.1f}h10" for y in (bottom_y, top_y))
+            parts.append(f'  <path class="line s{index % 4}" d="M{x:.1f},{bottom_y:.1f}V{top_y:.1f}{caps}"/>')
+        if line.bars:
+            dots = "".join(f"M{x:.1f},{y:.1f}h0" for x, y in (at(*point) for point in line.points))
+            parts.append(f'  <path class="line s{index % 4}" style="stroke-width: 9" d="{dots}"/>')
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -28,6 +28,7 @@ from quietsum.cli.run import run
 from quietsum.cli.runs import compare, runs, show
 from quietsum.cli.selfcheck import selfcheck
 from quietsum.cli.spend import spend
+from quietsum.cli.tradeoff import tradeoff
 from quietsum.cli.train import train
 from quietsum.errors import QuietsumError
 
@@ -149,6 +150,7 @@ app.command(rich_help_panel=TRAIN)(new)
 app.command(rich_help_panel=TRAIN)(plan)
 app.command(rich_help_panel=TRAIN)(run)
 app.command(rich_help_panel=TRAIN)(train)
+app.command(rich_help_panel=TRAIN)(tradeoff)
 app.command(rich_help_panel=TRAIN)(selfcheck)
 app.command(rich_help_panel=LOOK)(datasets)
 app.command(rich_help_panel=LOOK)(runs)
