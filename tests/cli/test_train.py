@@ -130,8 +130,9 @@ def test_a_killed_run_is_resumed_by_its_name_with_its_own_options(tmp_path: Path
     gc.collect()
     done = run("--resume", name, "--workspace", tmp_path)
     assert "goes on after its last checkpoint" in done.stdout and "ε 2.00 of 2 per record" in done.stdout
-    refused = run("--resume", name, "--epsilon", 5, "--workspace", tmp_path, code=2)
-    assert "a run keeps its plan" in refused.stderr
+    for words in (["--epsilon", 5], ["--noise", "fast"], ["--engine", "auto"], ["--fix"]):
+        refused = run("--resume", name, *words, "--workspace", tmp_path, code=2)
+        assert "keeps its plan" in refused.stderr.replace("\n", " ") and str(words[0]) in refused.stderr
     finished = run("--resume", name, "--workspace", tmp_path, code=3)
     assert "new plan" in finished.stderr
 
@@ -139,8 +140,8 @@ def test_a_killed_run_is_resumed_by_its_name_with_its_own_options(tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "lesson"),
     [
-        (["--epsilon", "3"], "task"),
-        (["--task", "digits"], "epsilon"),
+        (["--epsilon", "3"], "--task is missing"),
+        (["--task", "digits"], "--epsilon is missing"),
         (["--task", "digit", "--epsilon", "3"], 'did you mean "digits"'),
         (["--task", "digits", "--epsilon", "-1"], "greater than 0"),
         (["--task", "digits", "--epsilon", "0.0001"], "is reachable"),
@@ -187,6 +188,29 @@ def test_a_label_out_of_range_is_told_to_the_person_at_the_screen_and_written_no
     assert refused.stdout == "" and not (tmp_path / "ledger.db").exists()
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert all("label" not in path.read_text(encoding="utf-8").replace("Mislabelled", "") for path in written)
+
+
+def test_a_run_that_was_refused_before_it_was_opened_leaves_nothing_to_resume(tmp_path: Path, clouds: str) -> None:
+    mislabelled = clouds.replace("Clouds", "Mislabelled")
+    run("--task", mislabelled, "--epsilon", 2, "--workspace", tmp_path, "--fix", code=2)
+    run("--task", "digits", "--epsilon", "0.0001", "--workspace", tmp_path, code=2)
+    assert not list(tmp_path.rglob("options.json"))
+    run("--task", clouds, "--epsilon", 2, "--workspace", tmp_path, "--fix")
+    (kept,) = (path.parent.name for path in tmp_path.rglob("options.json"))
+    stale = tmp_path / "training" / "stale"
+    stale.mkdir()
+    (stale / "options.json").write_text("{}")  # of a process that was killed before it opened its run
+    refused = run("--resume", "nobody", "--workspace", tmp_path, code=2).stderr.replace("\n", " ")
+    assert f"known: {kept}" in refused and "stale" not in refused
+
+
+def test_secure_noise_warns_of_norms_in_float32_and_fast_noise_does_not(tmp_path: Path, clouds: str) -> None:
+    words = ["--task", clouds, "--epsilon", 2, "--fix"]
+    warned = run(*words, "--noise", "secure", "--workspace", tmp_path / "one")
+    text = " ".join(warned.stderr.split())
+    assert "not that of GroupNorm in float32" in text and "float64" in text
+    assert all(len(line) <= 80 for line in warned.stderr.splitlines())
+    assert "GroupNorm" not in run(*words, "--workspace", tmp_path / "two").stderr
 
 
 def test_the_module_of_the_command_is_light() -> None:

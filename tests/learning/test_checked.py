@@ -16,9 +16,10 @@ from quietsum.learning.checked import CheckedStep, while_checking
 from quietsum.learning.checked_descent import Field, MadeUp, Silent
 from quietsum.learning.clipping import Flat
 from quietsum.learning.engine import Batch, Engine, engine_for
+from quietsum.learning.mutants import MUTANTS
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
-from quietsum.selfcheck import one_step, run_selfcheck
+from quietsum.selfcheck import one_step, replay, run_selfcheck
 from quietsum.selfcheck.hostile import hostile_rows
 from quietsum.selfcheck.replay import equivalence, sensitivity, superposition
 
@@ -290,3 +291,55 @@ def test_a_joint_noise_multiplier_that_forgets_the_count_is_seen(monkeypatch: py
     monkeypatch.setattr(QuantileClip, "joint_noise", lambda self, noise: noise)
     step, _ = adaptive(count_noise=30.0)
     assert run_selfcheck(step, rng=randomness_for_tests(3), only=("T8",)).caught_by == ("T8",)
+
+
+# -------------------------------------------------------------------------------------------- large models
+
+
+REPLAY_MUTANTS = sorted(n for n in MUTANTS if {"T1", "T2", "T5"} & set(MUTANTS[n]().caught_by))
+
+
+@pytest.mark.parametrize("name", REPLAY_MUTANTS)
+def test_what_is_left_out_for_large_models_lets_no_mutant_through(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "_LARGE", 1)
+    monkeypatch.setattr(replay, "_FOLDED", 16)
+    for seed in (1, 2):
+        broken = MUTANTS[name]()
+        broken.rng = randomness_for_tests(seed)
+        report = one_step(broken, rng=randomness_for_tests(100 + seed))
+        assert {"T1", "T2", "T5"} & set(broken.caught_by) <= set(report.caught_by), "\n".join(report.lines())
+
+
+# ----------------------------------------------------------------------------------------- a model without chance
+
+
+def test_only_known_dropout_is_switched_off_and_draws_of_ones_own_generator_are_left_alone() -> None:
+    class Powers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.dropout, self.inner = 3.0, 0.25, nn.Dropout(0.3)
+            self.cell = nn.LSTM(2, 2, num_layers=2, dropout=0.4)
+
+    model, own = Powers(), torch.Generator().manual_seed(1)
+    with while_checking(model):
+        assert (model.p, model.dropout, model.inner.p, model.cell.dropout) == (3.0, 0.25, 0.0, 0.0)
+        assert not torch.randn(5).any() and not torch.normal(torch.zeros(5), 1.0).any()
+        assert torch.equal(torch.rand(2), torch.full((2,), 0.5))
+        assert torch.randn(5, generator=own).any(), "noise is drawn so on a device"
+        assert len(torch.randperm(9)) == 9
+    assert (model.inner.p, model.cell.dropout) == (0.3, 0.4) and torch.randn(5).any()
+
+
+def test_a_draw_that_is_held_still_does_not_hide_a_mixing_model() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 3)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            hidden: Tensor = nn.functional.dropout(self.inner(rows), 0.5)
+            return hidden - 0.5 * hidden.mean(0)
+
+    step = bridge(Mixed(), (2,))
+    with while_checking(step._model):
+        assert "T2" in one_step(step, rng=randomness_for_tests(1)).caught_by

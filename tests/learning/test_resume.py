@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -101,15 +102,22 @@ def test_killed_at_any_place_it_resumes_within_its_plan_and_the_ledger_shows_at_
     ran, was = killed_run(tmp_path, at)
     assert was and charged(tmp_path) >= ran
     before = charged(tmp_path)
+    saved = read_checkpoint(tmp_path / "training/first/checkpoint.safetensors")
+    checkpointed = 0 if saved is None else int(saved.about["charged_steps"])
     again = trainer(tmp_path)
     watch = Watch(-1)
     failpoints.install(watch)
-    try:
-        again.train(records(), optimizer="momentum", resume=True)
-        finished = True
-    except BudgetExhausted:  # killed in or after the last epoch: all was charged, nothing is left to run
-        finished = False
-    assert finished or before == EPOCHS * STEPS
+    model = tmp_path / "training/first/model.safetensors"
+    if model.exists():  # killed after the end
+        assert at == places()
+        with pytest.raises(BudgetExhausted, match="keep the model"):
+            again.train(records(), optimizer="momentum", resume=True)
+    else:
+        history = again.train(records(), optimizer="momentum", resume=True)
+        assert history.stopped == "finished" and history.epochs and model.exists()
+        assert history.lost_steps == before - checkpointed
+        assert any("lost in a kill" in told for told in history.guarantee.warnings) is (history.lost_steps > 0)
+        assert again.load(model) == history.guarantee
     again.close()
     assert charged(tmp_path) == EPOCHS * STEPS >= ran + watch.steps
     assert again.get_privacy_spent()[0] <= again.guarantee().epsilon <= 4.0
@@ -227,6 +235,98 @@ def test_a_real_kill_leaves_the_charge_in_the_ledger(tmp_path: Path) -> None:
     history = again.train(records(), optimizer="momentum", resume=True)
     again.close()
     assert history.guarantee.epsilon <= 4.0 and charged(tmp_path) == EPOCHS * STEPS
+
+
+def test_killed_in_its_last_chunk_a_run_ends_with_the_average_of_its_last_checkpoint(tmp_path: Path) -> None:
+    killed_run(tmp_path, (EPOCHS - 1) * (STEPS + 4) + 3)
+    saved = read_checkpoint(tmp_path / "training/first/checkpoint.safetensors")
+    assert saved is not None and charged(tmp_path) == EPOCHS * STEPS
+    again = trainer(tmp_path)
+    history = again.train(records(), records_of_others(), optimizer="momentum", resume=True)
+    again.close()
+    assert history.lost_steps == STEPS and "accuracy" in history.metrics
+    assert history.guarantee.epsilon == again.plan.forecast.epsilon  # type: ignore[union-attr]
+    for number, parameter in enumerate(again.model.parameters()):
+        assert torch.equal(parameter, saved.part("average")[f"mean.{number}"])
+    finished = trainer(tmp_path)
+    with pytest.raises(BudgetExhausted, match="keep the model"):
+        finished.train(records(), optimizer="momentum", resume=True)
+    finished.close()
+
+
+def records_of_others() -> tuple[torch.Tensor, ...]:
+    return torch.randn(20, 3, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 2
+
+
+def test_a_run_of_one_chunk_that_was_killed_in_it_has_no_model_and_says_so(tmp_path: Path) -> None:
+    killed_run(tmp_path, 3, epochs=1)
+    again = trainer(tmp_path, epochs=1)
+    with pytest.raises(BudgetExhausted, match="before its first checkpoint"):
+        again.train(records(), optimizer="momentum", resume=True)
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"ema_decay": None}, {"ema_decay": 0.8}, {"clipping": "automatic"}, {"noise": "secure"}, {"optimizer": "sgd"}],
+)
+def test_what_a_checkpoint_depends_on_is_frozen_with_the_plan(tmp_path: Path, values: dict[str, Any]) -> None:
+    killed_run(tmp_path, STEPS + 4 + 3)
+    optimizer = values.pop("optimizer", "momentum")
+    with pytest.raises(PlanRefused, match="another plan"):
+        trainer(tmp_path, **values).train(records(), optimizer=optimizer, resume=True)
+    control = trainer(tmp_path, engine="vmap", micro_batch=3)  # these change nothing but the time
+    assert control.train(records(), optimizer="momentum", resume=True).stopped == "finished"
+    control.close()
+
+
+# ------------------------------------------------------------------------------------------ headers of saved files
+
+
+def rewritten(path: Path, change: Any, *, sealed: bool = False) -> None:
+    """The file with another header; ``sealed`` gives it the digest of what it then says."""
+    from safetensors.torch import save
+
+    from quietsum.learning import saving
+
+    kept = read_checkpoint(path)
+    assert kept is not None
+    about = json.loads(json.dumps(kept.about))
+    change(about)
+    if sealed:
+        about["digest"] = saving._digest(kept.tensors, about)
+    path.write_bytes(save(kept.tensors, metadata={"quietsum": json.dumps(about)}))
+
+
+def test_a_header_that_was_edited_is_refused(tmp_path: Path) -> None:
+    killed_run(tmp_path, 2 * (STEPS + 4) + 3)
+    path = tmp_path / "training/first/checkpoint.safetensors"
+    original = path.read_bytes()
+    rewritten(path, lambda about: about.update(charged_steps=STEPS))
+    with pytest.raises(CorruptState, match="not what was saved"):
+        trainer(tmp_path).train(records(), optimizer="momentum", resume=True)
+    for change in (
+        lambda about: about.pop("run"),
+        lambda about: about.pop("head"),
+        lambda about: about.update(head={}),
+        lambda about: about.update(head=None),
+        lambda about: about.pop("charged_steps"),
+        lambda about: about.update(charged_steps=10**6),
+        lambda about: about.update(clip="wide"),
+    ):
+        path.write_bytes(original)
+        rewritten(path, change, sealed=True)
+        with pytest.raises(CorruptState):
+            trainer(tmp_path).train(records(), optimizer="momentum", resume=True)
+    path.write_bytes(original)
+    rewritten(path, lambda about: None, sealed=True)  # the control
+    again = trainer(tmp_path)
+    again.train(records(), optimizer="momentum", resume=True)
+    again.close()
+    model = tmp_path / "training/first/model.safetensors"
+    rewritten(model, lambda about: about["guarantee"].update(epsilon=0.1))
+    with pytest.raises(CorruptState, match="not what was saved"):
+        again.load(model)
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

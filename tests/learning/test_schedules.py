@@ -8,6 +8,7 @@ from dp_accounting.pld import PLDAccountant
 
 from quietsum import PldAccountant
 from quietsum.errors import InvalidParameter
+from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.schedules import (
     Constant,
     Growing,
@@ -107,3 +108,30 @@ def test_names_and_bad_values() -> None:
     for bad in (0.0, -1.0, float("nan")):
         with pytest.raises(InvalidParameter):
             Growing(noise=bad)
+
+
+def test_schedules_that_leave_the_floats_are_refused_and_long_gentle_ones_are_not() -> None:
+    for schedule in (Stepwise(every=1, clip=0.1), Stepwise(every=1, noise=10.0), Stepwise(every=1, noise=1e300)):
+        with pytest.raises(InvalidParameter, match="less often or by less"):
+            stages(schedule, epochs=400, steps_per_epoch=10, noise=1.0, clip=1.0)
+        with pytest.raises(InvalidParameter, match="less often or by less"):
+            plan_training(PrivacyConfig(epsilon=3.0, batch_size=40, epochs=400, schedule=schedule), size=400)
+    assert len(stages(Stepwise(every=40, clip=0.5), epochs=400, steps_per_epoch=10, noise=1.0, clip=1.0)) == 400
+
+
+def test_so_many_epochs_that_planning_them_takes_a_minute_are_refused_in_words() -> None:
+    for epochs in (10**7, 100_001):
+        with pytest.raises(InvalidParameter, match="larger batches, or fewer epochs"):
+            PrivacyConfig(noise_multiplier=1.0, epochs=epochs, batch_size=40)
+        with pytest.raises(InvalidParameter, match="larger batches, or fewer epochs"):
+            plan_training(PrivacyConfig(noise_multiplier=1.0, batch_size=40), size=400, epochs=epochs)
+
+
+def test_the_stage_of_a_step_is_found_wherever_it_lies() -> None:
+    config = PrivacyConfig(noise_multiplier=1.0, epochs=4, batch_size=40, schedule=Growing(noise=2.0))
+    plan = plan_training(config, size=400)
+    found = [plan.stage_at(step) for step in range(plan.steps)]
+    assert [stage for stage, _ in found] == [stage for stage in plan.stages for _ in range(10)]
+    assert [left for _, left in found] == [10 - step % 10 for step in range(40)]
+    with pytest.raises(InvalidParameter, match="beyond the plan"):
+        plan.stage_at(40)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.engine import Batch
+from quietsum.learning.noise import TorchNoise
 from quietsum.learning.step import PrivateStep, ScaledLoss, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
 
@@ -176,3 +178,25 @@ def test_adaptive_clipping_needs_gaussian_noise() -> None:
 def test_all_engines_make_the_same_step(engine: str) -> None:
     reference = flat(made(engine="naive").deterministic(rows(9)))
     assert torch.allclose(flat(made(engine=engine).deterministic(rows(9))), reference, atol=1e-10)
+
+
+@pytest.mark.parametrize("clip", [Flat(max_norm=0.5), PerLayer(max_norm=0.5), Automatic(max_norm=0.5, stability=2.0)])
+def test_a_rule_is_the_same_where_the_bound_may_change_and_after_it_did(clip: Clip) -> None:
+    batch = rows(9)
+    varying = made(clip, varying=True)
+    assert torch.allclose(flat(varying.deterministic(batch)), flat(made(clip).deterministic(batch)), rtol=1e-12)
+    varying.retune(noise_multiplier=1.0, max_norm=3.0)
+    wide = made(dataclasses.replace(clip, max_norm=3.0))  # type: ignore[type-var]
+    assert torch.allclose(flat(varying.deterministic(batch)), flat(wide.deterministic(batch)), rtol=1e-12)
+
+
+def test_the_control_another_stability_is_another_rule() -> None:
+    one, other = made(Automatic(max_norm=0.5, stability=2.0)), made(Automatic(max_norm=0.5))
+    assert not torch.allclose(flat(one.deterministic(rows(9))), flat(other.deterministic(rows(9))), rtol=0.1)
+
+
+def test_secure_noise_leaves_room_for_the_coarsest_parameter() -> None:
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0, mode="secure", expected_batch=1e4)
+    fine, coarse = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float32)
+    assert noise.grid([fine, coarse]) == noise.grid([coarse, fine]) == noise.grid([coarse, coarse])
+    assert noise.grid([fine, fine])[1] < noise.grid([fine, coarse])[1]

@@ -19,6 +19,7 @@ from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP
 from quietsum.selfcheck import TESTS, Batch, CheckReport, Finding, Law, Outcome, Verdict, one_step, run_selfcheck
 from quietsum.selfcheck import noise as noise_tests
+from quietsum.selfcheck import replay as replay_tests
 from quietsum.selfcheck import sampler as sampler_tests
 from quietsum.selfcheck.statistics import FALSE_ALARM
 from selfcheck.logistic import Floats, LogisticStep, clipped, gradients
@@ -269,3 +270,60 @@ def test_the_self_check_needs_neither_torch_nor_scipy_stats() -> None:
     code = "import sys, quietsum.selfcheck, quietsum.learning.checked_descent; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "opacus", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
+
+
+# ----------------------------------------------------------------------------------------------- large models
+
+
+class Counted:
+    """A step that counts how often its sum is asked for."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.asked = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def deterministic(self, batch: Batch) -> Floats:
+        self.asked += 1
+        return np.asarray(self._inner.deterministic(batch))
+
+
+def test_the_work_before_training_is_settled_by_the_size_and_is_less_for_large_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def work(seed: int) -> int:
+        step = Counted(seeded(seed))
+        assert one_step(step, rng=randomness_for_tests(seed)).passed
+        return step.asked
+
+    small = [work(seed) for seed in range(6)]
+    monkeypatch.setattr(replay_tests, "_LARGE", 1)
+    monkeypatch.setattr(replay_tests, "_FOLDED", 2)
+    large = [work(seed) for seed in range(6)]
+    assert max(large) <= 100 < min(small) <= max(small) <= 130
+
+
+def test_a_long_term_is_folded_up_so_that_angles_stay_what_they_were_nearly() -> None:
+    step, rng = seeded(0, features=17), randomness_for_tests(3)
+    search = replay_tests._Search(step, rng)
+    generator = np.random.default_rng(0)
+    one = generator.standard_normal(3 * replay_tests._FOLDED + 77)
+    other = one * 0.5 + generator.standard_normal(one.size)
+    terms = {}
+    for name, term in (("one", one), ("other", other), ("broken", np.full(one.size, np.nan))):
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(type(step), "deterministic", lambda self, batch, term=term: term)
+        terms[name] = search._term((np.zeros((1, 1)),))
+        monkey.undo()
+    assert terms["one"].size == replay_tests._FOLDED and not terms["broken"].any()
+    true = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    seen = terms["one"] @ terms["other"] / np.linalg.norm(terms["one"]) / np.linalg.norm(terms["other"])
+    assert seen == pytest.approx(true, abs=0.03)  # seven standard errors
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_places_that_are_looked_at_are_distinct_in_order_and_within(size: int) -> None:
+    places = noise_tests._some(size, randomness_for_tests(1))
+    assert np.all(np.diff(places) > 0) and places[0] >= 0 and places[-1] < size
+    assert len(places) == 10 if size == 10 else 40_000 < len(places) <= 50_000

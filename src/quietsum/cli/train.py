@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import textwrap
@@ -11,7 +12,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import bounds, facts, print_json, print_next
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, QuietsumError
 
 if TYPE_CHECKING:
     from quietsum.learning.history import Epoch, History
@@ -47,10 +48,18 @@ NormOption = Annotated[
     typer.Option("--max-grad-norm", metavar="C", help="Clip norm. \\[default: the task's]", show_default=False),
 ]
 EngineOption = Annotated[
-    str,
-    typer.Option("--engine", metavar="NAME", help="auto, bookkeeping, vmap, opacus, opacus-ghost or naive."),
+    str | None,
+    typer.Option(
+        "--engine", metavar="NAME", help="auto, bookkeeping, vmap, opacus, opacus-ghost or naive. \\[default: auto]",
+        show_default=False,
+    ),
+]  # fmt: skip
+NoiseModeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--noise", metavar="MODE", help="fast, or secure: on an integer grid. \\[default: fast]", show_default=False
+    ),
 ]
-NoiseModeOption = Annotated[str, typer.Option("--noise", metavar="MODE", help="fast, or secure: on an integer grid.")]
 FixOption = Annotated[bool, typer.Option("--fix", help="Replace batch norms by group norms.")]
 ResumeOption = Annotated[
     str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.", show_default=False)
@@ -65,8 +74,8 @@ def train(
     batch_size: BatchOption = None,
     learning_rate: RateOption = None,
     max_grad_norm: NormOption = None,
-    engine: EngineOption = "auto",
-    noise: NoiseModeOption = "fast",
+    engine: EngineOption = None,
+    noise: NoiseModeOption = None,
     fix: FixOption = False,
     workspace: opt.WorkspaceOption = None,
     resume: ResumeOption = None,
@@ -86,18 +95,24 @@ def train(
     if resume is not None:
         typed = {
             "--task": task, "--epsilon": epsilon, "--delta": delta, "--epochs": epochs, "--batch-size": batch_size,
-            "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm,
+            "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm, "--engine": engine, "--noise": noise,
+            "--fix": fix or None,
         }  # fmt: skip
         given = [name for name, value in typed.items() if value is not None]
         if given:
-            raise InvalidParameter("resume", resume, f"stands beside {', '.join(given)}", "a run keeps its plan")
+            verb = "is" if len(given) == 1 else "are"
+            raise QuietsumError(
+                f"--resume {resume} goes on with that run's own options, and {', '.join(given)} {verb} beside it: a "
+                "run keeps its plan; leave that out, or begin a new run"
+            )
         chosen = _saved(place, resume)
     else:
         if task is None or epsilon is None:
-            missing = "task" if task is None else "epsilon"
-            raise InvalidParameter(missing, None, "is missing", "quietsum train --task digits --epsilon 3")
+            missing = "--task" if task is None else "--epsilon"
+            raise QuietsumError(f"{missing} is missing; for instance: quietsum train --task digits --epsilon 3")
         chosen = {
-            "task": task, "engine": engine, "noise": noise, "fix": fix, "learning_rate": learning_rate,
+            "task": task, "engine": engine or "auto", "noise": noise or "fast", "fix": fix,
+            "learning_rate": learning_rate,
             "config": {
                 "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,
                 "max_grad_norm": max_grad_norm,
@@ -112,6 +127,7 @@ def _go(
     from quietsum.learning.config import PrivacyConfig
     from quietsum.learning.mixing import fix_batch_norm
     from quietsum.learning.trainer import PrivateTrainer
+    from quietsum.learning.validation import uncovered_norms
     from quietsum.runs.folder import new_name
 
     _check_ledger(place)
@@ -134,6 +150,8 @@ def _go(
         if work.public:
             print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
         print(f"run {run}" + (" goes on after its last checkpoint" if resume else ""))
+    if config.noise == "secure" and (told := uncovered_norms(model)):
+        print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
     records = work.records()
     if resume is None:
         folder = place.path / "training" / run
@@ -150,7 +168,18 @@ def _go(
         _finish(trainer, history, run, place, workspace, where, as_json)
     finally:
         trainer.close()
+        if resume is None and trainer.plan is None:  # refused before it was opened: there is nothing to go on with
+            _forget(place, run)
     return 0
+
+
+def _forget(place: Workspace, run: str) -> None:
+    folder = place.path / "training" / run
+    for name in ("options.json", ".lock"):
+        (folder / name).unlink(missing_ok=True)
+    for empty in (folder, folder.parent):
+        with contextlib.suppress(OSError):  # something else is in there
+            empty.rmdir()
 
 
 def _check_ledger(place: Workspace) -> None:
@@ -169,11 +198,23 @@ def _saved(place: Workspace, run: str) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return values
     except FileNotFoundError:
-        folder = place.path / "training"
-        known = ", ".join(sorted(p.parent.name for p in folder.glob("*/options.json"))) or "none yet"
+        known = ", ".join(_opened(place)) or "none yet"
         raise InvalidParameter("resume", run, f"is no training run in {place.path}", f"known: {known}") from None
     except (OSError, ValueError) as error:
         raise InvalidParameter("resume", run, f"has options that cannot be read ({error})", "restore them") from None
+
+
+def _opened(place: Workspace) -> list[str]:
+    """The runs with options that the ledger knows: a run that was refused has nothing to go on with."""
+    from quietsum.ledger import Ledger
+
+    if not place.ledger.is_file():
+        return []
+    with Ledger.open(place.ledger, read_only=True) as ledger:
+        runs = {summary.run for summary in ledger.runs()}
+    return sorted(
+        path.parent.name for path in (place.path / "training").glob("*/options.json") if path.parent.name in runs
+    )
 
 
 class _Screen:

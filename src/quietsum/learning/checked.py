@@ -21,6 +21,7 @@ from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engine import engine_for
 from quietsum.learning.step import PrivateStep
+from quietsum.learning.still import still
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.units import Neighbours
 from quietsum.selfcheck.report import CheckReport
@@ -39,23 +40,17 @@ __all__ = [
 
 @contextlib.contextmanager
 def while_checking(model: nn.Module) -> Iterator[nn.Module]:
-    """The model with every dropout at 0 and torch on one thread (batches are tiny); all of it comes back afterwards."""
-    kept = [
-        (module, name, getattr(module, name))
-        for module in model.modules()
-        for name in ("p", "dropout")
-        if isinstance(getattr(module, name, None), float)
-    ]
+    """The model without chance (:func:`~quietsum.learning.still.still`) and torch on one thread (batches are tiny).
+
+    All of it comes back afterwards.
+    """
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        for module, name, _ in kept:
-            setattr(module, name, 0.0)
-        yield model
+        with still(model):
+            yield model
     finally:
         torch.set_num_threads(threads)
-        for module, name, value in kept:
-            setattr(module, name, value)
 
 
 class ClaimContradicted(QuietsumError):

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
+from torch import Tensor
 
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.checked_descent import Silent
@@ -61,18 +63,20 @@ class NoisyCount:
         """2 Σ (b_i − ½), by a step whose count is left without noise."""
         self._step.adaptive = dataclasses.replace(self._rule, rng=Silent())
         try:
-            return self.released(batch)[1]
+            return self._stepped(batch)[1]
         finally:
             self._step.adaptive = self._rule
 
     def released(self, batch: Batch) -> tuple[Floats, int]:
         """The gradient that training sees, and the noisy count in halves that the next bound betrays."""
+        gradient, seen = self._stepped(batch)
+        return np.concatenate([part.detach().cpu().double().numpy().ravel() for part in gradient]), seen
+
+    def _stepped(self, batch: Batch) -> tuple[Sequence[Tensor], int]:
         try:
-            gradient = self._step.gradient(batch)
-            seen = self._read(float(self._step.sensitivity))
+            return self._step.gradient(batch), self._read(float(self._step.sensitivity))
         finally:
             self._step.retune(noise_multiplier=self._stated, max_norm=self._bound)
-        return np.concatenate([part.detach().cpu().double().numpy().ravel() for part in gradient]), seen
 
     def _read(self, bound: float) -> int:
         """The count in halves, from the rule C' = C exp(−η (½ + count / E − γ))."""

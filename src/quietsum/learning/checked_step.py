@@ -75,8 +75,8 @@ class CheckedStep:
 
     @property
     def precision(self) -> float:
-        """Of the parameters' dtype."""
-        return float(torch.finfo(self._dtype).eps)
+        """Of the coarsest parameter."""
+        return max(float(torch.finfo(parameter.dtype).eps) for parameter in self._step.engine.parameters)
 
     @property
     def allowance(self) -> float:
@@ -90,13 +90,14 @@ class CheckedStep:
     @functools.cached_property
     def twin(self) -> CheckedTwin | None:
         """Copies of the model: one to shake, and one in float64 where model and loss can be run so."""
-        like = self._copied(self._dtype)
+        like = self._copied()
         return None if like is None else CheckedTwin(like, self._copied(torch.float64) or like)
 
-    def _copied(self, dtype: torch.dtype) -> CheckedStep | None:
-        """The step of a copy of the model in that precision; None where it raises on made-up rows."""
+    def _copied(self, dtype: torch.dtype | None = None) -> CheckedStep | None:
+        """The step of a copy of the model, in that precision if stated; None where it raises on made-up rows."""
         with contextlib.suppress(Exception):  # whatever a model raises that insists on its precision
-            model = copy.deepcopy(self._model).to(dtype)
+            model = copy.deepcopy(self._model)
+            model = model if dtype is None else model.to(dtype)
             step = CheckedStep(self._make, model, rows=self._rows, population=self.population, referee=self._referee)
             step._step.engine.clipped_sum(step._tensors(self._rows.draw(2, system_randomness())))
             return step
@@ -156,7 +157,8 @@ class CheckedStep:
         """The gradient that training sees, times the public expected batch."""
         rows, divisor = self._tensors(batch), float(self._step.expected_batch)
         if self._count is None:
-            return flat(self._step.gradient(rows)) * divisor
+            released = flat(self._step.gradient(rows))
+            return np.multiply(released, divisor, out=released)
         gradient, count = self._count.release(rows)
         return np.append(gradient * divisor, count)
 
@@ -221,5 +223,10 @@ class CheckedTwin:
 
 
 def flat(parts: Sequence[Tensor]) -> Floats:
-    """Tensors as one float64 vector."""
-    return np.concatenate([part.detach().cpu().double().numpy().ravel() for part in parts])
+    """Tensors as one float64 vector, each number written once."""
+    whole = torch.empty(sum(part.numel() for part in parts), dtype=torch.float64)
+    start = 0
+    for part in parts:
+        whole[start : start + part.numel()].view(part.shape).copy_(part.detach())
+        start += part.numel()
+    return whole.numpy()

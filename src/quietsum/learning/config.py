@@ -11,7 +11,10 @@ holds, and with a declared ``public_size`` nothing depends on how many there are
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
+import functools
+import itertools
 import math
 from typing import Any, final
 
@@ -36,6 +39,7 @@ from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 __all__ = ["CLIPPINGS", "PrivacyConfig", "Spending", "TrainingPlan", "plan_training"]
 
+_MOST_EPOCHS = 100_000  # every one is planned, priced and written down
 _ROOM = 1 - 1e-6  # of ε, for the failure of secure noise that a ledger charges to δ
 CLIPPINGS = ("flat", "per-layer", "automatic", "adaptive")
 
@@ -81,7 +85,7 @@ class PrivacyConfig:
         if self.delta is not None:
             open_probability("delta", self.delta)
         positive("max_grad_norm", self.max_grad_norm, "one record's gradient is clipped to it")
-        whole_number("epochs", self.epochs, 1)
+        _epochs("epochs", self.epochs)
         whole_number("batch_size", self.batch_size, 1)
         _choice("noise_type", self.noise_type, LAWS)
         _choice("privacy_accounting", self.privacy_accounting, ACCOUNTINGS)
@@ -118,6 +122,21 @@ class PrivacyConfig:
         """σ_b of adaptive clipping: stated, or a twentieth of the batch."""
         return self.batch_size / 20 if self.count_noise is None else self.count_noise
 
+    def frozen(self) -> dict[str, Any]:
+        """What a resumed run must keep besides its plan: whatever its checkpoint or its noise depends on."""
+        adaptive = [self.clip_quantile, self.clip_learning_rate, self.noise_of_count]
+        return {
+            "clipping": self.clipping, "noise": self.noise, "ema_decay": self.ema_decay,
+            "adaptive": adaptive if self.clipping == "adaptive" else None,
+        }  # fmt: skip
+
+
+def _epochs(name: str, value: int) -> int:
+    if whole_number(name, value, 1) > _MOST_EPOCHS:
+        problem = f"is more than {_MOST_EPOCHS:,}, and every epoch is planned and charged by itself"
+        raise InvalidParameter(name, value, problem, "take larger batches, or fewer epochs")
+    return value
+
 
 def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
@@ -143,10 +162,15 @@ class TrainingPlan:
     forecast: Guarantee
     cut: bool
 
-    @property
+    @functools.cached_property
     def steps(self) -> int:
         """All steps of the run."""
-        return sum(stage.steps for stage in self.stages)
+        return self._ends[-1]
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        """How many steps are done when each stage is."""
+        return list(itertools.accumulate(stage.steps for stage in self.stages))
 
     def event(self, steps: int | None = None) -> PrivacyEvent:
         """What the first ``steps`` steps cost; all of them unless stated."""
@@ -154,11 +178,10 @@ class TrainingPlan:
 
     def stage_at(self, step: int) -> tuple[Stage, int]:
         """The stage of step 0 … steps − 1, and how many of its steps are left, that one included."""
-        for stage in self.stages:
-            if step < stage.steps:
-                return stage, stage.steps - step
-            step -= stage.steps
-        raise InvalidParameter("step", step, "lies beyond the plan")
+        if not 0 <= step < self.steps:
+            raise InvalidParameter("step", step, "lies beyond the plan")
+        number = bisect.bisect_right(self._ends, step)
+        return self.stages[number], self._ends[number] - step
 
     def alike(self, step: int, stages: int) -> tuple[Stage, int]:
         """The stage of ``step``, and how many steps from there on are like it, within so many stages."""
@@ -189,7 +212,7 @@ class TrainingPlan:
 def plan_training(config: PrivacyConfig, *, size: int, epochs: int | None = None) -> TrainingPlan:
     """The plan for ``size`` records, which count only where no ``public_size`` is declared."""
     neighbours, public = _declared(config, size)
-    epochs = whole_number("num_epochs", config.epochs if epochs is None else epochs, 1)
+    epochs = _epochs("num_epochs", config.epochs if epochs is None else epochs)
     if config.batch_size > public:
         problem = f"is more than the {public} records there are"
         raise InvalidParameter("batch_size", config.batch_size, problem, f"use at most {public}")

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from quietsum.learning.engine import Batch, Loss
+from quietsum.errors import InvalidParameter
+from quietsum.learning.engine import Batch, Loss, losses_of
 from quietsum.learning.step import cross_entropy
 from quietsum.privacy.guarantee import Guarantee
 
@@ -36,11 +37,15 @@ class Epoch:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class History:
-    """All epochs of a run. ``stopped`` is "finished", or "budget" where another step would have overspent."""
+    """All epochs of a run. ``stopped`` is "finished", or "budget" where another step would have overspent.
+
+    ``lost_steps`` were charged and then lost in a kill: the weights know nothing of them, and the guarantee holds them.
+    """
 
     epochs: tuple[Epoch, ...]
     stopped: str
     guarantee: Guarantee
+    lost_steps: int = 0
 
     @property
     def metrics(self) -> Mapping[str, float]:
@@ -61,14 +66,26 @@ def progress_line(epoch: Epoch) -> str:
 
 def scores(model: nn.Module, loss: Loss, loader: Iterable[Any], device: torch.device) -> dict[str, float]:
     """Mean loss, and accuracy for the default loss, on records that nobody needs to protect."""
-    batches: Iterable[Batch] = [loader] if isinstance(loader, tuple) else loader
+    batches: Iterable[Any] = [loader] if isinstance(loader, tuple) else loader
     total, right, count = 0.0, 0, 0
     for batch in batches:
-        rows = tuple(part.to(device) for part in batch)
-        total += float(loss(model, rows).sum())
+        rows = tuple(part.to(device) for part in _rows(batch))
+        total += float(losses_of(loss, model, rows, len(rows[0])).sum())
         if loss is cross_entropy:
             right += int((model(rows[0]).argmax(-1) == rows[1]).sum())
         count += len(rows[0])
     if not count:
         return {}
     return ({"accuracy": right / count} if loss is cross_entropy else {}) | {"loss": total / count}
+
+
+def _rows(batch: Any) -> Batch:
+    """The batch, if it is tensors with as many rows each."""
+    parts = (batch,) if isinstance(batch, Tensor) else batch
+    if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) and part.dim() for part in parts):
+        problem = "does not come as tensors of rows"
+        raise InvalidParameter("val_loader", type(batch).__name__, problem, "let each batch be (inputs, labels)")
+    if len({len(part) for part in parts}) != 1:
+        problem = "has parts of unequal length"
+        raise InvalidParameter("val_loader", [tuple(part.shape) for part in parts], problem, "one label for each row")
+    return tuple(parts)

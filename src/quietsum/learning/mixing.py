@@ -4,21 +4,37 @@ Clipping bounds what one example adds to the sum only if its gradient depends on
 the mean over the batch, so one record moves the gradients of all others, and the running statistics carry private data
 out of the noise's reach. :func:`refuse_mixing` finds such modules by type, :func:`fix_batch_norm` replaces them, and
 :func:`mixes_examples` finds any other way of mixing by trying: change one example, see whether another's loss moves.
+:func:`what_remembers` finds in the same way what a model keeps of the examples that pass through it, a sum in a
+buffer say, which would be saved beside the weights without any noise; :class:`SteadyEngine` lets a buffer move that
+keeps nothing of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from typing import final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.engine import Batch, Loss, losses_of, rows_of
+from quietsum.learning.engine import Batch, Engine, Loss, in_blocks, losses_of, rows_of
 
-__all__ = ["NORMS", "fix_batch_norm", "mixes_examples", "mixing_now", "refuse_mixing"]
+__all__ = [
+    "NORMS",
+    "SteadyEngine",
+    "fix_batch_norm",
+    "mixes_examples",
+    "mixing_now",
+    "refuse_mixing",
+    "unchanged",
+    "what_remembers",
+]
 
 NORMS = (_BatchNorm, _InstanceNorm)
 """What may mix examples, depending on its mode."""
@@ -53,22 +69,28 @@ def fix_batch_norm(model: nn.Module) -> nn.Module:
     """Replace every batch norm by a group norm, and forget running statistics of instance norms; in place.
 
     Weights and biases are kept; the statistics are not, since a group norm has none. Returns the model, or the new
-    module if the model itself was a batch norm.
+    module if the model itself was a batch norm. A batch norm that stands in two places is one group norm in both.
 
     >>> fixed = fix_batch_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1]
     >>> type(fixed).__name__, fixed.num_groups
     ('GroupNorm', 24)
     """
+    norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    for name, norm in norms:
+        if norm.num_features < 1:
+            problem = "is lazy and does not know its channels yet, so no group norm can take its place"
+            remedy = "run the model once on a made-up batch, then fix it"
+            raise InvalidParameter("model", f"{name or 'the model'}: {type(norm).__name__}", problem, remedy)
     if isinstance(model, _BatchNorm):
         return _group_norm(model)
-    if isinstance(model, _InstanceNorm) and model.track_running_stats:
-        model.track_running_stats = False
-        model.running_mean = model.running_var = model.num_batches_tracked = None
-        return model
-    for name, child in model.named_children():
-        fixed = fix_batch_norm(child)
-        if fixed is not child:
-            setattr(model, name, fixed)
+    new = {id(norm): _group_norm(norm) for _, norm in norms}
+    for module in list(model.modules()):
+        for name, child in list(module._modules.items()):  # named_children() would name a shared one once
+            if id(child) in new:
+                module.register_module(name, new[id(child)])
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
     return model
 
 
@@ -95,20 +117,102 @@ def mixes_examples(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     rows = rows_of(batch)
     if rows < 2:
         raise InvalidParameter("batch", rows, "is too small to see examples mix", "pass at least two rows")
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    before = _replay(loss, model, batch, rows)
-    try:
-        for changed in _neighbours(batch):
-            after = _replay(loss, model, changed, rows)
-            scale = before[:-1].abs().nan_to_num(posinf=0.0, neginf=0.0).amax() * 1e-5
-            same = torch.isclose(before[:-1], after[:-1], rtol=1e-5, atol=float(scale), equal_nan=True)
-            if not bool(same.all()):
-                return True
-    finally:
-        with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+    with unchanged(model):
+        before = _replay(loss, model, batch, rows)
+    for changed in _neighbours(batch):
+        with unchanged(model):
+            try:
+                after = _replay(loss, model, changed, rows)
+            except Exception:  # a model that refuses such a row refuses it in training too, where it counts as zero
+                continue
+        if not _alike(before[:-1], after[:-1]):
+            return True
     return False
+
+
+def what_remembers(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
+    """The name of a buffer or parameter that keeps something of the examples that pass through ``model``, or None.
+
+    From the same state several batches are tried: ``batch``, a stretched one, one of NaN and one with fewer rows. What
+    then differs depends on the examples or on their number, both private. A counter of batches, or the vectors of a
+    spectral norm, change alike whatever the batch is, and pass. What lies in no buffer is found by what it does: if
+    the loss of ``batch`` depends on the batch before, the answer is "what it computes".
+
+    >>> class Watching(nn.Linear):
+    ...     def forward(self, x):
+    ...         self.seen = x.sum(0)
+    ...         return super().forward(x)
+    >>> watching = Watching(2, 1)
+    >>> watching.register_buffer("seen", torch.zeros(2))
+    >>> what_remembers(watching, lambda model, batch: model(batch[0]).flatten(), (torch.randn(4, 2),))
+    'seen'
+    """
+    first, losses = _left_behind(model, loss, batch, batch)
+    for other in _others(batch):
+        try:
+            second, later = _left_behind(model, loss, other, batch)
+        except Exception:  # refused rows count as zero in training; see mixes_examples
+            continue
+        for name in sorted(first.keys() | second.keys()):
+            if name not in first or name not in second or not _equal(first[name], second[name]):
+                return name
+        if not _alike(losses, later):
+            return "what it computes"
+    return None
+
+
+def _left_behind(model: nn.Module, loss: Loss, batch: Batch, then: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """Buffers and parameters after ``batch`` has passed; and, from the old ones, the losses of ``then`` after it."""
+    with unchanged(model):
+        _replay(loss, model, batch, rows_of(batch))
+        named = [*model.named_parameters(), *model.named_buffers()]
+        state = {name: tensor.detach().clone() for name, tensor in named if not is_lazy(tensor)}
+    with unchanged(model):
+        return state, _replay(loss, model, then, rows_of(then))
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
+    """Whatever runs inside, parameters (with ``weights``) and buffers are afterwards the same, in tensors and values.
+
+    Buffers come back by name, also where a forward pass put another tensor in their place, took one away or added one.
+    """
+    parameters = model.parameters() if weights else ()
+    values: list[tuple[Tensor, Tensor]] = [(p, p.detach().clone()) for p in parameters if not is_lazy(p)]
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    values += [(b, b.detach().clone()) for _, own in kept for b in own.values() if b is not None and not is_lazy(b)]
+    try:
+        yield
+    finally:
+        for module, own in kept:
+            for name in [name for name in module._buffers if name not in own]:
+                del module._buffers[name]
+                module._non_persistent_buffers_set.discard(name)
+            module._buffers.update(own)
+        with torch.no_grad():
+            for tensor, value in values:
+                if not _equal(tensor, value):
+                    (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
+
+
+def _alike(one: Tensor, two: Tensor) -> bool:
+    """Up to rounding."""
+    scale = one.abs().nan_to_num(posinf=0.0, neginf=0.0).amax() * 1e-5
+    return bool(torch.isclose(one, two, rtol=1e-5, atol=float(scale), equal_nan=True).all())
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    """To the bit; NaN is NaN."""
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    return bool(((one == two) | (one.isnan() & two.isnan())).all())
+
+
+def _others(batch: Batch) -> list[Batch]:
+    """Batches that differ in every row, and one that differs in their number."""
+    stretched = tuple(p * 3 + 1 if p.is_floating_point() else p[:1].expand_as(p).clone() for p in batch)
+    broken = tuple(torch.full_like(p, math.nan) if p.is_floating_point() else p for p in batch)
+    return [stretched, broken, tuple(part[:-1] for part in batch)]
 
 
 def _neighbours(batch: Batch) -> list[Batch]:
@@ -116,8 +220,9 @@ def _neighbours(batch: Batch) -> list[Batch]:
     other, broken = [], []
     for part in batch:
         one, two = part.clone(), part.clone()
-        one[-1] = part[0] * 3 + 1 if part.is_floating_point() else part[0]
-        two[-1] = math.nan if part.is_floating_point() else part[0]
+        whole = next((row for row in part if not torch.equal(row, part[-1])), part[0])
+        one[-1] = part[0] * 3 + 1 if part.is_floating_point() else whole
+        two[-1] = math.nan if part.is_floating_point() else whole
         other.append(one)
         broken.append(two)
     return [tuple(other), tuple(broken)]
@@ -128,3 +233,73 @@ def _replay(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         torch.manual_seed(0)
         return losses_of(loss, model, batch, rows).detach().clone()
+
+
+# ------------------------------------------------------------------------------------- buffers that may move
+
+
+@final
+class SteadyEngine:
+    """An engine of a model with buffers, whose buffers move once for every value of the weights, whatever the batch is.
+
+    A counter of batches, or the vectors of a spectral norm, move with every forward pass. How many passes an engine
+    makes depends on the number of rows: one each, one a micro-batch, none for an empty batch. That number is private,
+    and a saved buffer would tell it. So what a sum does to buffers is undone; one row of zeros moves them before the
+    first sum after a change of the weights. Every forward pass of a sum starts from the same buffers, too, so that a
+    record's gradient does not depend on how many others came before it.
+
+    Guarantees: the buffers are a function of their first values and of the weights since.
+    """
+
+    def __init__(self, inner: Engine, model: nn.Module, loss: Loss, *, micro_batch: int | None = None) -> None:
+        self._inner, self._model, self._loss = inner, model, loss
+        self._at_once = 1 if inner.name == "naive" else micro_batch
+        self._small: Tensor | None = None
+        self._moving = True
+        self._moved_at: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """That of the engine within."""
+        return self._inner.name
+
+    @property
+    def why(self) -> str:
+        """That of the engine within."""
+        return self._inner.why
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those of the engine within."""
+        return self._inner.parameters
+
+    def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The sum of the engine within."""
+        if self._moving:
+            self._move(tuple(part.new_zeros((1, *part.shape[1:])) for part in batch))
+        if not self._moving:
+            return self._inner.clipped_sum(batch)
+        sums, norms = in_blocks(batch, self._at_once, self.parameters, 1, self._block)
+        self._small = norms.sum()
+        return sums
+
+    def _block(self, batch: Batch, rows: int) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The sum of one forward pass, and how many of its rows are small."""
+        with unchanged(self._model, weights=False):
+            return self._inner.clipped_sum(batch), self._inner.small_norms().view(1, 1)
+
+    def _move(self, row: Batch) -> None:
+        now = tuple(parameter._version for parameter in self._model.parameters())  # torch counts changes in place
+        if now == self._moved_at:
+            return
+        before = [buffer.detach().clone() for buffer in self._model.buffers()]
+        with torch.no_grad(), contextlib.suppress(Exception):  # a model that dislikes zeros moves nothing
+            self._loss(self._model, row)
+        if not self._moved_at:  # the first time tells whether they ever move
+            after = list(self._model.buffers())
+            self._moving = len(before) != len(after) or not all(map(torch.equal, before, after))
+        self._moved_at = now
+
+    def small_norms(self) -> Tensor:
+        """Those of the engine within, over all passes."""
+        return self._inner.small_norms() if self._small is None else self._small

@@ -134,7 +134,7 @@ class TorchNoise:
         """The grid's width and the noise's standard deviation on it, both from public values."""
         bits = max(_COARSEST, min(_FINEST, _WIDEST - math.ceil(math.log2(self.noise_multiplier))))
         coordinates = sum(part.numel() for part in like)
-        margin = float_margin(like[0].dtype, self.expected_batch)
+        margin = max(float_margin(dtype, self.expected_batch) for dtype in {part.dtype for part in like})
         moved = math.ldexp(1.0 + margin, bits) + math.sqrt(coordinates)
         return math.ldexp(self.sensitivity, -bits), self.noise_multiplier * moved
 

@@ -2,12 +2,14 @@
 
 What training must know of the records before it starts is their shape, which is public. :class:`Records` reads it off
 an example that belongs to nobody, or off tensors; and :func:`rehearse` tries model and loss on made-up rows of that
-shape, so that a mistake is heard of before anything is charged.
+shape, so that a mistake is heard of before anything is charged. Every record is read and collated alone, so that no
+record can change what another one becomes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -16,16 +18,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engine import Batch, Loss, losses_of
-from quietsum.learning.mixing import mixes_examples
+from quietsum.learning.mixing import mixes_examples, unchanged, what_remembers
 from quietsum.learning.step import PrivateStep, cross_entropy
 
-__all__ = ["LabelsOutOfRange", "Records", "rehearse", "rehearse_step"]
+__all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "rehearse", "rehearse_step"]
 
 _ROWS = 4  # of a made-up batch
+_MANY = 512  # rows at most where a batch is made up at its expected size
+_LOOKED_AT = 64  # records whose shape is compared before training
 
 
 @final
@@ -35,11 +49,15 @@ class Records:
     ``schema`` holds the shapes and types of a record, which are public: those of ``example``, a record that belongs to
     nobody; or of the tensors, however many rows they have; or of the first record, where there must be one.
 
-    Guarantees: with ``example``, and with tensors, no record is read, so that an empty set is treated like any other.
+    Guarantees: with ``example``, and with tensors, no record is read, so that an empty set is treated like any other. A
+    row of a batch is a function of its own record, as far as data set and collate function keep no memory: the collate
+    function never sees two records at once. A record that cannot be read or collated, or that comes in another shape
+    or type than ``schema``, counts as zero, in silence, whoever listens.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, *, example: Any = None) -> None:
-        self._tensors = tuple(dataset.tensors) if isinstance(dataset, TensorDataset) and collate is None else None
+        self._tensors = tuple(dataset.tensors) if _plain(dataset) and collate is None else None
+        self._rehearsed: tuple[nn.Module, Loss] | None = None
         self._dataset, self._collate = dataset, collate
         self.schema = _schema(self._first() if example is None else self._tried("example", example))
         if self._tensors is not None and self.schema != _schema(self._tensors):
@@ -55,13 +73,14 @@ class Records:
         if isinstance(data, Records):
             return data
         if isinstance(data, DataLoader):
+            own = None if data.collate_fn is default_collate else data.collate_fn
             if not quiet:
+                alone = "" if own is None else "; its collate_fn is called with one record at a time"
                 warnings.warn(
                     "the loader's batches are replaced by Poisson batches of its data set: only they have the "
-                    "amplification that is accounted for", stacklevel=3,
+                    f"amplification that is accounted for{alone}", stacklevel=3,
                 )  # fmt: skip
-            own = None if data.collate_fn is default_collate else data.collate_fn
-            return cls._sized(data.dataset, own, example, size_is_private)
+            return cls._sized(_chosen(data), own, example, size_is_private)
         if isinstance(data, Sequence) and data and all(isinstance(part, Tensor) for part in data):
             if len({len(part) for part in data}) != 1:
                 raise InvalidParameter("data", [tuple(p.shape) for p in data], "has parts of unequal length")
@@ -70,7 +89,7 @@ class Records:
 
     @classmethod
     def _sized(cls, dataset: Any, collate: Any, example: Any, size_is_private: bool) -> Records:
-        known = isinstance(dataset, TensorDataset) and collate is None
+        known = _plain(dataset) and collate is None
         if size_is_private and example is None and not known:
             problem = "is missing: the number of records is private, so there may be none to read the shape off"
             remedy = "pass example=, one made-up record as the data set would return it; or pass tensors"
@@ -93,41 +112,38 @@ class Records:
         if self._tensors is not None:
             chosen = torch.from_numpy(indices)
             return tuple(part[chosen].to(device) for part in self._tensors)
-        rows = [row for index in indices.tolist() if (row := self._row(index)) is not None]
+        rows = [row for index in indices.tolist() if (row := self._row(index, device)) is not None]
         if not rows:
             return tuple(torch.empty((0, *shape), dtype=dtype, device=device) for shape, dtype in self.schema)
-        return tuple(part.to(device) for part in self._collated(rows))
+        return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
 
-    def _collated(self, rows: list[Any]) -> Batch:
-        """The rows as one batch. What one record does to a collate function of one's own must not erase the others."""
-        if self._collate is None:
-            return _parts(default_collate(rows))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with contextlib.suppress(Exception):
-                return _parts(self._collate(rows))
-            kept = []
-            for row in rows:
-                with contextlib.suppress(Exception):
-                    _parts(self._collate([row]))
-                    kept.append(row)
-            with contextlib.suppress(Exception):
-                return _parts(self._collate(kept))
-        raise QuietsumError(
-            "the loader's collate_fn takes records one by one and not together; pad them to one public length"
-        )
-
-    def _row(self, index: int) -> Any:
+    def _row(self, index: int, device: torch.device | None) -> Batch | None:
+        """A batch of one record, which has seen no other; None where it is unlike the schema."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                row = self._dataset[index]
-                if self._collate is not None:
-                    return row
-                parts = _parts(default_collate([row]))
-                return row if _schema(parts) == self.schema else None
+                parts = _parts((self._collate or default_collate)([self._dataset[index]]))
+                if _schema(parts) != self.schema or not _one_row(parts):
+                    return None
+                return tuple(part.detach().to(device) for part in parts)
             except Exception:  # what a record raises is a fact about that record
                 return None
+
+    def check_shapes(self) -> None:
+        """Refuse, to the holder of the data, a set whose first records mostly have another shape than the schema.
+
+        A few odd ones count as zero, in silence. If most do, nearly nothing would be learned from, and the reason is
+        rather a collate function that pads to the longest, or a first record that is unlike all others.
+        """
+        looked = range(min(len(self), _LOOKED_AT)) if self._tensors is None else range(0)
+        fitting = sum(self._row(index, None) is not None for index in looked)
+        if 2 * fitting < len(looked):
+            problem = f"differ in shape or type from {self.schema}, and such records count as zero"
+            remedy = (
+                "give all records one public shape, padded to a length that no record sets, or pass example=, a "
+                "made-up record that is like them (this is told to you alone: do not pass it on)"
+            )
+            raise RecordsOfOtherShapes("data", "most records", problem, remedy)
 
     def _first(self) -> Batch:
         if self._tensors is not None:
@@ -139,7 +155,12 @@ class Records:
     def _tried(self, name: str, row: Any) -> Batch:
         """A batch of one: of ``row``, or of the first record."""
         try:
-            return _parts((self._collate or default_collate)([self._dataset[0] if row is None else row]))
+            parts = _parts((self._collate or default_collate)([self._dataset[0] if row is None else row]))
+            if not _one_row(parts):
+                problem = f"becomes tensors of shapes {[tuple(p.shape) for p in parts]}, which are not one row each"
+                remedy = "let data set and collate_fn make one row of one record: a record counts once"
+                raise InvalidParameter(name, "one record", problem, remedy)
+            return parts
         except QuietsumError:
             raise
         except Exception as error:
@@ -147,16 +168,16 @@ class Records:
             shown = type(self._dataset if row is None else row).__name__
             raise InvalidParameter(name, shown, problem, "return (inputs, label)") from None
 
-    def made_up(self, device: torch.device | None = None) -> Batch:
-        """A few rows of the right shape that belong to nobody: random numbers, and 0, 1, 0, 1 for whole ones."""
+    def made_up(self, device: torch.device | None = None, count: int = _ROWS) -> Batch:
+        """Some rows of the right shape that belong to nobody: random numbers, and 0, 1, 0, 1 for whole ones."""
         generator = torch.Generator().manual_seed(0)
         rows = []
         for shape, dtype in self.schema:
             if dtype.is_floating_point:
-                rows.append(torch.randn((_ROWS, *shape), generator=generator).to(dtype))
+                rows.append(torch.randn((count, *shape), generator=generator).to(dtype))
             else:
-                pattern = torch.arange(_ROWS).remainder(2).to(dtype)
-                rows.append(pattern.view(_ROWS, *([1] * len(shape))).expand(_ROWS, *shape).clone())
+                pattern = torch.arange(count).remainder(2).to(dtype)
+                rows.append(pattern.view(count, *([1] * len(shape))).expand(count, *shape).clone())
         return tuple(row.to(device) for row in rows)
 
 
@@ -164,11 +185,50 @@ def _schema(parts: Batch) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
     return tuple((tuple(part.shape[1:]), part.dtype) for part in parts)
 
 
+def _one_row(parts: Batch) -> bool:
+    return all(part.dim() > 0 and len(part) == 1 and part.layout is torch.strided for part in parts)
+
+
+def _plain(dataset: Any) -> bool:
+    """Whether the records are the rows of its tensors. A subclass may return something else of them."""
+    return type(dataset) is TensorDataset
+
+
+def _chosen(loader: DataLoader[Any]) -> Any:
+    """The data set of a loader, or the part of it that the loader's sampler can ever draw; others are refused."""
+    dataset, batches = _indexable(loader.dataset), loader.batch_sampler
+    if batches is None:
+        problem = "lets the data set return whole batches, and every record needs its own coin"
+        raise InvalidParameter("batch_size", None, problem, "let the data set return one record, and pass a batch_size")
+    sampler: Any = batches.sampler if type(batches) is BatchSampler else batches
+    whole = type(sampler) in (RandomSampler, SequentialSampler) and len(sampler.data_source) == len(dataset)
+    if whole:
+        return dataset
+    if type(sampler) is SubsetRandomSampler:
+        sampler = sampler.indices
+    if not isinstance(sampler, Tensor | Sequence):
+        problem = "chooses records in its own way, which Poisson sampling replaces: others would be trained on"
+        remedy = "wrap the records that may be used in torch.utils.data.Subset, and leave the sampler out"
+        raise InvalidParameter("sampler", type(sampler).__name__, problem, remedy)
+    return _taken(dataset, "sampler", sampler)
+
+
+def _taken(dataset: Any, name: str, indices: Sequence[Any] | Tensor) -> Any:
+    """The records with these numbers, each at most once."""
+    numbers = [int(index) for index in indices]
+    if len(set(numbers)) != len(numbers) or not all(0 <= number < len(dataset) for number in numbers):
+        problem = "names a record twice, which would then count twice, or one that is not there"
+        raise InvalidParameter(name, "its indices", problem, "name every record at most once, from 0 on")
+    if _plain(dataset):
+        return TensorDataset(*(part[torch.tensor(numbers, dtype=torch.int64)] for part in dataset.tensors))
+    return Subset(dataset, numbers)
+
+
 def _indexable(data: Any) -> Any:
     if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         problem = "has no records by number, and every record needs its own coin"
         raise InvalidParameter("data", type(data).__name__, problem, "pass a Dataset with __len__ and __getitem__")
-    return data
+    return _taken(_indexable(data.dataset), "data", data.indices) if type(data) is Subset else data
 
 
 def _parts(collated: Any) -> Batch:
@@ -185,50 +245,90 @@ def rehearse(
     """Try model and loss on made-up rows, so that mistakes are heard of before a record is touched and paid for.
 
     Guarantees: with ``check_labels`` False nothing that is raised depends on what a record holds. With it, the labels
-    of records in memory are compared with the model's classes: that error is for the holder of the data, who knows the
-    records, and must not be passed on, since it tells of one of them.
+    of records in memory are compared with the model's classes, and the first records of other data sets with the
+    schema: those errors are for the holder of the data, who knows the records, and must not be passed on, since they
+    tell of them. Parameters and buffers of the model are afterwards what they were.
     """
     rows = records.made_up(device)
     if loss is cross_entropy and (len(rows) != 2 or rows[1].dtype.is_floating_point or rows[1].dim() != 1):
         shapes = [(shape, str(dtype)) for shape, dtype in records.schema]
         raise InvalidParameter("data", shapes, "is not (inputs, whole-number label)", "pass your own loss for it")
-    try:
-        losses = losses_of(loss, model, rows, _ROWS)
-    except QuietsumError:
-        raise
-    except Exception as error:
-        problem = f"and the loss cannot read made-up records of shapes {[shape for shape, _ in records.schema]}"
-        remedy = f"they raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        raise InvalidParameter("model", type(model).__name__, problem, remedy) from error
-    if not losses.requires_grad:
-        problem = "does not depend on any trainable parameter"
-        raise InvalidParameter("loss", "the loss", problem, "check for detach() or no_grad() in model and loss")
+    with unchanged(model):
+        try:
+            losses = losses_of(loss, model, rows, _ROWS)
+        except QuietsumError:
+            raise
+        except Exception as error:
+            problem = f"and the loss cannot read made-up records of shapes {[shape for shape, _ in records.schema]}"
+            remedy = f"they raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise InvalidParameter("model", type(model).__name__, problem, remedy) from error
+        if not losses.requires_grad:
+            problem = "does not depend on any trainable parameter"
+            raise InvalidParameter("loss", "the loss", problem, "check for detach() or no_grad() in model and loss")
+        _refuse_memory(model, loss, rows)
+        _refuse_mixed(model, loss, rows)
+        records._rehearsed = (model, loss)
+        if loss is cross_entropy and check_labels:
+            _check_labels(model, records, rows)
+    if check_labels:
+        records.check_shapes()
+
+
+def _refuse_mixed(model: nn.Module, loss: Loss, rows: Batch) -> None:
     if mixes_examples(model, loss, rows):
-        problem = "mixes examples: one record's loss moves when another record changes, so clipping bounds nothing"
-        raise InvalidParameter("model", type(model).__name__, problem, "let every output depend on its own input alone")
-    if loss is cross_entropy and check_labels:
-        _check_labels(model, records, rows)
+        problem = f"mixes examples in a batch of {len(rows[0])}: one record's loss moves when another record changes"
+        remedy = "clipping then bounds nothing; let every output depend on its own input alone"
+        raise InvalidParameter("model", type(model).__name__, problem, remedy)
+
+
+def _refuse_memory(model: nn.Module, loss: Loss, rows: Batch) -> None:
+    found = what_remembers(model, loss, rows)
+    if found is not None:
+        problem = "depends on the records that passed through the model, and would be saved without noise"
+        remedy = (
+            "change nothing in forward() that outlives it; statistics of the data belong in fixed, public numbers "
+            "that you set before training"
+        )
+        raise InvalidParameter("model", f"{type(model).__name__}: {found}", problem, remedy)
 
 
 def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> None:
     """Try the step's engine on made-up rows, one of them and several, and let it say aloud what it cannot do.
 
-    In training a row that raises is silent, so a model that always raises would be trained on noise alone.
+    In training a row that raises is silent, so a model that always raises would be trained on noise alone. The model of
+    the last :func:`rehearse` with these records is also tried for mixing in a batch as large as Poisson batches get
+    (six deviations above the expected size, and 512 rows at most): some models behave otherwise in large batches.
     """
     rows = records.made_up(device)
-    for count in (1, _ROWS):
+    model, loss = records._rehearsed or (None, None)
+    with contextlib.ExitStack() as stack:
+        if model is not None:
+            stack.enter_context(unchanged(model))
+        for count in (1, _ROWS):
+            try:
+                step.engine.clipped_sum(tuple(part[:count] for part in rows))
+            except QuietsumError:
+                raise
+            except Exception as error:
+                problem = f"cannot be differentiated by the engine {step.engine.name} in a batch of {count}"
+                remedy = f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                raise InvalidParameter("model", "the model", problem, remedy) from error
+    if model is None or loss is None:
+        return
+    count = min(math.ceil(step.expected_batch + 6 * math.sqrt(step.expected_batch)), _MANY)
+    while count > _ROWS:
         try:
-            step.engine.clipped_sum(tuple(part[:count] for part in rows))
-        except QuietsumError:
-            raise
-        except Exception as error:
-            problem = f"cannot be differentiated by the engine {step.engine.name} in a batch of {count}"
-            remedy = f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise InvalidParameter("model", "the model", problem, remedy) from error
+            return _refuse_mixed(model, loss, records.made_up(device, count))
+        except torch.OutOfMemoryError:
+            count //= 2  # micro-batches may be all that fits
 
 
 class LabelsOutOfRange(InvalidParameter):
     """Some protected label is no class of the model. For the holder of the data alone; nothing was charged."""
+
+
+class RecordsOfOtherShapes(InvalidParameter):
+    """Most protected records count as zero by their shape. For the holder of the data alone; nothing was charged."""
 
 
 def _check_labels(model: nn.Module, records: Records, rows: Batch) -> None:

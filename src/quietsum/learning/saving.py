@@ -73,6 +73,17 @@ class Checkpoint:
         prefix = f"{name}/"
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
 
+    def lost(self, run: str, charged: int) -> int:
+        """How many of ``charged`` steps these weights know nothing of; a header that cannot be true is refused."""
+        try:
+            whose, done, before = self.about["run"], int(self.about["charged_steps"]), int(self.about["lost_steps"])
+            float(self.about["clip"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise CorruptState(f"the checkpoint of {run} says too little of itself ({error})") from None
+        if whose != run or not 0 <= before <= done <= charged:
+            raise CorruptState(f"the checkpoint of {run} claims more than the ledger has charged, or another run")
+        return charged - done + before
+
 
 def write_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], about: Mapping[str, Any]) -> None:
     """One file, replaced as a whole."""
@@ -272,7 +283,12 @@ class TrainingBooks:
         for path in self._anchored():
             if path.suffix != ".safetensors":
                 continue
-            head = Head.from_dict(_read_about(path)["head"])
+            try:
+                head = Head.from_dict(_read_about(path)["head"])
+            except QuietsumError:
+                raise
+            except (LookupError, TypeError, ValueError) as error:
+                raise CorruptState(f"{path} names no head of a ledger ({error}); restore it from a backup") from None
             if not self.ledger.contains(head):
                 raise LedgerBroken(
                     f"does not contain the head that {path} was saved with", at=head.sequence,

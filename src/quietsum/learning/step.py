@@ -19,7 +19,9 @@ PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=1.3))
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -36,7 +38,7 @@ from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.privacy.events import Gaussian, PrivacyEvent
 from quietsum.sampling import Poisson
 
-__all__ = ["PrivateStep", "ScaledLoss", "cross_entropy"]
+__all__ = ["PrivateStep", "ScaledClip", "ScaledLoss", "cross_entropy"]
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -63,6 +65,38 @@ class ScaledLoss:
     def __call__(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss of each example over C."""
         return self.loss(model, batch) / self.max_norm
+
+
+@final
+class ScaledClip:
+    """A rule at the bound C of the moment, for gradients of a loss that is divided by C.
+
+    Every rule g · f(‖g‖; C) is kept as it is, with what else it is made of: for g' = g / C the factor is f(C ‖g'‖; C),
+    and C · g' · f is g · f. So the unit part has a length of at most 1.
+
+    >>> from quietsum.learning.clipping import Automatic
+    >>> rule = Automatic(max_norm=2.0, stability=0.5)
+    >>> norms = torch.tensor([[3.0], [0.1]])
+    >>> torch.equal(ScaledClip(rule, ScaledLoss(cross_entropy, 4.0)).factors(norms / 4), Automatic(
+    ...     max_norm=4.0, stability=0.5).factors(norms))
+    True
+    """
+
+    max_norm = sensitivity = 1.0
+
+    def __init__(self, rule: Clip, scaled: ScaledLoss) -> None:
+        self._rule, self._scaled = rule, scaled
+        self.order = rule.order
+
+    def groups(self, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Those of the rule."""
+        return self._rule.groups(names)
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Those of the rule at the present bound."""
+        bound = self._scaled.max_norm
+        now: Clip = dataclasses.replace(self._rule, max_norm=bound)  # type: ignore[type-var]  # the rules are dataclasses
+        return now.factors(norms * bound)
 
 
 @final
@@ -119,8 +153,8 @@ class PrivateStep:
         rng = system_randomness() if rng is None else rng
         scaled = None
         if varying or adaptive is not None:
-            scaled, unit = ScaledLoss(loss, clip.max_norm), type(clip)(max_norm=1.0)  # type: ignore[call-arg]  # the four rules
-            made = engine_for(engine, model, scaled, unit, micro_batch=micro_batch)
+            scaled = ScaledLoss(loss, clip.max_norm)
+            made = engine_for(engine, model, scaled, ScaledClip(clip, scaled), micro_batch=micro_batch)
         else:
             made = engine_for(engine, model, loss, clip, micro_batch=micro_batch)
         noise = noise_multiplier if adaptive is None else adaptive.gradient_noise(noise_multiplier)

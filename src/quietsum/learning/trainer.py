@@ -11,7 +11,7 @@ computed, printed or returned: scores come from ``val_loader``, which you thereb
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
@@ -27,15 +27,19 @@ from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan
 from quietsum.learning.engine import Loss, trainable
 from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
 from quietsum.learning.mixing import refuse_mixing
+from quietsum.learning.modes import scoring, training
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.saving import TrainingBooks, load_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.step import PrivateStep, cross_entropy
+from quietsum.learning.validation import refuse_coarse, validated
 from quietsum.learning.wrapping import build_step
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
 __all__ = ["PrivateTrainer"]
+
+_LARGEST_RATE = 1e6  # times a clipped gradient: more is a slip of the pen, and is heard of before it is paid for
 
 
 @final
@@ -77,9 +81,13 @@ class PrivateTrainer:
         check_labels: bool = True,
         rng: RandomSource | None = None,
     ) -> None:
-        refuse_mixing(model)
+        if not isinstance(model, nn.Module):
+            raise InvalidParameter("model", type(model).__name__, "is no torch.nn.Module", "pass the model itself")
+        with training(model):
+            refuse_mixing(model)
         self.model, self.config, self.loss = model, config, loss
-        _, self._parameters = trainable(model)
+        names, self._parameters = trainable(model)
+        refuse_coarse(names, self._parameters)
         self._workspace, self._run = workspace, run
         self._names = {"dataset": dataset, "party": party, "public": public}
         self._metrics, self._watch, self._rng = metrics, watch, rng
@@ -89,7 +97,7 @@ class PrivateTrainer:
         self._averages: Averaged | None = None
         self._optimizer: BoundOptimizer | None = None
         self._books: TrainingBooks | None = None
-        self._shows_average = False
+        self._shows_average, self._lost = False, 0
         self._selfcheck, self._check_labels = selfcheck, check_labels
         self._every = 1 if checkpoint_every is None else whole_number("checkpoint_every", checkpoint_every, 1)
         self._every_stated = checkpoint_every is not None
@@ -113,24 +121,32 @@ class PrivateTrainer:
         ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset or a tuple of
         tensors. ``val_loader`` holds records that nobody needs to protect: scores on them are free and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
-        done. ``resume`` goes on with a run of the workspace whose process has ended.
+        done. ``resume`` goes on with a run of the workspace whose process has ended, behind the steps that were charged
+        then: those of a killed chunk are lost, and where no others are left the last checkpoint is the model.
 
         With a declared ``public_size`` the number of records is private and may be zero; steps are then noise alone.
         The shape of a record is that of the tensors, or of ``example``, one made-up record as the data set would return
         it; a data set that is no tensor is refused without one, however many records it holds.
         """
-        learning_rate = positive("learning_rate", learning_rate)
+        if positive("learning_rate", learning_rate) > _LARGEST_RATE:
+            problem = f"is more than {_LARGEST_RATE:,.0f}, and would throw the weights out of their range"
+            raise InvalidParameter("learning_rate", learning_rate, problem, "0.1 to 10 is usual")
         records = Records.of(
             train_loader, quiet=self._spending is not None, example=example,  # replaced batches are said once
             size_is_private=self.config.size_is_private,
         )  # fmt: skip
+        if self._spending is not None and val_loader is not None:
+            validated(self.model, self.loss, val_loader, train_loader, self._device)
+        rescued = False
         if self._spending is None:
+            self._rehearse(records, val_loader, train_loader)
             self._begin(records, num_epochs, optimizer, resume)
+            rescued = resume and self._rescued()
         elif num_epochs is not None and num_epochs != self._spending.plan.epochs:
             problem = f"is not the {self._spending.plan.epochs} that the schedule was fixed with"
             raise InvalidParameter("num_epochs", num_epochs, problem, "make a new trainer, with a plan of its own")
         assert self._spending is not None
-        if self._spending.left <= 0:
+        if self._spending.left <= 0 and not rescued:
             raise BudgetExhausted(
                 f"the plan's {self._spending.plan.steps} steps are done: ε = {self._spending.claim().epsilon:.4g} per "
                 "record is spent; keep the model, or make a new plan"
@@ -138,9 +154,11 @@ class PrivateTrainer:
         self._show_average(False)
         found: list[Epoch] = []
         try:
-            with _training(self.model):
-                while self._spending.left > 0:
-                    self._chunk(records, learning_rate)
+            with training(self.model):
+                while self._spending.left > 0 or rescued:
+                    if not rescued:
+                        self._chunk(records, learning_rate)
+                    rescued = False
                     found.append(self._seen(val_loader, val_name))
                     if self._watch is not None:
                         self._watch(found[-1])
@@ -151,18 +169,26 @@ class PrivateTrainer:
             save_model(self._books.model, self.model, self._about())
             reach("train:model")
         stopped = "budget" if plan.cut else "finished"
-        return History(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee())
+        return History(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
+
+    def _rehearse(self, records: Records, val_loader: Any, train_loader: Any) -> None:
+        """Try model, loss and scores, before anything is planned, opened or charged."""
+        with training(self.model):
+            rehearse(self.model, self.loss, records, self._device, check_labels=self._check_labels)
+        if val_loader is not None:
+            validated(self.model, self.loss, val_loader, train_loader, self._device)
+        if self._metrics is not None:
+            with torch.no_grad(), scoring(self.model):
+                self._metrics(self.model)
 
     def _begin(self, records: Records, epochs: int | None, optimizer: str | OptimizerKind, resume: bool) -> None:
         """Plan, rehearse and open the books: everything that can be refused is refused here, before any charge."""
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
-        with _training(self.model):
-            rehearse(self.model, self.loss, records, self._device, check_labels=self._check_labels)
         plan = plan_training(self.config, size=len(records), epochs=epochs)
-        step = build_step(self.model, self.loss, self.config, plan, self._rng)
-        with _training(self.model):
+        with training(self.model):
+            step = build_step(self.model, self.loss, self.config, plan, self._rng)
             rehearse_step(step, records, self._device)
         if self._selfcheck:
             self._check(records, plan)
@@ -177,8 +203,7 @@ class PrivateTrainer:
             size = sum(parameter.numel() for parameter in self._parameters)
             self._books = TrainingBooks(
                 self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(size),
-                details={"parameters": size, "clipping": self.config.clipping, "noise": self.config.noise},
-                **self._names,
+                details={**self.config.frozen(), "optimizer": _named(kind), "parameters": size}, **self._names,
             )  # fmt: skip
             try:
                 charged = self._books.open(resume=resume)
@@ -191,16 +216,17 @@ class PrivateTrainer:
 
     def _check(self, records: Records, plan: TrainingPlan) -> None:
         """Refuse a step that is not what it claims: its clip, noise and sampling are tried on made-up rows."""
-        rows = tuple(part.cpu().numpy() for part in records.made_up())
+        made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.made_up())
+        rows = tuple(part.cpu().numpy() for part in made_up)
         classes = 2
         if self.loss is cross_entropy:
-            with torch.no_grad(), while_checking(self.model):
+            with torch.no_grad(), training(self.model), while_checking(self.model):
                 classes = int(self.model(records.made_up(self._device)[0]).shape[-1])
-        step = CheckedStep(
-            lambda model: build_step(model, self.loss, self.config, plan), self.model,
-            rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
-        )  # fmt: skip
-        with _training(self.model):
+        with training(self.model):
+            step = CheckedStep(
+                lambda model: build_step(model, self.loss, self.config, plan), self.model,
+                rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
+            )  # fmt: skip
             refuse_unsound(step, self.model)
 
     def _chunk(self, records: Records, learning_rate: float) -> None:
@@ -219,7 +245,7 @@ class PrivateTrainer:
         if step.event() != event.event:  # type: ignore[attr-defined]  # a Repeated
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
         for _ in range(count):
-            variance = (step.mechanism.noise_multiplier * step.sensitivity / step.expected_batch) ** 2
+            variance = step.mechanism.variance / step.expected_batch**2
             gradient = step.gradient(records.batch(step.sample(len(records)), self._device))
             self._optimizer.step(gradient, learning_rate=learning_rate, noise_variance=variance)
             if self._averages is not None:
@@ -240,16 +266,13 @@ class PrivateTrainer:
         metrics: Mapping[str, float] = {}
         if val_loader is not None or self._metrics is not None:
             self._show_average(True)
-            was = self.model.training
-            self.model.eval()
             try:
-                with torch.no_grad():
+                with torch.no_grad(), scoring(self.model):
                     if self._metrics is not None:
                         metrics = dict(self._metrics(self.model))
                     elif val_loader is not None:
                         metrics = scores(self.model, self.loss, val_loader, self._device)
             finally:
-                self.model.train(was)
                 self._show_average(False)
         return Epoch(
             epoch=-(-self._spending.charged // plan.steps_per_epoch), epochs=plan.epochs, steps=self._spending.charged,
@@ -271,7 +294,11 @@ class PrivateTrainer:
 
     def guarantee(self) -> Guarantee:
         """What may be said about the model: the cost of the whole plan, however much of it ran."""
-        return self._begun().claim()
+        claim = self._begun().claim()
+        if not self._lost:
+            return claim
+        told = f"{self._lost} of {self._begun().plan.steps} steps were lost in a kill: they are paid for, not learnt"
+        return dataclasses.replace(claim, warnings=(*claim.warnings, told))
 
     def get_privacy_spent(self) -> tuple[float, float]:
         """(ε, δ) per record charged so far, if the schedule runs as planned. A killed epoch counts."""
@@ -291,7 +318,11 @@ class PrivateTrainer:
 
     def load(self, path: str | os.PathLike[str]) -> Guarantee:
         """Fill the model from a file of :meth:`save`, and return the guarantee that came with it."""
-        return Guarantee.from_dict(load_model(path, self.model)["guarantee"])
+        about = load_model(path, self.model)
+        try:
+            return Guarantee.from_dict(about["guarantee"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise CorruptState(f"{path} holds no guarantee ({error}); restore it from a backup") from None
 
     def close(self) -> None:
         """Let go of the ledger."""
@@ -302,7 +333,7 @@ class PrivateTrainer:
         spending = self._begun()
         about: dict[str, Any] = {
             "run": self._run, "plan": spending.plan.to_dict(), "charged_steps": spending.charged,
-            "spent": spending.so_far().to_dict(), "guarantee": spending.claim().to_dict(),
+            "spent": spending.so_far().to_dict(), "guarantee": self.guarantee().to_dict(), "lost_steps": self._lost,
         }  # fmt: skip
         if self._books is not None:
             about["head"] = self._books.ledger.head.to_dict()
@@ -317,10 +348,10 @@ class PrivateTrainer:
         """Weights and memory of the last checkpoint; the generators start anew, as always."""
         assert self._books is not None and self._optimizer is not None
         saved = read_checkpoint(self._books.checkpoint)
+        self._lost = charged
         if saved is None:  # killed in its first epoch
             return
-        if saved.about["run"] != self._run or saved.about["charged_steps"] > charged:
-            raise CorruptState(f"{self._books.checkpoint} claims more than the ledger has charged, or another run")
+        self._lost, clip = saved.lost(self._run, charged), float(saved.about["clip"])
         try:
             self.model.load_state_dict(saved.part("model"))
         except RuntimeError as error:
@@ -329,7 +360,19 @@ class PrivateTrainer:
         if self._averages is not None:
             self._averages.restore(saved.part("average"))
         if step.adaptive is not None:
-            step.retune(noise_multiplier=step.noise_multiplier, max_norm=float(saved.about["clip"]))
+            step.retune(noise_multiplier=step.noise_multiplier, max_norm=clip)
+
+    def _rescued(self) -> bool:
+        """Whether all steps are charged and their model was never written: then the last checkpoint becomes it."""
+        assert self._spending is not None and self._books is not None
+        if self._spending.left > 0 or self._books.model.is_file():
+            return False
+        if not self._books.checkpoint.is_file():
+            raise BudgetExhausted(
+                f"run {self._run} was killed before its first checkpoint, and its whole plan is charged: there is no "
+                "model to keep; make a new plan, with a smaller checkpoint_every"
+            )
+        return True
 
     def _show_average(self, wanted: bool) -> None:
         if self._averages is not None and wanted != self._shows_average:
@@ -337,11 +380,6 @@ class PrivateTrainer:
             self._shows_average = wanted
 
 
-@contextlib.contextmanager
-def _training(model: nn.Module) -> Any:
-    was = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.train(was)
+def _named(kind: OptimizerKind) -> str:
+    """A rule by its settings; one that is no dataclass by its name."""
+    return repr(kind) if dataclasses.is_dataclass(kind) else type(kind).__qualname__

@@ -15,22 +15,33 @@ from torch import nn
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
 from quietsum.learning.adaptive import QuantileClip
+from quietsum.learning.checked import CheckedStep, refuse_unsound, while_checking
+from quietsum.learning.checked_descent import MadeUp
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
-from quietsum.learning.engine import Batch, Loss
-from quietsum.learning.mixing import refuse_mixing
+from quietsum.learning.engine import Batch, Loss, trainable
+from quietsum.learning.mixing import SteadyEngine, refuse_mixing, unchanged
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
-__all__ = ["PoissonLoader", "PrivateOptimizer", "Records", "build_step", "make_private", "rehearse"]
+__all__ = [
+    "PoissonLoader",
+    "PrivateOptimizer",
+    "Records",
+    "SteadyEngine",
+    "build_step",
+    "check_step",
+    "make_private",
+    "rehearse",
+]
 
 
 def build_step(
     model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingPlan, rng: RandomSource | None = None
 ) -> PrivateStep:
-    """The step that a config asks for, at the noise of the plan's first stage."""
+    """The step that a config asks for, at the noise of the plan's first stage. Buffers move once a step, publicly."""
     bound = config.max_grad_norm
     rules: dict[str, Clip] = {
         "flat": Flat(max_norm=bound), "per-layer": PerLayer(max_norm=bound), "automatic": Automatic(max_norm=bound),
@@ -44,11 +55,34 @@ def build_step(
             count_noise=config.noise_of_count, quantile=config.clip_quantile, learning_rate=config.clip_learning_rate,
             **made,
         )  # fmt: skip
-    return PrivateStep.build(
+    step = PrivateStep.build(
         model, loss, clip, noise_multiplier=plan.stages[0].noise_multiplier, rate=plan.rate,
         expected_batch=plan.expected_batch, engine=config.engine, mode=config.noise, micro_batch=config.micro_batch,
         varying=len({stage.max_norm for stage in plan.stages}) > 1, adaptive=adaptive, rng=rng,
     )  # fmt: skip
+    if any(True for _ in model.buffers()):
+        step.engine = SteadyEngine(step.engine, model, loss, micro_batch=config.micro_batch)
+    return step
+
+
+def check_step(
+    model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingPlan, records: Records, device: torch.device
+) -> None:
+    """Refuse a step that is not what it claims: its clip, noise and sampling are tried on made-up rows.
+
+    Guarantees: no record is read, and parameters and buffers are afterwards what they were.
+    """
+    rows = tuple(part.cpu().numpy() for part in records.made_up())
+    with unchanged(model):
+        classes = 2
+        if loss is cross_entropy:
+            with torch.no_grad(), while_checking(model):
+                classes = int(model(records.made_up(device)[0]).shape[-1])
+        step = CheckedStep(
+            lambda some: build_step(some, loss, config, plan), model,
+            rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
+        )  # fmt: skip
+        refuse_unsound(step, model)
 
 
 # --------------------------------------------------------------------------------------- a loop by hand
@@ -63,10 +97,17 @@ def make_private(
     loss: Loss = cross_entropy,
     example: Any = None,
     check_labels: bool = True,
+    selfcheck: bool = True,
 ) -> tuple[nn.Module, PrivateOptimizer, PoissonLoader]:
     """For a loop written by hand. The optimizer computes the private gradient itself; ``backward()`` is not called.
 
-    ``example`` and ``check_labels`` are those of :class:`~quietsum.learning.trainer.PrivateTrainer`.
+    ``example``, ``check_labels`` and ``selfcheck`` are those of :class:`~quietsum.learning.trainer.PrivateTrainer`. The
+    model is checked in the mode in which it is, and must be stepped in that mode: call ``model.train()`` before. What
+    is trained is fixed here too: ``optimizer`` must hold every parameter that requires a gradient.
+
+    Guarantees: the weights that ``step()`` makes cost :meth:`PrivateOptimizer.guarantee`. Nothing else does. The batch
+    in your hand is a copy of *private records*: no change to it reaches the step, but a loss, a count or a picture that
+    you compute from it, or another change of the weights that depends on it, is covered by no noise.
 
     >>> model = nn.Linear(2, 2)
     >>> data = (torch.randn(40, 2), torch.arange(40) % 2)
@@ -81,28 +122,104 @@ def make_private(
     True
     """
     refuse_mixing(model)
+    trainable(model)
+    _refuse_optimizer(model, optimizer, config)
     records = Records.of(data, example=example, size_is_private=config.size_is_private)
     device = next(model.parameters()).device
     rehearse(model, loss, records, device, check_labels=check_labels)
     plan = plan_training(config, size=len(records))
     step = build_step(model, loss, config, plan)
     rehearse_step(step, records, device)
-    mine = {id(parameter) for parameter in step.engine.parameters}
-    theirs = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if selfcheck:
+        check_step(model, loss, config, plan, records, device)
+    loader = PoissonLoader(records, step, Spending(plan), _AsChecked(model, optimizer, step))
+    return model, PrivateOptimizer(optimizer, loader), loader
+
+
+def _refuse_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, config: PrivacyConfig) -> None:
+    """What an optimizer cannot do in a private loop is said before anything is charged."""
+    shown = type(optimizer).__name__
+    if isinstance(optimizer, PrivateOptimizer):
+        problem = "is private already, under a plan of its own"
+        raise InvalidParameter("optimizer", shown, problem, "pass a torch optimizer to every make_private")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        problem = "asks for the gradient several times a step, and each would be a release of its own"
+        raise InvalidParameter("optimizer", shown, problem, "use SGD or Adam")
+    mine, theirs = set(_trained(model)), _held(optimizer)
     if theirs - mine:
         problem = "moves parameters that the model does not train"
-        raise InvalidParameter("optimizer", type(optimizer).__name__, problem, "pass model.parameters() to it")
-    loader = PoissonLoader(records, step, Spending(plan), device)
-    return model, PrivateOptimizer(optimizer, loader), loader
+        raise InvalidParameter("optimizer", shown, problem, "pass model.parameters() to it")
+    if mine - theirs:
+        problem = "holds only some of the parameters that require a gradient"
+        remedy = "pass model.parameters() to it, or freeze the others with requires_grad_(False)"
+        raise InvalidParameter("optimizer", shown, problem, remedy)
+    if config.ema_decay is not None:
+        problem = "is for PrivateTrainer; a loop by hand averages its own weights, which costs nothing"
+        remedy = "leave it out, and update torch.optim.swa_utils.AveragedModel(model) after optimizer.step()"
+        raise InvalidParameter("ema_decay", config.ema_decay, problem, remedy)
+
+
+def _trained(model: nn.Module) -> dict[int, nn.Parameter]:
+    return {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
+
+
+def _held(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+
+
+@final
+class _AsChecked:
+    """Model and optimizer as they were when they were checked, and whether they still are.
+
+    What a step swallows, since it may tell of a record, must not swallow a mistake of the loop's author: every mode and
+    every frozen parameter is looked at again before a batch is drawn and before it is used.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: PrivateStep) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._modes = self._now()
+        self._trained = {id(parameter) for parameter in step.engine.parameters}
+        self.device = step.engine.parameters[0].device
+
+    def _now(self) -> dict[str, tuple[nn.Module, bool]]:
+        return {name: (module, module.training) for name, module in self._model.named_modules()}
+
+    def confirm(self) -> None:
+        """Raise where the model or the optimizer is another one than was checked."""
+        if torch.is_inference_mode_enabled():
+            raise QuietsumError("no gradient can be computed in torch.inference_mode(); leave it for the training loop")
+        refuse_mixing(self._model)
+        if self._now() != self._modes:
+            raise QuietsumError(
+                "the model has other modules or another mode than when make_private checked it; call model.train() "
+                "before make_private, and again after an evaluation in model.eval()"
+            )
+        if set(_trained(self._model)) != self._trained or _held(self._optimizer) != self._trained:
+            raise QuietsumError(
+                "parameters were frozen, unfrozen, added or taken away since make_private; what is trained is fixed "
+                "there: freeze before, and call make_private anew, with a plan of its own, to train others"
+            )
+
+    def refuse_gradients(self) -> None:
+        """Raise where any parameter that may move holds a gradient."""
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        if any(parameter.grad is not None for parameter in (*parameters, *self._model.parameters())):
+            raise QuietsumError(
+                "the parameters hold a gradient that was not made private; leave out loss.backward(): "
+                "optimizer.step() computes the clipped, noisy gradient itself"
+            )
 
 
 @final
 class PoissonLoader:
-    """Poisson batches, one epoch an iteration. Drawing one charges it, and it must be used before the next."""
+    """Poisson batches, one epoch an iteration. Drawing one charges it, and it must be used before the next.
 
-    def __init__(self, records: Records, step: PrivateStep, spending: Spending, device: torch.device) -> None:
-        self.step, self.spending = step, spending
-        self._records, self._device = records, device
+    What is yielded is a copy, and private: see :func:`make_private`.
+    """
+
+    def __init__(self, records: Records, step: PrivateStep, spending: Spending, checked: _AsChecked) -> None:
+        self.step, self.spending, self.checked = step, spending, checked
+        self._records = records
         self.pending: Batch | None = None
 
     def __len__(self) -> int:
@@ -120,47 +237,61 @@ class PoissonLoader:
                     "a batch was drawn and not used: choosing batches by what is in them is no longer Poisson "
                     "sampling; call optimizer.step() once for each batch"
                 )
+            self.checked.confirm()
             stage, _ = self.spending.plan.stage_at(self.spending.charged)
             self.step.retune(
                 noise_multiplier=stage.noise_multiplier,
                 max_norm=stage.max_norm if self.step.scaled is not None and self.step.adaptive is None else None,
             )
             self.spending.charge(1)
-            self.pending = self._records.batch(self.step.sample(len(self._records)), self._device)
-            yield self.pending
+            self.pending = self._records.batch(self.step.sample(len(self._records)), self.checked.device)
+            yield tuple(part.clone() for part in self.pending)
 
 
 @final
-class PrivateOptimizer:
-    """A torch optimizer whose ``step`` takes the drawn batch, computes its private gradient and moves the weights."""
+class PrivateOptimizer(torch.optim.Optimizer):
+    """A torch optimizer whose ``step`` takes the drawn batch, computes its private gradient and moves the weights.
+
+    Groups and state are those of the optimizer that it wraps, so schedulers of ``torch.optim.lr_scheduler`` steer it.
+    """
 
     def __init__(self, inner: torch.optim.Optimizer, loader: PoissonLoader) -> None:
         self.inner, self._loader = inner, loader
+        super().__init__(inner.param_groups, inner.defaults)
+        self._share()
 
-    def step(self) -> None:
+    def _share(self) -> None:
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Use the batch that the loader drew last."""
+        if closure is not None:
+            raise QuietsumError("a private step takes no closure: it computes the gradient itself, once a batch")
         batch, parameters = self._loader.pending, self._loader.step.engine.parameters
         if batch is None:
             raise QuietsumError("there is no drawn batch to use; iterate over the loader, and step once a batch")
-        if any(parameter.grad is not None for parameter in parameters):
-            raise QuietsumError(
-                "the parameters hold a gradient that was not made private; leave out loss.backward(): "
-                "optimizer.step() computes the clipped, noisy gradient itself"
-            )
+        self._loader.checked.confirm()
+        self._loader.checked.refuse_gradients()
         self._loader.pending = None
-        for parameter, gradient in zip(parameters, self._loader.step.gradient(batch), strict=True):
+        with torch.enable_grad():  # under no_grad() every record would count as zero, in silence
+            gradients = self._loader.step.gradient(batch)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self.inner.step()
         self.zero_grad()
 
-    def zero_grad(self) -> None:
-        """Forget gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget gradients; always to None, so that one of zeros is not taken for one of yours."""
         self.inner.zero_grad(set_to_none=True)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the torch optimizer: learning rates may be changed there."""
-        return self.inner.param_groups
+    def state_dict(self) -> dict[str, Any]:
+        """That of the torch optimizer. The plan and what is charged are not in it."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the torch optimizer."""
+        self.inner.load_state_dict(state_dict)
+        self._share()
 
     def guarantee(self) -> Guarantee:
         """What may be said about the model."""

@@ -13,7 +13,7 @@ from quietsum.mechanisms.rng import RandomSource
 from quietsum.selfcheck.report import Finding, Verdict
 from quietsum.selfcheck.rounding import distance, forgiven, rounding
 from quietsum.selfcheck.rows import BROKEN, broken, joined, nothing, repeated, rows
-from quietsum.selfcheck.seam import Batch, StepUnderTest
+from quietsum.selfcheck.seam import Batch, Floats, StepUnderTest
 
 __all__ = ["hostile_rows"]
 
@@ -24,7 +24,7 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
     limit = 1 + 1e-4 + room
     good = step.examples(4, rng)
     try:
-        step.deterministic(good)
+        base = step.deterministic(good)
     except Exception as error:  # whatever a model raises
         return _failed("ordinary rows", f"made the step raise {type(error).__name__}", float("inf"), limit)
     worst, where = 0.0, ""
@@ -35,7 +35,7 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
     ]
     for what, record in cases:
         for place, whole in (("after", joined(good, record)), ("before", joined(record, good))):
-            found = _moved(step, whole, good, 1)
+            found = _moved(step, whole, base, 1)
             if isinstance(found, str):
                 return _failed(f"{what} {place} four ordinary ones", found, float("inf"), limit)
             if found > limit and _rounded(step, whole, good, 1, found - 1, rng):
@@ -47,7 +47,7 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
         ("no rows", nothing(good), good, 0),
         ("equal rows", repeated(first, 4), first, 4),
     ):
-        found = _moved(step, batch, against, times)
+        found = _moved(step, batch, base if against is good else step.deterministic(against), times)
         if isinstance(found, str):
             return _failed(what, found, float("inf"), limit)
         if found > room and not _rounded(step, batch, against, times, found, rng):
@@ -60,9 +60,8 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
     )
 
 
-def _moved(step: StepUnderTest, batch: Batch, against: Batch, times: int) -> float | str:
-    """How far the sum of ``batch`` is from that of ``against`` so many times, in Δ, or in words why there is none."""
-    base = step.deterministic(against)
+def _moved(step: StepUnderTest, batch: Batch, base: Floats, times: int) -> float | str:
+    """How far the sum of ``batch`` is from ``base`` so many times, in Δ, or in words why there is none."""
     try:
         total = step.deterministic(batch)
     except Exception as error:  # what a row raises is a fact about that row
@@ -71,7 +70,7 @@ def _moved(step: StepUnderTest, batch: Batch, against: Batch, times: int) -> flo
         return "gave a sum of another shape"
     if not np.isfinite(total).all():
         return "made the sum NaN or infinite"
-    return distance(step, total, times * base)
+    return distance(step, total, base if times == 1 else times * base)
 
 
 def _rounded(step: StepUnderTest, batch: Batch, against: Batch, times: int, found: float, rng: RandomSource) -> bool:

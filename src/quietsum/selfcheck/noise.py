@@ -46,17 +46,31 @@ def noise_law(step: StepUnderTest, rng: RandomSource, *, draws: int, releases: i
     scale, more = step.noise_multiplier * step.sensitivity, _MORE + max(step.allowance, 0.0)
     first = np.asarray(step.noise(), dtype=np.float64)
     wanted = min(_MOST, max(releases, 2 + -(-draws // max(first.size, 1))))
-    kept = np.sort(rng.permutation(first.size)[:_WIDE])
-    others = [np.asarray(step.noise(), dtype=np.float64) for _ in range(wanted - 1)]
-    if any(other.shape != first.shape or not np.isfinite(other).all() for other in (first, *others)):
-        return _noise_finding("finite", 0.0, "The noise is not a finite vector of one length.")
-    if np.logical_and.reduce([other == first for other in others[:5]]).any():  # on a grid of 2²⁴ steps: 1e-35 each
+    kept = _some(first.size, rng)
+    seen, never_moved = [first[kept]], np.isfinite(first)
+    whole = bool(never_moved.all())
+    for number in range(wanted - 1):
+        other = np.asarray(step.noise(), dtype=np.float64)
+        whole = whole and other.shape == first.shape and bool(np.isfinite(other).all())
+        if not whole:
+            return _noise_finding("finite", 0.0, "The noise is not a finite vector of one length.")
+        if number < 5:
+            never_moved &= other == first
+        seen.append(other[kept])
+    if never_moved.any():  # on a grid of 2²⁴ steps: 1e-35 each
         return _noise_finding("everywhere", 0.0, "Some coordinates get no noise, or the same noise in each release.")
-    drawn = np.stack([noise[kept] for noise in (first, *others)])
+    drawn = np.stack(seen)
     found = _statistics(noise_scores(drawn, step.law, scale), more) | _added(step, rng, kept, releases, more)
     found |= _counted(np.asarray(step.beside(_COUNTS), dtype=np.float64), more)
     name, (p_value, lesson) = min(found.items(), key=lambda item: item[1][0])
     return _noise_finding(name, p_value, lesson, len(found))
+
+
+def _some(size: int, rng: RandomSource) -> NDArray[np.int64]:
+    """Places that are looked at, in order; chosen before, and without regard to, what is there."""
+    if size <= 4 * _WIDE:
+        return np.sort(rng.permutation(size)[:_WIDE])
+    return np.unique((rng.uniforms(_WIDE) * size).astype(np.int64))
 
 
 def _statistics(scores: Floats, more: float) -> dict[str, tuple[float, str]]:
@@ -150,11 +164,11 @@ def _added(
     batches = (repeated(batch, 8), nothing(batch), repeated(rows(batch, [0]), 8))
     rest: list[Floats] = []
     with np.errstate(all="ignore"):
-        sums = [step.deterministic(some) for some in batches]
+        sums = [step.deterministic(some)[kept] for some in batches]
         for number in range(max(releases, min(200, 2000 // max(kept.size, 1)))):
             some, total = batches[number % 3], sums[number % 3]
             made = step.run([some]).releases if number % 2 else (step.release(some),)
-            rest.extend((release - total)[kept] for release in made)
+            rest.extend(release[kept] - total for release in made)
     left = np.stack(rest)
     if not np.isfinite(left).all():
         return {"what a release adds": (0.0, "What is released is not finite.")}

@@ -4,7 +4,8 @@
 − f(D)‖ ≤ Δ for every D and x. Random rows seldom show the worst case. A clipped *mean*, for instance, only moves by
 2Δ when a batch that points one way meets a record that outweighs it the other way. So rows are scaled from 1 to 10⁴,
 the most opposed pairs are looked for, x is put in every place, and the best find is improved by a few steps of
-search. A find above Δ is a proof; finding none is not.
+search. A find above Δ is a proof; finding none is not. For large models fewer pairs are tried, how many follows from
+the number of parameters alone.
 
 **T2, superposition.** A sum of per-example terms is additive, f(A ∪ B) = f(A) + f(B), in any order. Whatever mixes
 examples (a batch clip, batch statistics, division by the batch's own size) is not, and no search is needed to see it.
@@ -25,11 +26,13 @@ from quietsum.mechanisms.rng import RandomSource
 from quietsum.selfcheck.report import Finding, Verdict
 from quietsum.selfcheck.rounding import distance, forgiven, rounding
 from quietsum.selfcheck.rows import SCALES, joined, nothing, repeated, rows, scaled, size
-from quietsum.selfcheck.seam import Batch, StepUnderTest, Twin
+from quietsum.selfcheck.seam import Batch, Floats, StepUnderTest, Twin
 
 __all__ = ["WorstPair", "equivalence", "sensitivity", "superposition"]
 
 _LEEWAY = 1e-4  # of Δ, for rounding in the clip itself
+_FOLDED = 1 << 16  # numbers of a term by which opposed rows are looked for
+_LARGE = 1 << 21  # parameters beyond which fewer of them are tried
 
 
 @final
@@ -48,7 +51,8 @@ def sensitivity(step: StepUnderTest, rng: RandomSource, *, tries: int) -> tuple[
     if not search.repeatable():
         lesson = (
             "The same batch gave two different sums, so the step draws randomness of its own before the noise and "
-            "cannot be replayed. Switch off dropout and augmentation while checking."
+            "cannot be replayed. Torch's own dropout and noise are held still for the check; switch off other draws "
+            "(orders, whole numbers, numpy's) while checking."
         )
         finding = Finding(test="T1", name="sensitivity", verdict=Verdict.FAIL, lesson=lesson, statistic=np.inf)
         return finding, search.worst
@@ -80,51 +84,73 @@ class _Search:
         self.worst = WorstPair(without=nothing(self._pool), within=nothing(self._pool), ratio=0.0)
         self._found: tuple[Batch, Batch, int] = (nothing(self._pool), rows(self._pool, [0]), 0)
         self.limit = 1 + _LEEWAY + rounding(step, 1)
+        self._signs: Floats | None = None
+        self._size = 0  # of the sum, a public number that settles the work before any of it is looked at
+        self._base: tuple[Batch, Floats] | None = None
 
     def repeatable(self) -> bool:
         batch = scaled(rows(self._pool, [0, 1, 2]), 3.0)
         first, second = self._step.deterministic(batch), self._step.deterministic(batch)
+        self._size = first.size
         return distance(self._step, first, second) <= rounding(self._step, 3) or not np.isfinite(first).all()
 
     def look(self, tries: int) -> None:
         for number in range(max(tries // 3, 6)):  # one row alone, then in the company of more
             self._weigh(self._some(number % 6), self._one(), self._below(8))
         self._opposed()
-        for _ in range(max(tries // 2, 4)):
+        for _ in range(max(tries // (2 if self._size <= _LARGE else 4), 4)):
             self._climb()
 
     def _weigh(self, batch: Batch, record: Batch, place: int) -> None:
         """f with and without the record; kept when it is the worst so far."""
         place = min(place, size(batch))
         whole = joined(rows(batch, range(place)), record, rows(batch, range(place, size(batch))))
-        ratio = self._moved(self._step, whole, batch)
+        ratio = self._moved(whole, batch)
         limit = 1 + _LEEWAY + rounding(self._step, size(whole))
         if ratio - limit <= self.worst.ratio - self.limit:
             return
-        if ratio > limit and forgiven(
-            self._step, whole, ratio - 1, lambda twin: self._moved(twin, whole, batch) - 1, self._rng
-        ):
+
+        def again(twin: Twin) -> float:
+            return distance(self._step, twin.deterministic(whole), twin.deterministic(batch)) - 1
+
+        if ratio > limit and forgiven(self._step, whole, ratio - 1, again, self._rng):
             return
         self.worst, self.limit = WorstPair(without=batch, within=whole, ratio=ratio), limit
         self._found = batch, record, place
 
-    def _moved(self, some: StepUnderTest | Twin, whole: Batch, batch: Batch) -> float:
-        return distance(self._step, some.deterministic(whole), some.deterministic(batch))
+    def _moved(self, whole: Batch, batch: Batch) -> float:
+        """By how much of Δ. The sum without the record is kept, since a climb seldom changes the batch."""
+        if self._base is None or self._base[0] is not batch:
+            self._base = batch, self._step.deterministic(batch)
+        return distance(self._step, self._step.deterministic(whole), self._base[1])
 
     def _opposed(self) -> None:
         """The rows whose terms point most against each other: one as the batch, one as the record that outweighs it."""
         for low, high in ((1.0, 100.0), (30.0, 1e4)):
-            mirrored = joined(rows(self._pool, range(10)), scaled(rows(self._pool, range(10)), -1.0))
+            some = rows(self._pool, range(10 if self._size <= _LARGE else 5))
+            mirrored = joined(some, scaled(some, -1.0))
             count = size(mirrored)
-            terms = np.stack([self._step.deterministic(scaled(rows(mirrored, [i]), low)) for i in range(count)])
-            lengths = np.linalg.norm(np.nan_to_num(terms), axis=1, keepdims=True)
-            units = np.nan_to_num(terms) / np.where(lengths > 0, lengths, 1.0)
+            terms = np.stack([self._term(scaled(rows(mirrored, [i]), low)) for i in range(count)])
+            lengths = np.linalg.norm(terms, axis=1, keepdims=True)
+            units = terms / np.where(lengths > 0, lengths, 1.0)
             first, second = divmod(int(np.argmin(units @ units.T)), count)
             for batch_row, record_row in ((first, second), (second, first)):
                 crowd = scaled(rows(mirrored, [batch_row]), low)
                 record = scaled(rows(mirrored, [record_row]), high)
                 for times in (1, 2, 5):
                     self._weigh(repeated(crowd, times), record, times)
+
+    def _term(self, row: Batch) -> Floats:
+        """The sum of one row; a long one folded up, signs at random, which keeps the angles between terms (nearly)."""
+        term = self._step.deterministic(row)
+        if term.size > _FOLDED:
+            blocks = term.size // _FOLDED
+            if self._signs is None:
+                self._signs = np.where(self._rng.uniforms(blocks) < 0.5, -1.0, 1.0)
+            rest = term[blocks * _FOLDED :]
+            term = self._signs @ term[: blocks * _FOLDED].reshape(blocks, _FOLDED)
+            term[: rest.size] += rest
+        return np.nan_to_num(term)
 
     def _climb(self) -> None:
         """Change one thing of the worst pair: the record, the record's scale, a row of the batch, or the place."""

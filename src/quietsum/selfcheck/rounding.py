@@ -30,6 +30,7 @@ __all__ = ["distance", "forgiven", "rounding"]
 _SHAKES, _WIDTH = 16, 8.0  # how often, and by how many units in the last place
 _ROOM = 4.0  # times the largest movement that shaking showed
 _VANISHED = 1e-2
+_PIECE = 1 << 15  # numbers that stay in the processor's cache
 
 
 def distance(step: StepUnderTest, one: Floats, other: Floats) -> float:
@@ -40,8 +41,12 @@ def distance(step: StepUnderTest, one: Floats, other: Floats) -> float:
 def _length(one: Floats, other: Floats, law: Law) -> float:
     if one.shape != other.shape:
         return float("inf")
+    total = 0.0
     with np.errstate(all="ignore"):
-        length = float(np.linalg.norm(one - other, ord=law.order))
+        for start in range(0, one.size, _PIECE):
+            gap = one[start : start + _PIECE] - other[start : start + _PIECE]
+            total += float(gap @ gap) if law.order == 2 else float(np.abs(gap).sum())
+    length = total**0.5 if law.order == 2 else total
     return length if np.isfinite(length) else float("inf")
 
 
