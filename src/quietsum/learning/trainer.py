@@ -21,8 +21,6 @@ from torch import Tensor, nn
 
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError, positive, whole_number
 from quietsum.failpoints import reach
-from quietsum.learning.checked import CheckedStep, refuse_unsound, while_checking
-from quietsum.learning.checked_descent import MadeUp
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
 from quietsum.learning.engine import Loss, trainable
 from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
@@ -33,7 +31,7 @@ from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.saving import TrainingBooks, load_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import refuse_coarse, validated
-from quietsum.learning.wrapping import build_step
+from quietsum.learning.wrapping import build_step, check_step
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
@@ -191,7 +189,8 @@ class PrivateTrainer:
             step = build_step(self.model, self.loss, self.config, plan, self._rng)
             rehearse_step(step, records, self._device)
         if self._selfcheck:
-            self._check(records, plan)
+            with training(self.model):
+                check_step(self.model, self.loss, self.config, plan, records, self._device)
         kind = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
         self._optimizer = kind.bind(self._parameters)
         if self.config.ema_decay is not None:
@@ -213,21 +212,6 @@ class PrivateTrainer:
                 self.close()
                 raise
         self._step, self._spending = step, Spending(plan, charged)
-
-    def _check(self, records: Records, plan: TrainingPlan) -> None:
-        """Refuse a step that is not what it claims: its clip, noise and sampling are tried on made-up rows."""
-        made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.made_up())
-        rows = tuple(part.cpu().numpy() for part in made_up)
-        classes = 2
-        if self.loss is cross_entropy:
-            with torch.no_grad(), training(self.model), while_checking(self.model):
-                classes = int(self.model(records.made_up(self._device)[0]).shape[-1])
-        with training(self.model):
-            step = CheckedStep(
-                lambda model: build_step(model, self.loss, self.config, plan), self.model,
-                rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
-            )  # fmt: skip
-            refuse_unsound(step, self.model)
 
     def _chunk(self, records: Records, learning_rate: float) -> None:
         """Some epochs: reserved, made, committed, checkpointed. In that order."""

@@ -72,7 +72,8 @@ def check_step(
 
     Guarantees: no record is read, and parameters and buffers are afterwards what they were.
     """
-    rows = tuple(part.cpu().numpy() for part in records.made_up())
+    made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.made_up())
+    rows = tuple(part.cpu().numpy() for part in made_up)
     with unchanged(model):
         classes = 2
         if loss is cross_entropy:
