@@ -64,10 +64,17 @@ class Mislabelled(Clouds):
         return inputs, labels
 
 
+class Visits(Clouds):
+    """Four records of each person."""
+
+    def people(self) -> list[int]:
+        return [row // 4 for row in range(200)]
+
+
 @pytest.fixture
 def clouds(monkeypatch: pytest.MonkeyPatch) -> str:
     module = type(sys)("clouds_for_a_test")
-    module.Clouds, module.Mislabelled = Clouds, Mislabelled  # type: ignore[attr-defined]
+    module.Clouds, module.Mislabelled, module.Visits = Clouds, Mislabelled, Visits  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "clouds_for_a_test", module)
     return "clouds_for_a_test:Clouds"
 
@@ -169,6 +176,21 @@ def test_batch_norm_is_refused_and_fixed_on_demand(tmp_path: Path, clouds: str) 
     refused = run("--task", clouds, "--epsilon", 3, "--workspace", tmp_path, code=2)
     assert "GroupNorm" in refused.stderr
     run("--task", clouds, "--epsilon", 3, "--workspace", tmp_path, "--fix")
+
+
+def test_what_a_whole_person_pays_stands_beside_what_a_record_pays(tmp_path: Path, clouds: str) -> None:
+    visits = clouds.replace("Clouds", "Visits")
+    options = ["--task", visits, "--epsilon", 2, "--max-records", 3, "--fix", "--workspace"]
+    told = run(*options, tmp_path / "words").stdout
+    assert "per record at δ" in told and "per person, with at most 3 records each" in told
+    values = json.loads(run(*options, tmp_path / "json", "--json").stdout)
+    assert values["guarantee"]["unit"] == "record" and values["person"]["unit"] == "person"
+    assert values["person"]["group_size"] == 3 and values["person"]["epsilon"] > values["guarantee"]["epsilon"]
+
+
+def test_a_task_that_knows_no_people_says_so(tmp_path: Path, clouds: str) -> None:
+    refused = run("--task", clouds, "--epsilon", 2, "--max-records", 3, "--workspace", tmp_path, "--fix", code=2)
+    assert "does not know whose its records are" in refused.stderr
 
 
 def test_a_protected_task_cannot_be_trained_beyond_its_lifetime(tmp_path: Path, clouds: str) -> None:

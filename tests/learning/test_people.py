@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.people import bounded, person_event, person_guarantee
+from quietsum.learning.config import PrivacyConfig
+from quietsum.learning.people import bounded, event_guarantee, person_event
+from quietsum.learning.records import Records
+from quietsum.learning.trainer import PrivateTrainer
 from quietsum.privacy.events import Composed, Gaussian, Group, PoissonSampled, PureDP, Repeated
 from quietsum.privacy.units import PrivacyUnit
 
@@ -77,15 +86,15 @@ def one_step_delta(epsilon: float, rate: float, noise: float, size: int) -> floa
 @pytest.mark.parametrize(("rate", "noise", "size"), [(0.1, 1.0, 3), (0.3, 2.0, 5), (0.02, 0.8, 10)])
 def test_one_step_of_a_person_agrees_with_the_definition(rate: float, noise: float, size: int) -> None:
     event = PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise))
-    found = person_guarantee(event, size=size, delta=1e-4)
+    found = event_guarantee(event, size=size, delta=1e-4)
     assert one_step_delta(found.epsilon, rate, noise, size) == pytest.approx(1e-4, rel=1e-3)
     assert found.unit is PrivacyUnit.PERSON and found.group_size == size
 
 
 def test_ten_records_are_not_ten_strangers_and_cost_less_than_generic_group_privacy() -> None:
     run = Repeated(times=300, event=PoissonSampled(rate=0.02, event=Gaussian(noise_multiplier=1.5)))
-    record = person_guarantee(run, size=1, delta=1e-6).epsilon
-    ten = person_guarantee(run, size=10, delta=1e-6).epsilon
+    record = event_guarantee(run, size=1, delta=1e-6).epsilon
+    ten = event_guarantee(run, size=10, delta=1e-6).epsilon
     assert record < ten and ten > 10 * record  # δ does not grow with the group, so ε grows faster than tenfold
     from quietsum.privacy.exact import ExactAccountant
     from quietsum.privacy.groups import group_guarantee
@@ -103,6 +112,69 @@ def test_every_part_of_a_schedule_is_seen_by_the_group() -> None:
             Repeated(times=2, event=Group(size=4, event=other)),
         )
     )
-    assert math.isfinite(person_guarantee(run, size=4, delta=1e-5).epsilon)
+    assert math.isfinite(event_guarantee(run, size=4, delta=1e-5).epsilon)
     with pytest.raises(InvalidParameter, match="Poisson"):
         person_event(PureDP(epsilon=1.0), 2)
+
+
+def records(count: int = 60) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(count, 4, generator=generator), torch.randint(0, 2, (count,), generator=generator)
+
+
+def config(**changes: Any) -> PrivacyConfig:
+    return PrivacyConfig(**{"epsilon": 4.0, "delta": 1e-4, "epochs": 2, "batch_size": 10, "public_size": 60, **changes})
+
+
+def test_a_trainer_states_the_record_s_cost_and_the_person_s_beside_it(tmp_path: Path) -> None:
+    people = np.arange(60) % 12  # five records each
+    trainer = PrivateTrainer(nn.Linear(4, 2), config(max_records=3), workspace=tmp_path, selfcheck=False)
+    trainer.train(records(), learning_rate=0.1, people=people)
+    person, plan = trainer.person_guarantee(), trainer.plan
+    assert plan is not None and person is not None
+    assert (person.unit, person.group_size) == (PrivacyUnit.PERSON, 3)
+    assert trainer.guarantee().unit is PrivacyUnit.RECORD and person.epsilon > trainer.guarantee().epsilon
+    assert person.epsilon == pytest.approx(event_guarantee(plan.event(), size=3, delta=1e-4).epsilon)
+    trainer.save(tmp_path / "kept.safetensors")
+    trainer.close()
+    with safe_open(tmp_path / "kept.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["quietsum"])["person"]["group_size"] == 3
+
+
+@pytest.mark.parametrize("kind", ["tensors", "data set"])
+def test_no_more_records_of_a_person_than_stated_are_ever_drawn(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, labels = records()
+    inputs[:, 0] = torch.arange(60)  # a record tells which it is
+    people = np.repeat([0, 1, 2], [40, 15, 5])
+    drawn: set[int] = set()
+    batch = Records.batch
+
+    def seen(self: Records, indices: Any, device: Any = None) -> Any:
+        found = batch(self, indices, device)
+        drawn.update(found[0][:, 0].int().tolist())
+        return found
+
+    monkeypatch.setattr(Records, "batch", seen)
+    data: Any = (inputs, labels)
+    if kind == "data set":
+        data = [(one, two) for one, two in zip(inputs, labels, strict=True)]
+    trainer = PrivateTrainer(nn.Linear(4, 2), config(max_records=4, epochs=30), selfcheck=False)
+    trainer.train(data, learning_rate=1e-6, people=people, example=data[0] if kind == "data set" else None)
+    assert drawn == {0, 1, 2, 3, 40, 41, 42, 43, 55, 56, 57, 58}
+
+
+def test_people_and_their_bound_come_together_and_name_every_record() -> None:
+    with pytest.raises(InvalidParameter, match="max_records"):
+        PrivateTrainer(nn.Linear(4, 2), config(), selfcheck=False).train(records(), people=[0] * 60)
+    with pytest.raises(InvalidParameter, match="people"):
+        PrivateTrainer(nn.Linear(4, 2), config(max_records=2), selfcheck=False).train(records())
+    with pytest.raises(InvalidParameter, match="for each record"):
+        PrivateTrainer(nn.Linear(4, 2), config(max_records=2), selfcheck=False).train(records(), people=[0] * 59)
+    with pytest.raises(InvalidParameter, match="max_records"):
+        config(max_records=0)
+
+
+def test_without_a_bound_there_is_no_word_about_people() -> None:
+    trainer = PrivateTrainer(nn.Linear(4, 2), config(), selfcheck=False)
+    trainer.train(records(), learning_rate=0.1)
+    assert trainer.person_guarantee() is None

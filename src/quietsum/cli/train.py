@@ -66,6 +66,12 @@ ResumeOption = Annotated[
 ]
 
 
+PeopleOption = Annotated[
+    int | None,
+    typer.Option("--max-records", metavar="K", help="Records of one person, at most.", show_default=False),
+]
+
+
 def train(
     task: TaskOption = None,
     epsilon: EpsilonOption = None,
@@ -74,6 +80,7 @@ def train(
     batch_size: BatchOption = None,
     learning_rate: RateOption = None,
     max_grad_norm: NormOption = None,
+    max_records: PeopleOption = None,
     engine: EngineOption = None,
     noise: NoiseModeOption = None,
     fix: FixOption = False,
@@ -86,7 +93,9 @@ def train(
     Example: quietsum train --task digits --epsilon 3
 
     The noise is calibrated so that the whole run costs ε per record; every
-    epoch is charged to the workspace's ledger before it begins.
+    epoch is charged to the workspace's ledger before it begins. With
+    --max-records, on tasks that know whose a record is, what a whole person
+    pays stands beside it.
     """
     from quietsum.runs.folder import Workspace
     from quietsum.tasks.trainable import trainable_task
@@ -95,8 +104,8 @@ def train(
     if resume is not None:
         typed = {
             "--task": task, "--epsilon": epsilon, "--delta": delta, "--epochs": epochs, "--batch-size": batch_size,
-            "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm, "--engine": engine, "--noise": noise,
-            "--fix": fix or None,
+            "--learning-rate": learning_rate, "--max-grad-norm": max_grad_norm, "--max-records": max_records,
+            "--engine": engine, "--noise": noise, "--fix": fix or None,
         }  # fmt: skip
         given = [name for name, value in typed.items() if value is not None]
         if given:
@@ -115,7 +124,7 @@ def train(
             "learning_rate": learning_rate,
             "config": {
                 "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,
-                "max_grad_norm": max_grad_norm,
+                "max_grad_norm": max_grad_norm, "max_records": max_records,
             },
         }  # fmt: skip
     return _go(trainable_task(chosen["task"]), chosen, place, workspace, resume, as_json)
@@ -136,6 +145,7 @@ def _go(
     config = PrivacyConfig(
         **{**settings.training, "public_size": work.size, **stated}, engine=chosen["engine"], noise=chosen["noise"]
     )
+    people = _people(work, config.max_records)
     rate = settings.learning_rate if chosen["learning_rate"] is None else chosen["learning_rate"]
     model = fix_batch_norm(work.model()) if chosen["fix"] else work.model()
     run = resume or new_name(work.name)
@@ -164,6 +174,7 @@ def _go(
             optimizer=settings.optimizer,
             resume=resume is not None,
             val_name="the public hold-out",
+            people=people,
         )
         _finish(trainer, history, run, place, workspace, where, as_json)
     finally:
@@ -171,6 +182,17 @@ def _go(
         if resume is None and trainer.plan is None:  # refused before it was opened: there is nothing to go on with
             _forget(place, run)
     return 0
+
+
+def _people(work: TorchTask, most: int | None) -> Any:
+    """Whose each record is, where a bound on people is asked for."""
+    if most is None:
+        return None
+    people = getattr(work, "people", None)
+    if people is None:
+        problem = f"bounds people, and {work.name} does not know whose its records are"
+        raise InvalidParameter("max_records", most, problem, "leave it out, or use a task with people, such as cards")
+    return people()
 
 
 def _forget(place: Workspace, run: str) -> None:
@@ -249,15 +271,19 @@ def _finish(
     assert plan is not None
     model = place.path / "training" / run / "model.safetensors"
     last = history.epochs[-1]
+    person = trainer.person_guarantee()
     if as_json:
         print_json({
             "run": run, "model": str(model), "engine": trainer.engine, "stopped": history.stopped,
             "guarantee": guarantee.to_dict(), "plan": plan.to_dict(),
+            "person": None if person is None else person.to_dict(),
             "metrics": [{"name": n, "value": v, "on": where} for n, v in last.metrics.items()],
         })  # fmt: skip
         return
     print()
     print(f"{bounds(guarantee)} per record at δ = {guarantee.delta:.3g}")
+    if person is not None:
+        print(f"{bounds(person)} per person, with at most {person.group_size} records each")
     for name, text in facts(guarantee):
         print(textwrap.fill(f"{name:<11} {text}", 80, subsequent_indent=" " * 12))
     steps = f"{plan.steps} of {plan.expected_batch:g} expected records, noise multiplier "

@@ -52,7 +52,8 @@ class PrivacyConfig:
     Give ``epsilon`` and the noise is calibrated so that the whole run costs no more; give ``noise_multiplier`` and the
     run costs what it costs; give both and the run ends before the step that would exceed ``epsilon``. ``delta`` is
     1/(10 n) unless stated. ``public_size`` declares how many records there are; without it ``len(dataset)`` is taken,
-    and the guarantee then names the zero-out relation, under which that number is public.
+    and the guarantee then names the zero-out relation, under which that number is public. ``max_records`` bounds how
+    many records of one person are used; ε stays that of a record, and the person's is stated beside it.
     """
 
     epsilon: float | None = None
@@ -74,6 +75,7 @@ class PrivacyConfig:
     clip_quantile: float = 0.5
     clip_learning_rate: float = 0.2
     count_noise: float | None = None
+    max_records: int | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is None and self.noise_multiplier is None:
@@ -93,8 +95,9 @@ class PrivacyConfig:
         _choice("noise", self.noise, MODES)
         if self.public_size is not None:
             whole_number("public_size", self.public_size, 1)
-        if self.micro_batch is not None:
-            whole_number("micro_batch", self.micro_batch, 1)
+        for name in ("micro_batch", "max_records"):
+            if getattr(self, name) is not None:
+                whole_number(name, getattr(self, name), 1)
         if self.ema_decay is not None:
             open_probability("ema_decay", self.ema_decay, "0.99 averages about the last hundred steps")
         if self.neighbours is not None:
@@ -127,7 +130,7 @@ class PrivacyConfig:
         adaptive = [self.clip_quantile, self.clip_learning_rate, self.noise_of_count]
         return {
             "clipping": self.clipping, "noise": self.noise, "ema_decay": self.ema_decay,
-            "adaptive": adaptive if self.clipping == "adaptive" else None,
+            "adaptive": adaptive if self.clipping == "adaptive" else None, "max_records": self.max_records,
         }  # fmt: skip
 
 

@@ -22,12 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, whole_number
+from quietsum.learning.config import TrainingPlan
+from quietsum.learning.records import Records
 from quietsum.privacy.calibrate import accountant_for
 from quietsum.privacy.events import Composed, Gaussian, Group, Laplace, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
-__all__ = ["bounded", "person_event", "person_guarantee"]
+__all__ = ["bounded", "bounded_records", "person_event", "person_guarantee"]
 
 
 def bounded(people: Sequence[Any] | NDArray[Any], *, most: int) -> NDArray[np.int64]:
@@ -52,6 +54,20 @@ def bounded(people: Sequence[Any] | NDArray[Any], *, most: int) -> NDArray[np.in
     return np.sort(order[rank < most]).astype(np.int64)
 
 
+def bounded_records(records: Records, people: Sequence[Any] | NDArray[Any] | None, most: int | None) -> Records:
+    """The records that are used: all of them, or where a bound is stated at most so many of each person."""
+    if most is None and people is None:
+        return records
+    if most is None or people is None:
+        missing, other = ("people", "max_records") if people is None else ("max_records", "people")
+        remedy = "state both: PrivacyConfig(max_records=k), and train(…, people=one name per record)"
+        raise InvalidParameter(missing, None, f"is missing beside {other}", remedy)
+    if len(people) != len(records):
+        problem = "does not name a person for each record"
+        raise InvalidParameter("people", f"of length {len(people)}", problem, "pass as many names as records")
+    return records.only(bounded(people, most=most))
+
+
 def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
     """What a run of Poisson-sampled steps costs a person with ``size`` records.
 
@@ -69,10 +85,17 @@ def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
     raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")
 
 
-def person_guarantee(
+def person_guarantee(plan: TrainingPlan, *, size: int) -> Guarantee:
+    """ε of a person with at most ``size`` records, at the plan's δ, by the plan's accountant."""
+    return event_guarantee(
+        plan.event(), size=size, delta=plan.delta, accounting=plan.accounting, neighbours=plan.neighbours
+    )
+
+
+def event_guarantee(
     event: PrivacyEvent, *, size: int, delta: float, accounting: str = "exact",
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
 ) -> Guarantee:  # fmt: skip
-    """ε of a person with at most ``size`` records, at ``delta``."""
+    """What ``event``, stated for one record, costs a person with ``size`` of them."""
     accountant = accountant_for(accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON)
     return accountant.compose(person_event(event, size)).epsilon(delta=delta)

@@ -102,6 +102,18 @@ class Records:
     def __repr__(self) -> str:
         return f"Records(schema={self.schema})"
 
+    def only(self, places: NDArray[np.int64]) -> Records:
+        """The records at these places, as a set of its own."""
+        other = object.__new__(Records)
+        other._collate, other.schema, other._rehearsed = self._collate, self.schema, None
+        if self._tensors is not None:
+            chosen = torch.from_numpy(places)
+            other._tensors = tuple(part[chosen] for part in self._tensors)
+            other._dataset = TensorDataset(*other._tensors)
+        else:
+            other._tensors, other._dataset = None, Subset(self._dataset, places.tolist())
+        return other
+
     @property
     def tensors(self) -> Batch | None:
         """All records at once, where they lie in memory as tensors."""

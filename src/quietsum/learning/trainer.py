@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError, positive, whole_number
@@ -27,6 +28,7 @@ from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
 from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.modes import scoring, training
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
+from quietsum.learning.people import bounded_records, person_guarantee
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.saving import TrainingBooks, load_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.step import PrivateStep, cross_entropy
@@ -113,6 +115,7 @@ class PrivateTrainer:
         resume: bool = False,
         val_name: str = UNPROTECTED,
         example: Any = None,
+        people: Sequence[Any] | NDArray[Any] | None = None,
     ) -> History:
         """Run the plan, or what is left of it, and return what may be known.
 
@@ -125,6 +128,9 @@ class PrivateTrainer:
         With a declared ``public_size`` the number of records is private and may be zero; steps are then noise alone.
         The shape of a record is that of the tensors, or of ``example``, one made-up record as the data set would return
         it; a data set that is no tensor is refused without one, however many records it holds.
+
+        ``people`` names the person of each record. With ``max_records`` in the config at most so many records of one
+        person are used, the first ones, and :meth:`person_guarantee` states what a whole person pays.
         """
         if positive("learning_rate", learning_rate) > _LARGEST_RATE:
             problem = f"is more than {_LARGEST_RATE:,.0f}, and would throw the weights out of their range"
@@ -133,6 +139,7 @@ class PrivateTrainer:
             train_loader, quiet=self._spending is not None, example=example,  # replaced batches are said once
             size_is_private=self.config.size_is_private,
         )  # fmt: skip
+        records = bounded_records(records, people, self.config.max_records)
         if self._spending is not None and val_loader is not None:
             validated(self.model, self.loss, val_loader, train_loader, self._device)
         rescued = False
@@ -284,6 +291,11 @@ class PrivateTrainer:
         told = f"{self._lost} of {self._begun().plan.steps} steps were lost in a kill: they are paid for, not learnt"
         return dataclasses.replace(claim, warnings=(*claim.warnings, told))
 
+    def person_guarantee(self) -> Guarantee | None:
+        """What the whole plan costs a person with ``max_records`` records; None where no such bound was stated."""
+        spending, most = self._begun(), self.config.max_records
+        return None if most is None else person_guarantee(spending.plan, size=most)
+
     def get_privacy_spent(self) -> tuple[float, float]:
         """(ε, δ) per record charged so far, if the schedule runs as planned. A killed epoch counts."""
         spent = self._begun().so_far()
@@ -321,6 +333,9 @@ class PrivateTrainer:
         }  # fmt: skip
         if self._books is not None:
             about["head"] = self._books.ledger.head.to_dict()
+        person = self.person_guarantee()
+        if person is not None:
+            about["person"] = person.to_dict()
         return about
 
     def _parts(self) -> dict[str, dict[str, Tensor]]:
