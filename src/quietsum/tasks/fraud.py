@@ -108,6 +108,14 @@ class FraudTask:
         training = {"batch_size": self.size, "epochs": 100, "max_grad_norm": 1.2, "ema_decay": 0.95, "delta": 4e-7}
         return Settings(learning_rate=500.0, optimizer="sgd", training=training)
 
+    @property
+    def plain_settings(self) -> Settings:
+        """Without privacy, chosen on the validation part (benchmarks/utility.py --choose)."""
+        training = {"batch_size": 20_000, "epochs": 40, "max_grad_norm": 0.5, "ema_decay": 0.98}
+        return Settings(
+            learning_rate=300.0 if self.network == "linear" else 30.0, optimizer="momentum", training=training
+        )
+
     def model(self) -> nn.Module:
         """A fresh model with one logit; the linear one starts without weights."""
         if self.network == "linear":

@@ -144,11 +144,15 @@ class NucleiTask:
 
     @property
     def settings(self) -> Settings:
-        """Batch, epochs, clip and learning rate to begin with."""
-        return Settings(
-            learning_rate=1.0, optimizer="momentum",
-            training={"batch_size": 128, "epochs": 30, "max_grad_norm": 0.5, "ema_decay": 0.95, "delta": 1e-4},
-        )  # fmt: skip
+        """Batch, epochs, clip and learning rate, chosen on validation parts (benchmarks/utility.py --choose)."""
+        training = {"batch_size": 256, "epochs": 60, "max_grad_norm": 0.5, "ema_decay": 0.95, "delta": 1e-4}
+        return Settings(learning_rate=0.6, optimizer="momentum", training={**training, "clipping": "automatic"})
+
+    @property
+    def plain_settings(self) -> Settings:
+        """Without privacy, chosen in the same way."""
+        training = {"batch_size": 128, "epochs": 60, "max_grad_norm": 0.5, "ema_decay": 0.95}
+        return Settings(learning_rate=0.05, optimizer="momentum", training=training)
 
     def model(self) -> nn.Module:
         """A fresh U-Net."""

@@ -117,6 +117,12 @@ class PoseTask:
             return Settings(learning_rate=0.5, optimizer="momentum", training={**training, "epochs": 60})
         return Settings(learning_rate=10.0, optimizer="momentum", training=training)
 
+    @property
+    def plain_settings(self) -> Settings:
+        """Without privacy, chosen on the validation subject (benchmarks/utility.py --choose)."""
+        training = {"batch_size": self.size, "epochs": 30 if self.network == "linear" else 60, "ema_decay": 0.9}
+        return Settings(learning_rate=1.0 if self.network == "linear" else 0.1, optimizer="momentum", training=training)
+
     def model(self) -> nn.Module:
         """A fresh model; the linear one starts without weights."""
         if self.network == "stgcn":
