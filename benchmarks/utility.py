@@ -10,8 +10,8 @@
 
 Settings are chosen on rows that are not tested on: each task's ``evaluate_on="validation"``; for digits, which has
 none, four folds of the training rows. Plain runs are tuned the same way, so that the comparison is not with a straw
-man. For fraud and nuclei, whose seeds are splits, the validation parts of several splits choose together: a row that
-chooses in one split is tested in another, so the settings have seen it there, never a model. All rows are published,
+man. For nuclei, whose seeds are splits, the validation parts of several splits choose together: a row that chooses in
+one split is tested in another, so the settings have seen it there, never a model. All rows are published,
 so choosing is charged to nobody; on protected rows it would be (quietsum tradeoff says how much). A seed decides first
 weights, the order of plain batches, and the split where a task has ten. Noise and Poisson batches come from the
 operating system. Test rows are scored once, after the last step.

@@ -98,7 +98,7 @@ class FraudTask:
 
     @property
     def settings(self) -> Settings:
-        """For the linear model chosen by three folds of the training rows of three splits; to be chosen anew per split.
+        """For the linear model from a search by hand on training rows of three splits; to be chosen anew per split.
 
         With so few frauds nothing is gained by sampling: every step takes all records, and the steps are few.
         """
