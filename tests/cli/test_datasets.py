@@ -37,6 +37,19 @@ def test_every_set_is_listed_and_what_is_missing_says_where_to_get_it() -> None:
     assert values["chest-xray"]["state"] == "missing" and values["chest-xray"]["source"]
 
 
+@pytest.mark.usefixtures("empty")
+def test_a_set_inside_a_package_that_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "sklearn" else real(name, *rest)
+    )
+    values = {entry["name"]: entry for entry in json.loads(datasets("--json").stdout)["datasets"]}
+    assert values["digits"]["state"] == "missing" and "scikit-learn" in values["digits"]["source"]
+    assert values["heart"]["state"] == "present"
+
+
 def test_lines_are_at_most_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIETSUM_DATA", "nowhere")
     for arguments in ((), ("--verify",), *((name,) for name in DATASETS)):

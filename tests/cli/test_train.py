@@ -182,7 +182,7 @@ def test_what_a_whole_person_pays_stands_beside_what_a_record_pays(tmp_path: Pat
     visits = clouds.replace("Clouds", "Visits")
     options = ["--task", visits, "--epsilon", 2, "--max-records", 3, "--fix", "--workspace"]
     told = run(*options, tmp_path / "words").stdout
-    assert "per record at δ" in told and "per person, with at most 3 records each" in told
+    assert "per record at δ" in told and "per person at δ" in told and "of at most 3 records" in told
     values = json.loads(run(*options, tmp_path / "json", "--json").stdout)
     assert values["guarantee"]["unit"] == "record" and values["person"]["unit"] == "person"
     assert values["person"]["group_size"] == 3 and values["person"]["epsilon"] > values["guarantee"]["epsilon"]

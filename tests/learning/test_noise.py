@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 import os
 import pickle
@@ -230,3 +231,12 @@ def test_another_process_draws_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -1)
     theirs = noise.draw(like)[0]
     assert not set(theirs.tolist()) & set(held.tolist())
+
+
+def test_threads_that_share_noise_never_get_the_same_numbers() -> None:
+    noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
+    zeros = [torch.zeros(997, dtype=torch.float64)]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(lambda _: noise.add(zeros)[0], range(400)))
+    every = torch.cat(drawn)
+    assert len(torch.unique(every)) == len(every)  # float64 normals: a tie by chance is one in a thousand million

@@ -180,7 +180,7 @@ def test_black_and_white_pictures_have_finite_features() -> None:
 
 @pytest.mark.parametrize(
     ("options", "lesson"),
-    [({"network": "resnet"}, "scattering"), ({"evaluate_on": "train"}, "validation"), ({"split": 1}, "number 0")],
+    [({"network": "resnet"}, "scattering"), ({"evaluate_on": "train"}, "validation"), ({"split": 1}, "one split")],
 )
 def test_options_must_be_known(options: dict[str, Any], lesson: str) -> None:
     with pytest.raises(InvalidParameter, match=lesson):

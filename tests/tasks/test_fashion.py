@@ -120,7 +120,7 @@ def test_an_npz_of_other_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("options", "lesson"),
-    [({"network": "resnet"}, "cnn"), ({"evaluate_on": "train"}, "validation"), ({"split": 1}, "number 0")],
+    [({"network": "resnet"}, "cnn"), ({"evaluate_on": "train"}, "validation"), ({"split": 1}, "one split")],
 )
 def test_options_must_be_known(options: dict[str, Any], lesson: str) -> None:
     with pytest.raises(InvalidParameter, match=lesson):

@@ -147,7 +147,7 @@ def test_options_must_be_known() -> None:
     for options, lesson in (({"network": "resnet"}, "cnn"), ({"evaluate_on": "train"}, "validation")):
         with pytest.raises(InvalidParameter, match=lesson):
             MnistTask(**options)
-    with pytest.raises(InvalidParameter, match="number 0"):
+    with pytest.raises(InvalidParameter, match="one split"):
         MnistTask(split=1)
 
 

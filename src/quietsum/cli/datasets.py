@@ -58,7 +58,7 @@ def _state(known: DataSet, verify: bool) -> dict[str, Any]:
         "folders": [str(data_folder(place)) for place in known.folders],
         "folder": None if folder is None else str(folder),
     }  # fmt: skip
-    if known.folders and folder is None:
+    if (known.folders and folder is None) or not known.installed:
         return {**facts, "state": "missing", "detail": "not here"}
     if not verify:
         return {**facts, "state": "present", "detail": "not verified"}

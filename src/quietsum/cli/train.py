@@ -283,7 +283,7 @@ def _finish(
     print()
     print(f"{bounds(guarantee)} per record at δ = {guarantee.delta:.3g}")
     if person is not None:
-        print(f"{bounds(person)} per person, with at most {person.group_size} records each")
+        print(f"{bounds(person)} per person at δ = {person.delta:.3g}, of at most {person.group_size} records")
     for name, text in facts(guarantee):
         print(textwrap.fill(f"{name:<11} {text}", 80, subsequent_indent=" " * 12))
     steps = f"{plan.steps} of {plan.expected_batch:g} expected records, noise multiplier "

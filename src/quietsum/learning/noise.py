@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Sequence
 from typing import final
 
@@ -201,25 +202,28 @@ def _halves(count: int, source: RandomSource) -> Tensor:
 class _DrawnAhead:
     """Noise for several steps of a small model at once: one call for many steps costs less than many calls.
 
-    Guarantees: each value is handed out once, and belongs to whoever asked: it is neither read nor written here again;
-    a forked child draws its own.
+    Guarantees: each value is handed out once, to whichever thread asked, and is neither read nor written here again; a
+    forked child draws its own.
     """
 
-    __slots__ = ("_left", "_process", "_source", "_start")
+    __slots__ = ("_left", "_lock", "_process", "_source", "_start")
 
     def __init__(self, source: RandomSource) -> None:
-        self._source = source
+        self._source, self._lock = source, threading.Lock()
         self._left, self._start, self._process = torch.empty(0, dtype=torch.float64), 0, os.getpid()
 
     def take(self, count: int) -> Tensor:
         """``count`` fresh normals of variance ½."""
         if 2 * count > _AHEAD:
             return _halves(count, self._source)
-        end = self._start + count
-        if end > len(self._left) or self._process != os.getpid():
-            self._left, end, self._process = _halves(_AHEAD, self._source), count, os.getpid()
-        self._start = end
-        return self._left[end - count : end]
+        if self._process != os.getpid():  # a fork may have copied a locked lock
+            self._left, self._lock, self._process = self._left[:0], threading.Lock(), os.getpid()
+        with self._lock:
+            end = self._start + count
+            if end > len(self._left):
+                self._left, end = _halves(_AHEAD, self._source), count
+            self._start = end
+            return self._left[end - count : end]
 
 
 def fast_laplace(count: int, source: RandomSource) -> Tensor:

@@ -200,14 +200,7 @@ def superposition(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Find
         f"The sum of two groups together differs from their sums apart by {worst:.3g} of the sensitivity: examples "
         "influence each other's terms. Batch statistics, clips of a whole batch and division by its size do that."
     )
-    return Finding(
-        test="T2",
-        name="superposition",
-        verdict=Verdict.PASS if worst <= limit else Verdict.FAIL,
-        lesson="Sums add up, in any order." if worst <= limit else lesson,
-        statistic=worst,
-        threshold=limit,
-    )
+    return _judged("T2", "superposition", worst, limit, good="Sums add up, in any order.", bad=lesson)
 
 
 def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
@@ -231,11 +224,13 @@ def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Findin
         f"The sum differs from a naive per-example loop by {worst:.3g} of the sensitivity: the engine computes "
         "something else than clipped gradients of this model. Use another engine, and report this one."
     )
+    return _judged("T9", "equivalence", worst, limit, good="The engine's sum is the naive loop's.", bad=lesson)
+
+
+def _judged(test: str, name: str, worst: float, limit: float, *, good: str, bad: str) -> Finding:
+    """A pass where the worst deviation lies within its room."""
+    passed = worst <= limit
     return Finding(
-        test="T9",
-        name="equivalence",
-        verdict=Verdict.PASS if worst <= limit else Verdict.FAIL,
-        lesson="The engine's sum is the naive loop's." if worst <= limit else lesson,
-        statistic=worst,
-        threshold=limit,
-    )
+        test=test, name=name, verdict=Verdict.PASS if passed else Verdict.FAIL, lesson=good if passed else bad,
+        statistic=worst, threshold=limit,
+    )  # fmt: skip

@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter
 from quietsum.tasks.binary import binary_cross_entropy, log_odds, starting_at
 from quietsum.tasks.cards_files import KNOWN, CardPayments, parts, read_card_payments
+from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.hashing import bucket_of, buckets
 from quietsum.tasks.protocol import Metrics
@@ -97,12 +97,7 @@ class CardsTask:
         split: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if network not in ("linear", "mlp"):
-            raise InvalidParameter("network", network, "is not known", "choose 'linear' or 'mlp'")
-        if evaluate_on not in SIZES:
-            raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
-        if split != 0 or isinstance(split, bool):
-            raise InvalidParameter("split", split, "does not exist", "this task has one split, 0")
+        check_options(network, ("linear", "mlp"), evaluate_on, split)
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
         self._folder = data_folder("evalml_fraud") if folder is None else Path(folder)
 

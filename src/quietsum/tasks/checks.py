@@ -12,6 +12,7 @@ quietsum.errors.InvalidParameter: diagnosis = 4 rows, row 2 lies outside 0 … 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,25 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
 
-__all__ = ["checked_images", "checked_labels", "one_site_each"]
+__all__ = ["check_options", "checked_images", "checked_labels", "one_site_each"]
+
+
+def check_options(network: str, networks: Sequence[str], evaluate_on: str, split: int, splits: int = 1) -> None:
+    """Refuse a network, a part to score or a split that a task does not have.
+
+    >>> check_options("linear", ("linear", "mlp"), "test", 3)
+    Traceback (most recent call last):
+    ...
+    quietsum.errors.InvalidParameter: split = 3 does not exist; this task has one split, 0
+    """
+    if network not in networks:
+        known = " or ".join(map(repr, networks))
+        raise InvalidParameter("network", network, "is not known", f"choose {known}")
+    if evaluate_on not in ("test", "validation"):
+        raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
+    if not isinstance(split, int) or isinstance(split, bool) or not 0 <= split < splits:
+        remedy = "this task has one split, 0" if splits == 1 else f"choose 0 … {splits - 1}"
+        raise InvalidParameter("split", split, "does not exist", remedy)
 
 
 def checked_images(what: str, images: NDArray[Any], *, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter
 from quietsum.learning.step import cross_entropy
 from quietsum.tasks import chest_xray_files as files
 from quietsum.tasks import scores
+from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Metrics
@@ -77,12 +77,7 @@ class ChestXrayTask:
         split: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if network not in NETWORKS:
-            raise InvalidParameter("network", network, "is not known", f"choose one of {', '.join(NETWORKS)}")
-        if evaluate_on not in _PARTS:
-            raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
-        if split != 0:
-            raise InvalidParameter("split", split, "is not known", "this set comes with its own split, number 0")
+        check_options(network, NETWORKS, evaluate_on, split)
         self.network, self.evaluate_on = network, evaluate_on
         self._folder = data_folder("pneumoniamnist") if folder is None else Path(folder)
 

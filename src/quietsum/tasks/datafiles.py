@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -97,6 +98,12 @@ class DataSet:
     licence: str
     source: str
     check: Callable[[Path], str]
+    package: str = ""  # which must be installed, where the set comes inside one
+
+    @property
+    def installed(self) -> bool:
+        """Whether the package that carries the set is here; nothing is imported."""
+        return not self.package or importlib.util.find_spec(self.package) is not None
 
     def found(self) -> Path | None:
         """The first folder that holds one of the files; nothing is read."""
@@ -126,7 +133,7 @@ _SETS: Final = (
     DataSet(
         name="digits", title="handwritten digits of 8 × 8 pixels", folders=(), files=(),
         licence="CC BY 4.0, UCI", source="comes with scikit-learn: pip install 'quietsum[train]'",
-        check=_late("quietsum.tasks.datafiles:_check_digits"),
+        check=_late("quietsum.tasks.datafiles:_check_digits"), package="sklearn",
     ),
     DataSet(
         name="mnist", title="handwritten digits of 28 × 28 pixels", folders=("mnist",), files=_IDX,

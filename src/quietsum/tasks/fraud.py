@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter
 from quietsum.tasks.binary import binary_cross_entropy, log_odds, starting_at
+from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.fraud_files import COLUMNS, KNOWN, Payments, parts, read_payments
 from quietsum.tasks.protocol import Metrics
@@ -82,12 +82,7 @@ class FraudTask:
         split: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if network not in ("linear", "mlp"):
-            raise InvalidParameter("network", network, "is not known", "choose 'linear' or 'mlp'")
-        if evaluate_on not in ("test", "validation"):
-            raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
-        if not isinstance(split, int) or isinstance(split, bool) or not 0 <= split < len(SIZES):
-            raise InvalidParameter("split", split, "does not exist", f"choose 0 … {len(SIZES) - 1}")
+        check_options(network, ("linear", "mlp"), evaluate_on, split, len(SIZES))
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
         self._folder = data_folder("creditcard_ulb") if folder is None else Path(folder)
 

@@ -24,9 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter
 from quietsum.learning.step import cross_entropy
 from quietsum.tasks import datafiles, idx_files
+from quietsum.tasks.checks import check_options
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Metrics
 from quietsum.tasks.scattering import Widen, linear_on_features, scattering_features
@@ -73,23 +73,12 @@ def _model(network: str) -> nn.Module:
     return linear_on_features(10)
 
 
-def _check_options(network: str, evaluate_on: str, split: int) -> None:
-    if network not in ("scattering", "cnn"):
-        raise InvalidParameter("network", network, "is not known", "choose 'scattering' or 'cnn'")
-    if evaluate_on not in ("test", "validation"):
-        raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
-    if split != 0:
-        raise InvalidParameter("split", split, "is not known", "this set comes with its own split, number 0")
+class _Pictures:
+    """What the two sets share: 60,000 training and 10,000 test images of ten classes, in the same form."""
 
-
-@final
-class MnistTask:
-    """Which digit is it? ``network`` is ``scattering`` (linear on fixed features) or ``cnn`` (tanh, GroupNorm)."""
-
-    name, title = "mnist", "handwritten digits, 28 × 28 pixels"
     loss = staticmethod(cross_entropy)
-    public = "MNIST has been published since 1998, and nobody in it can be harmed"
     size = 60000
+    _fashion = False
 
     def __init__(
         self,
@@ -99,11 +88,43 @@ class MnistTask:
         split: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_options(network, evaluate_on, split)
+        check_options(network, ("scattering", "cnn"), evaluate_on, split)
         self.network, self.evaluate_on = network, evaluate_on
-        self._folder = data_folder() if folder is None else Path(folder)
+        self._folder = self._usual() if folder is None else Path(folder)
         if evaluate_on == "validation":
-            self.size = MnistTask.size - _HELD_OUT
+            self.size = type(self).size - _HELD_OUT
+
+    def _usual(self) -> Path:
+        return data_folder()
+
+    def model(self) -> nn.Module:
+        """A fresh model; the linear one starts at zero."""
+        return _model(self.network)
+
+    def records(self) -> tuple[Tensor, ...]:
+        """The 60,000 training records, or the first 50,000 while settings are chosen."""
+        values, labels = self._part("train")
+        return values[: self.size], labels[: self.size]
+
+    def evaluate(self, model: nn.Module) -> Metrics:
+        """Accuracy on the 10,000 published test images, or on the training images held out for choosing."""
+        if self.evaluate_on == "validation":
+            return _validated(model, *self._part("train"), self.size)
+        values, labels = self._part("test")
+        return Metrics(values={"accuracy": accuracy(model, values, labels)}, on="10,000 published test images")
+
+    def _part(self, which: str) -> tuple[Tensor, Tensor]:
+        read = _fashion_part if self._fashion else read_part
+        labels = torch.from_numpy(read(self._folder, f"y_{which}").astype(np.int64))
+        return _features(self._folder, f"x_{which}", self.network, self._fashion), labels
+
+
+@final
+class MnistTask(_Pictures):
+    """Which digit is it? ``network`` is ``scattering`` (linear on fixed features) or ``cnn`` (tanh, GroupNorm)."""
+
+    name, title = "mnist", "handwritten digits, 28 × 28 pixels"
+    public = "MNIST has been published since 1998, and nobody in it can be harmed"
 
     @property
     def settings(self) -> Settings:
@@ -113,50 +134,18 @@ class MnistTask:
             training={"batch_size": 2048, "epochs": 27, "max_grad_norm": 0.1, "ema_decay": 0.98, "delta": 1e-6},
         )  # fmt: skip
 
-    def model(self) -> nn.Module:
-        """A fresh model; the linear one starts at zero."""
-        return _model(self.network)
-
-    def records(self) -> tuple[Tensor, ...]:
-        """The 60,000 training records, or the first 50,000 while settings are chosen."""
-        values, labels = self._part("train")
-        return values[: self.size], labels[: self.size]
-
-    def evaluate(self, model: nn.Module) -> Metrics:
-        """Accuracy on the 10,000 published test images, or on the training images held out for choosing."""
-        if self.evaluate_on == "validation":
-            return _validated(model, *self._part("train"), self.size)
-        values, labels = self._part("test")
-        return Metrics(values={"accuracy": accuracy(model, values, labels)}, on="10,000 published test images")
-
-    def _part(self, which: str) -> tuple[Tensor, Tensor]:
-        labels = torch.from_numpy(read_part(self._folder, f"y_{which}").astype(np.int64))
-        return _features(self._folder, f"x_{which}", self.network), labels
-
 
 @final
-class FashionMnistTask:
+class FashionMnistTask(_Pictures):
     """Which garment is it? ``network`` is ``scattering`` (linear on fixed features) or ``cnn`` (tanh, GroupNorm)."""
 
     name, title = "fashion-mnist", "clothes, 28 × 28 pixels"
-    loss = staticmethod(cross_entropy)
     public = "Fashion-MNIST shows clothes of a catalogue, published under the MIT licence"
-    size = 60000
+    _fashion = True
 
-    def __init__(
-        self,
-        *,
-        network: str = "scattering",
-        evaluate_on: str = "test",
-        split: int = 0,
-        folder: str | os.PathLike[str] | None = None,
-    ) -> None:
-        _check_options(network, evaluate_on, split)
-        self.network, self.evaluate_on = network, evaluate_on
+    def _usual(self) -> Path:
         known = datafiles.DATASETS[self.name]
-        self._folder = (known.found() or datafiles.data_folder(known.folders[0])) if folder is None else Path(folder)
-        if evaluate_on == "validation":
-            self.size = FashionMnistTask.size - _HELD_OUT
+        return known.found() or datafiles.data_folder(known.folders[0])
 
     @property
     def settings(self) -> Settings:
@@ -165,26 +154,6 @@ class FashionMnistTask:
             learning_rate=8.0, optimizer="momentum",
             training={"batch_size": 4096, "epochs": 40, "max_grad_norm": 0.1, "ema_decay": 0.98, "delta": 1e-6},
         )  # fmt: skip
-
-    def model(self) -> nn.Module:
-        """A fresh model; the linear one starts at zero."""
-        return _model(self.network)
-
-    def records(self) -> tuple[Tensor, ...]:
-        """The 60,000 training records, or the first 50,000 while settings are chosen."""
-        values, labels = self._part("train")
-        return values[: self.size], labels[: self.size]
-
-    def evaluate(self, model: nn.Module) -> Metrics:
-        """Accuracy on the 10,000 published test images, or on the training images held out for choosing."""
-        if self.evaluate_on == "validation":
-            return _validated(model, *self._part("train"), self.size)
-        values, labels = self._part("test")
-        return Metrics(values={"accuracy": accuracy(model, values, labels)}, on="10,000 published test images")
-
-    def _part(self, which: str) -> tuple[Tensor, Tensor]:
-        labels = torch.from_numpy(_fashion_part(self._folder, f"y_{which}").astype(np.int64))
-        return _features(self._folder, f"x_{which}", self.network, True), labels
 
 
 def _validated(model: nn.Module, values: Tensor, labels: Tensor, size: int) -> Metrics:

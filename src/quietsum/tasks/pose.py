@@ -24,8 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter
 from quietsum.learning.step import cross_entropy
+from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, read_sequences, resampled
 from quietsum.tasks.protocol import Metrics
@@ -91,12 +91,7 @@ class PoseTask:
         split: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if network not in ("linear", "stgcn"):
-            raise InvalidParameter("network", network, "is not known", "choose 'linear' or 'stgcn'")
-        if evaluate_on not in SIZES:
-            raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
-        if split != 0 or isinstance(split, bool):
-            raise InvalidParameter("split", split, "does not exist", "the protocol has one split, 0")
+        check_options(network, ("linear", "stgcn"), evaluate_on, split)
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
         self._folder = data_folder("msr_action3d") if folder is None else Path(folder)
 
