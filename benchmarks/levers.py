@@ -4,10 +4,10 @@
     python benchmarks/levers.py --device cuda --workers 12 --out levers.jsonl --markdown
     python benchmarks/levers.py --merge levers.jsonl        the table from finished runs
 
-Scores stand on rows that choose (validation images; for digits four folds of the training rows), never on test rows,
-since keeping a lever is a choice. A difference is paired by seed: same first weights where the model is the same, same
-fold. Its interval is Student's over seeds. Everything else stays as the task has it, which favours what the task does
-already: where a lever changes what a good learning rate is, both sides take the best of three, on the same rows.
+Scores stand on rows that choose (validation images; for digits and fraud folds of the training rows), never on test
+rows, since keeping a lever is a choice. A difference is paired by seed: same first weights where the model is the same,
+same fold. Its interval is Student's over seeds. Everything else stays as the task has it, which favours what the task
+does already: where a lever changes what a good learning rate is, both sides take the best of three, on the same rows.
 
     batch       the task's large batches and many epochs, against an eighth of the batch and a quarter of the epochs
     tanh        bounded activations in place of ReLU, in a convolutional network without norms
@@ -154,7 +154,7 @@ def jobs_of(asked: argparse.Namespace) -> list[Values]:
             if asked.task and task not in asked.task:
                 continue
             for which, side in (("without", lever.without), ("with", lever.with_it)):
-                options = utility._validation(task, side.get("network", ""), seed)
+                options = utility.held_out(utility.BY_LABEL[task], side.get("network", ""), seed)
                 options = {name: value for name, value in options.items() if value != ""}
                 gpu = asked.device == "cuda" and (task != "digits" and task != "fraud")
                 jobs.append({

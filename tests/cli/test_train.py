@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from scipy.stats import norm
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -22,6 +25,7 @@ from quietsum.ledger import Ledger
 from quietsum.tasks.protocol import Metrics
 from quietsum.tasks.torch_protocol import Settings
 
+needs_data = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="set QUIETSUM_DATA to read the real files")
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
 app.command()(train)
 
@@ -186,6 +190,43 @@ def test_what_a_whole_person_pays_stands_beside_what_a_record_pays(tmp_path: Pat
     values = json.loads(run(*options, tmp_path / "json", "--json").stdout)
     assert values["guarantee"]["unit"] == "record" and values["person"]["unit"] == "person"
     assert values["person"]["group_size"] == 3 and values["person"]["epsilon"] > values["guarantee"]["epsilon"]
+
+
+def whole_person(task: str, most: int, folder: Path, *words: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The guarantees of a record and of a person with at most so many of them, and the plan among the first."""
+    options = ["--task", task, "--epsilon", 1, "--max-records", most, *words, "--workspace", folder, "--json"]
+    values = json.loads(run(*options).stdout)
+    assert values["guarantee"]["unit"] == "record" and values["guarantee"]["epsilon"] <= 1
+    assert values["person"]["unit"] == "person" and values["person"]["group_size"] == most
+    assert values["person"]["delta"] == values["guarantee"]["delta"]
+    return {**values["guarantee"], "plan": values["plan"]}, values["person"]
+
+
+@needs_data
+def test_three_payments_of_one_card_are_not_three_strangers(tmp_path: Path) -> None:
+    record, card = whole_person("cards", 3, tmp_path, "--epochs", 1)
+    assert 2.5 * record["epsilon"] < card["epsilon"] < 10
+
+
+@needs_data
+def test_ten_sequences_of_one_person_cost_what_the_closed_form_says(tmp_path: Path) -> None:
+    """Every record in every step: ten together move the sum ten clip norms, T times (Balle and Wang 2018)."""
+    record, person = whole_person("pose", 10, tmp_path, "--epochs", 3)
+    stage = record["plan"]["stages"][0]
+
+    def delta(moved: int, epsilon: float) -> float:
+        shift = moved * 3**0.5 / stage["noise_multiplier"]
+        return float(norm.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * norm.cdf(-shift / 2 - epsilon / shift))
+
+    assert delta(1, record["epsilon"]) == pytest.approx(record["delta"], rel=1e-2)
+    assert delta(10, person["epsilon"]) == pytest.approx(person["delta"], rel=1e-2)
+    assert person["epsilon"] > 10 * record["epsilon"]
+
+
+@needs_data
+def test_the_control_a_person_with_one_sequence_pays_what_it_pays(tmp_path: Path) -> None:
+    record, person = whole_person("pose", 1, tmp_path, "--epochs", 1)
+    assert person["epsilon"] == pytest.approx(record["epsilon"], rel=1e-3)
 
 
 def test_a_task_that_knows_no_people_says_so(tmp_path: Path, clouds: str) -> None:

@@ -158,6 +158,14 @@ def test_both_networks_read_records_with_their_cards(small: Path, network: str, 
     assert task.person == "card"
 
 
+def test_a_card_on_both_sides_of_the_split_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = CardsTask(folder=small)
+    assert len(task.people()) == len(task.records()[0])  # the control
+    monkeypatch.setattr(cards, "parts", lambda payments: np.arange(len(payments)) % 3)
+    with pytest.raises(InvalidParameter, match=r"one card in two sites pays twice"):
+        task.people()
+
+
 def test_features_are_one_bin_one_store_one_country_one_provider(small: Path) -> None:
     payments = read_card_payments(small, cards.KNOWN)
     found = features(payments)

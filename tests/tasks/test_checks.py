@@ -90,3 +90,12 @@ def test_one_patient_in_two_sites_is_refused() -> None:
         one_site_each(people, sites, person="card")
     with pytest.raises(InvalidParameter, match="one of each per record"):
         one_site_each(people, sites[:2])
+
+
+@pytest.mark.parametrize("kind", [object, str, np.int64, np.float64])
+def test_people_and_sites_may_be_of_any_kind(kind: Any) -> None:
+    people, apart = np.array([1, 1, 2, 3]).astype(kind), np.array([0, 0, 1, 1]).astype(kind)
+    one_site_each(people, apart)
+    one_site_each(people[:0], apart[:0])
+    with pytest.raises(InvalidParameter, match="2 sites, 3 people share 2 of them"):
+        one_site_each(people[[0, 1, 2, 2, 3]], apart[[0, 2, 0, 2, 0]])

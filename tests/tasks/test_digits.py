@@ -44,6 +44,31 @@ def test_records_are_finite_even_when_blank(monkeypatch: pytest.MonkeyPatch) -> 
     assert bool(torch.isfinite(DigitsTask().records()[0]).all())
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("data", np.nan, "NaN or infinite pixels, first in row 0"), ("target", 10, "row 3 lies outside 0 … 9"),
+        ("data", None, "are not n × 64"), ("target", 8, "no example of class 9"),
+    ],
+)  # fmt: skip
+def test_rows_of_another_kind_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: float | None, said: str
+) -> None:
+    import sklearn.datasets
+
+    found = sklearn.datasets.load_digits()
+    digits._rows.__wrapped__()  # the control
+    if name == "data" and value is None:
+        found.data = found.data[:, :63]
+    elif name == "data":
+        found.data[0, 5] = value
+    else:
+        found.target[found.target == 9 if value == 8 else 3] = value
+    monkeypatch.setattr(sklearn.datasets, "load_digits", lambda: found)
+    with pytest.raises(InvalidParameter, match=said):
+        digits._rows.__wrapped__()
+
+
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_both_networks_train_and_say_on_which_data_they_are_scored(network: str) -> None:
     task = DigitsTask(network=network)
@@ -80,3 +105,13 @@ def test_names() -> None:
         trainable_task("no_such_module:Task")
     with pytest.raises(InvalidParameter, match="lacks name"):
         trainable_task("collections:OrderedDict")
+
+
+def test_settings_are_chosen_on_rows_that_neither_train_nor_test() -> None:
+    whole, part = DigitsTask(), DigitsTask(evaluate_on="validation")
+    everyone = {tuple(row) for row in whole.records()[0].tolist()}
+    trained = {tuple(row) for row in part.records()[0].tolist()}
+    assert trained < everyone
+    assert part.size == len(part.records()[0]) < whole.size
+    said = part.evaluate(part.model()).on
+    assert said == f"{whole.size - part.size} published validation rows"

@@ -265,9 +265,85 @@ def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pyt
         assert_row_local(before, after, 5, modules=[fraud, fraud_files])
 
 
+def changed_in(part: int, arrays: dict[str, NDArray[np.float64]]) -> tuple[int, dict[str, NDArray[np.float64]]]:
+    """The arrays with one row of a part of split 0 altered: its place in that part, and all arrays."""
+    row = int(np.flatnonzero(parts(payments_of(arrays), 0) == part)[5])
+    altered = {name: values.copy() for name, values in arrays.items()}
+    altered["V"][row] = 90.0
+    altered["label"][row] = 1 - altered["label"][row]
+    return 5, altered
+
+
+def started(folder: Path, monkeypatch: pytest.MonkeyPatch, arrays: dict[str, NDArray[np.float64]]) -> FraudTask:
+    folder.mkdir()
+    monkeypatch.setattr(fraud, "KNOWN", write_csv(folder, arrays))
+    task = FraudTask(start="public", folder=folder)
+    task.model()  # read while its file is the known one
+    return task
+
+
+def test_a_public_start_looks_at_no_training_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = started(tmp_path / "before", monkeypatch, made())
+    row, altered = changed_in(0, made())
+    after = started(tmp_path / "after", monkeypatch, altered)
+    assert_row_local(before, after, row, modules=[fraud, fraud_files])
+    _, altered = changed_in(2, made())
+    tested = started(tmp_path / "tested", monkeypatch, altered)
+    assert torch.equal(before.model()[0].weight, tested.model()[0].weight)  # type: ignore[index]
+
+
+def test_the_control_a_public_start_hears_of_a_public_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = started(tmp_path / "before", monkeypatch, made())
+    _, altered = changed_in(1, made())
+    after = started(tmp_path / "after", monkeypatch, altered)
+    assert not torch.equal(before.model()[0].weight, after.model()[0].weight)  # type: ignore[index]
+
+
+def test_a_public_start_is_the_same_in_every_split_and_when_it_is_fitted_again(small: Path) -> None:
+    first = FraudTask(start="public", folder=small).model()
+    again = FraudTask(start="public", split=7, folder=small).model()
+    fraud._public_fit.cache_clear()
+    later = FraudTask(start="public", folder=small).model()
+    for other in (again, later):
+        assert all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert first[0].weight.abs().max() > 0.1  # type: ignore[index]
+    assert not FraudTask(folder=small).model()[0].weight.any()  # type: ignore[index]
+
+
+def test_a_public_start_is_the_logistic_regression_that_another_library_finds() -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    from quietsum.tasks.binary import fitted_to_public
+
+    rows, labels = features(payments_of(made())), made()["label"].astype(np.int64)
+    labels = np.where(np.arange(len(labels)) % 4 == 0, 1 - labels, labels)  # not to be told apart perfectly
+    for pull in (1e-2, 1e-4):
+        weights, bias = fitted_to_public(rows, labels, l2=pull)
+        referee = LogisticRegression(C=1 / (pull * len(rows)), solver="newton-cholesky", tol=1e-10, max_iter=1000)
+        referee.fit(rows.astype(np.float64), labels)
+        np.testing.assert_allclose(weights, referee.coef_[0], rtol=1e-4, atol=1e-5)
+        assert bias == pytest.approx(referee.intercept_[0], rel=1e-4, abs=1e-5)
+
+
+def test_a_fit_of_rows_that_fit_nothing_is_refused_and_separable_ones_stay_finite() -> None:
+    from quietsum.tasks.binary import fitted_to_public
+
+    rows, labels = np.array([[-1.0], [1.0]], dtype=np.float32), np.array([0, 1])
+    assert np.isfinite(fitted_to_public(rows, labels, l2=1e-9)[0]).all()
+    assert np.isfinite(fitted_to_public(rows, np.array([0, 0]), l2=1e-5)[1])
+    bad = [(rows, labels[:1]), (rows * np.float32(np.nan), labels), (rows[:0], labels[:0]), (rows[:, 0], labels)]
+    for values, wanted in bad:
+        with pytest.raises(InvalidParameter, match="features"):
+            fitted_to_public(values, wanted, l2=1e-5)
+    with pytest.raises(InvalidParameter, match="l2"):
+        fitted_to_public(rows, labels, l2=0.0)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"network": "forest"}, "linear"), ({"evaluate_on": "train"}, "validation"), ({"split": 10}, "0 … 9"),
+    [({"start": "public", "network": "mlp"}, "linear"), ({"start": "warm"}, "'zeros' or 'public'"),
+     ({"start": "public", "evaluate_on": "validation"}, "would flatter it"),
+     ({"network": "forest"}, "linear"), ({"evaluate_on": "train"}, "validation"), ({"split": 10}, "0 … 9"),
      ({"split": True}, "0 … 9"), ({"split": 1.5}, "0 … 9")],
 )  # fmt: skip
 def test_options_must_be_known(options: dict[str, object], said: str) -> None:
@@ -291,6 +367,14 @@ def test_the_published_payments_have_the_known_sums_and_sizes() -> None:
         part = parts(payments, split)
         assert (part == 0).sum() == size
         assert min(payments.labels[part == which].sum() for which in range(3)) >= 40
+
+
+@needs_data
+def test_what_a_public_tenth_alone_is_worth() -> None:
+    """No private row is used, and most payments are ranked well: so no credit for that is due to private steps."""
+    task = FraudTask(start="public")
+    assert task.evaluate(task.model()).values["auprc"] > 0.75
+    assert FraudTask().evaluate(FraudTask().model()).values["auprc"] < 0.01  # the control: no weights
 
 
 @needs_data

@@ -1,3 +1,5 @@
+"""The heart task: four hospitals read, checked, encoded row by row, and split by a rule that anyone can repeat."""
+
 from __future__ import annotations
 
 import os

@@ -7,6 +7,7 @@ import hashlib
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ SIZES = {"x_train": (30, 28, 28), "y_train": (30,), "x_test": (20, 28, 28), "y_t
 def arrays() -> dict[str, NDArray[np.uint8]]:
     rng = np.random.default_rng(0)
     return {
-        name: rng.integers(0, 256 if name.startswith("x") else 10, size=shape, dtype=np.uint8)
+        name: rng.integers(0, 256, size=shape, dtype=np.uint8)
+        if name.startswith("x")
+        else (rng.permutation(shape[0]) % 10).astype(np.uint8)
         for name, shape in SIZES.items()
     }
 
@@ -113,6 +116,29 @@ def test_another_set_of_the_same_kind_is_refused(tmp_path: Path, small: dict[str
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"no idx at all"))
     with pytest.raises(DataMissing, match="no idx file"):
         read_part(tmp_path, "y_train")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda labels: np.where(np.arange(30) == 7, 10, labels), "row 7 lies outside 0 … 9"),
+        (lambda labels: np.where(labels == 4, 5, labels), "no example of class 4"),
+    ],
+)
+def test_a_label_out_of_range_and_an_empty_class_are_called_so(
+    tmp_path: Path, small: dict[str, NDArray[np.uint8]], change: Any, said: str
+) -> None:
+    altered = {**small, "y_train": change(small["y_train"]).astype(np.uint8)}
+    for packed in (False, True):
+        folder = tmp_path / str(packed)
+        folder.mkdir()
+        if packed:
+            np.savez_compressed(folder / "mnist.npz", **altered)
+        else:
+            write(folder, altered, "{stem}-idx{n}-ubyte.gz")
+        with pytest.raises(DataMissing, match=rf"y_train of MNIST.*{said}.*fetch it again"):
+            read_part(folder, "y_train")
+        read_part(folder, "y_test")  # the control
 
 
 def test_the_folder_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -210,6 +210,14 @@ def test_both_networks_read_records_of_odd_subjects(small: Path, network: str, e
     assert scored.on.startswith("50 " if evaluate_on == "test" else "10 ") and task.person == "subject"
 
 
+def test_a_subject_on_both_sides_of_the_split_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = PoseTask(folder=small)
+    assert len(task.people()) == len(task.records()[0])  # the control
+    monkeypatch.setattr(PoseTask, "_trains", lambda task: np.arange(100) % 3 == 0)
+    with pytest.raises(InvalidParameter, match=r"one subject in two sites pays twice"):
+        task.people()
+
+
 @pytest.mark.parametrize("network", ["linear", "stgcn"])
 def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: str) -> None:
     arrays = made()

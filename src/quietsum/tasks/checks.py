@@ -99,12 +99,13 @@ def one_site_each(people: NDArray[Any], sites: NDArray[Any], *, person: str = "p
     """
     if people.shape != sites.shape or people.ndim != 1:
         raise InvalidParameter("sites", sites.shape, f"do not fit {people.shape} people", "pass one of each per record")
-    pairs = np.unique(np.stack([people.astype(str), sites.astype(str)], axis=1), axis=0)
-    names, places = np.unique(pairs[:, 0], return_counts=True)
-    shared = int((places > 1).sum())
+    names, owner = np.unique(people.astype(str) if people.dtype.kind == "O" else people, return_inverse=True)
+    places, place = np.unique(sites.astype(str) if sites.dtype.kind == "O" else sites, return_inverse=True)
+    pairs = np.unique(owner.astype(np.int64) * len(places) + place)
+    shared = int((np.bincount(pairs // max(1, len(places)), minlength=len(names)) > 1).sum())
     if shared:
         raise InvalidParameter(
-            "sites", _Said(f"{len(np.unique(sites))} sites, {len(names)} people"),
+            "sites", _Said(f"{len(places)} sites, {len(names)} people"),
             f"share {shared} of them: one {person} in two sites pays twice",
             f"give each {person} to one site, or add the two sites' person-level ε for those people",
         )  # fmt: skip

@@ -18,7 +18,8 @@ from typing import Final, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import DataMissing
+from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.tasks.checks import checked_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 
 __all__ = ["FASHION", "MNIST", "IdxSet", "Parts", "check_fashion", "check_mnist", "read_part"]
@@ -26,6 +27,7 @@ __all__ = ["FASHION", "MNIST", "IdxSet", "Parts", "check_fashion", "check_mnist"
 Parts: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]
 """For each array: the beginning of its file's name, its shape, and the SHA-256 of its bytes without any header."""
 
+_CLASSES: Final = 10
 _NAMES: Final = (
     "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz"
 )
@@ -77,6 +79,11 @@ def read_part(folder: Path, part: str, images: IdxSet = MNIST) -> NDArray[np.uin
     """One of x_train, y_train, x_test and y_test, checked against its known sum."""
     _, shape, known = images.parts[part]
     source, values = _found(folder, part, images)
+    if len(shape) == 1 and values.shape == shape:  # so that a bad label is called one, not only an altered file
+        try:
+            checked_labels(f"{part} of {images.title}", values, classes=_CLASSES)
+        except InvalidParameter as error:
+            raise DataMissing(f"{source}: {error}; fetch it again") from None
     refuse_unknown(source, f"{part} of {images.title}", values, shape, known)
     return values
 

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, interpolate
 
-from quietsum.errors import InvalidParameter, whole_number
 from quietsum.tasks import nuclei_files as files
 from quietsum.tasks import scores
+from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Metrics
@@ -125,12 +125,7 @@ class NucleiTask:
         split: int = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
-        if network != "unet":
-            raise InvalidParameter("network", network, "is not known", "choose 'unet'")
-        if evaluate_on not in ("test", "validation"):
-            raise InvalidParameter("evaluate_on", evaluate_on, "is not known", "choose 'test' or 'validation'")
-        if whole_number("split", split) >= SPLITS:
-            raise InvalidParameter("split", split, "is not known", f"choose 0 … {SPLITS - 1}")
+        check_options(network, ("unet",), evaluate_on, split, SPLITS)
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
         self._folder = data_folder("nuclei_dsb2018") if folder is None else Path(folder)
         groups = np.array([group_of(number, split) for number in range(RECORDS)])
