@@ -10,19 +10,23 @@ import pytest
 
 from quietsum.errors import PlanRefused
 from quietsum.plan import (
+    AdaptivePlan,
     AggregationPlan,
     ClientPlan,
     FederationPlan,
     LifetimePlan,
     PartyFacts,
+    PersonPlan,
     Plan,
     PrivacyPlan,
     RecordPlan,
     SamplingPlan,
     SimulatePlan,
+    StagePlan,
     TrainingPlan,
 )
-from quietsum.refusals import NEEDS_INDIVIDUALS, REFUSALS, check, found, taking_part, warnings
+from quietsum.refusals import REFUSALS, check, found, taking_part, warnings
+from quietsum.refusals.general import NEEDS_INDIVIDUALS
 
 SITES = tuple(
     PartyFacts(name=name, dataset="heart", size=size, public="")
@@ -43,13 +47,199 @@ def style(name: Any, **more: Any) -> PrivacyPlan:
     return PrivacyPlan(style=name, **more)
 
 
+NUMBERS = ClientPlan(epsilon=8, delta=0.01)
+PERSON = PersonPlan(id="patient", max_records=3)
+
+
+def client(stages: tuple[StagePlan, ...] = (), **numbers: Any) -> Plan:
+    return plan(privacy=style("user", client=ClientPlan(**numbers)), schedule=stages)
+
+
+def held(name: str, dataset: str) -> PartyFacts:
+    return PartyFacts(name=name, dataset=dataset, size=100, holder="ward")
+
+
+CLIENTS = client(epsilon=8, delta=0.01)
+
 Case = tuple[Plan, Sequence[PartyFacts], str]
 
 # name of the row: (a plan it refuses, the parties, what the message says), (the good neighbour, its parties)
 ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
-    "client-level": [
-        ((plan(privacy=style("user")), SITES, "client-level privacy is not in this version yet"), (plan(), SITES)),
-        ((plan(privacy=style("hybrid", record=PROMISE)), SITES, "privacy.style = 'hybrid'"), (plan(), SITES)),
+    "no-client-promise": [
+        ((plan(privacy=style("user")), SITES, "'user' without a number for clients"), (CLIENTS, SITES)),
+        (
+            (plan(privacy=style("hybrid", record=PROMISE)), SITES, "'hybrid' without a number for clients"),
+            (CLIENTS, SITES),
+        ),
+    ],
+    "no-client-delta": [
+        ((client(epsilon=8), SITES, "privacy.client.delta is missing (1/(10 N) is 0.03 here)"), (CLIENTS, SITES)),
+    ],
+    "client-delta-too-large": [
+        ((client(epsilon=8, delta=0.5), SITES, "not below 1/N for N = 3 clients"), (CLIENTS, SITES)),
+        (
+            (client(epsilon=8, delta=0.01, lifetime=LifetimePlan(epsilon=9, delta=0.9)), SITES, "lifetime.delta = 0.9"),
+            (client(epsilon=8, delta=0.01, lifetime=LifetimePlan(epsilon=9, delta=0.01)), SITES),
+        ),
+    ],
+    "client-noise-with-target": [
+        (
+            (
+                client(epsilon=8, noise_multiplier=2, delta=0.01),
+                SITES,
+                "noise_multiplier = 2 together with epsilon = 8",
+            ),
+            (client(noise_multiplier=2, delta=0.01), SITES),
+        ),
+    ],
+    "client-lifetime-below-plan": [
+        (
+            (client(epsilon=8, delta=0.01, lifetime=LifetimePlan(epsilon=4, delta=0.01)), SITES, "epsilon = 4 is less"),
+            (client(epsilon=8, delta=0.01, lifetime=LifetimePlan(epsilon=8, delta=0.01)), SITES),
+        ),
+    ],
+    "record-unasked": [
+        (
+            (
+                plan(privacy=style("user", record=PROMISE, client=NUMBERS)),
+                SITES,
+                "privacy.record.epsilon and .delta beside",
+            ),
+            (plan(privacy=style("hybrid", record=PROMISE, client=NUMBERS)), SITES),
+        ),
+        (
+            (plan(privacy=style("user", preset="performance", client=NUMBERS)), SITES, "privacy.preset beside"),
+            (CLIENTS, SITES),
+        ),
+    ],
+    "person-unasked": [
+        (
+            (plan(privacy=style("user", client=NUMBERS, person=PERSON)), SITES, "privacy.person beside"),
+            (plan(privacy=style("sample", record=PROMISE, person=PERSON)), SITES),
+        ),
+        (
+            (plan(privacy=style("none", person=PERSON)), SITES, "no noise for records"),
+            (plan(privacy=style("none")), SITES),
+        ),
+    ],
+    "against-the-server": [
+        (
+            (client(epsilon=8, delta=0.01, against="server"), SITES, "knows whom it drew"),
+            (client(epsilon=8, delta=0.01, against="server", noise_at="party"), SITES),
+        ),
+    ],
+    "central-noise-after-rule": [
+        (
+            (plan(privacy=style("user", client=NUMBERS), aggregation=AggregationPlan(rule="krum")), SITES, "'krum'"),
+            (
+                plan(
+                    privacy=style("user", client=ClientPlan(epsilon=8, delta=0.01, noise_at="party")),
+                    aggregation=AggregationPlan(rule="krum"),
+                ),
+                SITES,
+            ),
+        ),
+    ],
+    "adaptive-at-party": [
+        (
+            (
+                client(epsilon=8, delta=0.01, noise_at="party", adaptive=AdaptivePlan()),
+                SITES,
+                "with noise_at = 'party'",
+            ),
+            (client(epsilon=8, delta=0.01, adaptive=AdaptivePlan()), SITES),
+        ),
+    ],
+    "adaptive-with-clips": [
+        (
+            (
+                client(stages=(StagePlan(rounds=20, clip=2),), epsilon=8, delta=0.01, adaptive=AdaptivePlan()),
+                SITES,
+                "two rules would set the same clip",
+            ),
+            (client(stages=(StagePlan(rounds=20, noise=2),), epsilon=8, delta=0.01, adaptive=AdaptivePlan()), SITES),
+        ),
+    ],
+    "minimum-with-clients": [
+        (
+            (
+                plan(
+                    privacy=style("user", client=NUMBERS),
+                    federation=FederationPlan(minimum_parties=2, sampling=SamplingPlan(kind="poisson", rate=0.5)),
+                ),
+                SITES,
+                "tells how many there were, without noise",
+            ),
+            (plan(federation=FederationPlan(minimum_parties=2)), SITES),
+        ),
+    ],
+    "fixed-size-neighbours": [
+        (
+            (
+                plan(
+                    privacy=style("user", client=NUMBERS),
+                    federation=FederationPlan(sampling=SamplingPlan(kind="fixed-size", size=2)),
+                ),
+                SITES,
+                "comes or goes",
+            ),
+            (
+                plan(
+                    privacy=style("user", client=NUMBERS, neighbours="zero-out"),
+                    federation=FederationPlan(sampling=SamplingPlan(kind="fixed-size", size=2)),
+                ),
+                SITES,
+            ),
+        ),
+    ],
+    "cohort-too-large": [
+        (
+            (
+                plan(federation=FederationPlan(sampling=SamplingPlan(kind="fixed-size", size=4))),
+                SITES,
+                "size = 4 with 3 parties",
+            ),
+            (plan(federation=FederationPlan(sampling=SamplingPlan(kind="fixed-size", size=3))), SITES),
+        ),
+    ],
+    "other-batches": [
+        (
+            (plan(training=TrainingPlan(batches=kind)), SITES, "drawn by its own coin"),
+            (plan(training=TrainingPlan(batches="poisson")), SITES),
+        )
+        for kind in ("shuffled", "fixed-size")
+    ],
+    "batches-without-privacy": [
+        (
+            (plan(privacy=style("none"), training=TrainingPlan(batches="shuffled")), SITES, "only Poisson batches"),
+            (plan(privacy=style("none")), SITES),
+        ),
+    ],
+    "schedule-length": [
+        (
+            (
+                plan(schedule=(StagePlan(rounds=5), StagePlan(rounds=5))),
+                SITES,
+                "has 10 rounds, federation.rounds says 20",
+            ),
+            (plan(schedule=(StagePlan(rounds=5), StagePlan(rounds=15))), SITES),
+        ),
+    ],
+    "spare-with-schedule": [
+        (
+            (
+                plan(schedule=(StagePlan(rounds=20, noise=2),), federation=FederationPlan(spare_attempts=1)),
+                SITES,
+                "cannot be paid for in advance",
+            ),
+            (plan(schedule=(StagePlan(rounds=20, clip=2),), federation=FederationPlan(spare_attempts=1)), SITES),
+        ),
+    ],
+    "mixed-holder": [
+        (
+            (plan(), (held("a", "visits"), held("b", "scans")), "'ward' holds parties of different datasets"),
+            (plan(), (held("a", "visits"), held("b", "visits"))),
+        ),
     ],
     "client-unasked": [
         (
@@ -154,7 +344,7 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
             (plan(privacy=style("user"), aggregation=AggregationPlan(weights="equal")), SITES),
         ),
         (
-            (plan(privacy=style("hybrid")), SITES, "under privacy.style = 'hybrid'"),
+            (plan(privacy=style("hybrid"), aggregation=AggregationPlan(weights="size")), SITES, "style = 'hybrid'"),
             (plan(aggregation=AggregationPlan(weights="size")), SITES),
         ),
     ],

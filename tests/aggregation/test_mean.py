@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 
-from quietsum.aggregation import ServerMomentum, ServerState, WeightedMean
+from quietsum.aggregation import WeightedMean
+from quietsum.aggregation.mean import State
 from quietsum.errors import InvalidParameter, TooFewParties
+from quietsum.mechanisms.rng import system_randomness
 
 MEAN = WeightedMean(weights={"a": 3.0, "b": 1.0, "c": 4.0}, dimension=2)
 
 
-def folded(*updates: tuple[str, list[float]]):
+RNG = system_randomness()
+
+
+def folded(*updates: tuple[str, list[float]]) -> State:
     state = MEAN.start()
     for party, values in updates:
         state = MEAN.add(state, party, np.array(values))
@@ -19,19 +26,20 @@ def folded(*updates: tuple[str, list[float]]):
 
 
 def test_the_mean_is_over_those_who_replied_with_their_declared_weights() -> None:
-    combined = MEAN.finish(folded(("a", [1.0, 0.0]), ("c", [0.0, 7.0])))
+    combined = MEAN.finish(folded(("a", [1.0, 0.0]), ("c", [0.0, 7.0])), RNG)
     np.testing.assert_allclose(combined.step, [3 / 7, 4.0])
     assert combined.kept == ("a", "c")
 
 
 def test_the_order_of_arrival_changes_nothing_but_rounding() -> None:
     updates = [("a", [0.1, -2.0]), ("b", [5.0, 1.0]), ("c", [-0.3, 0.2])]
-    np.testing.assert_allclose(MEAN.finish(folded(*updates)).step, MEAN.finish(folded(*updates[::-1])).step)
+    one, other = MEAN.finish(folded(*updates), RNG), MEAN.finish(folded(*updates[::-1]), RNG)
+    np.testing.assert_allclose(one.step, other.step)
 
 
 def test_nobody_replied_is_too_few_parties() -> None:
     with pytest.raises(TooFewParties, match="nothing to average"):
-        MEAN.finish(MEAN.start())
+        MEAN.finish(MEAN.start(), RNG)
 
 
 @pytest.mark.parametrize(
@@ -69,19 +77,65 @@ def test_weights_are_positive_numbers(weight: float) -> None:
         WeightedMean(weights={"a": weight}, dimension=1)
 
 
-def test_without_momentum_a_step_is_federated_averaging() -> None:
-    state = ServerState(params=np.array([1.0]), velocity=np.array([9.0]))
-    assert ServerMomentum().step(state, np.array([0.25])).params == pytest.approx([1.25])
+def test_rows_together_and_sums_merged_are_the_mean_of_all_of_them() -> None:
+    rows = np.array([[0.1, -2.0], [5.0, 1.0], [-0.3, 0.2]])
+    one_by_one = MEAN.finish(folded(*((name, list(row)) for name, row in zip("abc", rows, strict=True))), RNG)
+    state, broken = MEAN.add_many(MEAN.start(), ("a", "b", "c"), rows)
+    assert broken == {}
+    np.testing.assert_allclose(MEAN.finish(state, RNG).step, one_by_one.step)
+    first, second = (
+        MEAN.add_many(MEAN.start(), ("a",), rows[:1])[0],
+        MEAN.add_many(MEAN.start(), ("b", "c"), rows[1:])[0],
+    )
+    merged = MEAN.finish(MEAN.merge(first, pickle.loads(pickle.dumps(second))), RNG)
+    np.testing.assert_allclose(merged.step, one_by_one.step)
+    assert merged.kept == ("a", "b", "c")
 
 
-def test_momentum_sums_a_geometric_series() -> None:
-    state = ServerState(params=np.zeros(1), velocity=np.zeros(1))
-    for _ in range(200):
-        state = ServerMomentum(momentum=0.9).step(state, np.ones(1))
-    assert state.velocity == pytest.approx([10.0])
+def test_a_broken_row_among_many_is_named_and_left_out() -> None:
+    state, broken = MEAN.add_many(MEAN.start(), ("a", "b"), np.array([[np.nan, 1.0], [2.0, 4.0]]))
+    assert list(broken) == ["a"]
+    combined = MEAN.finish(state, RNG)
+    np.testing.assert_array_equal(combined.step, [2.0, 4.0])
+    assert combined.kept == ("b",)
 
 
-@pytest.mark.parametrize("momentum", [1.0, -0.1, float("nan")])
-def test_momentum_lies_between_zero_and_one(momentum: float) -> None:
-    with pytest.raises(InvalidParameter):
-        ServerMomentum(momentum=momentum)
+def test_a_merge_believes_no_weight_but_its_own() -> None:
+    """A worker that says it has folded a weight of 1000 has the weight of the parties it names."""
+    lying = State(total=np.array([4.0, 4.0]), weight=1000.0, kept={"c": None})
+    np.testing.assert_allclose(MEAN.finish(MEAN.merge(MEAN.start(), lying), RNG).step, [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (State(total=np.zeros(2), weight=3.0, kept={"a": None}), "already replied"),
+        (State(total=np.zeros(2), weight=3.0, kept={"z": None}), "not registered"),
+        (State(total=np.zeros(3), weight=1.0, kept={"b": None}), "shape"),
+        (State(total=np.array([np.nan, 0.0]), weight=1.0, kept={"b": None}), "not finite"),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused_and_changes_nothing(other: State, problem: str) -> None:
+    state = folded(("a", [1.0, 2.0]))
+    with pytest.raises(InvalidParameter, match=problem):
+        MEAN.merge(state, other)
+    np.testing.assert_array_equal(MEAN.finish(state, RNG).step, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "updates", [np.zeros((3, 2)), np.zeros(2), np.zeros((2, 2), dtype=np.float32), [[0.0, 0.0]] * 2]
+)
+def test_rows_of_another_form_are_refused(updates: object) -> None:
+    with pytest.raises(InvalidParameter, match="updates"):
+        MEAN.add_many(MEAN.start(), ("a", "b"), updates)  # type: ignore[arg-type]
+
+
+def test_ten_thousand_parties_fold_without_a_quadratic_wait() -> None:
+    """The state is used up as it grows; copying it for every party would take 10⁸ steps here."""
+    names = [f"client-{index}" for index in range(10_000)]
+    mean = WeightedMean(weights=dict.fromkeys(names, 1.0), dimension=1)
+    state = before = mean.start()
+    for name in names:
+        state = mean.add(state, name, np.ones(1))
+    assert state is before
+    assert mean.finish(state, RNG).step == pytest.approx([1.0])

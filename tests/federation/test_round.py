@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from quietsum.aggregation import ServerState
+from quietsum.aggregation import Fold, ServerState, WeightedMean
 from quietsum.errors import BudgetExhausted, DataMissing, InvalidParameter, TooFewParties
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
@@ -20,7 +21,8 @@ from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from tiny import TinyTask, tiny_plan, touches
 
-START = ServerState(params=np.zeros(2), velocity=np.zeros(2))
+START = ServerState(params=np.zeros(2))
+MEAN = WeightedMean(weights={"north": 1.0, "south": 1.0}, dimension=2)
 
 
 class Scripted:
@@ -33,7 +35,7 @@ class Scripted:
     def registered(self) -> Sequence[str]:
         return self.names
 
-    def ask(self, request: TrainRequest, cohort: Sequence[str]) -> Iterable[Reply]:
+    def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterable[Reply]:
         self.asked.append(tuple(cohort))
         return iter(self.replies)
 
@@ -181,7 +183,7 @@ def test_the_reservation_is_on_disk_before_the_first_question_and_the_commit_bef
     seen: dict[str, list[str]] = {}
 
     class Looking(Scripted):
-        def ask(self, request: TrainRequest, cohort: Sequence[str]) -> Iterator[Reply]:
+        def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
             with Ledger.open(tmp_path / "ledger.db") as other:  # a second connection sees what was committed
                 seen["asked"] = [entry.kind.value for entry in other.entries()]
             yield from (update("north"), update("south"))
@@ -211,7 +213,7 @@ class Slow(Scripted):
         super().__init__(*(reply for _, reply in replies))
         self.clock, self.times = clock, [seconds for seconds, _ in replies]
 
-    def ask(self, request: TrainRequest, cohort: Sequence[str]) -> Iterator[Reply]:
+    def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
         for seconds, reply in zip(self.times, self.replies, strict=True):
             self.clock.now += seconds
             yield reply
@@ -274,8 +276,8 @@ def test_a_simulated_drop_out_touches_data_and_is_charged(tmp_path: Path) -> Non
 def test_rule_10_a_request_delivered_twice_is_not_answered_again_and_not_refunded(tmp_path: Path, stage: Stage) -> None:
     federation = LocalFederation.of(stage.task, stage.resolved)
     request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
-    first = list(federation.ask(request, ["north"]))
-    again = list(federation.ask(request, ["north"]))
+    first = list(federation.ask(request, ["north"], MEAN))
+    again = list(federation.ask(request, ["north"], MEAN))
     assert isinstance(first[0], Update)
     assert isinstance(again[0], Lost)
     assert touches(tmp_path / "diary") == {"north": 1}
@@ -285,13 +287,15 @@ def test_rule_10_the_control_another_attempt_is_another_request(tmp_path: Path, 
     federation = LocalFederation.of(stage.task, stage.resolved)
     for attempt in (1, 2):
         request = TrainRequest(run="run", round=1, attempt=attempt, params=np.zeros(2))
-        assert isinstance(next(iter(federation.ask(request, ["north"]))), Update)
+        assert isinstance(next(iter(federation.ask(request, ["north"], MEAN))), Update)
     assert touches(tmp_path / "diary") == {"north": 2}
 
 
 def test_rule_10_the_same_round_asked_by_two_processes_gets_different_noise(stage: Stage) -> None:
     request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
-    one, other = (next(iter(LocalFederation.of(stage.task, stage.resolved).ask(request, ["north"]))) for _ in range(2))
+    one, other = (
+        next(iter(LocalFederation.of(stage.task, stage.resolved).ask(request, ["north"], MEAN))) for _ in range(2)
+    )
     assert isinstance(one, Update)
     assert isinstance(other, Update)
     assert not np.array_equal(one.delta, other.delta)
@@ -310,7 +314,7 @@ def test_rule_2_a_failure_while_reading_is_charged_and_quotes_no_value(tmp_path:
     task = Damaged()
     resolved = resolve(tiny_plan(), task.parties(), task.dimension)
     request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
-    (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"])
+    (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"], MEAN)
     assert isinstance(reply, Lost)
     assert "4711" not in reply.reason
 
@@ -323,7 +327,7 @@ def test_data_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
     task = Nowhere()
     resolved = resolve(tiny_plan(), task.parties(), task.dimension)
     request = TrainRequest(run="run", round=1, attempt=1, params=np.zeros(2))
-    (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"])
+    (reply,) = LocalFederation.of(task, resolved).ask(request, ["north"], MEAN)
     assert isinstance(reply, Refusal)
 
 
@@ -335,7 +339,7 @@ def test_rule_10_attempts_are_answered_in_order_once_whatever_model_comes(
 
     def ask(number: int, attempt: int, value: float) -> Reply:
         request = TrainRequest(run="run", round=number, attempt=attempt, params=np.full(2, value))
-        return next(iter(federation.ask(request, ["north"])))
+        return next(iter(federation.ask(request, ["north"], MEAN)))
 
     assert isinstance(ask(1, 1, 0.0), Update)
     assert isinstance(ask(1, 2, 0.0), Update)

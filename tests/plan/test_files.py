@@ -68,7 +68,10 @@ def test_every_key_is_known_and_its_misspelling_is_not(key: str) -> None:
     """The misspelt key is refused by name, and the right one is offered."""
     table, _, last = key.rpartition(".")
     text = f"\n[{table}]\n{last}x = 1\n" if table else f"\n{last}x = 1\n"
-    assert f"{key}x: unknown key; did you mean {key}?" in refusal(text)
+    told = key
+    if table == "schedule":  # a list of tables
+        text, told = f"\n[[schedule]]\n{last}x = 1\n", f"schedule[0].{last}"
+    assert f"{told}x: unknown key; did you mean {key}?" in refusal(text)
 
 
 def test_options_of_the_task_are_free() -> None:
@@ -94,7 +97,7 @@ def test_options_of_the_task_are_free() -> None:
         ("federation.parties = ['']", "federation.parties[0] = '' is not a name"),
         ("federation.deadline = 0", "federation.deadline = 0 must be greater than 0"),
         ("federation.sampling = 'everyone'", "federation.sampling = 'everyone' is not a table"),
-        ("federation.sampling.kind = 'poison'", "choose 'everyone' or 'poisson'; did you mean 'poisson'?"),
+        ("federation.sampling.kind = 'poison'", "'poisson' or 'fixed-size'; did you mean 'poisson'?"),
         ("federation.simulate.drop_outs = 1.5", "federation.simulate.drop_outs = 1.5 must be at most 1"),
         ("training.sample_rate = nan", "training.sample_rate = nan is not a finite number"),
         ("training.sample_rate = inf", "training.sample_rate = inf is not a finite number"),
@@ -236,8 +239,9 @@ def test_a_written_plan_spells_out_every_default() -> None:
     written = tomllib.loads(Plan(privacy=PrivacyPlan(preset="performance")).to_toml())
     found = {f"{path}" for path in _paths(written, "")}
     silent = {
-        "federation.sampling.rate", "federation.deadline", "training.sample_rate", "training.local_steps",
-        *(key for key in keys() if key.startswith(("privacy.record", "privacy.client"))),
+        "federation.sampling.rate", "federation.sampling.size", "federation.deadline", "training.sample_rate",
+        "training.local_steps", "aggregation.weights",
+        *(key for key in keys() if key.startswith(("privacy.record", "privacy.client", "privacy.person", "schedule."))),
     }  # fmt: skip
     assert set(keys()) - found == silent
 

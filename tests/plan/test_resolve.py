@@ -488,5 +488,5 @@ def test_the_dimension_must_be_known() -> None:
 def test_refusals_come_before_calibration() -> None:
     with pytest.raises(PlanRefused, match="together with"):
         resolve(plan(epsilon=1.0, noise_multiplier=1.0, delta=1e-4), sites(), 15)
-    with pytest.raises(PlanRefused, match="client-level privacy is not in this version yet"):
+    with pytest.raises(PlanRefused, match="without a number for clients"):
         resolve(plan(privacy=PrivacyPlan(style="user")), sites(), 15)  # type: ignore[arg-type]

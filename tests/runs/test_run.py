@@ -202,7 +202,7 @@ def test_rule_10_a_checkpoint_holds_no_generator_state(tmp_path: Path) -> None:
     folder = go(tmp_path, name="run").folder
     (path,) = sorted(folder.checkpoints.glob("*.safetensors"))[-1:]
     _, about = checkpoints._open(path)
-    assert set(about) == {"version", "run", "plan", "round", "head", "privacy", "model", "velocity"}
+    assert set(about) == {"version", "run", "plan", "round", "head", "privacy", "model", "slots"}
     assert set(about["privacy"]) == {
         "target_delta", "sample_history", "user_history", "cumulative_sample_epsilon", "cumulative_user_epsilon",
     }  # fmt: skip

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from quietsum.aggregation.mean import Combined, WeightedMean
-from quietsum.aggregation.optimizers import ServerMomentum, ServerState
+from quietsum.aggregation.clients import ClientSum
+from quietsum.aggregation.fold import Combined, Fold
+from quietsum.aggregation.mean import WeightedMean
+from quietsum.aggregation.optimizers import FedAdam, FedAvg, FedAvgM, ServerOptimizer, ServerState, server_optimizer
 
-__all__ = ["Combined", "ServerMomentum", "ServerState", "WeightedMean"]
+__all__ = [
+    "ClientSum",
+    "Combined",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "Fold",
+    "ServerOptimizer",
+    "ServerState",
+    "WeightedMean",
+    "server_optimizer",
+]

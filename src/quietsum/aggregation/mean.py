@@ -1,50 +1,41 @@
 """The weighted mean of the updates that arrived, as a fold: memory does not grow with the cohort.
 
 Weights are *declared* numbers (a party's public size, or one for each). A weight computed from private rows would be a
-release of its own.
+release of its own. For a promise to whole clients see :mod:`quietsum.aggregation.clients`.
 
 >>> import numpy as np
+>>> from quietsum.mechanisms.rng import system_randomness
 >>> mean = WeightedMean(weights={"north": 3.0, "south": 1.0}, dimension=2)
 >>> state = mean.start()
 >>> for party, update in (("north", [1.0, 0.0]), ("south", [-1.0, 2.0])):
 ...     state = mean.add(state, party, np.array(update))
->>> mean.finish(state)
-Combined(step=array([0.5, 0.5]), kept=('north', 'south'))
+>>> mean.finish(state, system_randomness())
+Combined(step=array([0.5, 0.5]), kept=('north', 'south'), clip=None)
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from quietsum.aggregation.fold import Combined, Vector, problem_with_update, refuse_twice, usable_rows
 from quietsum.errors import InvalidParameter, TooFewParties, positive, whole_number
+from quietsum.mechanisms.rng import RandomSource
 
-__all__ = ["Combined", "State", "WeightedMean"]
-
-Vector = NDArray[np.float64]
+__all__ = ["State", "WeightedMean"]
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True)
 class State:
     """What has been folded so far: the weighted sum, the sum of weights, and whose updates they were."""
 
     total: Vector
     weight: float
-    kept: tuple[str, ...]
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Combined:
-    """The result of a fold: the step, and whose updates are in it (which only the operator may see)."""
-
-    step: Vector
-    kept: tuple[str, ...]
+    kept: dict[str, None]
 
 
 @final
@@ -58,6 +49,7 @@ class WeightedMean:
     weights: Mapping[str, float]
     dimension: int
     needs_individuals = False
+    needs_updates = True
 
     def __post_init__(self) -> None:
         whole_number("dimension", self.dimension, 1)
@@ -66,33 +58,56 @@ class WeightedMean:
 
     def start(self) -> State:
         """Nothing folded yet."""
-        return State(total=np.zeros(self.dimension), weight=0.0, kept=())
+        return State(total=np.zeros(self.dimension), weight=0.0, kept={})
 
     def problem_with(self, update: object) -> str:
         """Why ``update`` cannot be used, or an empty text."""
-        if not isinstance(update, np.ndarray):
-            return f"is a {type(update).__name__}, not an array"
-        if update.dtype != np.float64:
-            return f"has type {update.dtype}, not float64"
-        if update.shape != (self.dimension,):
-            return f"has shape {update.shape}, not ({self.dimension},)"
-        if not np.all(np.isfinite(update)):
-            return "holds a value that is not finite"
-        return ""
+        return problem_with_update(update, self.dimension)
 
     def add(self, state: State, party: str, update: Vector) -> State:
         """``state`` with one more update; a misshapen or non-finite one raises and changes nothing."""
-        if party not in self.weights:
-            raise InvalidParameter("party", party, "is not registered", f"registered are {', '.join(self.weights)}")
-        if party in state.kept:
-            raise InvalidParameter("party", party, "has already replied in this round", "count each party once")
+        self._registered((party,))
+        refuse_twice((party,), state.kept)
         if problem := self.problem_with(update):
             raise InvalidParameter("update", f"of {party}", problem)
         weight = self.weights[party]
-        return State(total=state.total + weight * update, weight=state.weight + weight, kept=(*state.kept, party))
+        with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 is caught when the model is made
+            state.total += weight * update
+        state.weight += weight
+        state.kept[party] = None
+        return state
 
-    def finish(self, state: State) -> Combined:
-        """The mean; no updates at all raise :class:`~quietsum.errors.TooFewParties`."""
+    def add_many(self, state: State, parties: Sequence[str], updates: Vector) -> tuple[State, dict[str, str]]:
+        """``state`` with the finite rows of ``updates``, and by party what is wrong with the others."""
+        self._registered(parties)
+        usable, broken = usable_rows(parties, updates, self.dimension, state.kept)
+        weights = np.array([self.weights[parties[index]] for index in usable])
+        with np.errstate(over="ignore", invalid="ignore"):
+            state.total += weights @ (updates[usable] if broken else updates)
+        state.weight += float(weights.sum())
+        state.kept.update(dict.fromkeys(parties[index] for index in usable))
+        return state, broken
+
+    def merge(self, one: State, other: State) -> State:
+        """Both together, ``one`` first; the weights are added up anew from the names."""
+        self._registered(other.kept)
+        refuse_twice(other.kept, one.kept)
+        if problem := self.problem_with(other.total):
+            raise InvalidParameter("sum", "of several parties", problem)
+        with np.errstate(over="ignore", invalid="ignore"):
+            one.total += other.total
+        one.weight += sum(self.weights[party] for party in other.kept)
+        one.kept.update(other.kept)
+        return one
+
+    def finish(self, state: State, rng: RandomSource) -> Combined:
+        """The mean; no updates at all raise :class:`~quietsum.errors.TooFewParties`. No noise is added here."""
         if not state.kept:
             raise TooFewParties("no update arrived, so there is nothing to average; the round is charged all the same")
-        return Combined(step=state.total / state.weight, kept=state.kept)
+        return Combined(step=state.total / state.weight, kept=tuple(state.kept))
+
+    def _registered(self, parties: Iterable[str]) -> None:
+        for party in parties:
+            if party not in self.weights:
+                known = ", ".join(list(self.weights)[:8]) + (", …" if len(self.weights) > 8 else "")
+                raise InvalidParameter("party", party, "is not registered", f"registered are {known}")

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from quietsum.ledger import Book
     from quietsum.plan import Forecast, ResolvedPlan
     from quietsum.plan.rehearsal import Rehearsal
-    from quietsum.tasks import NumpyTask
+    from quietsum.privacy.guarantee import Budget
+    from quietsum.tasks import FederatedTask, NumpyTask
 
 __all__ = ["plan"]
 
 SHOWN = 9
 """Rows of the forecast for people."""
+PARTIES = 12
+"""Rows of the table of parties for people."""
 MOST_ROWS = 10_000
 """Programs get a row for every round, unless there are more rounds than this."""
 
@@ -39,11 +42,11 @@ def plan(
     from quietsum.cli.ledger import ledger_path
     from quietsum.plan import read_plan, resolve
     from quietsum.plan.rehearsal import rehearse
-    from quietsum.tasks import task_named
+    from quietsum.tasks import task_of
 
     try:
         read = read_plan(file)
-        task = task_named(read.task.name, read.task.options)
+        task = task_of(read)
         resolved = resolve(read, task.parties(), task.dimension)
         answer = rehearse(resolved, ledger_path(workspace))
         if isinstance(answer.refusal, PlanRefused):
@@ -87,7 +90,7 @@ def _refuse(refused: PlanRefused, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------------------- people
 
 
-def _show(file: Path, resolved: ResolvedPlan, task: NumpyTask, books: Sequence[Book]) -> None:
+def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, books: Sequence[Book]) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -108,52 +111,87 @@ def _show(file: Path, resolved: ResolvedPlan, task: NumpyTask, books: Sequence[B
         screen.print(_forecast_table(forecast, resolved))
         print()
         _chart(resolved)
-        screen.print(Text(_noise_sentence(resolved)))
+        for sentence in _noise_sentences(resolved):
+            screen.print(Text(sentence))
     for warning in resolved.warnings:
         screen.print(Text(f"warning: {warning}"))
     screen.print(Text("Nothing was spent."))
 
 
-def _facts(resolved: ResolvedPlan, task: NumpyTask, forecast: Forecast) -> list[tuple[str, str]]:
-    from quietsum.cli.output import bounds, figure
+def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Forecast) -> list[tuple[str, str]]:
     from quietsum.plan import NO_GUARANTEE
 
     plan, federation = resolved.plan, resolved.plan.federation
     spare = f" and {federation.spare_attempts} spare attempts" if federation.spare_attempts else ""
     facts = [
         ("task", f"{plan.task.name}: {task.title}"),
-        ("rounds", f"{federation.rounds}{spare}, {len(resolved.parties)} parties, {resolved.dimension} parameters"),
+        ("rounds", f"{federation.rounds}{spare}, {len(resolved.parties):,} parties, {resolved.dimension:,} parameters"),
     ]
-    if resolved.mechanism is None or resolved.limit is None:
+    if federation.sampling.kind != "everyone":
+        facts.append(("a round asks", f"{resolved.denominator:g} parties, {_draw(resolved)}"))
+    if not resolved.limits:
         return [*facts, ("privacy", NO_GUARANTEE)]
-    whole, noise = forecast.whole[0], resolved.noise_multiplier or 0.0
-    label = f", {resolved.mechanism.label}" if resolved.mechanism.label else ""
-    stated = plan.privacy.record is not None and plan.privacy.record.noise_multiplier is not None
-    how = "as stated" if stated else plan.privacy.preset or "calibrated"
-    rounds = resolved.affordable_rounds
+    whole, rounds = forecast.whole[0], resolved.affordable_rounds
+    for limit in resolved.limits:
+        facts += _promised(limit, resolved, forecast)
     return [
         *facts,
-        ("noise", f"noise_multiplier {figure(noise)} ({how}), clip {resolved.mechanism.max_norm:g}{label}"),
-        ("promise", f"ε ≤ {figure(resolved.limit.epsilon)} per {whole.whom} at δ = {whole.delta:g}"),
-        ("whole plan", f"{bounds(whole)} per {whole.whom}, the worst party's"),
-        ("against", "the server and recipients of the model alike: noise is added at each party"),
         ("affordable", f"{'any number of' if rounds is None else f'{rounds:,}'} rounds at this noise{_of(resolved)}"),
         ("neighbours", plan.privacy.neighbours.value),
         ("method", whole.method),
     ]  # fmt: skip
 
 
+def _draw(resolved: ResolvedPlan) -> str:
+    return "drawn at random" if resolved.plan.federation.sampling.size is not None else "each by its own coin"
+
+
+def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list[tuple[str, str]]:
+    """Noise, promise and cost of one unit; each unit has lines of its own, and they are never added."""
+    from quietsum.cli.output import bounds, figure
+    from quietsum.privacy.units import Observer, PrivacyUnit
+
+    privacy = resolved.plan.privacy
+    whole = [one for one in forecast.whole if one.unit is limit.unit]
+    clients = limit.unit is PrivacyUnit.CLIENT
+    mechanism = resolved.joint_mechanism() if clients else resolved.mechanism
+    assert mechanism is not None
+    stated: Any = privacy.client if clients else privacy.record
+    how = "as stated" if stated is not None and stated.noise_multiplier is not None else "calibrated"
+    if not clients and privacy.preset:
+        how = privacy.preset
+    label = f", {mechanism.label}" if mechanism.label else ""
+    clip = "clip adapts" if clients and resolved.adaptive else f"clip {mechanism.max_norm:g}"
+    lines = []
+    if limit.unit is not PrivacyUnit.PERSON:
+        noise = mechanism.event().noise_multiplier
+        lines.append(("noise", f"noise_multiplier {figure(noise)} ({how}), {clip}{label}"))
+    lines.append(("promise", f"ε ≤ {figure(limit.epsilon)} per {whole[0].whom} at δ = {limit.delta:g}"))
+    worst = "every client's" if clients else "the worst party's"
+    for one in whole if len({one.epsilon for one in whole}) > 1 else whole[:1]:
+        against = f", against the {one.observer}" if len({one.epsilon for one in whole}) > 1 else ""
+        lines.append(("whole plan", f"{bounds(one)} per {one.whom}, {worst}{against}"))
+    if {one.observer for one in whole} == {Observer.RECIPIENTS}:
+        lines.append(("against", "recipients of the model; the server sees each clipped update and is trusted"))
+    else:
+        lines.append(("against", "the server and recipients of the model alike: noise is added at each party"))
+    return lines
+
+
 def _of(resolved: ResolvedPlan) -> str:
     lifetime, limit = resolved.lifetime, resolved.limit
     if lifetime is None or lifetime == limit:
         return ""
-    return f", within the lifetime's ε = {lifetime.epsilon:g} per record"
+    return f", within the lifetime's ε = {lifetime.epsilon:g} per {lifetime.unit}"
 
 
 def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
     from rich.table import Table
 
-    left = {(book.party, book.dataset): _left(book) for book in books}
+    left: dict[tuple[str, str], str] = {}
+    for book in books:
+        key = (book.party, book.dataset)
+        left[key] = f"{left[key]}, {_left(book)}" if key in left else _left(book)
     lengths = {signal.party: f"{signal.length:.3g}" for signal in resolved.signal()}
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("party", "dataset"):
@@ -161,8 +199,8 @@ def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
     for name in ("records", "rate", "steps", "noise/clip"):
         table.add_column(name, justify="right")
     table.add_column("budget left", overflow="fold")
-    for facts in resolved.parties:
-        key = (facts.name, facts.dataset)
+    for facts in resolved.parties[:PARTIES]:
+        key = (facts.account, facts.dataset)
         table.add_row(
             facts.name,
             facts.dataset,
@@ -172,6 +210,8 @@ def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
             lengths.get(facts.name, "none"),
             left.get(key, "public" if facts.public else "untouched"),
         )
+    if len(resolved.parties) > PARTIES:
+        table.add_row(f"and {len(resolved.parties) - PARTIES:,} more", *[""] * 6)
     return table
 
 
@@ -204,7 +244,8 @@ def _forecast_table(forecast: Forecast, resolved: ResolvedPlan) -> Table:
     for guarantee in forecast.whole:
         table.add_column(f"ε per {guarantee.whom}, {guarantee.observer}", justify="right")
     table.add_column("worst party", overflow="fold")
-    differ = len({resolved.profile_of(facts.name) for facts in resolved.parties}) > 1 or len(resolved.parties) == 1
+    profiles = {resolved.profile_of_account(account) for account in resolved.accounts}
+    differ = resolved.record_noise is not None and (len(profiles) > 1 or len(resolved.parties) == 1)
     for row in forecast.rows:
         table.add_row(
             f"{row.round:,}", *(figure(one.epsilon) for one in row.guarantees), row.party if differ else "all alike"
@@ -229,7 +270,7 @@ def _chart(resolved: ResolvedPlan) -> None:
         charts.Chart(
             title="spent, if the schedule runs as planned",
             x_label="rounds",
-            y_label="ε per record",
+            y_label=f"ε per {resolved.limit.unit}",
             series=(charts.Series(label="ε", points=points),),
             limit=("limit", resolved.limit.epsilon),
         ),
@@ -237,8 +278,29 @@ def _chart(resolved: ResolvedPlan) -> None:
     )
 
 
+def _noise_sentences(resolved: ResolvedPlan) -> list[str]:
+    """What the noise does to learning, in words: of records, of clients."""
+    found = [_noise_sentence(resolved)] if resolved.record_noise is not None else []
+    signal = resolved.client_signal()
+    if signal is None:
+        return found
+    told = (
+        f"Noise on the mean of clients: with {signal.expected:.4g} of {signal.parties:,} clients expected in a round, "
+        f"the noise is {signal.length:.3g} times as long as the longest mean update can be (the clip)."
+    )
+    if signal.length > 1:
+        told += (
+            f" About {signal.needed:,} clients would make them equally long, and a few times as many make it bearable."
+        )
+    if signal.parties < 20 and signal.length > 1:
+        told += (
+            f" So few parties cannot hide one of them: to protect what {signal.parties} sites hold, say style = "
+            '"sample".'
+        )
+    return [*found, told]
+
+
 def _noise_sentence(resolved: ResolvedPlan) -> str:
-    """What the noise does to learning, in words."""
     *parties, together = resolved.signal()
     worst = max(parties, key=lambda signal: signal.length)
     if len(parties) == 1:
@@ -255,7 +317,7 @@ def _noise_sentence(resolved: ResolvedPlan) -> str:
 # ---------------------------------------------------------------------------------------------- programs
 
 
-def _print_values(resolved: ResolvedPlan, task: NumpyTask, answer: Rehearsal) -> None:
+def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answer: Rehearsal) -> None:
     import dataclasses
 
     from quietsum.cli.output import print_json
@@ -263,6 +325,7 @@ def _print_values(resolved: ResolvedPlan, task: NumpyTask, answer: Rehearsal) ->
 
     forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds, MOST_ROWS))
     signals = {signal.party: signal for signal in resolved.signal()}
+    clients = resolved.client_signal()
 
     def signal(party: str) -> dict[str, float] | None:
         found = signals.get(party)
@@ -284,8 +347,11 @@ def _print_values(resolved: ResolvedPlan, task: NumpyTask, answer: Rehearsal) ->
         "privacy": "differential privacy" if resolved.protected else NO_GUARANTEE,
         "noise_multiplier": resolved.noise_multiplier,
         "max_grad_norm": None if resolved.mechanism is None else resolved.mechanism.max_norm,
+        "client_noise_multiplier": resolved.client_noise,
+        "client_noise_against_signal": None if clients is None else dataclasses.asdict(clients),
         "delta": resolved.delta,
         "limit": _budget(resolved.limit),
+        "limits": [_budget(limit) for limit in resolved.limits],
         "lifetime": _budget(resolved.lifetime),
         "rounds": [
             {

@@ -92,10 +92,10 @@ class _ToStderr(logging.StreamHandler[Any]):
 def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool) -> RunResult:
     from quietsum.plan import load_plan, resolve
     from quietsum.runs.run import start
-    from quietsum.tasks import task_named
+    from quietsum.tasks import task_of
 
     loaded = load_plan(path)
-    task = task_named(loaded.task.name, loaded.task.options)
+    task = task_of(loaded)
     if not quiet:
         _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
     with contextlib.ExitStack() as stack:
@@ -136,15 +136,17 @@ class _Watching:
 def _introduce(resolved: Any, title: str) -> None:
     from quietsum.runs.progress import NO_GUARANTEE
 
-    plan, limit = resolved.plan, resolved.limit
-    names = ", ".join(party.name for party in resolved.parties)
+    plan, limits = resolved.plan, resolved.limits
+    count = len(resolved.parties)
+    names = ", ".join(party.name for party in resolved.parties) if count <= 12 else f"{count:,} parties"
     print(textwrap.fill(f"{title}: {names}; {plan.federation.rounds} rounds", 80))
-    if limit is None:
+    if not limits:
         print(f"{NO_GUARANTEE}: the plan's style is none")
-    else:
-        label = f", {resolved.mechanism.label}" if resolved.mechanism.label else ""
+    for limit in limits:
+        mechanism = resolved.joint_mechanism() if limit.unit == "client" else resolved.mechanism
+        label = f", {mechanism.label}" if mechanism.label else ""
         budget = f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
-        print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_multiplier:.4g}{label}", 80))
+        print(textwrap.fill(f"{budget}; noise multiplier {mechanism.event().noise_multiplier:.4g}{label}", 80))
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."

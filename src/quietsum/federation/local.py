@@ -1,73 +1,208 @@
-"""All parties in this process, one at a time: the quickest way to run a federation, and the one the tests trust.
+"""All parties in this process: the quickest way to run a federation, and the one the tests trust.
 
-Drop-outs and refusals can be simulated. They are drawn from the operating system like everything else, and they never
-change what is charged except where a party refuses before it touches its data.
+Parties are asked one after the other. Where the task can train many small ones side by side, they are, and their
+updates are folded as they are made, so that memory does not grow with the cohort. With several workers the cohort is
+shared out among processes (:mod:`quietsum.federation.crew`), each of which is a federation like this one.
+
+Drop-outs, stragglers and refusals can be simulated. They are drawn from the operating system like everything else, and
+they never change what is charged except where a party refuses before it touches its data.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
-from quietsum.errors import InvalidParameter, QuietsumError
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.aggregation import Fold
+from quietsum.errors import DataMissing, InvalidParameter, QuietsumError, whole_number
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.work import AnsweredBefore, NotTouched, Site
+from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task
+from quietsum.tasks.protocol import FederatedTask, TrainsMany
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
-    from quietsum.tasks.protocol import NumpyTask
+    from quietsum.plan.orders import LocalOrders
 
 __all__ = ["LocalFederation"]
+
+log = logging.getLogger(__name__)
+
+Vectors = NDArray[np.float64]
+
+
+class Many(FederatedTask, TrainsMany, Protocol):
+    """A task that trains parties alone or many of them together."""
+
+
+_LOST = "the plan simulates that its reply was lost"
+_LATE = "the plan simulates that its reply came after the deadline"
+_FAULTS = (QuietsumError, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, OSError, MemoryError)
 
 
 @final
 class LocalFederation:
-    """Parties as objects of this process, asked one after the other; memory holds one update at a time."""
+    """Parties as objects of this process.
 
-    def __init__(self, sites: Mapping[str, Site], *, drop_outs: float = 0.0, rng: RandomSource) -> None:
+    Guarantees: every party of a cohort has one reply, whatever happens to it or to others. What leaves a party has gone
+    through its :class:`~quietsum.party.work.Site`, also where several were trained side by side. What failed at a party
+    is told by the kind of the failure alone, and never refunded.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, Site],
+        *,
+        drop_outs: float = 0.0,
+        stragglers: float = 0.0,
+        rng: RandomSource,
+        many: Many | None = None,
+    ) -> None:
         if not sites:
             raise InvalidParameter("sites", dict(sites), "is empty", "a federation needs at least one party")
         self._sites = dict(sites)
-        self._drop_outs, self._rng = drop_outs, rng
+        self._drop_outs, self._stragglers, self._rng = drop_outs, stragglers, rng
+        self._many = many
 
     @classmethod
-    def of(cls, task: NumpyTask, resolved: ResolvedPlan, *, rng: RandomSource | None = None) -> LocalFederation:
-        """The parties of a resolved plan, each with its share of ``task`` and randomness of its own."""
-        simulate = resolved.plan.federation.simulate
+    def of(cls, task: Task, resolved: ResolvedPlan, *, rng: RandomSource | None = None, workers: int = 1) -> Federation:
+        """The parties of a resolved plan, each with its share of ``task``, in this process or in ``workers`` others.
+
+        Workers make the task anew from its name in the plan, and draw their own randomness.
+        """
+        if whole_number("workers", workers, 1) > 1:
+            from quietsum.federation.crew import Crew
+
+            if rng is not None and rng.for_tests:
+                problem = "cannot be shared with worker processes, which draw their own"
+                raise InvalidParameter("rng", "seeded", problem, "use workers = 1")
+            return Crew(resolved, workers=workers)
+        simulate, chance = resolved.plan.federation.simulate, rng or system_randomness()
+        refusing = frozenset(simulate.refusing)
         sites = {
             party.name: Site(
                 party.name,
                 task=task,
                 resolved=resolved,
-                rng=rng or system_randomness(),
-                refuses="the plan simulates its refusal" if party.name in simulate.refusing else "",
+                rng=chance,
+                refuses="the plan simulates its refusal" if party.name in refusing else "",
             )
             for party in resolved.parties
         }
-        return cls(sites, drop_outs=simulate.drop_outs, rng=rng or system_randomness())
+        clipped = resolved.orders(resolved.parties[0].name, 1).mechanism is not None  # example by example
+        many = task if isinstance(task, FederatedTask) and isinstance(task, TrainsMany) and not clipped else None
+        return cls(sites, drop_outs=simulate.drop_outs, stragglers=simulate.stragglers, rng=chance, many=many)
 
     def registered(self) -> Sequence[str]:
         """All parties, in the order of the plan."""
         return tuple(self._sites)
 
-    def ask(self, request: TrainRequest, cohort: Sequence[str]) -> Iterator[Reply]:
-        """One reply each, as soon as it is there."""
+    def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
+        """One reply each, as soon as it is there; of parties that are trained side by side, a sum of their updates."""
+        key = request.key
+        if self._many is None or len(cohort) < 2:
+            for name in cohort:
+                yield self._ask_one(name, key, request.params)
+            return
+        begun: dict[str, LocalOrders] = {}
         for name in cohort:
-            yield self._ask_one(name, request)
+            try:
+                begun[name] = self._sites[name].begin(key)
+            except (AnsweredBefore, NotTouched, *_FAULTS) as error:
+                yield _failed(name, error)
+        if begun:
+            yield from self._side_by_side(self._many, request, begun, fold)
 
-    def _ask_one(self, name: str, request: TrainRequest) -> Reply:
+    # ------------------------------------------------------------------------------------------ one at a time
+
+    def _ask_one(self, name: str, key: tuple[str, int, int, str], params: Vectors) -> Reply:
         try:
-            delta = self._sites[name].answer(request.key, request.params.copy())
-        except NotTouched as refusal:
-            return Refusal(party=name, reason=str(refusal))
-        except AnsweredBefore as error:
-            return Lost(party=name, reason=str(error))
-        except (QuietsumError, ArithmeticError, LookupError, ValueError, OSError, MemoryError) as error:
-            # What failed may depend on a record, so neither its message nor a refund leaves the party.
-            return Lost(party=name, reason=f"its work failed ({type(error).__name__})")
+            delta = self._sites[name].answer(key, params.copy())
+        except (AnsweredBefore, NotTouched, *_FAULTS) as error:
+            return _failed(name, error)
+        return self._sent(name, delta)
+
+    def _sent(self, name: str, delta: Vectors) -> Reply:
+        """What becomes of a reply on its way."""
         reach("party:sent")
-        if self._drop_outs and bool(self._rng.coins(self._drop_outs, 1)[0]):
-            return Lost(party=name, reason="the plan simulates that its reply was lost")
-        return Update(party=name, delta=delta)
+        fate = next(self._fates(1))
+        return Lost(party=name, reason=fate) if fate else Update(party=name, delta=delta)
+
+    def _fates(self, count: int) -> Iterator[str]:
+        """Why each of so many replies does not arrive; empty for those that do."""
+        lost = self._rng.coins(self._drop_outs, count) if self._drop_outs else np.zeros(count, dtype=bool)
+        late = self._rng.coins(self._stragglers, count) if self._stragglers else np.zeros(count, dtype=bool)
+        return (_LOST if gone else _LATE if behind else "" for gone, behind in zip(lost, late, strict=True))
+
+    # ------------------------------------------------------------------------------------------- side by side
+
+    def _side_by_side(
+        self, task: Many, request: TrainRequest, begun: Mapping[str, LocalOrders], fold: Fold[Any]
+    ) -> Iterator[Reply]:
+        """Parties whose work has begun. Where training them together fails, those that are left go one by one."""
+        waiting = dict(begun)
+        try:
+            for names, rows in task.train_many(tuple(begun), request.params.copy(), tuple(begun.values()), self._rng):
+                if len(set(names)) != len(names) or not waiting.keys() >= set(names) or len(rows) != len(names):
+                    raise LookupError("train_many answers for others than it was asked to train")
+                replies = self._folded(names, rows, begun, fold)
+                for name in names:
+                    del waiting[name]
+                yield from replies
+        except _FAULTS as error:
+            told = f"training together failed ({type(error).__name__})"
+            log.info("%s: %d parties are trained one at a time", told, len(waiting))
+        for name, orders in waiting.items():
+            yield self._alone(task, name, request, orders)
+
+    def _folded(
+        self, names: Sequence[str], rows: Vectors, begun: Mapping[str, LocalOrders], fold: Fold[Any]
+    ) -> list[Reply]:
+        """The rows that arrive as one sum (singly where the fold must see them so), and who is not in it."""
+        replies: list[Reply] = []
+        there: list[int] = []
+        for place, (name, fate) in enumerate(zip(names, self._fates(len(names)), strict=True)):
+            made = rows[place]
+            if (sent := self._sites[name].finish(begun[name], made)) is not made:
+                rows[place] = sent
+            reach("party:sent")
+            if fate:
+                replies.append(Lost(party=name, reason=fate))
+            elif fold.needs_individuals:
+                replies.append(Update(party=name, delta=rows[place].copy()))
+            else:
+                there.append(place)
+        if there:
+            arrived, updates = [names[place] for place in there], rows if len(there) == len(names) else rows[there]
+            folded, broken = fold.add_many(fold.start(), arrived, updates)
+            replies += [Lost(party=name, reason=f"its update {problem}") for name, problem in broken.items()]
+            if kept := tuple(folded.kept):
+                replies.append(Sums(parties=kept, folded=folded))
+        return replies
+
+    def _alone(self, task: Many, name: str, request: TrainRequest, orders: LocalOrders) -> Reply:
+        """One party whose work has begun; as :meth:`~quietsum.party.work.Site.answer` does it."""
+        try:
+            delta = task.train(name, request.params.copy(), orders, self._rng)
+        except _FAULTS as error:
+            if orders.client is None or isinstance(error, DataMissing):
+                return _failed(name, error)
+            delta = np.zeros(len(request.params))  # whether it failed may depend on its data
+        return self._sent(name, self._sites[name].finish(orders, delta))
+
+
+def _failed(name: str, error: Exception) -> Reply:
+    """A refusal where no data was touched. Otherwise neither a message nor a refund leaves the party."""
+    match error:
+        case NotTouched():
+            return Refusal(party=name, reason=str(error))
+        case DataMissing():
+            return Refusal(party=name, reason=f"it has no data: {error}")
+        case AnsweredBefore():
+            return Lost(party=name, reason=str(error))
+    return Lost(party=name, reason=f"its work failed ({type(error).__name__})")

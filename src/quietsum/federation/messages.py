@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Protocol, final
+from typing import Any, Protocol, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Federation", "Lost", "Refusal", "Reply", "TrainRequest", "Update", "model_hash"]
+from quietsum.aggregation import Fold
+
+__all__ = ["Closes", "Federation", "Lost", "Refusal", "Reply", "Sums", "TrainRequest", "Update", "model_hash"]
 
 Vector = NDArray[np.float64]
 
@@ -48,6 +50,19 @@ class Update:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Updates of several parties, already folded where they were made: a state of the round's own fold.
+
+    ``parties`` are exactly those whose updates are in it; whoever had none that could be used is told as
+    :class:`Lost`, one by one.
+    """
+
+    parties: tuple[str, ...]
+    folded: Any
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
     """A party said no *before* it touched its data: the only reply that takes a charge back."""
 
@@ -64,7 +79,7 @@ class Lost:
     reason: str
 
 
-Reply = Update | Refusal | Lost
+Reply = Update | Sums | Refusal | Lost
 
 
 class Federation(Protocol):
@@ -74,6 +89,19 @@ class Federation(Protocol):
         """The names of all parties of the run, in a fixed order. Public."""
         ...
 
-    def ask(self, request: TrainRequest, cohort: Sequence[str]) -> Iterable[Reply]:
-        """One reply for each party of ``cohort``, as they arrive."""
+    def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterable[Reply]:
+        """One reply for each party of ``cohort``, as they arrive.
+
+        A federation may fold where the updates are made, from ``fold.start()``, and reply with :class:`Sums` for
+        several parties at once; or leave ``fold`` alone and reply with one :class:`Update` each.
+        """
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A federation with something to end: worker processes, connections."""
+
+    def close(self) -> None:
+        """End it. A second call does nothing."""
         ...

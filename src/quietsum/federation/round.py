@@ -2,6 +2,11 @@
 
 The order is the guarantee. A reservation is on disk before any party hears of the round, and it counts as spent from
 then on; the commit is on disk before the new model leaves this function. A crash anywhere can only over-count.
+
+What becomes of the replies is one fold (:mod:`quietsum.aggregation`): the mean of those who replied, or, where whole
+clients are protected by noise at the server, the clipped and noised sum over a public denominator. Its noise does not
+depend on who replied, so such a round has a step however many did, and a draw of nobody is a step of noise alone: it
+is never drawn again (rule 9).
 """
 
 from __future__ import annotations
@@ -10,23 +15,25 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from quietsum.aggregation import ServerMomentum, ServerState, WeightedMean
-from quietsum.errors import InvalidParameter, TooFewParties, positive
+from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
+from quietsum.errors import InvalidParameter, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, tell
-from quietsum.sampling import Everyone, Poisson, Sampling
+from quietsum.mechanisms.quantile import QuantileRule
+from quietsum.privacy.units import PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger, Receipt
+    from quietsum.ledger.charges import Charge
     from quietsum.mechanisms.rng import RandomSource
-    from quietsum.plan import Plan, ResolvedPlan
+    from quietsum.plan import ResolvedPlan
 
-__all__ = ["RoundResult", "run_round"]
+__all__ = ["RoundResult", "first_state", "fold_of", "optimizer_of", "run_round"]
 
 log = logging.getLogger(__name__)
 
@@ -57,64 +64,51 @@ def run_round(
     """Round ``number`` of ``run``, from ``state`` to the next.
 
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
-    whoever answers (DESIGN: replies never lower a charge); only a refusal before data was touched is refunded. With
-    fewer usable updates than the plan's minimum the round ends in :class:`~quietsum.errors.TooFewParties`, charged.
+    whoever is drawn or answers (rules 1 and 2); only the record and person charges of a party that refused before it
+    touched its data are refunded. Without client-level noise, fewer usable updates than the plan's minimum end in
+    :class:`~quietsum.errors.TooFewParties`, charged; with it, only where the plan asks for more than one.
     """
-    watchers = tuple(watchers)
-    plan = resolved.plan
+    watchers, plan = tuple(watchers), resolved.plan
     registered = tuple(federation.registered())
+    fold = fold_of(resolved, number, state, registered)
+    _refuse_seeded(rng, resolved)
+    _refuse_others(registered, resolved)
     attempt = ledger.next_attempt(run, number)
+    charges = resolved.charges(registered, number)
     reach("round:before-reserve")
-    receipt = ledger.reserve(run, number, attempt, resolved.charges(registered))
+    receipt = ledger.reserve(run, number, attempt, charges)
     reach("round:reserved")
     tell(watchers, RoundStarted(round=number, attempt=attempt))
 
-    cohort = tuple(registered[index] for index in _cohort_sampling(plan).draw(len(registered), rng))
+    cohort = tuple(registered[index] for index in resolved.cohort_sampling().draw(len(registered), rng))
     request = TrainRequest(run=run, round=number, attempt=attempt, params=state.params.copy())
-    mean = WeightedMean(weights={name: resolved.weight_of(name) for name in registered}, dimension=resolved.dimension)
-    folded = mean.start()
-    heard: set[str] = set()
-    refused: dict[str, str] = {}
-    for reply in _in_time(federation.ask(request, cohort), cohort, plan.federation.deadline, clock):
+    replies = _Replies(fold, number, cohort, watchers)
+    for reply in _in_time(federation.ask(request, cohort, fold), cohort, plan.federation.deadline, clock):
         reach("round:reply")
-        if reply.party not in cohort or reply.party in heard:  # no second word, and above all no refund after an update
-            _drop(watchers, number, reply.party, "it replied twice or was not asked")
-            refused.pop(reply.party, None)
-            continue
-        heard.add(reply.party)
-        match reply:
-            case Update() if problem := mean.problem_with(reply.delta):
-                _drop(watchers, number, reply.party, f"its update {problem}")
-            case Update():
-                folded = mean.add(folded, reply.party, reply.delta)
-            case Refusal():
-                refused[reply.party] = reply.reason
-            case Lost():
-                _drop(watchers, number, reply.party, reply.reason)
-    for party, reason in refused.items():  # only now: whoever refused and then replied all the same is charged
-        ledger.refund(receipt, party, reason)
-        _drop(watchers, number, party, f"it refused: {reason}", refunded=True)
+        replies.take(reply)
+    refundable = _refundable(charges, resolved)
+    for party, reason in replies.refused.items():  # only now: whoever refused and then replied all the same is charged
+        if party in refundable:
+            ledger.refund(receipt, party, reason)
+        replies.drop(party, f"it refused: {reason}", refunded=party in refundable)
     reach("round:before-commit")
     ledger.commit(receipt)
     reach("round:committed")
+    kept = tuple(replies.folded.kept)
     needed = plan.federation.minimum_parties
-    if cohort and len(folded.kept) < needed:
+    if len(kept) < needed and (needed > 1 if resolved.client_level else bool(cohort)):
+        free = len(replies.refused) == len(cohort) and refundable.issuperset(cohort)
         raise TooFewParties(
-            f"round {number}: {len(folded.kept)} of {len(cohort)} parties sent a usable update, the plan needs "
-            f"{needed}. "
-            + (
-                "Nobody had touched data, so nothing was charged. "
-                if len(refused) == len(cohort)
-                else "It is charged. "
-            )
+            f"round {number}: {len(kept)} of {len(cohort)} parties sent a usable update, the plan needs {needed}. "
+            + ("Nobody had touched data, so nothing was charged. " if free else "It is charged. ")
             + "See why with -v, then resume"
         )
-    if not folded.kept:  # nobody was drawn: a public fact of Poisson sampling, and a step without a step
+    if not kept and fold.needs_updates:  # nobody was drawn, or nothing is there to average: no step
         return RoundResult(state=state, receipt=receipt, asked=cohort, kept=())
-    combined = mean.finish(folded)
+    combined = fold.finish(replies.folded, rng)
     with np.errstate(over="ignore", invalid="ignore"):
-        after = ServerMomentum().step(state, combined.step)
-    if not (np.all(np.isfinite(after.params)) and np.all(np.isfinite(after.velocity))):
+        after = optimizer_of(resolved).step(state, combined.step).with_clip(combined.clip)
+    if not after.finite:
         raise InvalidParameter(
             "learning_rate", plan.training.optimizer.learning_rate,
             f"made the model overflow in round {number}; the last checkpoint is kept",
@@ -123,10 +117,139 @@ def run_round(
     return RoundResult(state=after, receipt=receipt, asked=cohort, kept=combined.kept)
 
 
-def _cohort_sampling(plan: Plan) -> Sampling:
-    """How the parties of a round are drawn from the registered ones."""
-    sampling = plan.federation.sampling
-    return Everyone() if sampling.rate is None else Poisson(rate=sampling.rate)
+# ------------------------------------------------------------------------------- what the plan asks for
+
+
+def fold_of(resolved: ResolvedPlan, number: int, state: ServerState, registered: Sequence[str]) -> Fold[Any]:
+    """What round ``number`` does with updates, from public numbers and the bound that ``state`` holds."""
+    mechanism = resolved.client_mechanism(number, state.clip)
+    if mechanism is None:
+        weights = {name: resolved.weight_of(name) for name in registered}
+        return WeightedMean(weights=weights, dimension=resolved.dimension)
+    rule, adaptive = None, resolved.adaptive
+    if adaptive is not None:
+        assert adaptive.count_noise is not None  # the resolved plan has filled it in
+        rule = QuantileRule(
+            count_noise=adaptive.count_noise, quantile=adaptive.quantile, learning_rate=adaptive.learning_rate
+        )
+    return ClientSum(mechanism=mechanism, denominator=resolved.denominator, dimension=resolved.dimension, adaptive=rule)
+
+
+def optimizer_of(resolved: ResolvedPlan) -> ServerOptimizer:
+    """What the server does with the averaged update."""
+    asked = resolved.plan.aggregation.optimizer
+    return server_optimizer(
+        asked.kind,
+        learning_rate=asked.learning_rate,
+        momentum=asked.momentum,
+        second=asked.second,
+        floor=asked.floor,
+        average=asked.average,
+    )
+
+
+def first_state(resolved: ResolvedPlan, initial: np.ndarray) -> ServerState:
+    """What the first round starts from: the model, an optimizer at rest, and the stated bound where it adapts."""
+    state = optimizer_of(resolved).start(np.asarray(initial, dtype=np.float64))
+    client = resolved.plan.privacy.client
+    return state.with_clip(client.max_norm if resolved.adaptive is not None and client is not None else None)
+
+
+def _refuse_seeded(rng: RandomSource, resolved: ResolvedPlan) -> None:
+    """Noise and cohorts that anybody can draw again protect nobody."""
+    if rng.for_tests and resolved.client_level and not all(facts.public for facts in resolved.parties):
+        raise InvalidParameter(
+            "rng", "seeded", "cannot protect the clients", "use quietsum.mechanisms.rng.system_randomness()"
+        )
+
+
+def _refuse_others(registered: Sequence[str], resolved: ResolvedPlan) -> None:
+    """Rate and denominator were stated for the plan's parties; with others registered neither would be true."""
+    if resolved.client_level and set(registered) != {facts.name for facts in resolved.parties}:
+        raise InvalidParameter(
+            "registered", f"{len(registered)} parties", f"are not the {len(resolved.parties)} of the plan",
+            "register the parties that the plan names; who answers today is another matter",
+        )  # fmt: skip
+
+
+def _refundable(charges: Iterable[Charge], resolved: ResolvedPlan) -> set[str]:
+    """Parties that pay for records or people by themselves.
+
+    A client's charge is never refunded: it is for the chance of having been drawn. A holder that stands for many
+    clients pays once for all of them, so the refusal of one changes nothing.
+    """
+    paying = {charge.party for charge in charges if charge.unit is not PrivacyUnit.CLIENT}
+    return {facts.name for facts in resolved.parties if facts.account == facts.name and facts.name in paying}
+
+
+# ------------------------------------------------------------------------------------------- replies
+
+
+@final
+class _Replies:
+    """Replies as they arrive: folded, left out, or noted as refusals. Each party is heard once."""
+
+    def __init__(self, fold: Fold[Any], number: int, cohort: Sequence[str], watchers: Iterable[Watcher]) -> None:
+        self._fold, self._number, self._cohort, self._watchers = fold, number, frozenset(cohort), tuple(watchers)
+        self._heard: set[str] = set()
+        self.folded = fold.start()
+        self.refused: dict[str, str] = {}
+
+    def take(self, reply: Reply) -> None:
+        """One more reply."""
+        if isinstance(reply, Sums):
+            return self._take_sums(reply)
+        if not self._first_word(reply.party):  # no second word, and above all no refund after an update
+            self.drop(reply.party, "it replied twice or was not asked")
+            self.refused.pop(reply.party, None)
+            return None
+        self._heard.add(reply.party)
+        match reply:
+            case Update() if problem := self._fold.problem_with(reply.delta):
+                self.drop(reply.party, f"its update {problem}")
+            case Update():
+                self.folded = self._fold.add(self.folded, reply.party, reply.delta)
+            case Refusal():
+                self.refused[reply.party] = reply.reason
+            case Lost():
+                self.drop(reply.party, reply.reason)
+        return None
+
+    def _take_sums(self, reply: Sums) -> None:
+        """A sum is taken as a whole or not at all: one party that must not be in it spoils it."""
+        problem = self._merged(reply)
+        for party in dict.fromkeys(reply.parties):
+            if problem and self._first_word(party):
+                self.drop(party, f"it is in a sum that is left out: {problem}")
+            elif problem:
+                self.refused.pop(party, None)
+            if party in self._cohort:
+                self._heard.add(party)
+
+    def _merged(self, reply: Sums) -> str:
+        """Why the sum was not merged; empty where it was."""
+        odd = next((party for party in reply.parties if not self._first_word(party)), None)
+        if odd is not None:
+            return f"{odd} replied twice or was not asked"
+        try:
+            if tuple(sorted(reply.folded.kept)) != tuple(sorted(reply.parties)):
+                return "it does not say whose it is"
+            self.folded = self._fold.merge(self.folded, reply.folded)
+        except (QuietsumError, AttributeError, TypeError, ValueError, LookupError) as error:
+            return f"it cannot be used ({type(error).__name__}: {error})"
+        return ""
+
+    def _first_word(self, party: str) -> bool:
+        return party in self._cohort and party not in self._heard
+
+    def drop(self, party: str, reason: str, *, refunded: bool = False) -> None:
+        """``party`` is left out of this round's model."""
+        _drop(self._watchers, self._number, party, reason, refunded=refunded)
+
+
+def _drop(watchers: Iterable[Watcher], number: int, party: str, reason: str, *, refunded: bool = False) -> None:
+    log.info("round %d: %s is left out, %s", number, party, reason)
+    tell(watchers, PartyDropped(round=number, party=party, reason=reason, refunded=refunded))
 
 
 def _in_time(
@@ -140,18 +263,16 @@ def _in_time(
     start = clock()
     heard: set[str] = set()
     for reply in replies:
+        parties = reply.parties if isinstance(reply, Sums) else (reply.party,)
         late = clock() - start - limit
         if late > 0 and not isinstance(reply, Refusal):
-            reply = Lost(party=reply.party, reason=f"its reply came {late:.3g} s after the deadline of {limit:g} s")
-        heard.add(reply.party)
-        yield reply
+            reason = f"its reply came {late:.3g} s after the deadline of {limit:g} s"
+            yield from (Lost(party=party, reason=reason) for party in parties)
+        else:
+            yield reply
+        heard.update(parties)
         if clock() - start > limit:
             break
     for party in cohort:
         if party not in heard:
             yield Lost(party=party, reason=f"it had not replied by the deadline of {limit:g} s")
-
-
-def _drop(watchers: Iterable[Watcher], number: int, party: str, reason: str, *, refunded: bool = False) -> None:
-    log.info("round %d: %s is left out, %s", number, party, reason)
-    tell(watchers, PartyDropped(round=number, party=party, reason=reason, refunded=refunded))

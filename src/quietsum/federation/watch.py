@@ -80,7 +80,7 @@ class PartyDropped(RunEvent):
 class RoundFinished(RunEvent):
     """A new model, with its metrics and what has been spent so far if the schedule runs as planned.
 
-    ``limits`` holds the plan's own ε by unit.
+    ``limits`` holds the plan's own ε by unit, ``clip`` the bound of the next round where it adapts.
     """
 
     kind: ClassVar[str] = "round-finished"
@@ -93,6 +93,7 @@ class RoundFinished(RunEvent):
     metrics_on: Mapping[str, str]
     spent: tuple[Guarantee, ...]
     limits: Mapping[str, float]
+    clip: float | None = None
 
 
 @final

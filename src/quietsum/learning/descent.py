@@ -2,13 +2,15 @@
 
 With B the drawn batch, C the bound, b the *public* expected batch and σ the noise multiplier, one step of DP-SGD is
 
-    g = ( Σ_{i in B} bound_C(∇ℓ_i)  +  N(0, σ²C²) ) / b
+    g = ( Σ_{i in B} bound_C(∇ℓ_i)  +  N(0, σ²C²) ) / b  +  μ (params − start)
     velocity ← momentum · velocity + g
     params ← params − learning_rate · velocity
 
-(Abadi et al., "Deep Learning with Differential Privacy", 2016, algorithm 1). Bounding each example before the sum is
+(Abadi et al., "Deep Learning with Differential Privacy", 2016, algorithm 1; the last term of g is FedProx, Li et al.
+2020, and μ is 0 unless stated). Bounding each example before the sum is
 what limits one record's weight; dividing by b and not by |B| is what keeps the batch's size private; an empty batch is
-a step like any other, made of noise alone. Only the sum is released, so momentum and the step are post-processing.
+a step like any other, made of noise alone. Only the sum is released, so momentum, the proximal term and the step are
+post-processing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.errors import InvalidParameter, positive, probability, whole_number
+from quietsum.errors import InvalidParameter, non_negative, positive, probability, whole_number
 from quietsum.mechanisms.gaussian import GaussianMechanism
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.sampling import Sampling
@@ -63,6 +65,7 @@ def private_steps(
     learning_rate: float,
     momentum: float,
     rng: RandomSource,
+    proximal: float = 0.0,
 ) -> Floats:
     """Run ``steps`` steps on ``rows`` and return new − old parameters.
 
@@ -78,6 +81,7 @@ def private_steps(
     learning_rate = positive("learning_rate", learning_rate)
     if probability("momentum", momentum, "0 is plain descent") == 1:
         raise InvalidParameter("momentum", momentum, "never forgets a step", "stay below 1, for instance 0.9")
+    proximal = non_negative("proximal", proximal, "0 is plain descent")
     start = np.array(params, dtype=np.float64)
     if start.ndim != 1 or not np.isfinite(start).all():
         raise InvalidParameter("params", f"an array of shape {start.shape}", "must be one finite vector")
@@ -90,7 +94,7 @@ def private_steps(
                 total = _plain_sum(gradients_of(task, here, features, labels))
             else:
                 total = _quiet_sum(_silent_gradients(task, here, features, labels), mechanism, rng)
-            velocity = momentum * velocity + total / expected_batch
+            velocity = momentum * velocity + (total / expected_batch + proximal * (here - start))
             here = here - learning_rate * velocity
         delta: Floats = here - start
     if not np.isfinite(delta).all():

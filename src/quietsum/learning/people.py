@@ -16,18 +16,21 @@ whose dominating pair is a mixture of k + 1 Gaussians, and :class:`~quietsum.pri
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, whole_number
-from quietsum.learning.config import TrainingPlan
-from quietsum.learning.records import Records
 from quietsum.privacy.calibrate import accountant_for
-from quietsum.privacy.events import Composed, Gaussian, Group, Laplace, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.groups import person_event
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, PrivacyUnit
+
+if TYPE_CHECKING:  # torch is theirs: bounding people needs none
+    from quietsum.learning.config import TrainingPlan
+    from quietsum.learning.records import Records
 
 __all__ = ["bounded", "bounded_records", "person_event", "person_guarantee"]
 
@@ -66,23 +69,6 @@ def bounded_records(records: Records, people: Sequence[Any] | NDArray[Any] | Non
         problem = "does not name a person for each record"
         raise InvalidParameter("people", f"of length {len(people)}", problem, "pass as many names as records")
     return records.only(bounded(people, most=most))
-
-
-def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
-    """What a run of Poisson-sampled steps costs a person with ``size`` records.
-
-    >>> person_event(PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0)), 3)
-    Group(size=3, event=PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0)))
-    """
-    size = whole_number("max_records", size, 1)
-    match event:
-        case Repeated():
-            return Repeated(times=event.times, event=person_event(event.event, size))
-        case Composed():
-            return Composed(events=tuple(person_event(part, size) for part in event.events))
-        case PoissonSampled(event=Gaussian() | Laplace()):
-            return Group(size=size, event=event)
-    raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")
 
 
 def person_guarantee(plan: TrainingPlan, *, size: int) -> Guarantee:

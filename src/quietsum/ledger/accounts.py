@@ -16,6 +16,7 @@ from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms
 from quietsum.ledger.encoding import fold, number
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of, exceeds
+from quietsum.privacy.events import Composed, FixedSizeSampled, Group, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
 
@@ -132,6 +133,7 @@ class Accounts:
             seen.add((charge.party, charge.unit))
             if charge.event is not None and not cost_of(charge).leaves:
                 raise PlanRefused(f"the plan charges {charge.party!r} for no event per {charge.unit}; plan a round")
+        self._check_units(seen, names)
         for unit in {unit for _, unit in seen}:
             for party in names:
                 if (party, unit) not in seen:
@@ -140,11 +142,27 @@ class Accounts:
                         "is charged"
                     )
 
+    def _check_units(self, seen: set[Account], names: Mapping[str, str]) -> None:
+        """Whatever has a budget pays in every run: a release that one book does not see would go on behind its back."""
+        for (party, dataset, unit), book in self.books.items():
+            public = (party, dataset) in self.public
+            if names.get(party) == dataset and book.budget is not None and not public and (party, unit) not in seen:
+                raise PlanRefused(
+                    f"dataset {dataset!r} of {party!r} has a budget per {unit}, and this plan would not be charged to "
+                    f"it; promise something per {unit} as well (style hybrid protects records and clients)"
+                )
+
     def check_charge(self, charge: Charge, datasets: Mapping[str, str], terms: Terms) -> None:
         """A charge names a dataset of the run, and is protected unless the data is public."""
         if datasets.get(charge.party) != charge.dataset:
             raise PlanRefused(
                 f"dataset {charge.dataset!r} of {charge.party!r} is not among the run's datasets; declare it first"
+            )
+        if charge.unit is not PrivacyUnit.CLIENT and charge.event is not None and _drawn_twice(charge.event):
+            raise PlanRefused(
+                f"the charge of {charge.party!r} per {charge.unit} multiplies two rates of drawing: the steps of a "
+                "round share one draw of parties, so that draw amplifies nothing for records (multiplied rates report "
+                "2.45 where 12.1 is true); charge the records' own sampling, every round, whoever is drawn"
             )
         if charge.event is None:
             if (charge.party, charge.dataset) not in self.public:
@@ -302,6 +320,18 @@ class Accounts:
                 epsilon, delta = math.inf if tally.unprotected else 0.0, 0.0
             lines.append({"party": party, "unit": unit.value, "epsilon": number(epsilon), "delta": delta})
         return lines
+
+
+def _drawn_twice(event: PrivacyEvent, drawn: bool = False) -> bool:
+    """Whether a draw stands around another draw somewhere in ``event``."""
+    match event:
+        case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
+            return drawn or _drawn_twice(inner, True)
+        case Repeated(event=inner) | Group(event=inner):
+            return _drawn_twice(inner, drawn)
+        case Composed(events=parts):
+            return any(_drawn_twice(part, drawn) for part in parts)
+    return False
 
 
 def check_reason(reason: object) -> str:

@@ -77,13 +77,12 @@ class RunHistory:
         """For each party and unit, how often each event was charged."""
         return {account: dict(tally.leaves) for account, tally in self._tallies.items()}
 
-    @property
-    def by_round(self) -> list[tuple[int, float]]:
-        """(round, ε per record of the worst party) after each commit, as if nobody had refused.
+    def by_round(self, unit: PrivacyUnit = PrivacyUnit.RECORD) -> list[tuple[int, float]]:
+        """(round, ε per ``unit`` of the worst party) after each commit, as if nobody had refused.
 
         Refunds are left out on purpose: this goes into reports, and a smaller ε would tell who took part (rule 5).
         """
-        return [(number, self._worst(tallies, PrivacyUnit.RECORD)) for number, tallies in self._committed]
+        return [(number, self._worst(tallies, unit)) for number, tallies in self._committed]
 
     def epsilon(self, unit: PrivacyUnit) -> float:
         """ε of the worst party at the plan's own δ, refunds counted; 0 where nothing was charged."""

@@ -1,7 +1,8 @@
 """What a party does in a round: look at the request, touch the data, add the noise, send.
 
-Everything private ends here. What leaves a :class:`Site` is the change of the model with this party's noise in it; the
-rows, the batch that was drawn and its size stay behind.
+Everything private ends here. What leaves a :class:`Site` is the change of the model: with noise on every step at the
+record level, bounded and with noise of its own where the client level puts the noise at the party. Rows, drawn batches
+and their sizes stay behind.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from numpy.typing import NDArray
 from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.descent import private_steps
+from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rows
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.plan import ResolvedPlan
-    from quietsum.tasks.protocol import NumpyTask
+    from quietsum.plan.orders import LocalOrders
 
-__all__ = ["AnsweredBefore", "NotTouched", "Site"]
+__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task"]
 
 Vector = NDArray[np.float64]
+Task = FederatedTask | NumpyTask
 
 
 class NotTouched(QuietsumError):
@@ -37,15 +40,14 @@ class AnsweredBefore(QuietsumError):
 class Site:
     """One party of a federation.
 
-    Guarantees: an answer is made of :func:`~quietsum.learning.descent.private_steps` with the plan's mechanism and the
-    sampling that states the charge. Attempts of a run are answered in increasing order, each once, whatever model comes
-    with them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system
-    and is never restored.
+    Guarantees: an answer is made by the plan's :class:`~quietsum.plan.orders.LocalOrders`, whose sampler and mechanism
+    also state the charge. Attempts of a run are answered in increasing order, each once, whatever model comes with
+    them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system and is never
+    restored. Where the party itself adds the client's noise, what leaves is one release of ``orders.client``, also when
+    its work failed: whether it failed may depend on its data.
     """
 
-    def __init__(
-        self, name: str, *, task: NumpyTask, resolved: ResolvedPlan, rng: RandomSource, refuses: str = ""
-    ) -> None:
+    def __init__(self, name: str, *, task: Task, resolved: ResolvedPlan, rng: RandomSource, refuses: str = "") -> None:
         self.name = name
         self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
         self._answered: dict[str, tuple[int, int]] = {}
@@ -56,30 +58,70 @@ class Site:
 
     def answer(self, key: tuple[str, int, int, str], params: Vector) -> Vector:
         """The change of the model; :class:`NotTouched` where the party refuses before it looks at its data."""
+        orders = self.begin(key)
+        try:
+            delta = self._work(params, orders)
+        except DataMissing as error:
+            raise NotTouched(f"it has no data: {error}") from None
+        except Exception:
+            if orders.client is None:
+                raise
+            delta = np.zeros(len(params))
+        return self.finish(orders, delta)
+
+    def begin(self, key: tuple[str, int, int, str]) -> LocalOrders:
+        """What to do for this request, which is answered from now on and never again.
+
+        For whoever trains several sites together: ``begin`` each, train, ``finish`` each.
+        """
         if self._refuses:
             raise NotTouched(self._refuses)
         run, number, attempt, _ = key
         if (number, attempt) <= self._answered.get(run, (0, 0)):
             raise AnsweredBefore(f"round {number}, attempt {attempt} or a later one was answered before")
-        resolved, training = self._resolved, self._resolved.plan.training
-        sampling = resolved.sampling_of(self.name)
+        orders = self._resolved.orders(self.name, number)
         reach("party:before-data")
-        try:
-            self._answered[run] = number, attempt
-            rows = self._task.rows(self.name)
-        except DataMissing as error:
-            raise NotTouched(f"it has no data: {error}") from None
-        delta = private_steps(
-            self._task,
-            params,
-            rows,
-            steps=resolved.steps_of(self.name),
-            sampling=sampling,
-            mechanism=resolved.mechanism,
-            expected_batch=resolved.expected_batch(self.name),
-            learning_rate=training.optimizer.learning_rate,
-            momentum=training.optimizer.momentum,
-            rng=self._rng,
-        )
+        self._answered[run] = number, attempt
+        return orders
+
+    def finish(self, orders: LocalOrders, delta: Vector) -> Vector:
+        """What leaves: ``delta``, or with the client's noise at the party its bounded and noisy form."""
+        if orders.client is not None:
+            mechanism = orders.client
+            delta = mechanism.release(mechanism.sum(mechanism.bound(delta)), self._rng)
         reach("party:before-send")
         return delta
+
+    def _work(self, params: Vector, orders: LocalOrders) -> Vector:
+        task = self._task
+        if isinstance(task, FederatedTask):
+            return task.train(self.name, params, orders, self._rng)
+        return private_steps(
+            task,
+            params,
+            _bounded_rows(task, self.name, orders.max_records),
+            steps=orders.steps,
+            sampling=orders.sampling,
+            mechanism=orders.mechanism,
+            expected_batch=orders.expected_batch,
+            learning_rate=orders.learning_rate,
+            momentum=orders.momentum,
+            proximal=orders.proximal,
+            rng=self._rng,
+        )
+
+
+def _bounded_rows(task: NumpyTask, party: str, most: int | None) -> Rows:
+    """The party's rows, at most ``most`` of each person; bounded before anything is drawn."""
+    if most is None:
+        return task.rows(party)
+    if not isinstance(task, NamesPeople):
+        problem = f"cannot be kept: {task.name} does not say whose each row is"
+        raise InvalidParameter("max_records", most, problem, "give the task people(party), or leave the person out")
+    from quietsum.learning.people import bounded
+
+    rows, people = task.rows(party), task.people(party)
+    if len(people) != len(rows):
+        raise InvalidParameter("people", len(people), f"are not one for each of {party}'s rows", "name one per row")
+    kept = bounded(people, most=most)
+    return Rows(features=rows.features[kept], labels=rows.labels[kept])

@@ -7,22 +7,28 @@ break a promise, calibrates the noise, and answers with a :class:`ResolvedPlan`.
 from __future__ import annotations
 
 from quietsum.plan.files import json_schema, keys, load_plan, read_plan
-from quietsum.plan.forecast import Forecast, ForecastRow, Profile, Signal
+from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal
 from quietsum.plan.options import Options
+from quietsum.plan.orders import LocalOrders
 from quietsum.plan.presets import PRESETS, Preset, safe_delta
-from quietsum.plan.resolved import NO_GUARANTEE, ResolvedPlan, resolve
+from quietsum.plan.resolved import NO_GUARANTEE, ResolvedPlan
+from quietsum.plan.resolving import resolve
 from quietsum.plan.values import (
+    AdaptivePlan,
     AggregationPlan,
     ClientPlan,
     FederationPlan,
     LifetimePlan,
     OptimizerPlan,
     PartyFacts,
+    PersonPlan,
     Plan,
     PrivacyPlan,
     RecordPlan,
     SamplingPlan,
+    ServerOptimizerPlan,
     SimulatePlan,
+    StagePlan,
     Style,
     TaskPlan,
     TrainingPlan,
@@ -31,15 +37,19 @@ from quietsum.plan.values import (
 __all__ = [
     "NO_GUARANTEE",
     "PRESETS",
+    "AdaptivePlan",
     "AggregationPlan",
     "ClientPlan",
+    "ClientSignal",
     "FederationPlan",
     "Forecast",
     "ForecastRow",
     "LifetimePlan",
+    "LocalOrders",
     "OptimizerPlan",
     "Options",
     "PartyFacts",
+    "PersonPlan",
     "Plan",
     "Preset",
     "PrivacyPlan",
@@ -47,8 +57,10 @@ __all__ = [
     "RecordPlan",
     "ResolvedPlan",
     "SamplingPlan",
+    "ServerOptimizerPlan",
     "Signal",
     "SimulatePlan",
+    "StagePlan",
     "Style",
     "TaskPlan",
     "TrainingPlan",

@@ -128,7 +128,14 @@ def _build(table: Table, path: str, problems: list[str]) -> Any:
     fields = {}
     for name in type(table).model_fields:
         field = getattr(table, name)
-        fields[name] = _build(field, f"{path}{name}.", problems) if isinstance(field, Table) else field
+        if isinstance(field, Table):
+            field = _build(field, f"{path}{name}.", problems)
+        elif isinstance(field, list) and field and all(isinstance(item, Table) for item in field):
+            parts = enumerate(field)
+            field = tuple(_build(item, f"{path}{name}[{index}].", problems) for index, item in parts)
+        fields[name] = field
+    if any(item is None for field in fields.values() if isinstance(field, tuple) for item in field):
+        return None  # a stage that its value refuses; its problem is told
     try:
         return table.value(**fields)
     except InvalidParameter as error:
@@ -144,6 +151,7 @@ _NOUNS = {
     "list_type": 'a list, as in ["first", "second"]', "dict_type": "a table, as in { name = value }",
     "model_type": "a table, as in { key = value }", "model_attributes_type": "a table, as in { key = value }",
 }  # fmt: skip
+_CHOICE = re.compile(r"(list\[|constrained-|int$)")  # how pydantic names the branches of a union
 _BOUNDS = {
     "greater_than": ("gt", "must be greater than"), "greater_than_equal": ("ge", "must be at least"),
     "less_than": ("lt", "must be below"), "less_than_equal": ("le", "must be at most"),
@@ -152,7 +160,8 @@ _BOUNDS = {
 
 def _problem(error: Mapping[str, Any]) -> str:
     """One of pydantic's findings in our words: the path, what is wrong, what instead."""
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"]).lstrip(".")
+    parts = [part for part in error["loc"] if isinstance(part, int) or not _CHOICE.match(part)]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     kind, context = error["type"], error.get("ctx", {})
     shown = _shown(error.get("input"))
     if kind == "extra_forbidden":
@@ -190,14 +199,14 @@ def _printable(path: str) -> str:
 def _nearest(path: str) -> str:
     """Which key was meant: a neighbour in the same table first, then any key with that last name."""
     known = list(keys())
-    table, _, last = path.rpartition(".")
+    table, _, last = re.sub(r"\[\d+\]", "", path).rpartition(".")
     last = last.replace("-", "_").lower()
     siblings = [key for key in known if key.rpartition(".")[0] == table]
     names = {key.rpartition(".")[2]: key for key in siblings}
     close = difflib.get_close_matches(last, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {names[close[0]]}?"
     elsewhere = [key for key in known if key.rpartition(".")[2] == last]
+    if close and not elsewhere:
+        return f"; did you mean {names[close[0]]}?"
     if elsewhere:
         return f"; did you mean {elsewhere[0]}?"
     return f"; {table or 'a plan'} knows {', '.join(names)}" if names else ""
@@ -210,7 +219,7 @@ def _nearest_choice(error: Mapping[str, Any], context: Mapping[str, Any]) -> str
 
 
 def _meaning(path: str) -> str:
-    text = keys().get(re.sub(r"\[\d+\]$", "", path), "see the reference of run.toml")
+    text = keys().get(re.sub(r"\[\d+\]", "", path), "see the reference of run.toml")
     return text[:1].lower() + text[1:].rstrip(".")
 
 
@@ -222,13 +231,23 @@ def keys() -> dict[str, str]:
 
 
 def _keys(table: type[Table], prefix: str) -> Iterator[tuple[str, str]]:
-    from quietsum.plan.tables import Table
-
     for name, field in table.model_fields.items():
         yield f"{prefix}{name}", field.description or ""
-        for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
-            if isinstance(kind, type) and issubclass(kind, Table):
-                yield from _keys(kind, f"{prefix}{name}.")
+        for kind in inner_tables(field.annotation):
+            yield from _keys(kind, f"{prefix}{name}.")
+
+
+def inner_tables(annotation: Any) -> list[type[Table]]:
+    """The tables that a field may hold: itself, one of a union, or the items of a list.
+
+    >>> from quietsum.plan.tables import PlanTable
+    >>> [kind.__name__ for kind in inner_tables(PlanTable.model_fields["schedule"].annotation)]
+    ['StageTable']
+    """
+    from quietsum.plan.tables import Table
+
+    kinds = (annotation, *getattr(annotation, "__args__", ()))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table)]
 
 
 # --------------------------------------------------------------------------------------------- writing

@@ -19,18 +19,17 @@ from typing import TYPE_CHECKING, final
 
 from quietsum.errors import PlanRefused, QuietsumError, UnsupportedEvent
 from quietsum.privacy.calibrate import accountant_for, calibrate_noise
-from quietsum.privacy.events import Gaussian, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.events import Gaussian, PrivacyEvent, Repeated
 from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import Neighbours, Observer
+from quietsum.privacy.units import Neighbours
 
 if TYPE_CHECKING:
     from quietsum.ledger.charges import Charge
     from quietsum.ledger.spending import Prices
+    from quietsum.sampling import Sampling
 
-__all__ = ["Forecast", "ForecastRow", "Profile", "Signal", "price", "smallest_noise", "worst"]
+__all__ = ["ClientSignal", "Forecast", "ForecastRow", "Profile", "Signal", "price", "smallest_noise", "worst"]
 
-OBSERVERS = (Observer.SERVER, Observer.RECIPIENTS)
-"""Both see what left the parties: the noise is added there, so neither has a smaller ε than the other."""
 _ROOM = 1e-7  # of ε, for what the noise's distance from its ideal law takes off δ
 
 
@@ -42,17 +41,22 @@ class Profile:
     rate: float
     steps: int
 
+    def sampling(self) -> Sampling:
+        """The sampler that draws such batches and states what the draw is worth."""
+        from quietsum.sampling import Everyone, Poisson
+
+        return Everyone() if self.rate == 1 else Poisson(rate=self.rate)
+
     def event(self, noise_multiplier: float, rounds: int = 1) -> PrivacyEvent:
         """What ``rounds`` rounds do to a record. Drawing parties by chance changes nothing here."""
-        noise = Gaussian(noise_multiplier=noise_multiplier)
-        step = noise if self.rate == 1 else PoissonSampled(rate=self.rate, event=noise)
+        step = self.sampling().amplify(Gaussian(noise_multiplier=noise_multiplier))
         return Repeated(times=self.steps * rounds, event=step)
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ForecastRow:
-    """What has been spent after ``round`` rounds: one guarantee for each unit and observer, the worst party's."""
+    """What has been spent after ``round`` rounds: one guarantee for each unit and observer, the worst account's."""
 
     round: int
     party: str
@@ -60,8 +64,9 @@ class ForecastRow:
 
     @property
     def epsilon(self) -> float:
-        """The largest ε in the row."""
-        return max(guarantee.epsilon for guarantee in self.guarantees)
+        """The largest ε of the first unit; units are never mixed."""
+        first = self.guarantees[0].unit
+        return max(guarantee.epsilon for guarantee in self.guarantees if guarantee.unit is first)
 
 
 @final
@@ -89,6 +94,22 @@ class Signal:
     party: str
     coordinate: float
     length: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientSignal:
+    """Noise against signal on the mean of clients' updates, in units of the clip C.
+
+    No update is longer than C, so the mean of the ``expected`` cohort is at most C long. ``length`` is the root mean
+    square length of its noise; ``needed`` is how many registered parties would bring that to 1, with everything else
+    as it is.
+    """
+
+    parties: int
+    expected: float
+    length: float
+    needed: int
 
 
 # ------------------------------------------------------------------------------------------------- costs
@@ -145,7 +166,7 @@ def smallest_noise(
         except UnsupportedEvent as error:
             raise PlanRefused(f"privacy.accounting = '{accounting}' cannot account for this plan: {error}") from None
         except QuietsumError as error:
-            raise PlanRefused(f"no noise fits privacy.record: {error}") from None
+            raise PlanRefused(f"no noise fits the promise per {budget.unit}: {error}") from None
     return found
 
 

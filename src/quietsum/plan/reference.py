@@ -22,7 +22,9 @@ def page() -> str:
 
     parts = []
     for name, field in PlanTable.model_fields.items():
-        rows = "\n".join(_rows(field.annotation, f"{name}."))
+        from quietsum.plan.files import inner_tables
+
+        rows = "\n".join(row for kind in inner_tables(field.annotation) for row in _rows(kind, f"{name}."))
         about = field.description or ""
         parts.append(
             f"## [{name}]\n\n| key | default | meaning |\n|---|---|---|\n| `{name}` |  | {_cell(about)} |\n{rows}\n"
@@ -31,12 +33,11 @@ def page() -> str:
 
 
 def _rows(table: Any, prefix: str) -> Iterator[str]:
-    from quietsum.plan.tables import Table
+    from quietsum.plan.files import inner_tables
 
     fields: type[Table] = table
     for name, field in fields.model_fields.items():
-        kinds = (field.annotation, *getattr(field.annotation, "__args__", ()))
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table)]
+        inner = inner_tables(field.annotation)
         default = "" if inner or field.is_required() or field.default is None else f"`{_toml(field.default)}`"
         default = "must be stated" if field.is_required() else default
         yield f"| `{prefix}{name}` | {default} | {_cell(field.description or '')} |"

@@ -36,7 +36,7 @@ class Rehearsal:
 def rehearse(resolved: ResolvedPlan, ledger: str | os.PathLike[str]) -> Rehearsal:
     """Hold ``resolved`` against the ledger at that path. Nothing is written, and a missing ledger is fine."""
     with contextlib.closing(_copy(Path(ledger))) as copy:
-        touched = {(facts.name, facts.dataset) for facts in resolved.parties}
+        touched = {(facts.account, facts.dataset) for facts in resolved.parties}
         books = tuple(book for book in copy.lifetime() if (book.party, book.dataset) in touched)
         try:
             copy.open_run(

@@ -1,67 +1,55 @@
-"""A plan meets its parties: refusals first, then the noise, then everything that follows from it.
+"""A plan with its parties and its noise: what each party is told, what each account is charged, what it will come to.
 
-:func:`resolve` knows nothing of data. It takes what a task declares (names, datasets, public sizes, the number of
-parameters), holds the plan against :mod:`quietsum.refusals`, calibrates **one** noise multiplier for all parties, and
-returns a frozen :class:`ResolvedPlan` whose sampler, mechanism, charges and forecast cannot disagree: all are made from
-the same few numbers.
-
-Guarantees: with the noise that :attr:`ResolvedPlan.mechanism` really adds, the whole plan (all rounds and all spare
-attempts) of *every* party stays within :attr:`ResolvedPlan.limit`. Drawing parties by chance earns records nothing.
+Sampler, mechanism, charges and forecast of a :class:`ResolvedPlan` are made from the same few numbers, so they cannot
+disagree. :func:`quietsum.plan.resolving.resolve` makes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, final
 
-from quietsum import refusals
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
-from quietsum.plan.forecast import (
-    OBSERVERS,
-    Forecast,
-    ForecastRow,
-    Profile,
-    Signal,
-    price,
-    smallest_noise,
-    worst,
-)
-from quietsum.plan.presets import PRESETS
-from quietsum.plan.values import PartyFacts, Plan, RecordPlan, Style
-from quietsum.privacy.events import PrivacyEvent, Repeated
+from quietsum.errors import InvalidParameter, whole_number
+from quietsum.plan.charging import charge, observers, span, units
+from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
+from quietsum.plan.orders import LocalOrders
+from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
+from quietsum.plan.values import PartyFacts, Plan
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.search import most_steps
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.ledger.charges import Charge, Dataset, Terms
     from quietsum.mechanisms.gaussian import GaussianMechanism
     from quietsum.sampling import Sampling
 
-__all__ = ["NO_GUARANTEE", "ResolvedPlan", "resolve"]
+__all__ = ["NO_GUARANTEE", "ResolvedPlan"]
 
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 """What stands wherever a figure would, in a run of style none."""
 _MOST_AFFORDABLE = 10**9
+_UP = 1 + 1e-12
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ResolvedPlan:
-    """A plan with its parties and its noise. Made by :func:`resolve`.
+    """A plan with its parties and its noise.
 
-    ``limit`` is what this run may spend: the target, or what a stated noise costs. ``lifetime`` is what all runs on a
-    dataset may spend together. Both are None where nothing is promised.
+    ``limits`` is what this run may spend, one budget a unit: the target, or what a stated noise costs. Empty where
+    nothing is promised. ``record_noise`` and ``client_noise`` are the noise multipliers before a schedule's factors.
     """
 
     plan: Plan
     parties: tuple[PartyFacts, ...]
     dimension: int
-    mechanism: GaussianMechanism | None = None
-    limit: Budget | None = None
+    record_noise: float | None = None
+    client_noise: float | None = None
+    limits: tuple[Budget, ...] = ()
     warnings: tuple[str, ...] = ()
 
     # ----------------------------------------------------------------------------------- what is known
@@ -69,41 +57,101 @@ class ResolvedPlan:
     @property
     def protected(self) -> bool:
         """Whether anything is promised."""
-        return self.mechanism is not None
+        return self.record_noise is not None or self.client_noise is not None
+
+    @property
+    def client_level(self) -> bool:
+        """Whether clients are protected as a whole."""
+        return self.plan.privacy.style.clients
+
+    @property
+    def noise_at_party(self) -> bool:
+        """Whether every party adds the client level's noise itself."""
+        return self.client_level and self._client.noise_at == "party"
+
+    @property
+    def _client(self) -> ClientPlan:
+        return self.plan.privacy.client or ClientPlan()
+
+    @property
+    def _record(self) -> RecordPlan:
+        return self.plan.privacy.record or RecordPlan()
+
+    @property
+    def mechanism(self) -> GaussianMechanism | None:
+        """Clip and noise of records before a schedule's factors; None where records are not protected."""
+        return self.record_mechanism()
 
     @property
     def noise_multiplier(self) -> float | None:
-        """The noise that is really added, over the clip; None where none is."""
-        return None if self.mechanism is None else float(self.mechanism.event().noise_multiplier)
+        """The noise that is really added to records, else to clients, over the clip; None where none is."""
+        found = self.record_mechanism() or self.joint_mechanism()
+        return None if found is None else float(found.event().noise_multiplier)
+
+    @property
+    def limit(self) -> Budget | None:
+        """The first promise: per record where there is one, else per client."""
+        return self.limits[0] if self.limits else None
+
+    def limit_of(self, unit: PrivacyUnit) -> Budget | None:
+        """What the run may spend per ``unit``."""
+        return next((limit for limit in self.limits if limit.unit is unit), None)
 
     @property
     def delta(self) -> float | None:
-        """The δ of the promise."""
+        """The δ of the first promise."""
         return None if self.limit is None else self.limit.delta
 
     @property
     def lifetime(self) -> Budget | None:
-        """What all runs on a dataset may spend together: as stated, else this run's own limit."""
-        record = self.plan.privacy.record
-        return record.lifetime.budget() if record and record.lifetime else self.limit
+        """What all runs on a dataset may spend together, per the first unit: as stated, else this run's own limit."""
+        stated = {budget.unit: budget for budget in self.lifetimes()}
+        return None if self.limit is None else stated.get(self.limit.unit, self.limit)
 
     def lifetimes(self) -> tuple[Budget, ...]:
         """Lifetime budgets that the plan states, for the ledger to open books with; empty where it states none."""
-        record = self.plan.privacy.record
-        return (record.lifetime.budget(),) if record and record.lifetime and self.protected else ()
+        if not self.protected:
+            return ()
+        stated = ((PrivacyUnit.RECORD, self._record.lifetime), (PrivacyUnit.CLIENT, self._client.lifetime))
+        return tuple(one.budget(unit) for unit, one in stated if one is not None and unit in units(self))
 
     @property
     def attempts(self) -> int:
         """Rounds and spare attempts: what the whole plan pays for."""
         return self.plan.federation.rounds + self.plan.federation.spare_attempts
 
+    @cached_property
+    def _by_name(self) -> dict[str, PartyFacts]:
+        return {facts.name: facts for facts in self.parties}
+
+    @cached_property
+    def _by_account(self) -> dict[str, tuple[PartyFacts, ...]]:
+        found: dict[str, list[PartyFacts]] = {}
+        for facts in self.parties:
+            found.setdefault(facts.account, []).append(facts)
+        return {account: tuple(group) for account, group in found.items()}
+
+    @cached_property
+    def _records(self) -> int:
+        return sum(facts.size for facts in self.parties)
+
+    @property
+    def accounts(self) -> tuple[str, ...]:
+        """Under whose names the books are kept: every party's own, or a holder's for all that it dealt out."""
+        return tuple(self._by_account)
+
     def facts_of(self, party: str) -> PartyFacts:
         """What is declared about ``party``."""
-        for facts in self.parties:
-            if facts.name == party:
-                return facts
-        known = ", ".join(facts.name for facts in self.parties)
+        if party in self._by_name:
+            return self._by_name[party]
+        known = ", ".join([facts.name for facts in self.parties[:8]] + ["…"] * (len(self.parties) > 8))
         raise InvalidParameter("party", party, "takes no part in this plan", f"parties are {known}")
+
+    def dataset_of(self, account: str) -> str:
+        """The dataset of an account."""
+        return self._by_account[account][0].dataset
+
+    # ------------------------------------------------------------------------------------ how it trains
 
     def rate_of(self, party: str) -> float:
         """The chance of each of the party's records to be in a batch."""
@@ -127,101 +175,180 @@ class ResolvedPlan:
 
     def sampling_of(self, party: str) -> Sampling:
         """How ``party`` draws its batches: the sampler also states its amplification."""
-        from quietsum.sampling import Everyone, Poisson
-
-        rate = self.rate_of(party)
-        return Everyone() if rate == 1 else Poisson(rate=rate)
+        return self.profile_of(party).sampling()
 
     def profile_of(self, party: str) -> Profile:
         """Rate and steps of ``party``."""
         return Profile(rate=self.rate_of(party), steps=self.steps_of(party))
 
+    @cached_property
+    def _profiles(self) -> dict[str, Profile]:
+        found = {}
+        for account, group in self._by_account.items():
+            profiles = {self.profile_of(facts.name) for facts in group}
+            rate, steps = max(one.rate for one in profiles), max(one.steps for one in profiles)
+            found[account] = Profile(rate=rate, steps=steps)
+        return found
+
+    def profile_of_account(self, account: str) -> Profile:
+        """Rate and steps that an account is charged for: no party of it draws more often, or more times."""
+        return self._profiles[account]
+
+    def orders(self, party: str, number: int = 1) -> LocalOrders:
+        """All that ``party`` is told for round ``number``."""
+        training, stage = self.plan.training, self.plan.stage(number)
+        person = self.plan.privacy.person
+        return LocalOrders(
+            steps=self.steps_of(party),
+            sampling=self.sampling_of(party),
+            expected_batch=self.expected_batch(party),
+            learning_rate=training.optimizer.learning_rate * stage.learning_rate,
+            momentum=training.optimizer.momentum,
+            proximal=training.proximal,
+            mechanism=self.record_mechanism(stage.noise, stage.clip),
+            max_records=person.max_records if person is not None and self.record_noise is not None else None,
+            client=self.joint_mechanism(stage.noise, stage.clip) if self.noise_at_party else None,
+        )
+
+    def cohort_sampling(self) -> Sampling:
+        """How the parties of a round are drawn from the registered ones; also states what the draw is worth."""
+        from quietsum.sampling import Everyone, FixedSize, Poisson
+
+        drawn = self.plan.federation.sampling
+        if drawn.rate is not None:
+            return Poisson(rate=drawn.rate)
+        return Everyone() if drawn.size is None else FixedSize(size=drawn.size, population=len(self.parties))
+
+    @property
+    def denominator(self) -> float:
+        """The expected cohort: what a sum of clients' updates is divided by, however many replied."""
+        return self.cohort_sampling().expected_size(len(self.parties))
+
+    # ------------------------------------------------------------------------------------ clip and noise
+
+    def record_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> GaussianMechanism | None:
+        """Clip and noise of records, with a stage's factors."""
+        if self.record_noise is None:
+            return None
+        return _mechanism(self.plan, self._record.max_grad_norm * clip, self.record_noise * noise)
+
+    def joint_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> GaussianMechanism | None:
+        """Clip and noise of clients, as charged: under adaptive clipping, of update and count together."""
+        if self.client_noise is None:
+            return None
+        return _mechanism(self.plan, self._client.max_norm * clip, self.client_noise * noise)
+
+    def client_mechanism(self, number: int = 1, max_norm: float | None = None) -> GaussianMechanism | None:
+        """The server's clip and noise in round ``number``; None without client level, or with noise at the party.
+
+        ``max_norm`` is the clip of the moment where it adapts. The update's noise is then σ_Δ, with which update and
+        count together cost the noise multiplier that is charged (Andrew et al. 2021).
+        """
+        if self.client_noise is None or self.noise_at_party:
+            return None
+        stage = self.plan.stage(number)
+        noise, adaptive = self.client_noise * stage.noise, self.adaptive
+        if adaptive is not None:
+            assert adaptive.count_noise is not None
+            noise = (noise**-2 - (2 * adaptive.count_noise) ** -2) ** -0.5 * _UP
+        return _mechanism(self.plan, self._client.max_norm * stage.clip if max_norm is None else max_norm, noise)
+
+    @property
+    def adaptive(self) -> AdaptivePlan | None:
+        """How the clients' clip adapts, with its count noise filled in; None where it does not."""
+        stated = self._client.adaptive if self.client_level else None
+        if stated is None or stated.count_noise is not None:
+            return stated
+        return dataclasses.replace(stated, count_noise=max(self.denominator / 20, 1e-6))
+
     # ------------------------------------------------------------------------------ what is charged for
 
-    def charges(self, parties: Iterable[str | PartyFacts] | None = None) -> tuple[Charge, ...]:
-        """One round's charges: one for every registered party, whoever is asked or answers."""
-        named = (facts.name for facts in self.parties) if parties is None else parties
-        return tuple(self._charge(one if isinstance(one, str) else one.name, 1) for one in named)
+    def charges(self, parties: Iterable[str | PartyFacts] | None = None, number: int = 1) -> tuple[Charge, ...]:
+        """The charges of round ``number``: every unit of every registered party, whoever is asked or answers."""
+        if parties is None:
+            accounts: Iterable[str] = self.accounts
+        else:
+            named = (one if isinstance(one, str) else one.name for one in parties)
+            accounts = dict.fromkeys(self.facts_of(name).account for name in named)
+        over = span(self, 1, number)
+        return tuple(charge(self, account, unit, over) for account in accounts for unit in units(self))
 
     def planned(self) -> tuple[Charge, ...]:
-        """The whole plan's charges, spare attempts included: one for each party."""
-        return tuple(self._charge(facts.name, self.attempts) for facts in self.parties)
-
-    def _charge(self, party: str, rounds: int) -> Charge:
-        from quietsum.ledger.charges import Charge
-
-        return Charge(
-            party=party,
-            dataset=self.facts_of(party).dataset,
-            unit=PrivacyUnit.RECORD,
-            event=self._event(party, rounds),
-            observers=OBSERVERS,
-            failure=self._failure(party, rounds),
-        )
-
-    def _event(self, party: str, rounds: int) -> PrivacyEvent | None:
-        if self.mechanism is None:
-            return None
-        step = self.sampling_of(party).amplify(self.mechanism.event())
-        return Repeated(times=self.steps_of(party) * rounds, event=step)
-
-    def _failure(self, party: str, rounds: int) -> float:
-        if self.mechanism is None:
-            return 0.0
-        return self.mechanism.failure(self.steps_of(party) * rounds * self.dimension)
+        """The whole plan's charges, spare attempts included: one for each account and unit."""
+        over = span(self, self.attempts)
+        return tuple(charge(self, account, unit, over) for account in self.accounts for unit in units(self))
 
     def terms(self) -> Terms:
-        """How the ledger shall count, and the limit it shall hold."""
+        """How the ledger shall count, and the limits it shall hold."""
         from quietsum.ledger.charges import Terms
 
-        return Terms(
-            accounting=self.plan.privacy.accounting,
-            neighbours=self.plan.privacy.neighbours,
-            limits=() if self.limit is None else (self.limit,),
-        )
+        privacy = self.plan.privacy
+        return Terms(accounting=privacy.accounting, neighbours=privacy.neighbours, limits=self.limits)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Whose budgets are touched."""
         from quietsum.ledger.charges import Dataset
 
         return tuple(
-            Dataset(party=facts.name, dataset=facts.dataset, size=facts.size, public=facts.public)
-            for facts in self.parties
+            Dataset(
+                party=account, dataset=group[0].dataset, size=sum(facts.size for facts in group), public=group[0].public
+            )
+            for account, group in self._by_account.items()
         )
 
     # --------------------------------------------------------------------------------- what will happen
 
     @cached_property
-    def _representatives(self) -> dict[Profile, str]:
-        """A party for each profile that may be the worst."""
-        named = {self.profile_of(facts.name): facts.name for facts in reversed(self.parties)}
-        return {profile: named[profile] for profile in worst(named)}
+    def _representatives(self) -> tuple[str, ...]:
+        """An account for each profile that may be the worst."""
+        named = {profile: account for account, profile in reversed(self._profiles.items())}
+        return tuple(named[profile] for profile in worst(named))
 
-    def _worst(self, rounds: int, delta: float) -> tuple[str, Guarantee]:
-        """The party with the largest ε after ``rounds`` rounds, and its guarantee."""
-        assert self.mechanism is not None
-        privacy = self.plan.privacy
-        best: tuple[str, Guarantee] | None = None
-        for party in self._representatives.values():
+    def cost(self, unit: PrivacyUnit, rounds: int, delta: float) -> tuple[str, Guarantee]:
+        """The account with the largest ε per ``unit`` after ``rounds`` rounds, and its guarantee."""
+        privacy, best = self.plan.privacy, None
+        accounts = self.accounts[:1] if unit is PrivacyUnit.CLIENT else self._representatives
+        for account in accounts:
             found = price(
-                self._charge(party, rounds),
-                delta=delta,
-                accounting=privacy.accounting,
-                neighbours=privacy.neighbours,
-            )
+                charge(self, account, unit, span(self, rounds)),
+                delta=delta, accounting=privacy.accounting, neighbours=privacy.neighbours,
+            )  # fmt: skip
             if best is None or found.epsilon > best[1].epsilon:
-                best = (party, found)
+                best = (account, found)
         assert best is not None
-        if self.mechanism.label:
-            told = (*best[1].warnings, self.mechanism.label)
-            best = (best[0], dataclasses.replace(best[1], warnings=told, certified=False))
-        return best
+        return best[0], self._labelled(best[1])
+
+    def _labelled(self, found: Guarantee) -> Guarantee:
+        label = next((one.label for one in (self.record_mechanism(), self.joint_mechanism()) if one is not None), "")
+        if not label:
+            return found
+        return dataclasses.replace(found, warnings=(*found.warnings, label), certified=False)
+
+    def _through_clients(self, rounds: int, delta: float) -> Guarantee:
+        """What recipients learn of one record, by the client level alone: its client becomes another one."""
+        client = charge(self, self.accounts[0], PrivacyUnit.CLIENT, span(self, rounds))
+        found = price(
+            dataclasses.replace(client, unit=PrivacyUnit.RECORD),
+            delta=delta, accounting=self.plan.privacy.accounting, neighbours=Neighbours.REPLACE_ONE,
+        )  # fmt: skip
+        return self._labelled(dataclasses.replace(found, method=f"{found.method}, through the client level"))
 
     def _row(self, rounds: int) -> ForecastRow:
-        assert self.limit is not None
-        party, guarantee = self._worst(rounds, self.limit.delta)
-        told = tuple(dataclasses.replace(guarantee, observer=observer) for observer in OBSERVERS)
-        return ForecastRow(round=rounds, party=party, guarantees=told)
+        told: list[Guarantee] = []
+        first = ""
+        for unit in units(self):
+            limit = self.limit_of(unit)
+            assert limit is not None
+            account, guarantee = self.cost(unit, rounds, limit.delta)
+            first = first or account
+            for observer in observers(self, unit):
+                shown = dataclasses.replace(guarantee, observer=observer)
+                if unit is PrivacyUnit.RECORD and self.client_level and observer is Observer.RECIPIENTS:
+                    other = self._through_clients(rounds, limit.delta)
+                    if other.epsilon < shown.epsilon:
+                        shown = dataclasses.replace(other, observer=observer)
+                told.append(shown)
+        return ForecastRow(round=rounds, party=first, guarantees=tuple(told))
 
     def forecast(self, at: Iterable[int] | None = None) -> Forecast:
         """ε per unit and observer after each round (or after those in ``at``), and of the whole plan."""
@@ -233,28 +360,32 @@ class ResolvedPlan:
 
     @cached_property
     def affordable_rounds(self) -> int | None:
-        """The most rounds at this noise within the budget (the lifetime's where one is stated); None: no limit."""
-        budget = self.lifetime
-        if budget is None:
+        """The most rounds at this noise within every budget (the lifetime's where one is stated); None: no limit."""
+        if not self.limits:
             return None
-        return most_steps(
-            lambda rounds: self._worst(rounds, budget.delta)[1],
-            budget.epsilon,
-            float(self.plan.federation.rounds),
-            _MOST_AFFORDABLE,
-        )
+        stated = {budget.unit: budget for budget in self.lifetimes()}
+        start = float(self.plan.federation.rounds)
+        found = []
+        for limit in self.limits:
+            budget = stated.get(limit.unit, limit)
+
+            def cost(rounds: int, budget: Budget = budget) -> Guarantee:
+                return self.cost(budget.unit, rounds, budget.delta)[1]
+
+            found.append(most_steps(cost, budget.epsilon, start, _MOST_AFFORDABLE))
+        return min((rounds for rounds in found if rounds is not None), default=None)
 
     def weight_of(self, party: str) -> float:
-        """The party's share in the average, from declared sizes."""
-        if self.plan.aggregation.weights == "equal":
+        """The party's share in the average, from declared sizes, or the same for all."""
+        if self.client_level or self.plan.aggregation.weights == "equal":
             return 1 / len(self.parties)
-        return self.facts_of(party).size / sum(facts.size for facts in self.parties)
+        return self.facts_of(party).size / self._records
 
     def signal(self) -> tuple[Signal, ...]:
-        """Noise against signal for each party, then for the average of all (party "")."""
-        if self.noise_multiplier is None:
+        """Noise against signal of records for each party, then for the average of all (party ""); () without it."""
+        if self.record_noise is None:
             return ()
-        alone = {facts.name: self.noise_multiplier / self.expected_batch(facts.name) for facts in self.parties}
+        alone = {facts.name: (self.noise_multiplier or 0.0) / self.expected_batch(facts.name) for facts in self.parties}
         together = math.sqrt(sum((self.weight_of(party) * noise) ** 2 for party, noise in alone.items()))
         root = math.sqrt(self.dimension)
         return tuple(
@@ -262,71 +393,22 @@ class ResolvedPlan:
             for party, noise in {**alone, "": together}.items()
         )
 
-
-# ------------------------------------------------------------------------------------------------ resolve
-
-
-def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int) -> ResolvedPlan:
-    """``plan`` for these parties and a model of ``dimension`` parameters, or :class:`PlanRefused` with all reasons."""
-    dimension = whole_number("dimension", dimension, 1)
-    refusals.check(plan, parties)
-    chosen = refusals.taking_part(plan, parties)
-    bare = ResolvedPlan(plan=plan, parties=chosen, dimension=dimension, warnings=refusals.warnings(plan, parties))
-    if plan.privacy.style is Style.NONE:
-        return bare
-    record = plan.privacy.record or RecordPlan()
-    target, delta = _promise(plan, record, chosen)
-    if target is None:
-        assert record.noise_multiplier is not None
-        return _with_noise(bare, record, record.noise_multiplier, delta)
-    return _calibrated(bare, record, Budget(epsilon=target, delta=delta))
+    def client_signal(self) -> ClientSignal | None:
+        """Noise against signal on the clients' mean, and how many parties would make it bearable."""
+        if self.client_noise is None:
+            return None
+        whole = self.client_noise * math.sqrt(self.dimension)
+        share = self.denominator / len(self.parties)
+        if self.noise_at_party:  # each update has noise of its own; the mean of n has 1/√n of it
+            length, needed = whole / math.sqrt(self.denominator), whole**2 / share
+        else:
+            length, needed = whole / self.denominator, whole / share
+        return ClientSignal(
+            parties=len(self.parties), expected=self.denominator, length=length, needed=math.ceil(needed)
+        )
 
 
-def _promise(plan: Plan, record: RecordPlan, parties: Sequence[PartyFacts]) -> tuple[float | None, float]:
-    """(target ε or None, δ) as the plan or its preset states them."""
-    if plan.privacy.preset is not None:
-        preset = PRESETS[plan.privacy.preset]
-        return preset.epsilon, preset.delta_for(facts.size for facts in parties)
-    assert record.delta is not None  # refused otherwise
-    return record.epsilon, record.delta
-
-
-def _mechanism(plan: Plan, record: RecordPlan, noise_multiplier: float) -> GaussianMechanism:
+def _mechanism(plan: Plan, max_norm: float, noise: float) -> GaussianMechanism:
     from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
 
-    return GaussianMechanism(
-        max_norm=record.max_grad_norm, noise_multiplier=noise_multiplier, mode=Mode(plan.privacy.noise)
-    )
-
-
-def _with_noise(bare: ResolvedPlan, record: RecordPlan, noise: float, delta: float) -> ResolvedPlan:
-    """The plan at a stated noise; its limit is what the whole plan costs."""
-    asked = dataclasses.replace(bare, mechanism=_mechanism(bare.plan, record, noise))
-    _, guarantee = asked._worst(asked.attempts, delta)
-    if not math.isfinite(guarantee.epsilon):
-        raise PlanRefused(
-            f"privacy.record.noise_multiplier = {noise:g} gives no guarantee at δ = {delta:g}: ε is infinite; add "
-            'noise, or say style = "none"'
-        )
-    limit = Budget(epsilon=max(guarantee.epsilon, 1e-9), delta=delta)  # a budget of 0 is none
-    return dataclasses.replace(asked, limit=limit)
-
-
-def _calibrated(bare: ResolvedPlan, record: RecordPlan, budget: Budget) -> ResolvedPlan:
-    """The plan at the smallest noise that fits, as the mechanism rounds it."""
-    privacy = bare.plan.privacy
-    noise = smallest_noise(
-        [bare.profile_of(facts.name) for facts in bare.parties],
-        bare.attempts,
-        budget,
-        accounting=privacy.accounting,
-        neighbours=privacy.neighbours,
-    )
-    for more in (0.0, *(1e-9 * 4**step for step in range(16))):
-        found = dataclasses.replace(bare, mechanism=_mechanism(bare.plan, record, noise * (1 + more)), limit=budget)
-        if found._worst(found.attempts, budget.delta)[1].epsilon <= budget.epsilon:
-            return found
-    raise QuietsumError(
-        f"no noise near {noise:g} keeps ε ≤ {budget.epsilon:g} at δ = {budget.delta:g} with noise as it is rounded; "
-        "allow a larger ε or δ, or fewer rounds"
-    )
+    return GaussianMechanism(max_norm=max_norm, noise_multiplier=noise, mode=Mode(plan.privacy.noise))

@@ -44,10 +44,11 @@ class SamplingTable(Table):
     """Which parties are asked in a round."""
 
     value = values.SamplingPlan
-    kind: Literal["everyone", "poisson"] = Field(
-        default="everyone", description="Ask everyone in each round, or each party by its own coin."
+    kind: Literal["everyone", "poisson", "fixed-size"] = Field(
+        default="everyone", description="Ask everyone in each round, each party by its own coin, or a fixed number."
     )
     rate: Share | None = Field(default=None, description="With poisson: the chance that a party is asked in a round.")
+    size: Steps | None = Field(default=None, description="With fixed-size: how many parties are asked in a round.")
 
 
 class SimulateTable(Table):
@@ -55,6 +56,7 @@ class SimulateTable(Table):
 
     value = values.SimulatePlan
     drop_outs: float = Field(default=0.0, ge=0, le=1, description="The chance that a party is lost in a round.")
+    stragglers: float = Field(default=0.0, ge=0, le=1, description="The chance that a party's reply comes too late.")
     refusing: list[str] = Field(default=[], description="Parties that refuse to take part.")
 
 
@@ -64,7 +66,12 @@ class FederationTable(Table):
     value = values.FederationPlan
     rounds: Rounds = Field(default=20, description="How many rounds the run has.")
     sampling: SamplingTable = Field(default=SamplingTable(), description="Which parties are asked in a round.")
-    parties: list[str] = Field(default=[], description="Who takes part; empty means all parties of the task.")
+    split: str = Field(
+        default="natural", description='From what parties are made: "natural", "iid" or "dirichlet(0.5)".'
+    )
+    parties: list[str] | Steps = Field(
+        default=[], description="Who takes part: names, none for all of them, or how many clients are made."
+    )
     minimum_parties: Rounds = Field(default=1, description="A round with fewer replies than this fails.")
     deadline: Positive | None = Field(default=None, description="Seconds that a round may take; no limit if left out.")
     spare_attempts: int = Field(
@@ -86,7 +93,7 @@ class TrainingTable(Table):
     """What a party does in one round."""
 
     value = values.TrainingPlan
-    engine: str = Field(default="auto", min_length=1, description='Who computes gradients: "auto" or "numpy".')
+    engine: str = Field(default="auto", min_length=1, description='Who computes gradients: "auto", or one by name.')
     batch_size: Steps | None = Field(
         default=None,
         description="Records in a batch, in expectation: each is drawn by its own coin. 32 if unsaid.",
@@ -98,6 +105,10 @@ class TrainingTable(Table):
         default=None, description="Passes over a party's records in a round, in expectation. 1 if unsaid."
     )
     local_steps: Steps | None = Field(default=None, description="Instead of local_epochs: steps in a round.")
+    batches: Literal["poisson", "shuffled", "fixed-size"] = Field(
+        default="poisson", description="How records are drawn; each by its own coin is what is accounted for."
+    )
+    proximal: float = Field(default=0.0, ge=0, description="FedProx: the pull towards the server's model, 0 for none.")
     optimizer: OptimizerTable = Field(default=OptimizerTable(), description="How noisy gradients become steps.")
 
 
@@ -126,14 +137,51 @@ class RecordTable(Table):
     )
 
 
+class AdaptiveTable(Table):
+    """A clip that follows a quantile of the updates' norms."""
+
+    value = values.AdaptivePlan
+    quantile: Delta = Field(default=0.5, description="Which quantile of the norms the clip follows.")
+    learning_rate: Positive = Field(default=0.2, description="How fast the clip follows, as a rate of its logarithm.")
+    count_noise: Positive | None = Field(
+        default=None, description="Noise on the count of small updates; a twentieth of the expected cohort if unsaid."
+    )
+
+
 class ClientTable(Table):
-    """What is promised to each client (not in this version yet)."""
+    """What is promised to each client."""
 
     value = values.ClientPlan
-    epsilon: Positive | None = Field(default=None, description="The target ε per client.")
+    epsilon: Positive | None = Field(
+        default=None, description="The target ε per client; the noise is calibrated to fit."
+    )
     noise_multiplier: Positive | None = Field(default=None, description="Instead of epsilon: noise over clip.")
-    delta: Delta | None = Field(default=None, description="The δ per client.")
+    delta: Delta | None = Field(
+        default=None, description="The δ per client, at most 1/(10 N) for N registered clients."
+    )
     max_norm: Positive = Field(default=1.0, description="Each client's update is clipped to this L2 norm.")
+    noise_at: Literal["server", "party"] = Field(
+        default="server", description="Who adds the noise: the server, once, or every party to its own update."
+    )
+    against: Literal["recipients", "server"] | None = Field(
+        default=None, description="Whom the promise must bind; refused where the noise comes too late for it."
+    )
+    adaptive: AdaptiveTable | None = Field(default=None, description="Let the clip follow the updates' norms.")
+    lifetime: LifetimeTable | None = Field(
+        default=None, description="The budget per client over all runs; the plan's own ε if left out."
+    )
+
+
+class PersonTable(Table):
+    """People with several records."""
+
+    value = values.PersonPlan
+    id: str = Field(min_length=1, description="What tells people apart, as the task calls it.")
+    max_records: Steps = Field(description="How many records of one person are used, at most; bounded before drawing.")
+    epsilon: Positive | None = Field(
+        default=None, description="The target ε per person; the noise is calibrated to fit."
+    )
+    delta: Delta | None = Field(default=None, description="The δ per person; the record's if left out.")
 
 
 class PrivacyTable(Table):
@@ -144,9 +192,8 @@ class PrivacyTable(Table):
         default="sample", description="Whom the run protects: nobody, each record, each client, both."
     )
     record: RecordTable | None = Field(default=None, description="What is promised to each record.")
-    client: ClientTable | None = Field(
-        default=None, description="What is promised to each client (not in this version yet)."
-    )
+    person: PersonTable | None = Field(default=None, description="People with several records, bounded and counted.")
+    client: ClientTable | None = Field(default=None, description="What is promised to each client.")
     preset: Literal["privacy_high", "privacy_medium", "performance"] | None = Field(
         default=None, description="Instead of epsilon and delta: a promise with a name."
     )
@@ -160,15 +207,44 @@ class PrivacyTable(Table):
     )
 
 
+class ServerOptimizerTable(Table):
+    """What the server does with the mean update."""
+
+    value = values.ServerOptimizerPlan
+    kind: Literal["fedavg", "fedavgm", "fedadam"] = Field(
+        default="fedavg", description="Add it, add it with momentum, or scale each coordinate (Adam)."
+    )
+    learning_rate: Positive = Field(default=1.0, description="The length of the server's step.")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="fedavgm and fedadam: how much of the past is kept.")
+    second: float = Field(default=0.99, ge=0, lt=1, description="fedadam: the same for squares.")
+    floor: Positive = Field(default=1e-3, description="fedadam: what keeps the divisor from zero.")
+    average: float = Field(
+        default=0.0, ge=0, lt=1, description="Keep a running mean of the models, with this decay; 0 keeps the last one."
+    )
+
+
+class StageTable(Table):
+    """Some rounds in a row with factors of their own."""
+
+    value = values.StagePlan
+    rounds: Rounds = Field(description="How many rounds the stage has.")
+    noise: Positive = Field(default=1.0, description="Times the noise multipliers.")
+    clip: Positive = Field(default=1.0, description="Times the clips.")
+    learning_rate: Positive = Field(default=1.0, description="Times the parties' learning rate.")
+
+
 class AggregationTable(Table):
     """How the server combines what the parties send."""
 
     value = values.AggregationPlan
     rule: str = Field(default="mean", min_length=1, description="How updates are combined.")
-    weights: Literal["size", "equal"] = Field(
-        default="size", description="Weigh parties by declared size, or all alike."
+    weights: Literal["size", "equal"] | None = Field(
+        default=None, description="Weigh parties by declared size (the default without client level), or all alike."
     )
     secure: bool = Field(default=False, description="Show the server one masked sum only (not in this version yet).")
+    optimizer: ServerOptimizerTable = Field(
+        default=ServerOptimizerTable(), description="What the server does with the mean update."
+    )
 
 
 class PlanTable(Table):
@@ -182,3 +258,6 @@ class PlanTable(Table):
     training: TrainingTable = Field(default=TrainingTable(), description="What a party does in one round.")
     privacy: PrivacyTable = Field(default=PrivacyTable(), description="The promise.")
     aggregation: AggregationTable = Field(default=AggregationTable(), description="How updates are combined.")
+    schedule: list[StageTable] = Field(
+        default=[], description="Stages with factors for noise, clip and learning rate; together all rounds."
+    )

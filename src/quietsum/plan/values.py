@@ -20,106 +20,55 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, final
 
 from quietsum.errors import (
     InvalidParameter,
     finite_number,
     non_negative,
-    open_probability,
     positive,
     probability,
     whole_number,
 )
+from quietsum.plan.fields import MOST_ROUNDS, MOST_STEPS, chosen, count, maybe, named, names, share, store
 from quietsum.plan.options import Options
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import Neighbours
+from quietsum.plan.promises import (
+    AdaptivePlan,
+    ClientPlan,
+    LifetimePlan,
+    PersonPlan,
+    PrivacyPlan,
+    RecordPlan,
+    Style,
+)
 
 __all__ = [
+    "MOST_ROUNDS",
+    "MOST_STEPS",
+    "AdaptivePlan",
     "AggregationPlan",
     "ClientPlan",
     "FederationPlan",
     "LifetimePlan",
     "OptimizerPlan",
     "PartyFacts",
+    "PersonPlan",
     "Plan",
     "PrivacyPlan",
     "RecordPlan",
     "SamplingPlan",
+    "ServerOptimizerPlan",
     "SimulatePlan",
+    "StagePlan",
     "Style",
     "TaskPlan",
     "TrainingPlan",
 ]
 
-MOST_ROUNDS = 10**6
-"""More rounds than this are a slip of the pen."""
-MOST_STEPS = 10**9
-"""So are more local steps or epochs than this."""
 BATCH_SIZE = 32
 """The batch size where a plan states neither a batch size nor a sample rate."""
-
-
-class Style(enum.StrEnum):
-    """Whom the run protects."""
-
-    NONE = "none"
-    """Nobody: no privacy guarantee."""
-    SAMPLE = "sample"
-    """Each record, by noise at its own party."""
-    USER = "user"
-    """Each client as a whole (not in this version yet)."""
-    HYBRID = "hybrid"
-    """Records and clients (not in this version yet)."""
-
-
-def _store(value: object, **fields: object) -> None:
-    for name, field in fields.items():
-        object.__setattr__(value, name, field)
-
-
-def _chosen(parameter: str, value: object, choices: Iterable[str]) -> str:
-    known = tuple(choices)
-    if not isinstance(value, str) or value not in known:
-        raise InvalidParameter(parameter, value, "is unknown", f"choose {_either(known)}")
-    return str(value)
-
-
-def _either(words: tuple[str, ...]) -> str:
-    quoted = [f"'{word}'" for word in words]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
-
-
-def _named(parameter: str, value: object, remedy: str) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise InvalidParameter(parameter, value, "is not a name", remedy)
-    return value
-
-
-def _names(parameter: str, values: object) -> tuple[str, ...]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise InvalidParameter(parameter, values, "is not a list of names", 'write it as ["first", "second"]')
-    return tuple(_named(f"{parameter}[{index}]", name, "name a party") for index, name in enumerate(values))
-
-
-def _count(parameter: str, value: object, minimum: int, most: int, remedy: str = "") -> int:
-    number = whole_number(parameter, value, minimum, remedy)
-    if number > most:
-        raise InvalidParameter(parameter, value, f"is more than {most:,}", "check it; no training takes so many")
-    return number
-
-
-def _share(parameter: str, value: object, remedy: str) -> float:
-    """A probability above 0."""
-    number = probability(parameter, value, remedy)
-    if number == 0:
-        raise InvalidParameter(parameter, value, "draws nobody", remedy)
-    return number
-
-
-def _maybe(check: Any, parameter: str, value: object, *more: Any) -> Any:
-    return None if value is None else check(parameter, value, *more)
 
 
 # ------------------------------------------------------------------------------------- parts of a plan
@@ -134,58 +83,101 @@ class TaskPlan:
     options: Mapping[str, Any] = dataclasses.field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        _named("name", self.name, 'name a task, for instance "heart" or "my_module:MyTask"')
-        _store(self, options=Options(self.options))
+        named("name", self.name, 'name a task, for instance "heart" or "my_module:MyTask"')
+        store(self, options=Options(self.options))
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """Which parties are asked in a round: everyone, or each by its own coin of probability ``rate``."""
+    """Which parties are asked in a round: everyone, each by its own coin of ``rate``, or ``size`` of them."""
 
     kind: str = "everyone"
     rate: float | None = None
+    size: int | None = None
 
     def __post_init__(self) -> None:
-        _chosen("kind", self.kind, ("everyone", "poisson"))
-        _store(self, rate=_maybe(_share, "rate", self.rate, "the chance that a party is asked in a round"))
+        chosen("kind", self.kind, ("everyone", "poisson", "fixed-size"))
+        store(
+            self,
+            rate=maybe(share, "rate", self.rate, "the chance that a party is asked in a round"),
+            size=maybe(count, "size", self.size, 1, MOST_STEPS, "how many parties are asked in a round"),
+        )
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SimulatePlan:
-    """Bad luck to rehearse with the local runtime: parties that drop out, parties that refuse."""
+    """Bad luck to rehearse with the local runtime: parties that drop out, come too late, refuse."""
 
     drop_outs: float = 0.0
+    stragglers: float = 0.0
     refusing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        share = probability("drop_outs", self.drop_outs, "the chance that a party is lost in a round") + 0.0
-        _store(self, drop_outs=share, refusing=_names("refusing", self.refusing))
+        lost = probability("drop_outs", self.drop_outs, "the chance that a party is lost in a round") + 0.0
+        late = probability("stragglers", self.stragglers, "the chance that a reply comes too late") + 0.0
+        store(self, drop_outs=lost, stragglers=late, refusing=names("refusing", self.refusing))
+
+
+_SPLIT = re.compile(r"dirichlet\((?P<alpha>[0-9.eE+-]+)\)")
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FederationPlan:
-    """Who takes part, and for how many rounds. No ``parties`` means all parties of the task."""
+    """Who takes part, and for how many rounds.
+
+    ``parties`` are names, none for all of them, or how many clients are made. ``split`` says from what: ``natural``
+    (hospitals, people, cards: whatever the task knows), ``iid`` or ``dirichlet(α)``, which deal out one data set.
+    """
 
     rounds: int = 20
     sampling: SamplingPlan = dataclasses.field(default_factory=SamplingPlan)
-    parties: tuple[str, ...] = ()
+    split: str = "natural"
+    parties: tuple[str, ...] | int = ()
     minimum_parties: int = 1
     deadline: float | None = None
     spare_attempts: int = 0
     simulate: SimulatePlan = dataclasses.field(default_factory=SimulatePlan)
 
     def __post_init__(self) -> None:
-        _store(
+        store(
             self,
-            rounds=_count("rounds", self.rounds, 1, MOST_ROUNDS, "a run has at least one round"),
-            parties=_names("parties", self.parties),
-            minimum_parties=_count("minimum_parties", self.minimum_parties, 1, MOST_ROUNDS),
-            deadline=_maybe(positive, "deadline", self.deadline, "seconds a round may take; leave it out for no limit"),
-            spare_attempts=_count("spare_attempts", self.spare_attempts, 0, MOST_ROUNDS),
+            rounds=count("rounds", self.rounds, 1, MOST_ROUNDS, "a run has at least one round"),
+            split=_checked_split(self.split),
+            parties=count("parties", self.parties, 1, MOST_STEPS, "how many clients to make")
+            if isinstance(self.parties, int)
+            else names("parties", self.parties),
+            minimum_parties=count("minimum_parties", self.minimum_parties, 1, MOST_ROUNDS),
+            deadline=maybe(positive, "deadline", self.deadline, "seconds a round may take; leave it out for no limit"),
+            spare_attempts=count("spare_attempts", self.spare_attempts, 0, MOST_ROUNDS),
         )
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The parties that are named; none where all take part, or where clients are made by number."""
+        return () if isinstance(self.parties, int) else self.parties
+
+    @property
+    def alpha(self) -> float | None:
+        """The α of a Dirichlet split; None for the others."""
+        found = _SPLIT.fullmatch(self.split)
+        return float(found["alpha"]) if found else None
+
+
+def _checked_split(value: object) -> str:
+    remedy = "choose 'natural', 'iid' or 'dirichlet(0.5)'"
+    if value in ("natural", "iid"):
+        return str(value)
+    found = _SPLIT.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
+    if found is None:
+        raise InvalidParameter("split", value, "is unknown", remedy)
+    try:
+        alpha = float(found["alpha"])
+    except ValueError:
+        raise InvalidParameter("split", value, "has an α that is no number", remedy) from None
+    return f"dirichlet({positive('alpha', alpha, 'small means that clients differ much'):g})"
 
 
 @final
@@ -198,11 +190,11 @@ class OptimizerPlan:
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        _chosen("kind", self.kind, ("sgd",))
+        chosen("kind", self.kind, ("sgd",))
         momentum = non_negative("momentum", self.momentum, "choose it in [0, 1)") + 0.0
         if momentum >= 1:
             raise InvalidParameter("momentum", self.momentum, "must be below 1", "choose it in [0, 1), 0.9 say")
-        _store(self, learning_rate=positive("learning_rate", self.learning_rate), momentum=momentum)
+        store(self, learning_rate=positive("learning_rate", self.learning_rate), momentum=momentum)
 
 
 @final
@@ -219,121 +211,91 @@ class TrainingPlan:
     sample_rate: float | None = None
     local_epochs: int | None = None
     local_steps: int | None = None
+    batches: str = "poisson"
+    proximal: float = 0.0
     optimizer: OptimizerPlan = dataclasses.field(default_factory=OptimizerPlan)
 
     def __post_init__(self) -> None:
-        _named("engine", self.engine, 'choose "auto" or "numpy"')
+        named("engine", self.engine, 'choose "auto"')
+        chosen("batches", self.batches, ("poisson", "shuffled", "fixed-size"))
         batch, rate = self.batch_size, self.sample_rate
         epochs, steps = self.local_epochs, self.local_steps
         if batch is None and rate is None:
             batch = BATCH_SIZE
         if epochs is None and steps is None:
             epochs = 1
-        _store(
+        store(
             self,
-            batch_size=_maybe(_count, "batch_size", batch, 1, MOST_STEPS),
-            sample_rate=_maybe(_share, "sample_rate", rate, "the chance that a record is in a batch"),
-            local_epochs=_maybe(_count, "local_epochs", epochs, 1, MOST_STEPS),
-            local_steps=_maybe(_count, "local_steps", steps, 1, MOST_STEPS),
+            batch_size=maybe(count, "batch_size", batch, 1, MOST_STEPS),
+            sample_rate=maybe(share, "sample_rate", rate, "the chance that a record is in a batch"),
+            local_epochs=maybe(count, "local_epochs", epochs, 1, MOST_STEPS),
+            local_steps=maybe(count, "local_steps", steps, 1, MOST_STEPS),
+            proximal=non_negative("proximal", self.proximal, "the pull towards the server's model, 0 for none") + 0.0,
         )
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LifetimePlan:
-    """What may be spent on a dataset over all runs together."""
+class ServerOptimizerPlan:
+    """What the server does with the mean update: FedAvg, FedAvgM or FedAdam (Reddi et al. 2021).
 
-    epsilon: float
-    delta: float
+    With ``average`` the model that is scored and kept is a running mean of all rounds' models, which costs nothing.
+    """
 
-    def __post_init__(self) -> None:
-        _store(self, epsilon=positive("epsilon", self.epsilon), delta=open_probability("delta", self.delta))
-
-    def budget(self) -> Budget:
-        """The same as a budget per record."""
-        return Budget(epsilon=self.epsilon, delta=self.delta)
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordPlan:
-    """What is promised to each record: a target ε (the noise is calibrated), or a noise multiplier (ε follows)."""
-
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    max_grad_norm: float = 1.0
-    lifetime: LifetimePlan | None = None
+    kind: str = "fedavg"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    second: float = 0.99
+    floor: float = 1e-3
+    average: float = 0.0
 
     def __post_init__(self) -> None:
-        _store(
+        chosen("kind", self.kind, ("fedavg", "fedavgm", "fedadam"))
+        for name in ("momentum", "second", "average"):
+            value = non_negative(name, getattr(self, name), "choose it in [0, 1)") + 0.0
+            if value >= 1:
+                raise InvalidParameter(name, value, "must be below 1", "choose it in [0, 1), 0.9 say")
+            store(self, **{name: value})
+        store(
             self,
-            epsilon=_maybe(positive, "epsilon", self.epsilon, "for no privacy at all say style = 'none'"),
-            noise_multiplier=_maybe(positive, "noise_multiplier", self.noise_multiplier),
-            delta=_maybe(open_probability, "delta", self.delta),
-            max_grad_norm=positive("max_grad_norm", self.max_grad_norm, "the clip of one record's gradient"),
+            learning_rate=positive("learning_rate", self.learning_rate),
+            floor=positive("floor", self.floor, "what keeps FedAdam's divisor from zero"),
         )
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClientPlan:
-    """What is promised to each client. A seam: this version reads it and refuses to run it."""
+class StagePlan:
+    """Some rounds in a row with their own noise, clip and learning rate, as factors of what the plan states."""
 
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    max_norm: float = 1.0
-
-    def __post_init__(self) -> None:
-        _store(
-            self,
-            epsilon=_maybe(positive, "epsilon", self.epsilon),
-            noise_multiplier=_maybe(positive, "noise_multiplier", self.noise_multiplier),
-            delta=_maybe(open_probability, "delta", self.delta),
-            max_norm=positive("max_norm", self.max_norm),
-        )
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PrivacyPlan:
-    """The promise: its style, its numbers, and how they are computed."""
-
-    style: Style = Style.SAMPLE
-    record: RecordPlan | None = None
-    client: ClientPlan | None = None
-    preset: str | None = None
-    accounting: str = "exact"
-    neighbours: Neighbours = Neighbours.ADD_REMOVE
-    noise: str = "secure"
+    rounds: int
+    noise: float = 1.0
+    clip: float = 1.0
+    learning_rate: float = 1.0
 
     def __post_init__(self) -> None:
-        from quietsum.plan.presets import PRESETS
+        factors = {name: positive(name, getattr(self, name), "a factor; 1 changes nothing") for name in self.factors()}
+        store(self, rounds=count("rounds", self.rounds, 1, MOST_ROUNDS), **factors)
 
-        _chosen("accounting", self.accounting, ("exact", "rdp", "moments"))
-        _chosen("noise", self.noise, ("secure", "fast"))
-        if self.preset is not None:
-            _chosen("preset", self.preset, PRESETS)
-        _store(
-            self,
-            style=Style(_chosen("style", self.style, [style.value for style in Style])),
-            neighbours=Neighbours(_chosen("neighbours", self.neighbours, [known.value for known in Neighbours])),
-        )
+    @staticmethod
+    def factors() -> tuple[str, ...]:
+        """What a stage may change."""
+        return ("noise", "clip", "learning_rate")
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationPlan:
-    """How the server combines what the parties send."""
+    """How the server combines what the parties send. ``weights`` unsaid: by size, or alike where clients count."""
 
     rule: str = "mean"
-    weights: str = "size"
+    weights: str | None = None
     secure: bool = False
+    optimizer: ServerOptimizerPlan = dataclasses.field(default_factory=ServerOptimizerPlan)
 
     def __post_init__(self) -> None:
-        _named("rule", self.rule, 'name a rule, for instance "mean"')
-        _chosen("weights", self.weights, ("size", "equal"))
+        named("rule", self.rule, 'name a rule, for instance "mean"')
+        maybe(chosen, "weights", self.weights, ("size", "equal"))
         if not isinstance(self.secure, bool):
             raise InvalidParameter("secure", self.secure, "is neither true nor false", "write true or false")
 
@@ -351,6 +313,22 @@ class Plan:
     training: TrainingPlan = dataclasses.field(default_factory=TrainingPlan)
     privacy: PrivacyPlan = dataclasses.field(default_factory=PrivacyPlan)
     aggregation: AggregationPlan = dataclasses.field(default_factory=AggregationPlan)
+    schedule: tuple[StagePlan, ...] = ()
+
+    def __post_init__(self) -> None:
+        stages = tuple(self.schedule)
+        if not all(isinstance(stage, StagePlan) for stage in stages):
+            raise InvalidParameter("schedule", self.schedule, "is no list of stages", "pass StagePlan(rounds=...)")
+        store(self, schedule=stages)
+
+    def stage(self, number: int) -> StagePlan:
+        """The stage of round ``number``; one without changes where nothing is scheduled."""
+        left = number
+        for stage in self.schedule:
+            if left <= stage.rounds:
+                return stage
+            left -= stage.rounds
+        return StagePlan(rounds=self.federation.rounds)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, every default spelled out; what is not stated (None) is left out."""
@@ -398,16 +376,25 @@ def _plain(value: Any) -> Any:
 class PartyFacts:
     """What a task declares about one of its parties. Sizes are public by declaration.
 
-    ``public`` is the reason why the dataset needs no protection, "" where it does.
+    ``public`` is the reason why the dataset needs no protection, "" where it does. ``holder`` is set where many clients
+    are dealt out of one data set: its books are kept under the holder's name, once for all of them. That is sound
+    because every record, person and client of the data set is in one of the parties only, and what is charged is what
+    the party with the most costly round pays.
     """
 
     name: str
     dataset: str
     size: int
     public: str = ""
+    holder: str = ""
 
     def __post_init__(self) -> None:
-        _named("name", self.name, "name the party")
-        _named("dataset", self.dataset, "name the dataset; budgets are kept under this name")
+        named("name", self.name, "name the party")
+        named("dataset", self.dataset, "name the dataset; budgets are kept under this name")
         finite_number("size", self.size)
-        _store(self, size=whole_number("size", self.size, 0))
+        store(self, size=whole_number("size", self.size, 0))
+
+    @property
+    def account(self) -> str:
+        """Under whose name the books are kept."""
+        return self.holder or self.name

@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 
 from quietsum.errors import InvalidParameter, whole_number
+from quietsum.privacy.events import Composed, Gaussian, Group, Laplace, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import check_delta
 from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.units import PrivacyUnit
 
-__all__ = ["group_guarantee"]
+__all__ = ["group_guarantee", "person_event"]
 
 
 def group_guarantee(accountant: Accountant, *, size: int, delta: float) -> Guarantee:
@@ -83,3 +84,20 @@ def _log_factor(epsilon: float, size: int) -> float:
     if epsilon == 0:
         return math.log(size)
     return (size - 1) * epsilon + math.log(-math.expm1(-size * epsilon)) - math.log(-math.expm1(-epsilon))
+
+
+def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
+    """What a run of steps on Poisson batches, or on everything, costs a person with ``size`` records.
+
+    >>> person_event(PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0)), 3)
+    Group(size=3, event=PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=2.0)))
+    """
+    size = whole_number("max_records", size, 1)
+    match event:
+        case Repeated():
+            return Repeated(times=event.times, event=person_event(event.event, size))
+        case Composed():
+            return Composed(events=tuple(person_event(part, size) for part in event.events))
+        case Gaussian() | Laplace() | PoissonSampled(event=Gaussian() | Laplace()):
+            return Group(size=size, event=event)
+    raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")

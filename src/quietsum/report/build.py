@@ -13,6 +13,7 @@ from typing import Any
 
 from quietsum.errors import CorruptState
 from quietsum.ledger import Ledger
+from quietsum.ledger.charges import budget_to
 from quietsum.ledger.history import RunHistory
 from quietsum.plan import ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
@@ -24,7 +25,7 @@ from quietsum.runs.atomic import write_atomically
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.progress import NO_GUARANTEE
 from quietsum.runs.run import claims
-from quietsum.tasks import Comparable, NumpyTask, task_named
+from quietsum.tasks import Comparable, FederatedTask, NumpyTask, task_of
 
 __all__ = ["VERSION", "build", "sentence", "write"]
 
@@ -45,7 +46,7 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     from quietsum import __version__
 
     plan = folder.plan()
-    task = task_named(plan.task.name, plan.task.options)
+    task = task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
     last = checkpoints.latest(folder.checkpoints)
     number = 0 if last is None else last.round
@@ -55,9 +56,9 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
             raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
         claimed = claims(resolved, finished=outcome == "finished")
         books = _books(ledger, resolved)
-        spent = RunHistory(ledger, folder.run).read().by_round
+        history = RunHistory(ledger, folder.run).read()
         head, public_key = ledger.head, ledger.identity.public_key
-    measured = None if last is None else task.evaluate(last.state.params)
+    measured = None if last is None else task.evaluate(last.state.model)
     limit = resolved.limit
     return {
         "version": __version__,
@@ -74,11 +75,13 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
         "notes": _notes(resolved),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
         "lifetime": books,
-        "limit": None if limit is None else {"unit": limit.unit.value, "epsilon": limit.epsilon, "delta": limit.delta},
+        "limit": None if limit is None else budget_to(limit),
+        "limits": [budget_to(one) for one in resolved.limits],
         "noise_multiplier": resolved.noise_multiplier,
         "spent": [
-            {"round": round_number, "epsilon": epsilon, "unit": PrivacyUnit.RECORD.value}
-            for round_number, epsilon in spent
+            {"round": round_number, "epsilon": epsilon, "unit": one.unit.value}
+            for one in resolved.limits
+            for round_number, epsilon in history.by_round(one.unit)
             if math.isfinite(epsilon)
         ],
         "metrics": []
@@ -105,7 +108,7 @@ def _outcome(folder: RunFolder) -> str:
     return str(about.get("outcome", "unknown"))
 
 
-def _summary(resolved: ResolvedPlan, task: NumpyTask, number: int, outcome: str) -> str:
+def _summary(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, number: int, outcome: str) -> str:
     how = {
         "finished": "finished", "running": "not finished", "budget": "stopped by its budget",
         "too-few-parties": "stopped, too few parties",
@@ -117,14 +120,14 @@ def _summary(resolved: ResolvedPlan, task: NumpyTask, number: int, outcome: str)
 def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:
     if not claimed:
         return [f"{NO_GUARANTEE}: this model was trained without noise; it may reveal the records it was trained on."]
-    by_unit: dict[PrivacyUnit, list[Guarantee]] = {}
+    alike: dict[tuple[PrivacyUnit, float], list[Guarantee]] = {}
     for guarantee in claimed:
-        by_unit.setdefault(guarantee.unit, []).append(guarantee)
-    return [sentence(guarantees, resolved) for guarantees in by_unit.values()]
+        alike.setdefault((guarantee.unit, guarantee.epsilon), []).append(guarantee)
+    return [sentence(guarantees, resolved) for guarantees in alike.values()]
 
 
 def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
-    """The guarantee of one unit in plain words; it holds against every observer that is named."""
+    """Guarantees of one unit in plain words; what is said holds against every observer that is named."""
     guarantee = max(guarantees, key=lambda one: one.epsilon)
     if math.isinf(guarantee.epsilon):
         return NO_GUARANTEE
@@ -145,8 +148,14 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     return (
         f"From this run alone, {who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, "
         f"where a coin is right half of the time: ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for "
-        f"the worst of {len(resolved.parties)} parties."
+        f"{_which(guarantee, resolved)}."
     )
+
+
+def _which(guarantee: Guarantee, resolved: ResolvedPlan) -> str:
+    if guarantee.unit is PrivacyUnit.CLIENT:
+        return f"each of {len(resolved.parties):,} registered clients"
+    return f"the worst of {len(resolved.parties):,} parties"
 
 
 def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
@@ -155,8 +164,12 @@ def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
     worst = 0.0
     from quietsum.privacy.calibrate import accountant_for
 
+    if "through the client level" in guarantee.method:
+        return alone
     for charge in resolved.planned():
-        if charge.event is None or charge.unit is not guarantee.unit:
+        if charge.unit is not guarantee.unit:
+            continue
+        if charge.event is None:
             return alone
         privacy = resolved.plan.privacy
         accountant = accountant_for("exact", neighbours=privacy.neighbours, unit=charge.unit).compose(charge.event)
@@ -166,7 +179,7 @@ def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
 
 def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:
     """What all runs together have used of each protected dataset's lifetime."""
-    ours = {(party.name, party.dataset) for party in resolved.parties if not party.public}
+    ours = {(party.account, party.dataset) for party in resolved.parties if not party.public}
     return [
         {
             "party": book.party, "dataset": book.dataset, "unit": book.unit.value, "runs": book.plans,
@@ -181,19 +194,28 @@ def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
     """What holds for everything that was and will be done with the same data."""
     if not books:
         return []
+    found = []
+    for unit in dict.fromkeys(book["unit"] for book in books):
+        some = [book for book in books if book["unit"] == unit]
+        found.append(_over_runs(some))
+    return found
+
+
+def _over_runs(books: list[dict[str, Any]]) -> str:
     runs, worst = max(book["runs"] for book in books), max(books, key=lambda book: book["epsilon"])
-    return [
+    return (
         f"From all runs on the same data, past and future ({runs} so far): ε ≤ {worst['epsilon']:g} per "
         f"{worst['unit']} at δ = {worst['delta']:g}. That is the largest lifetime budget among these datasets, and the "
         "ledger lets no run exceed it."
-    ]
+    )
 
 
 def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:
     found = [*resolved.warnings, *(text for guarantee in claimed for text in guarantee.warnings)]
-    if resolved.mechanism is not None and resolved.mechanism.label:
+    mechanism = resolved.mechanism or resolved.joint_mechanism()
+    if mechanism is not None and mechanism.label:
         found.append(
-            f"The noise is {resolved.mechanism.label}: its last bits may reveal more than the guarantee says. "
+            f"The noise is {mechanism.label}: its last bits may reveal more than the guarantee says. "
             'Use noise = "secure" for a release.'
         )
     return list(dict.fromkeys(found))
@@ -204,7 +226,7 @@ def _notes(resolved: ResolvedPlan) -> list[str]:
     return [f"No lifetime budget was used: {reason}." for reason in reasons]
 
 
-def _references(task: NumpyTask, resolved: ResolvedPlan) -> dict[str, float]:
+def _references(task: FederatedTask | NumpyTask, resolved: ResolvedPlan) -> dict[str, float]:
     """Scores of models without privacy on the same data, where the task has them and all of its data is public."""
     if isinstance(task, Comparable) and all(party.public for party in resolved.parties):
         return {str(name): float(value) for name, value in task.references().items()}

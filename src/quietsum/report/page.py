@@ -14,6 +14,8 @@ from quietsum.charts import Chart, Series, svg
 
 __all__ = ["curve", "page"]
 
+_SHOWN = 50  # parties in the table
+
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1d2733; --quiet: #5b6b7b; --paper: #fff; --line: #d8dfe6; --mark: #0b6bcb;
   --warn: #a4460a; --warn-paper: #fff4ea; }
@@ -90,17 +92,19 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
 
 def curve(values: Mapping[str, Any]) -> Chart | None:
     """What each round cost, as a chart; None where there is nothing to draw."""
-    spent = tuple((float(point["round"]), float(point["epsilon"])) for point in values["spent"])
+    limit = values["limit"]
+    unit = "record" if limit is None else limit["unit"]
+    points = (point for point in values["spent"] if point["unit"] == unit)
+    spent = tuple((float(point["round"]), float(point["epsilon"])) for point in points)
     if len(spent) < 2:
         return None
-    limit = values["limit"]
     return Chart(
-        title="ε per record after each round, worst party",
+        title=f"ε per {unit} after each round, worst party",
         x_label="round",
-        y_label="ε per record",
+        y_label=f"ε per {unit}",
         series=(Series(label="spent", points=spent),),
         limit=None if limit is None else ("budget of this plan", float(limit["epsilon"])),
-        description=f"ε per record grows to {spent[-1][1]:.3g} after round {spent[-1][0]:g}.",
+        description=f"ε per {unit} grows to {spent[-1][1]:.3g} after round {spent[-1][0]:g}.",
     )
 
 
@@ -132,8 +136,10 @@ def _parties(values: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>Who is registered</h2>"
     yield _table(["party", "dataset", "declared size", "standing"], [
         [party["name"], party["dataset"], f"{party['size']:,}", party["public"] or "protected"]
-        for party in values["parties"]
+        for party in values["parties"][:_SHOWN]
     ])  # fmt: skip
+    if len(values["parties"]) > _SHOWN:
+        yield f'<p class="quiet">And {len(values["parties"]) - _SHOWN:,} more.</p>'
     yield '<p class="quiet">Sizes are declared and public. Who took part in which round is not in this report.</p>'
 
 

@@ -1,8 +1,9 @@
 """Checkpoints: the model, the optimizer's memory, and what it cost, in one file that is written as a whole.
 
-A checkpoint is a safetensors file. Its header is JSON that any program can read; the key ``quietsum`` holds the round,
-the ledger's signed head and the privacy block. It never holds the state of a random generator: noise that could be
-replayed would cancel.
+A checkpoint is a safetensors file. ``params`` is the model; whatever else a round starts from (an optimizer's memory, a
+clip that adapts) lies beside it as ``slots.<name>``. Its header is JSON that any program can read; the key ``quietsum``
+holds the round, a hash of every vector, the ledger's signed head and the privacy block. It never holds the state of a
+random generator: noise that could be replayed would cancel.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from quietsum.runs.atomic import write_atomically
 
 __all__ = ["KEPT", "VERSION", "Checkpoint", "head_of", "latest", "load_model", "read", "save_model", "write"]
 
-VERSION = 1
+VERSION = 2
 KEPT = 3
 """So many checkpoints stay; older ones are removed after a new one is safe."""
 
 _NAME = re.compile(r"round-(\d{6})\.safetensors")
+_SLOT = "slots."
 
 
 @final
@@ -59,10 +61,13 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
         "head": checkpoint.head.to_dict(),
         "privacy": checkpoint.privacy,
         "model": model_hash(checkpoint.state.params),
-        "velocity": model_hash(checkpoint.state.velocity),
+        "slots": {name: model_hash(vector) for name, vector in checkpoint.state.slots.items()},
     }
     content = save(
-        {"params": checkpoint.state.params, "velocity": checkpoint.state.velocity},
+        {
+            "params": checkpoint.state.params,
+            **{f"{_SLOT}{name}": vector for name, vector in checkpoint.state.slots.items()},
+        },
         metadata={"quietsum": json.dumps(about, sort_keys=True, allow_nan=False)},
     )
     folder.mkdir(exist_ok=True)
@@ -88,12 +93,20 @@ def read(path: Path) -> Checkpoint:
     tensors, about = _open(path)
     try:
         if about["version"] != VERSION:
-            raise CorruptState(f"{path} has version {about['version']!r}, this quietsum reads {VERSION}")
-        state = ServerState(params=tensors["params"], velocity=tensors["velocity"])
-        for name, vector in (("model", state.params), ("velocity", state.velocity)):
+            raise CorruptState(
+                f"{path} has version {about['version']!r}, this quietsum reads {VERSION}; use the one that wrote it"
+            )
+        hashes = dict(about["slots"])
+        if set(tensors) != {"params", *(f"{_SLOT}{name}" for name in hashes)}:
+            raise CorruptState(_damaged(path, "it does not hold the vectors that its header names"))
+        state = ServerState(params=tensors["params"], slots={name: tensors[f"{_SLOT}{name}"] for name in hashes})
+        for name, vector, saved in (
+            ("model", state.params, about["model"]),
+            *((name, vector, hashes[name]) for name, vector in state.slots.items()),
+        ):
             if vector.dtype != np.float64 or vector.ndim != 1 or not np.all(np.isfinite(vector)):
                 raise CorruptState(f"{path}: the {name} is not a vector of finite float64 numbers")
-            if about[name] != model_hash(vector):
+            if saved != model_hash(vector):
                 raise CorruptState(_damaged(path, f"the {name} is not what was saved"))
         return Checkpoint(
             run=str(about["run"]),

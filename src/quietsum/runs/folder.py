@@ -209,7 +209,8 @@ class RunFolder:
         if plan.digest != self.plan_digest:
             raise CorruptState(
                 f"{self.path / 'plan.toml'} is not the plan that this run was started with; a run's plan is frozen: "
-                "undo the edit, or start a new run with the new plan"
+                "undo the edit, or start a new run with the new plan; if nobody edited it, another version of "
+                "quietsum started the run: use that one"
             )
         return plan
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from quietsum.errors import CorruptState, LedgerBroken
-from quietsum.privacy.events import Gaussian, PoissonSampled, PrivacyEvent
+from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent
 from quietsum.privacy.units import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -18,19 +19,28 @@ __all__ = ["block", "check"]
 TOLERANCE = 1e-6
 
 
+_NAMES = {PrivacyUnit.RECORD: "sample", PrivacyUnit.PERSON: "person", PrivacyUnit.CLIENT: "user"}
+
+
 def block(history: RunHistory, resolved: ResolvedPlan) -> dict[str, Any]:
     """What ``history`` has seen so far, in words people know; every reservation counts.
 
     ``sample_history`` and ``user_history`` list (noise multiplier, sample rate, steps) for each party; the two ε are
-    those of the worst party. A run without privacy has no δ and no ε.
+    those of the worst party. A run without privacy has no δ and no ε. People have a history and an ε of their own where
+    something is promised to them, and units after the first a δ of their own.
     """
-    return {
-        "target_delta": resolved.delta,
-        "sample_history": _history(history, PrivacyUnit.RECORD),
-        "user_history": _history(history, PrivacyUnit.CLIENT),
-        "cumulative_sample_epsilon": history.epsilon(PrivacyUnit.RECORD) if resolved.protected else None,
-        "cumulative_user_epsilon": history.epsilon(PrivacyUnit.CLIENT) if resolved.protected else None,
-    }
+    units = [PrivacyUnit.RECORD, PrivacyUnit.CLIENT]
+    if resolved.limit_of(PrivacyUnit.PERSON) is not None:
+        units.insert(1, PrivacyUnit.PERSON)
+    values: dict[str, Any] = {"target_delta": resolved.delta}
+    for limit in resolved.limits[1:]:
+        values[f"target_{_NAMES[limit.unit]}_delta"] = limit.delta
+    for unit in units:
+        values[f"{_NAMES[unit]}_history"] = _history(history, unit)
+    for unit in units:
+        found = history.epsilon(unit) if resolved.protected else math.inf
+        values[f"cumulative_{_NAMES[unit]}_epsilon"] = found if math.isfinite(found) else None
+    return values
 
 
 def _history(history: RunHistory, wanted: PrivacyUnit) -> list[dict[str, Any]]:
@@ -48,6 +58,8 @@ def _described(event: PrivacyEvent) -> dict[str, Any]:
             return {"noise_multiplier": noise, "sample_rate": 1.0}
         case PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise)):
             return {"noise_multiplier": noise, "sample_rate": rate}
+        case FixedSizeSampled(rate=rate, event=Gaussian(noise_multiplier=noise)):
+            return {"noise_multiplier": noise, "sample_rate": rate, "sampling": "fixed-size"}
     return {"event": event.to_dict()}
 
 
@@ -61,24 +73,29 @@ def check(checkpoint: Checkpoint, history: RunHistory, resolved: ResolvedPlan) -
     now = block(history, resolved)
     if set(saved) != set(now):
         raise CorruptState(f"the privacy block of round {checkpoint.round} has other keys than {sorted(now)}")
-    if saved["target_delta"] != now["target_delta"]:
-        raise CorruptState(
-            f"the checkpoint of round {checkpoint.round} was made for δ = {saved['target_delta']}, the plan says "
-            f"{now['target_delta']}; a run keeps its δ"
-        )
-    for name in ("sample_history", "user_history"):
+    for name in (name for name in now if name.endswith("_delta")):
+        if saved[name] != now[name]:
+            raise CorruptState(
+                f"the checkpoint of round {checkpoint.round} was made for δ = {saved[name]}, the plan says "
+                f"{now[name]}; a run keeps its δ"
+            )
+    for name in (name for name in now if name.endswith("_history")):
         if saved[name] != now[name]:
             raise LedgerBroken(
                 f"and the checkpoint of round {checkpoint.round} disagree about {name.replace('_', ' ')}",
                 at=checkpoint.head.sequence,
                 remedy="one of them was altered: run quietsum ledger verify, restore what it names, then resume",
             )
-    for name in ("cumulative_sample_epsilon", "cumulative_user_epsilon"):
+    for name in (name for name in now if name.startswith("cumulative_")):
         before, after = saved[name], now[name]
         if before is None and after is None:
             continue
-        if not isinstance(before, int | float) or abs(before - after) > TOLERANCE * max(1.0, after):
+        if not _number(before) or not _number(after) or abs(before - after) > TOLERANCE * max(1.0, after):
             raise CorruptState(
                 f"the checkpoint of round {checkpoint.round} states {name.replace('_', ' ')} = {before}, which comes "
                 f"out as {after}; it was altered: restore it, or delete it to go on from the one before"
             )
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self, final
 
 from quietsum.errors import CorruptState
-from quietsum.federation.watch import PartyDropped, RoundFinished, RoundStarted, RunEvent
+from quietsum.federation.watch import PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished
 from quietsum.privacy.units import PrivacyUnit
 
 __all__ = ["SCHEMA", "Recorder", "history"]
@@ -21,6 +21,7 @@ SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, asked INTEGER, kept INTEGER,
   epsilon_record REAL, epsilon_client REAL, delta REAL, finished INTEGER NOT NULL DEFAULT 0,
+  epsilon_person REAL, clip REAL,
   PRIMARY KEY (round, attempt)) STRICT;
 CREATE TABLE IF NOT EXISTS metrics (
   round INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, on_data TEXT NOT NULL,
@@ -43,6 +44,7 @@ class Recorder:
         except sqlite3.Error as error:
             raise CorruptState(f"{path} cannot be used ({error}); move it away, nothing in it is needed") from None
         self._attempt = 1
+        self._left_out: list[tuple[object, ...]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -50,30 +52,46 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._database.close()
+        try:
+            self._write_left_out()
+        finally:
+            self._database.close()
 
     def saw(self, event: RunEvent) -> None:
         """Write it down."""
         match event:
             case RoundStarted():
+                self._write_left_out()
                 self._attempt = event.attempt
                 self._put("INSERT OR IGNORE INTO rounds (round, attempt) VALUES (?, ?)", event.round, event.attempt)
             case PartyDropped():
-                self._put(
-                    "INSERT INTO left_out VALUES (?, ?, ?, ?, ?)",
-                    event.round, self._attempt, event.party, event.reason, int(event.refunded),
-                )  # fmt: skip
+                self._left_out.append((event.round, self._attempt, event.party, event.reason, int(event.refunded)))
             case RoundFinished():
+                self._write_left_out()
                 self._finish(event)
+            case RunFinished():
+                self._write_left_out()
+
+    def _write_left_out(self) -> None:
+        """All at once: of ten thousand clients thousands may be left out, and a transaction each would take minutes."""
+        rows, self._left_out = self._left_out, []
+        if not rows:
+            return
+        try:
+            self._database.execute("BEGIN")
+            self._database.executemany("INSERT INTO left_out VALUES (?, ?, ?, ?, ?)", rows)
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise CorruptState(f"run.db cannot be written ({error}); make room, then go on with --resume") from None
 
     def _finish(self, event: RoundFinished) -> None:
         worst = {unit: max((g.epsilon for g in event.spent if g.unit is unit), default=None) for unit in PrivacyUnit}
-        delta = next((guarantee.delta for guarantee in event.spent), None)
+        delta = next((guarantee.delta for guarantee in event.spent), None)  # of the first unit
         self._put(
-            "UPDATE rounds SET asked = ?, kept = ?, epsilon_record = ?, epsilon_client = ?, delta = ?, finished = 1 "
-            "WHERE round = ? AND attempt = ?",
-            event.asked, len(event.kept), worst[PrivacyUnit.RECORD], worst[PrivacyUnit.CLIENT], delta,
-            event.round, self._attempt,
+            "UPDATE rounds SET asked = ?, kept = ?, epsilon_record = ?, epsilon_client = ?, epsilon_person = ?, "
+            "delta = ?, clip = ?, finished = 1 WHERE round = ? AND attempt = ?",
+            event.asked, len(event.kept), worst[PrivacyUnit.RECORD], worst[PrivacyUnit.CLIENT],
+            worst[PrivacyUnit.PERSON], delta, event.clip, event.round, self._attempt,
         )  # fmt: skip
         for name, value in event.metrics.items():
             self._put(
@@ -87,15 +105,17 @@ class Recorder:
             raise CorruptState(f"run.db cannot be written ({error}); make room, then go on with --resume") from None
 
 
-def history(path: Path, metric: str) -> list[tuple[int, float | None, float | None]]:
-    """(round, ε per record, value of ``metric``) of every finished round; empty where there is no run.db."""
+def history(
+    path: Path, metric: str, unit: PrivacyUnit = PrivacyUnit.RECORD
+) -> list[tuple[int, float | None, float | None]]:
+    """(round, ε per ``unit``, value of ``metric``) of every finished round; empty where there is no run.db."""
     if not path.is_file():
         return []
     try:
         database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
         try:
             rows = database.execute(
-                "SELECT r.round, max(r.epsilon_record), m.value FROM rounds r "
+                f"SELECT r.round, max(r.epsilon_{PrivacyUnit(unit).value}), m.value FROM rounds r "
                 "LEFT JOIN metrics m ON m.round = r.round AND m.name = ? WHERE r.finished GROUP BY r.round ORDER BY 1",
                 (metric,),
             ).fetchall()

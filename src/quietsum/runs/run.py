@@ -15,12 +15,12 @@ from typing import Any, final
 
 import numpy as np
 
-from quietsum.aggregation import ServerState
+from quietsum.aggregation.optimizers import check_slots
 from quietsum.errors import BudgetExhausted, CorruptState, LedgerBroken, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Federation
-from quietsum.federation.round import run_round
+from quietsum.federation.messages import Closes, Federation
+from quietsum.federation.round import first_state, run_round
 from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted, Watcher, tell
 from quietsum.learning.descent import gradients_of
 from quietsum.ledger import Ledger
@@ -32,11 +32,13 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import Metrics, NumpyTask, Rehearsed, task_named
+from quietsum.tasks import FederatedTask, Metrics, NumpyTask, Rehearsed, Rehearses, task_of
 
 __all__ = ["RunResult", "check_anchors", "claims", "resume", "start"]
 
 log = logging.getLogger(__name__)
+
+Task = FederatedTask | NumpyTask
 
 
 @final
@@ -59,15 +61,20 @@ def start(
     workspace: Workspace,
     name: str | None = None,
     watchers: Iterable[Watcher] = (),
-    task: NumpyTask | None = None,
+    task: Task | None = None,
     federation: Federation | None = None,
+    workers: int = 1,
     rng: RandomSource | None = None,
     opened: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
-    """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent."""
-    task = task or task_named(plan.task.name, plan.task.options)
+    """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent.
+
+    ``workers`` processes train the clients where no ``federation`` is passed; a federation that is passed is its
+    owner's to close.
+    """
+    task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    _rehearse(task)
+    _rehearse(task, resolved)
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
@@ -77,8 +84,7 @@ def start(
         folder = workspace.create(plan, head=ledger.head, name=run)
         reach("run:folder")
         with folder.locked():
-            initial = np.asarray(task.initial(), dtype=np.float64)
-            state = ServerState(params=initial, velocity=np.zeros_like(initial))
+            state = first_state(resolved, task.initial())
             history = RunHistory(ledger, run).read()
             first = Checkpoint(
                 run=run, plan=plan.digest, round=0, state=state, head=ledger.head, privacy=block(history, resolved)
@@ -87,7 +93,8 @@ def start(
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
-            return _go_on(first, folder, task, resolved, ledger, history, federation, rng, tuple(watchers))
+            with _federation(federation, task, resolved, workers) as parties:
+                return _go_on(first, folder, task, resolved, ledger, history, parties, rng, tuple(watchers))
 
 
 def resume(
@@ -95,8 +102,9 @@ def resume(
     *,
     workspace: Workspace,
     watchers: Iterable[Watcher] = (),
-    task: NumpyTask | None = None,
+    task: Task | None = None,
     federation: Federation | None = None,
+    workers: int = 1,
     rng: RandomSource | None = None,
     opened: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
@@ -106,28 +114,26 @@ def resume(
     come out again from its history, and that history must be the ledger's up to the head; otherwise nothing runs.
     """
     plan = folder.plan()
-    task = task or task_named(plan.task.name, plan.task.options)
+    task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    _rehearse(task)
+    _rehearse(task, resolved)
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
         history = RunHistory(ledger, folder.run)
         last = checkpoints.latest(folder.checkpoints)
+        fresh = first_state(resolved, task.initial())
         if last is None:
-            initial = np.asarray(task.initial(), dtype=np.float64)
             last = Checkpoint(
-                run=folder.run, plan=plan.digest, round=0, head=ledger.head,
-                state=ServerState(params=initial, velocity=np.zeros_like(initial)),
+                run=folder.run, plan=plan.digest, round=0, head=ledger.head, state=fresh,
                 privacy=block(history.read(), resolved),
             )  # fmt: skip
         if last.run != folder.run or last.plan != plan.digest:
             raise CorruptState(f"the newest checkpoint in {folder.checkpoints} belongs to another run or plan")
-        if last.state.params.shape != (resolved.dimension,):
-            raise CorruptState(
-                f"the newest checkpoint in {folder.checkpoints} has {last.state.params.size} parameters, the task has "
-                f"{resolved.dimension}; use the version of the task that wrote it"
-            )
+        try:
+            check_slots(last.state, fresh)
+        except CorruptState as problem:
+            raise CorruptState(f"the newest checkpoint in {folder.checkpoints} does not fit: {problem}") from None
         if not ledger.contains(last.head):
             raise LedgerBroken(
                 f"does not contain the head that the checkpoint of round {last.round} was saved with",
@@ -137,12 +143,15 @@ def resume(
         check(last, history.read(last.head.sequence), resolved)
         if opened is not None:
             opened(folder)
-        return _go_on(last, folder, task, resolved, ledger, history, federation, rng, tuple(watchers))
+        with _federation(federation, task, resolved, workers) as parties:
+            return _go_on(last, folder, task, resolved, ledger, history, parties, rng, tuple(watchers))
 
 
-def _rehearse(task: NumpyTask) -> None:
-    """Differentiate the task's made-up examples, where it has some, so that its own mistakes are heard of."""
-    if isinstance(task, Rehearsed):
+def _rehearse(task: Task, resolved: ResolvedPlan) -> None:
+    """Try the task on its made-up examples, where it has some, so that its own mistakes are heard of."""
+    if isinstance(task, Rehearses):
+        task.rehearse(resolved.orders(resolved.parties[0].name))
+    elif isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
         rows = task.example()
         gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
 
@@ -202,25 +211,38 @@ def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
         yield ledger
 
 
+@contextlib.contextmanager
+def _federation(given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int) -> Iterator[Federation]:
+    """The federation that was passed, or one of this machine that is ended again, whatever happens."""
+    if given is not None:
+        yield given
+        return
+    made = LocalFederation.of(task, resolved, workers=workers)
+    try:
+        yield made
+    finally:
+        if isinstance(made, Closes):
+            made.close()
+
+
 def _go_on(
     last: Checkpoint,
     folder: RunFolder,
-    task: NumpyTask,
+    task: Task,
     resolved: ResolvedPlan,
     ledger: Ledger,
     history: RunHistory,
-    federation: Federation | None,
+    federation: Federation,
     rng: RandomSource | None,
     watchers: tuple[Watcher, ...],
 ) -> RunResult:
     rng = rng or system_randomness()
-    federation = federation or LocalFederation.of(task, resolved)
     plan, state, done = resolved.plan, last.state, last.round
-    rounds, limit = plan.federation.rounds, resolved.limit
+    rounds, limits = plan.federation.rounds, {limit.unit.value: limit.epsilon for limit in resolved.limits}
     tell(watchers, _started(folder, resolved, done + 1))
     outcome = "finished"
     error: QuietsumError | None = None
-    measured = task.evaluate(state.params)
+    measured = task.evaluate(state.model)
     try:
         for number in range(done + 1, rounds + 1):
             result = run_round(
@@ -237,13 +259,13 @@ def _go_on(
             )  # fmt: skip
             reach("run:checkpointed")
             state, done = result.state, number
-            measured = task.evaluate(state.params)
+            measured = task.evaluate(state.model)
             tell(
                 watchers,
                 RoundFinished(
                     round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
                     metrics=dict(measured.values), metrics_on=_on(measured),
-                    spent=ledger.spent(folder.run), limits={} if limit is None else {limit.unit.value: limit.epsilon},
+                    spent=ledger.spent(folder.run), limits=limits, clip=state.clip,
                 ),
             )  # fmt: skip
     except BudgetExhausted as problem:
@@ -258,7 +280,7 @@ def _go_on(
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
     }  # fmt: skip
-    checkpoints.save_model(folder.model, state.params, about)
+    checkpoints.save_model(folder.model, state.model, about)
     reach("run:model")
     tell(watchers, RunFinished(outcome=outcome, round=done, reason="" if error is None else str(error)))
     return RunResult(

@@ -1,5 +1,8 @@
 """Tasks: what is learned, from whose rows. ``heart`` travels with the package; your own is ``"my_module:MyTask"``.
 
+:func:`task_of` makes the task of a plan, whichever kind it is: a numpy task as it is, a torch task with its records
+dealt out to the plan's parties (:class:`quietsum.tasks.federated.FederatedTorch`).
+
 >>> task_named("heart").dimension
 15
 >>> task_named("hart")
@@ -12,13 +15,43 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from quietsum.errors import InvalidParameter
-from quietsum.tasks.protocol import Comparable, Metrics, NumpyTask, Rehearsed, Rows
+from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.tasks.protocol import (
+    Comparable,
+    FederatedTask,
+    Metrics,
+    NamesPeople,
+    NumpyTask,
+    Rehearsed,
+    Rehearses,
+    Rows,
+    TrainsMany,
+)
 
-__all__ = ["TASKS", "Comparable", "Metrics", "NumpyTask", "Rehearsed", "Rows", "task_named"]
+if TYPE_CHECKING:
+    from quietsum.plan import Plan
+
+Task = TypeVar("Task", FederatedTask, NumpyTask)
+
+__all__ = [
+    "TASKS",
+    "Comparable",
+    "FederatedTask",
+    "Metrics",
+    "NamesPeople",
+    "NumpyTask",
+    "Rehearsed",
+    "Rehearses",
+    "Rows",
+    "TrainsMany",
+    "task_named",
+    "task_of",
+]
 
 
 def _heart(options: Mapping[str, Any]) -> NumpyTask:
@@ -53,19 +86,95 @@ def nearest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def _from_module(name: str, options: Mapping[str, Any]) -> NumpyTask:
+    task = made_by(name, options)
+    refuse_lacking(name, task, _NEEDED, "quietsum.tasks.NumpyTask")
+    return cast(NumpyTask, task)
+
+
+# ------------------------------------------------------------------------------------------ the task of a plan
+
+_FEDERATED: Final = ("name", "title", "dimension", "parties", "initial", "evaluate", "train")
+
+
+def task_of(plan: Plan) -> FederatedTask | NumpyTask:
+    """The task of ``plan``, with its records at the plan's parties.
+
+    Your own ``"my_module:MyTask"`` may be any of three: a torch task (model, loss, records), a numpy task (rows,
+    gradients) or a federated task (train).
+
+    >>> from quietsum.plan import FederationPlan, Plan, TaskPlan
+    >>> federation = FederationPlan(split="iid", parties=4)
+    >>> task = task_of(Plan(task=TaskPlan(name="digits"), federation=federation))
+    >>> task.dimension, [party.size for party in task.parties()]
+    (4810, [338, 338, 338, 338])
+    """
+    from quietsum.tasks.trainable import TRAINABLE, trainable_task
+
+    name, options = plan.task.name, plan.task.options
+    if ":" in name:
+        task = made_by(name, options)
+        if callable(getattr(task, "train", None)):
+            refuse_lacking(name, task, _FEDERATED, "quietsum.tasks.FederatedTask")
+            return _as_they_are(cast(FederatedTask, task), plan)
+        if getattr(task, "model", None) is None:
+            refuse_lacking(name, task, _NEEDED, "quietsum.tasks.NumpyTask")
+            return _as_they_are(cast(NumpyTask, task), plan)
+        return _dealt_out(trainable_task(name, options, made=task), plan)
+    if name in TASKS:
+        return _as_they_are(TASKS[name](options), plan)
+    if name not in TRAINABLE:
+        remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
+        raise InvalidParameter("task", name, "is not known", remedy)
+    return _dealt_out(trainable_task(name, options), plan)
+
+
+def _dealt_out(task: Any, plan: Plan) -> FederatedTask:
+    from quietsum.tasks.federated import FederatedTorch
+
+    federation = plan.federation
+    return FederatedTorch(task, split=federation.split, parties=federation.parties, engine=plan.training.engine)
+
+
+def _as_they_are(task: Task, plan: Plan) -> Task:
+    """A task with sites of its own, which nobody can deal out anew."""
+    if plan.federation.split != "natural" or isinstance(plan.federation.parties, int):
+        asked = plan.federation.split if plan.federation.split != "natural" else plan.federation.parties
+        where = "split" if plan.federation.split != "natural" else "parties"
+        problem = f"makes new clients, and the rows of {task.name} lie at sites of their own"
+        remedy = "choose split = 'natural' and leave parties out, or name some of the sites"
+        raise InvalidParameter(where, asked, problem, remedy)
+    return task
+
+
+# --------------------------------------------------------------------------------------------- tasks of your own
+
+
+def made_by(name: str, options: Mapping[str, Any]) -> Any:
+    """What ``"module:Class"`` makes of the options. The working folder is searched last of all."""
     module_name, _, class_name = name.partition(":")
+    here = os.getcwd()
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so that no file beside yours hides an installed module
     try:
         made = getattr(importlib.import_module(module_name), class_name)
     except Exception as error:  # whatever a user's module raises while it is imported
         remedy = "the module must be importable from where quietsum is started, and hold that class"
         raise InvalidParameter("task", name, f"cannot be imported ({error})", remedy) from error
     try:
-        task = made(**options)
+        return made(**options)
+    except QuietsumError:
+        raise
     except TypeError as error:
         remedy = "[task.options] are the class's keyword arguments"
         raise InvalidParameter("task.options", dict(options), f"do not fit {name} ({error})", remedy) from error
-    lacking = [needed for needed in _NEEDED if getattr(task, needed, None) is None]
+    except Exception as error:  # whatever a user's class raises
+        problem = f"cannot be made ({type(error).__name__}: {error})"
+        raise InvalidParameter("task", name, problem, "mend its __init__") from error
+
+
+def refuse_lacking(name: str, task: Any, needed: Iterable[str], listed: str) -> None:
+    """Raise where ``task`` lacks one of the ``needed`` attributes."""
+    lacking = [each for each in needed if getattr(task, each, None) is None]
     if lacking:
-        remedy = "write what quietsum.tasks.NumpyTask lists"
+        remedy = f"write what {listed} lists"
         raise InvalidParameter("task", name, f"is no task: it lacks {', '.join(lacking)}", remedy)
-    return cast(NumpyTask, task)

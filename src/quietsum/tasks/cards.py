@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from quietsum.tasks.binary import binary_cross_entropy, log_odds, starting_at
 from quietsum.tasks.cards_files import KNOWN, CardPayments, parts, read_card_payments
-from quietsum.tasks.checks import check_options
+from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.hashing import bucket_of, buckets
 from quietsum.tasks.protocol import Metrics
@@ -88,6 +88,7 @@ class CardsTask:
     loss = staticmethod(binary_cross_entropy)
     public = "the payments are made-up demo data that come with the package evalml"
     person = "card"
+    one_holder = True  # one bank holds all cards, so its books are charged once for all of them
 
     def __init__(
         self,
@@ -131,8 +132,17 @@ class CardsTask:
         return self._part(self._trains())
 
     def people(self) -> NDArray[np.int64]:
-        """The card of each record, in the order of :meth:`records`."""
-        return _payments(self._folder).cards[self._trains()].astype(np.int64)
+        """The card of each record, in the order of :meth:`records`.
+
+        Guarantees: no card has payments on both sides of the split, so that what a card pays here is all it pays.
+        """
+        cards, trains = _payments(self._folder).cards, self._trains()
+        one_site_each(cards, trains, person=self.person)
+        return cards[trains].astype(np.int64)
+
+    def sites(self) -> tuple[str, ...]:
+        """The same as names: every card is a client of a federation, or wholly in one with ``parties = n``."""
+        return tuple(f"card-{number}" for number in self.people().tolist())
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC and average precision on cards that do not train."""

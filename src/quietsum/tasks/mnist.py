@@ -78,6 +78,7 @@ class _Pictures:
 
     loss = staticmethod(cross_entropy)
     size = 60000
+    without_sites = "the files name no writer or shop"
     _fashion = False
 
     def __init__(

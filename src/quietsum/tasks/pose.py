@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.learning.step import cross_entropy
-from quietsum.tasks.checks import check_options
+from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, read_sequences, resampled
 from quietsum.tasks.protocol import Metrics
@@ -132,9 +132,17 @@ class PoseTask:
         return self._part(self._trains())
 
     def people(self) -> NDArray[np.int64]:
-        """The subject of each record, in the order of :meth:`records`."""
-        subject = _sequences(self._folder)[0].subject
-        return subject[self._trains()].astype(np.int64)
+        """The subject of each record, in the order of :meth:`records`.
+
+        Guarantees: no subject has sequences on both sides of the split, so that what one pays here is all they pay.
+        """
+        subject, trains = _sequences(self._folder)[0].subject, self._trains()
+        one_site_each(subject, trains, person=self.person)
+        return subject[trains].astype(np.int64)
+
+    def sites(self) -> tuple[str, ...]:
+        """The same as names: every person is a party of a federation."""
+        return tuple(f"subject-{number:02d}" for number in self.people().tolist())
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on people who do not train."""

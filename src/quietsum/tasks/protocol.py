@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Protocol, final, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,21 @@ import numpy.typing as npt
 from quietsum.errors import InvalidParameter
 from quietsum.plan import PartyFacts
 
-__all__ = ["Comparable", "Metrics", "NumpyTask", "Rehearsed", "Rows"]
+if TYPE_CHECKING:
+    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.plan.orders import LocalOrders
+
+__all__ = [
+    "Comparable",
+    "FederatedTask",
+    "Metrics",
+    "NamesPeople",
+    "NumpyTask",
+    "Rehearsed",
+    "Rehearses",
+    "Rows",
+    "TrainsMany",
+]
 
 Floats = npt.NDArray[np.float64]
 
@@ -107,6 +121,80 @@ class NumpyTask(Protocol):
 
     def evaluate(self, params: Floats) -> Metrics:
         """Scores on data declared unprotected."""
+        ...
+
+
+@runtime_checkable
+class FederatedTask(Protocol):
+    """What a federation asks of a task that does its own local work, any torch task for instance.
+
+    :class:`quietsum.tasks.federated.FederatedTorch` makes one of a :class:`~quietsum.tasks.torch_protocol.TorchTask`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in ``run.toml``."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """One line for a report."""
+        ...
+
+    @property
+    def dimension(self) -> int:
+        """How many parameters the model has."""
+        ...
+
+    def parties(self) -> tuple[PartyFacts, ...]:
+        """Who takes part, with declared public sizes."""
+        ...
+
+    def initial(self) -> Floats:
+        """The first parameters, of shape (dimension,), the same in every process. No data is touched."""
+        ...
+
+    def evaluate(self, params: Floats) -> Metrics:
+        """Scores on data declared unprotected."""
+        ...
+
+    def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        """One round of one party: new − old parameters.
+
+        Guarantees of whoever implements it: with ``orders.mechanism`` the result is a function of ``orders.steps``
+        releases of it on batches of ``orders.sampling``; ``orders.max_records`` is kept before anything is drawn.
+        ``orders.client`` is not its business: the party bounds and noises what this returns.
+        :class:`~quietsum.errors.DataMissing` may be raised only before a record was read, since it is refunded.
+        """
+        ...
+
+
+@runtime_checkable
+class TrainsMany(Protocol):
+    """A federated task that trains many small parties faster together. Only for orders without a mechanism."""
+
+    def train_many(
+        self, parties: Sequence[str], params: Floats, orders: Sequence[LocalOrders], rng: RandomSource
+    ) -> Iterator[tuple[tuple[str, ...], Floats]]:
+        """Some parties at a time: their names, and a row of new − old parameters for each."""
+        ...
+
+
+@runtime_checkable
+class Rehearses(Protocol):
+    """A federated task that can try itself on made-up records before anything is charged."""
+
+    def rehearse(self, orders: LocalOrders | None = None) -> None:
+        """Raise what would go wrong in training with such ``orders``; nothing raised depends on a protected value."""
+        ...
+
+
+@runtime_checkable
+class NamesPeople(Protocol):
+    """A numpy task that knows whose each row is."""
+
+    def people(self, party: str) -> npt.NDArray[Any]:
+        """The person of each of the party's rows, in the order of :meth:`NumpyTask.rows`."""
         ...
 
 

@@ -7,14 +7,16 @@ public constants, and ``evaluate`` never looks at protected records.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Protocol, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 from quietsum.tasks.protocol import Metrics
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
-__all__ = ["Settings", "TorchTask"]
+__all__ = ["DeclaresSites", "HasPeople", "HasSites", "Settings", "TorchTask"]
 
 
 @final
@@ -69,4 +71,32 @@ class TorchTask(Protocol):
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Scores on data declared unprotected."""
+        ...
+
+
+@runtime_checkable
+class HasSites(Protocol):
+    """A task whose records say where they come from, so that ``split = "natural"`` can deal them out."""
+
+    def sites(self) -> Sequence[str]:
+        """The site of each training record, in the order of :meth:`TorchTask.records`."""
+        ...
+
+
+@runtime_checkable
+class DeclaresSites(Protocol):
+    """A task with protected records that declares how many each of its sites has. Declared, never counted."""
+
+    @property
+    def site_sizes(self) -> Mapping[str, int]:
+        """The public size of each site."""
+        ...
+
+
+@runtime_checkable
+class HasPeople(Protocol):
+    """A task that knows whose each record is; a person's records then stay at one party."""
+
+    def people(self) -> NDArray[Any]:
+        """The person of each training record, in the order of :meth:`TorchTask.records`."""
         ...

@@ -11,13 +11,11 @@ quietsum.errors.InvalidParameter: task = 'digit' is not known; did you mean "dig
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.tasks import nearest_name
+from quietsum.tasks import made_by, nearest_name, refuse_lacking
 from quietsum.tasks.torch_protocol import TorchTask
 
 __all__ = ["TRAINABLE", "trainable_task"]
@@ -47,11 +45,13 @@ TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
 }
 
 
-def trainable_task(name: str, options: Mapping[str, Any] | None = None) -> TorchTask:
-    """The task ``name``, or your own as ``"my_module:MyTask"``, made with ``options``."""
+def trainable_task(name: str, options: Mapping[str, Any] | None = None, *, made: Any = None) -> TorchTask:
+    """The task ``name``, or your own as ``"my_module:MyTask"``, made with ``options`` unless it is ``made`` already."""
     options = {} if options is None else options
     if ":" in name:
-        return _own(name, options)
+        task = made_by(name, options) if made is None else made
+        refuse_lacking(name, task, _NEEDED, "quietsum.tasks.torch_protocol.TorchTask")
+        return cast(TorchTask, task)
     if name not in TRAINABLE:
         remedy = nearest_name(name, TRAINABLE, 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)
@@ -65,20 +65,3 @@ def require_torch() -> None:
         importlib.import_module("torch")
     except ImportError:
         raise QuietsumError("training needs torch, which is not installed: pip install 'quietsum[train]'") from None
-
-
-def _own(name: str, options: Mapping[str, Any]) -> TorchTask:
-    module, _, kind = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that no file beside yours hides an installed module
-    try:
-        task = getattr(importlib.import_module(module), kind)(**options)
-    except Exception as error:  # whatever a user's module raises
-        remedy = "the module must be importable from where quietsum is started, and hold that class"
-        raise InvalidParameter("task", name, f"cannot be made ({error})", remedy) from error
-    lacking = [needed for needed in _NEEDED if getattr(task, needed, None) is None]
-    if lacking:
-        remedy = "write what quietsum.tasks.torch_protocol.TorchTask lists"
-        raise InvalidParameter("task", name, f"is no task: it lacks {', '.join(lacking)}", remedy)
-    return cast(TorchTask, task)

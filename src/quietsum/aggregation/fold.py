@@ -1,0 +1,137 @@
+"""A fold over updates: what the server does with each as it arrives, so that memory does not grow with the cohort.
+
+A fold is a value that holds public numbers only; what has been folded so far is a state of its own. States are plain
+data: they can be pickled, and two of them merged, so that a worker process may fold the updates of its own clients and
+send one sum. The state that is passed to ``add``, ``add_many`` or ``merge`` is used up; go on with the one returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.errors import InvalidParameter
+from quietsum.mechanisms.rng import RandomSource
+
+__all__ = ["Combined", "Fold", "FoldState", "Vector", "problem_with_update", "usable_rows"]
+
+Vector = NDArray[np.float64]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Combined:
+    """The result of a fold: the step, and whose updates are in it (which only the operator may see).
+
+    ``clip`` is the bound for the next round where it adapts, else None.
+    """
+
+    step: Vector
+    kept: tuple[str, ...]
+    clip: float | None = None
+
+
+class FoldState(Protocol):
+    """What has been folded so far."""
+
+    @property
+    def kept(self) -> Mapping[str, None]:
+        """Whose updates are in it, in the order of their arrival."""
+        ...
+
+
+S = TypeVar("S", bound=FoldState)
+
+
+class Fold(Protocol[S]):
+    """How updates become one step.
+
+    Guarantees asked of every implementation: ``merge`` of two states is the state of all their updates together; an
+    update with a problem raises in ``add`` and is named by ``add_many``, and changes nothing either way.
+    """
+
+    @property
+    def dimension(self) -> int:
+        """Numbers in an update."""
+        ...
+
+    @property
+    def needs_individuals(self) -> bool:
+        """Whether it must see single updates, which secure aggregation does not show."""
+        ...
+
+    @property
+    def needs_updates(self) -> bool:
+        """Whether there is no step without an update. One that adds noise has a step all the same."""
+        ...
+
+    def start(self) -> S:
+        """Nothing folded yet."""
+        ...
+
+    def problem_with(self, update: object) -> str:
+        """Why ``update`` cannot be used, or an empty text."""
+        ...
+
+    def add(self, state: S, party: str, update: Vector) -> S:
+        """``state`` with one more update."""
+        ...
+
+    def add_many(self, state: S, parties: Sequence[str], updates: Vector) -> tuple[S, dict[str, str]]:
+        """``state`` with the rows of ``updates``, and what is wrong with those that were left out."""
+        ...
+
+    def merge(self, one: S, other: S) -> S:
+        """Both together; a party in both, or a sum that cannot be one, raises and changes nothing."""
+        ...
+
+    def finish(self, state: S, rng: RandomSource) -> Combined:
+        """The step, with the noise that this fold adds, if any."""
+        ...
+
+
+# ---------------------------------------------------------------------------------- what folds share
+
+
+def problem_with_update(update: object, dimension: int) -> str:
+    """Why ``update`` is no vector of ``dimension`` finite float64 numbers, or an empty text."""
+    if not isinstance(update, np.ndarray):
+        return f"is a {type(update).__name__}, not an array"
+    if update.dtype != np.float64:
+        return f"has type {update.dtype}, not float64"
+    if update.shape != (dimension,):
+        return f"has shape {update.shape}, not ({dimension},)"
+    if not np.all(np.isfinite(update)):
+        return "holds a value that is not finite"
+    return ""
+
+
+def usable_rows(
+    parties: Sequence[str], updates: object, dimension: int, kept: Mapping[str, None]
+) -> tuple[list[int], dict[str, str]]:
+    """Which rows of ``updates`` can be folded, and by party what is wrong with the others.
+
+    A name that stands twice, or was folded before, makes a mistake of the caller's: it raises.
+    """
+    refuse_twice(parties, kept)
+    shape = (len(parties), dimension)
+    if not isinstance(updates, np.ndarray) or updates.dtype != np.float64 or updates.shape != shape:
+        kind = type(updates).__name__
+        given = f"{updates.dtype} of shape {updates.shape}" if isinstance(updates, np.ndarray) else f"a {kind}"
+        raise InvalidParameter("updates", given, f"is not float64 of shape {shape}", "pass one row a party")
+    finite = np.isfinite(updates).all(axis=1)
+    broken = {parties[index]: "holds a value that is not finite" for index in np.flatnonzero(~finite).tolist()}
+    return np.flatnonzero(finite).tolist(), broken
+
+
+def refuse_twice(parties: Iterable[str], kept: Mapping[str, None]) -> None:
+    """Every party counts once: a second update of one would double what it may change."""
+    seen: set[str] = set()
+    for party in parties:
+        if party in kept or party in seen:
+            raise InvalidParameter("party", party, "has already replied in this round", "count each party once")
+        seen.add(party)

@@ -1,0 +1,47 @@
+"""What a party is told to do in one round: a frozen value, made by the plan, and every number in it is public.
+
+The sampler in it draws the batches and is the one that states their amplification; the mechanism in it clips and adds
+the noise and is the one that states the event. So what a party does and what it is charged for cannot differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, final
+
+from quietsum.errors import non_negative, positive, whole_number
+
+if TYPE_CHECKING:
+    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.sampling import Sampling
+
+__all__ = ["LocalOrders"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LocalOrders:
+    """One party's round.
+
+    ``mechanism`` is the record level: per-example clip and noise; None means neither. ``max_records`` bounds each
+    person's records before anything is drawn. ``client`` is the client level with noise at the party: the update is
+    bounded and gets its noise before it leaves. ``proximal`` is FedProx' μ (Li et al. 2020): μ·(w − w_server) is added
+    to the mean gradient, after its noise, so it costs nothing.
+    """
+
+    steps: int
+    sampling: Sampling
+    expected_batch: float
+    learning_rate: float
+    momentum: float = 0.0
+    proximal: float = 0.0
+    mechanism: GaussianMechanism | None = None
+    max_records: int | None = None
+    client: GaussianMechanism | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("steps", self.steps, 1)
+        positive("expected_batch", self.expected_batch, "sample rate × declared size, which is public")
+        positive("learning_rate", self.learning_rate)
+        non_negative("momentum", self.momentum)
+        non_negative("proximal", self.proximal)

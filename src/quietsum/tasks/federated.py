@@ -1,0 +1,264 @@
+"""Any torch task as a federation: its records at parties, its weights as one vector, a party's round as one call.
+
+A :class:`~quietsum.tasks.torch_protocol.TorchTask` knows one pile of records. :class:`FederatedTorch` deals it out
+(:mod:`quietsum.tasks.splits`), trains one party at a time with :class:`~quietsum.learning.local.LocalSteps`, many small
+ones side by side with :class:`~quietsum.learning.together.SideBySide`, and scores the server's weights. One model
+serves all parties of a process.
+
+Sizes are public in one of two ways. Where the task's ``public`` says that nobody needs protection they are counted. For
+protected records they are declared: by the task's ``size`` when clients are made, by its ``site_sizes`` when its own
+sites take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quietsum.errors import DataMissing, InvalidParameter, QuietsumError, whole_number
+from quietsum.learning.engine import Batch, rows_of
+from quietsum.learning.local import LocalSteps
+from quietsum.learning.mixing import unchanged
+from quietsum.learning.modes import scoring, training
+from quietsum.learning.people import bounded
+from quietsum.learning.plain import fresh_model
+from quietsum.learning.records import Records, rehearse
+from quietsum.learning.together import SideBySide
+from quietsum.plan import PartyFacts
+from quietsum.tasks import splits
+from quietsum.tasks.checks import one_site_each
+from quietsum.tasks.protocol import Floats, Metrics
+from quietsum.tasks.torch_protocol import DeclaresSites, HasPeople, HasSites, TorchTask
+
+if TYPE_CHECKING:
+    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.plan.orders import LocalOrders
+
+__all__ = ["FederatedTorch"]
+
+FIRST_WEIGHTS = 0
+"""Decides the first weights, which are public: every process starts from the same ones."""
+
+
+@final
+class FederatedTorch:
+    """A torch task whose records lie at several parties.
+
+    Guarantees: every record lies at one party, where it stays in every process and every run; where the task names
+    people, each has records at one party only. The parties, their sizes and the first weights depend on no protected
+    value. :meth:`train` costs what ``orders`` say (:class:`~quietsum.learning.local.LocalSteps`).
+    """
+
+    def __init__(
+        self,
+        task: TorchTask,
+        *,
+        split: str = "natural",
+        parties: int | Sequence[str] = (),
+        engine: str = "auto",
+    ) -> None:
+        self.task, self.split = task, splits.parse(split)
+        self.name, self.title = str(task.name), str(task.title)
+        self._count = parties if isinstance(parties, int) else None
+        self._check(split, parties)
+        if engine == "numpy":
+            raise InvalidParameter("engine", engine, f"cannot train {self.name}, a torch model", 'choose "auto"')
+        self._model = fresh_model(task, FIRST_WEIGHTS)
+        self._steps = LocalSteps(self._model, task.loss, engine=engine)
+        self._initial = self._steps.layout.read(self._model)
+        self._many = SideBySide(self._model, task.loss)
+
+    def _check(self, split: str, parties: int | Sequence[str]) -> None:
+        made = self.split.kind != "natural"
+        if made and self._count is None:
+            problem = "makes clients, and it is not said how many" if not parties else "makes clients without names"
+            raise InvalidParameter("split", split, problem, "state their number, federation.parties = 10 for instance")
+        if self.split.kind == "dirichlet" and not str(self.task.public).strip():
+            problem = "looks at the labels of protected records to deal them out"
+            raise InvalidParameter("split", split, problem, "choose 'iid', or 'natural' where the task knows its sites")
+        if not made and not isinstance(self.task, HasSites):
+            why = str(getattr(self.task, "without_sites", "")) or "it does not say where its records come from"
+            problem = f"needs sites, and {self.name} has none: {why}"
+            remedy = "choose split = 'iid' or 'dirichlet(0.5)' with parties = 10"
+            raise InvalidParameter("split", split, problem, remedy)
+
+    # ------------------------------------------------------------------------------------------- who holds what
+
+    @property
+    def dimension(self) -> int:
+        """How many weights are trained."""
+        return self._steps.layout.dimension
+
+    @cached_property
+    def partition(self) -> splits.Partition:
+        """Which record lies at which party."""
+        task, count, people, declared = self.task, self._count, self._people, self._declared
+        if self.split.kind == "natural":
+            assert isinstance(task, HasSites)
+            sites = task.sites()
+            if count is None:
+                found = splits.natural(sites, None if declared is None else declared)
+            else:
+                found = splits.gathered(sites, count, salt=self.name)
+        elif people is not None and self.split.kind == "dirichlet":
+            problem = f"deals out records one by one, and a {_person(task)}'s records must stay together"
+            raise InvalidParameter("split", self.split.kind, problem, "choose 'natural' or 'iid'")
+        elif people is not None:
+            found = splits.gathered(people, count or 0, what="people", salt=self.name)
+        elif self.split.kind == "iid":
+            found = splits.iid(task.size, count or 0, salt=self.name)
+        else:
+            found = splits.by_dirichlet(self._labels(), count or 0, self.split.alpha or 1.0, salt=self.name)
+        if people is not None:
+            one_site_each(people, found.party, person=_person(task))
+        if declared is not None and any(
+            size > declared[name] for name, size in zip(found.names, found.sizes.tolist(), strict=True)
+        ):
+            problem = "is smaller than what a site holds, so its batches would be larger than is accounted for"
+            raise InvalidParameter("site_sizes", "a size", problem, "declare a round number above it")
+        return found
+
+    @cached_property
+    def _people(self) -> NDArray[Any] | None:
+        return np.asarray(self.task.people()) if isinstance(self.task, HasPeople) else None
+
+    @cached_property
+    def _records(self) -> Batch:
+        """All records. Protected ones may be fewer than declared, when places were dealt out and not records."""
+        records = tuple(self.task.records())
+        dealt, here = len(self.partition.party), rows_of(records)
+        places = self.split.kind == "iid" and self._people is None and not str(self.task.public).strip()
+        if here > dealt or (here < dealt and not places):  # told to the holder; a party's own failure tells nobody
+            problem = f"deals out {dealt} records, and there are {'more' if here > dealt else 'fewer'}"
+            raise InvalidParameter("size", dealt, problem, "declare at least as many as there are")
+        return records
+
+    def _own(self, party: str) -> NDArray[np.int64]:
+        """The numbers of the party's records."""
+        own = self.partition.records(party)
+        return own[own < rows_of(self._records)]
+
+    def _labels(self) -> NDArray[np.int64]:
+        last = tuple(self.task.records())[-1]
+        if last.dim() != 1 or last.is_floating_point():
+            problem = f"needs one label per record, and {self.name} has none"
+            raise InvalidParameter("split", "dirichlet", problem, "choose 'iid', or 'natural' where there are sites")
+        return np.asarray(last.cpu().numpy(), dtype=np.int64)
+
+    def parties(self) -> tuple[PartyFacts, ...]:
+        """Who takes part, with public sizes."""
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> tuple[PartyFacts, ...]:
+        found, public = self.partition, str(self.task.public)
+        sizes = self._declared or dict(zip(found.names, found.sizes.tolist(), strict=True))
+        own = self.split.kind == "natural" and self._count is None
+        together = not own or bool(getattr(self.task, "one_holder", False))
+        return tuple(
+            PartyFacts(
+                name=name, size=sizes[name], public=public, dataset=self.name if together else f"{self.name}-{name}",
+                holder=self.name if together else "",
+            )
+            for name in found.names
+        )  # fmt: skip
+
+    @cached_property
+    def _declared(self) -> dict[str, int] | None:
+        """The sizes that the task declares for its protected sites; None where clients are made or all is public."""
+        if str(self.task.public).strip() or (self.split.kind == "iid" and self._people is None):
+            return None
+        if self.split.kind != "natural" or self._count is not None or not isinstance(self.task, DeclaresSites):
+            problem = "has protected records, whose number at a party is private unless it is declared"
+            remedy = "give the task site_sizes, declared sizes by site, and let its sites take part as they are"
+            raise InvalidParameter("task", self.name, problem, remedy)
+        return {str(name): whole_number("site_sizes", size) for name, size in self.task.site_sizes.items()}
+
+    # -------------------------------------------------------------------------------------------------- training
+
+    def initial(self) -> Floats:
+        """The first weights, the same in every process. No data is touched."""
+        return self._initial.copy()
+
+    def records_of(self, party: str) -> Batch:
+        """The records of ``party``. Private."""
+        chosen = torch.from_numpy(self._own(party))
+        return tuple(part[chosen] for part in self._records)
+
+    def people_of(self, party: str) -> NDArray[Any] | None:
+        """Whose each of them is; None where nobody knows."""
+        return None if self._people is None else self._people[self._own(party)]
+
+    def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        """One round of ``party``: new − old weights."""
+        return self._steps.run(self.records_of(party), params, orders, rng, people=self.people_of(party))
+
+    def train_many(
+        self, parties: Sequence[str], params: Floats, orders: Sequence[LocalOrders], rng: RandomSource
+    ) -> Iterator[tuple[tuple[str, ...], Floats]]:
+        """The same for many parties without record-level noise, side by side: names, and one row of new − old each.
+
+        A row that holds a record which cannot be differentiated is trained again by itself, where that record counts as
+        zero; a row that is not finite even then is returned as it is, for the server to leave out.
+        """
+        if any(each.mechanism is not None for each in orders):
+            problem = "clips every example, which cannot be done for many parties at once"
+            raise InvalidParameter("orders", "mechanism", problem, "call train() for each party")
+        shards = [self._shard(party, each) for party, each in zip(parties, orders, strict=True)]
+        for places, deltas in self._many.train(params, self._records, shards, orders, rng):
+            for row in np.flatnonzero(~np.isfinite(deltas).all(axis=1)):
+                place = int(places[row])
+                try:
+                    deltas[row] = self.train(parties[place], params, orders[place], rng)
+                except (QuietsumError, ArithmeticError, ValueError, RuntimeError):
+                    deltas[row] = np.nan
+            yield tuple(parties[int(place)] for place in places), deltas
+
+    def _shard(self, party: str, orders: LocalOrders) -> NDArray[np.int64]:
+        own = self._own(party)
+        if orders.max_records is None:
+            return own
+        self._refuse_strangers(orders)
+        people = self.people_of(party)
+        assert people is not None
+        return own[bounded(people, most=orders.max_records)]
+
+    def _refuse_strangers(self, orders: LocalOrders) -> None:
+        """Raise where people are to be bounded and nobody knows them."""
+        if orders.max_records is not None and not isinstance(self.task, HasPeople):
+            problem = f"cannot be kept: {self.name} does not say whose each record is"
+            remedy = "give the task people(), one person per record, or leave person = {…} out of the plan"
+            raise InvalidParameter("max_records", orders.max_records, problem, remedy)
+
+    def rehearse(self, orders: LocalOrders | None = None) -> None:
+        """Try model and loss on made-up records of the right shape, before anything is charged.
+
+        With ``orders`` that protect records, the step is also held to what it claims; with orders that bound people,
+        they must be known. Guarantees: what is raised depends on no value of a protected record.
+        """
+        if orders is not None:
+            self._refuse_strangers(orders)
+        try:
+            records = Records.of(self._records)
+        except DataMissing:
+            return  # a party without data says so itself, and is not charged
+        device = self._many.device
+        with training(self._model):
+            rehearse(self._model, self.task.loss, records, device, check_labels=bool(str(self.task.public).strip()))
+        if orders is not None:
+            self._steps.check(records, orders)
+
+    def evaluate(self, params: Floats) -> Metrics:
+        """The task's scores of these weights, on data declared unprotected."""
+        self._steps.layout.write(self._model, params)
+        with unchanged(self._model, weights=False), scoring(self._model), torch.no_grad():
+            return self.task.evaluate(self._model)
+
+
+def _person(task: TorchTask) -> str:
+    return str(getattr(task, "person", "person"))

@@ -1,0 +1,195 @@
+"""A party: what it answers, once, and with which noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.learning.descent import private_steps
+from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
+from quietsum.party import Site
+from quietsum.party.work import AnsweredBefore, NotTouched
+from quietsum.plan import PartyFacts
+from quietsum.plan.orders import LocalOrders
+from quietsum.sampling import Everyone
+from quietsum.tasks import Metrics, Rows
+from tiny import TinyTask
+
+Floats = NDArray[np.float64]
+KEY = ("run", 1, 1, "hash")
+
+
+class Told:
+    """A resolved plan that says just this."""
+
+    def __init__(self, *, protected: bool = True, public: str = "", **orders: Any) -> None:
+        values: dict[str, Any] = {"steps": 2, "sampling": Everyone(), "expected_batch": 12.0, "learning_rate": 0.5}
+        self.told = LocalOrders(**{**values, **orders})
+        self.protected, self.public = protected, public
+        self.asked: list[tuple[str, int]] = []
+
+    def orders(self, party: str, number: int) -> LocalOrders:
+        self.asked.append((party, number))
+        return self.told
+
+    def facts_of(self, party: str) -> PartyFacts:
+        return PartyFacts(name=party, dataset="points", size=12, public=self.public)
+
+
+class Constant:
+    """A federated task that answers with a fixed vector, or raises."""
+
+    name = title = "constant"
+    dimension = 2
+
+    def __init__(self, delta: Floats | Exception) -> None:
+        self.delta = delta
+        self.seen: list[tuple[str, LocalOrders]] = []
+
+    def parties(self) -> tuple[PartyFacts, ...]:
+        return (PartyFacts(name="north", dataset="points", size=12),)
+
+    def initial(self) -> Floats:
+        return np.zeros(2)
+
+    def evaluate(self, params: Floats) -> Metrics:
+        return Metrics(values={}, on="nothing")
+
+    def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        self.seen.append((party, orders))
+        if isinstance(self.delta, Exception):
+            raise self.delta
+        return self.delta
+
+
+def site(task: Any, told: Told | None = None, **options: Any) -> Site:
+    given: Any = told or Told()
+    return Site("north", task=task, resolved=given, **{"rng": system_randomness(), **options})
+
+
+# -------------------------------------------------------------------------------------------------- its work
+
+
+def test_a_numpy_task_takes_the_steps_of_its_orders() -> None:
+    task, told = TinyTask(), Told(momentum=0.5, proximal=0.7)
+    found = site(task, told).answer(KEY, np.ones(2))
+    wanted = private_steps(
+        task, np.ones(2), task.rows("north"), steps=2, sampling=Everyone(), mechanism=None, expected_batch=12.0,
+        learning_rate=0.5, momentum=0.5, proximal=0.7, rng=system_randomness(),
+    )  # fmt: skip
+    np.testing.assert_array_equal(found, wanted)
+    assert told.asked == [("north", 1)]
+    assert np.abs(site(task, Told(momentum=0.5)).answer(KEY, np.ones(2)) - wanted).max() > 0.01
+
+
+def test_a_federated_task_is_given_its_orders() -> None:
+    task, told = Constant(np.array([1.0, -2.0])), Told()
+    assert site(task, told).answer(("run", 3, 1, ""), np.zeros(2)).tolist() == [1.0, -2.0]
+    assert task.seen == [("north", told.told)] and told.asked == [("north", 3)]
+
+
+def test_rows_of_a_person_are_bounded_before_they_are_drawn() -> None:
+    class WithPeople(TinyTask):
+        def people(self, party: str) -> NDArray[np.int64]:
+            return np.array([1] * 10 + [2, 3])
+
+    found = site(WithPeople(), Told(max_records=2, steps=1)).answer(KEY, np.zeros(2))
+    features = TinyTask().rows("north").features[[0, 1, 10, 11]]
+    np.testing.assert_allclose(found, 0.5 * features.sum(axis=0) / 12)
+    everybody = site(WithPeople(), Told(steps=1)).answer(KEY, np.zeros(2))
+    assert np.abs(everybody - found).max() > 0.01, "the control: without the bound they all count"
+    with pytest.raises(InvalidParameter, match="whose each row is"):
+        site(TinyTask(), Told(max_records=2)).answer(KEY, np.zeros(2))
+
+
+# ---------------------------------------------------------------------------------------- noise at the party
+
+LOUD = GaussianMechanism(max_norm=0.5, noise_multiplier=3.0)
+FAINT = GaussianMechanism(max_norm=0.5, noise_multiplier=1e-6)
+
+
+def test_an_update_is_bounded_before_it_leaves() -> None:
+    huge = site(Constant(np.array([3e6, -4e6])), Told(client=FAINT)).answer(KEY, np.zeros(2))
+    np.testing.assert_allclose(huge, [0.3, -0.4], atol=1e-5)
+    assert site(Constant(np.array([3e6, -4e6]))).answer(KEY, np.zeros(2)).tolist() == [3e6, -4e6]
+
+
+def test_an_update_leaves_with_the_noise_that_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,000 answers: their spread is σ · C within 6 errors, and that of two thirds of it would be seen."""
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    told = Told(client=LOUD, public="made up")
+    party = site(Constant(np.zeros(2)), told, rng=randomness_for_tests(seed=4))
+    drawn = np.concatenate([party.answer(("run", number, 1, ""), np.zeros(2)) for number in range(1, 2001)])
+    error = 6 * np.sqrt(2 / len(drawn))
+    assert abs(np.mean((drawn / 1.5) ** 2) - 1) < error < abs(np.mean((drawn / 1.0) ** 2) - 1)
+
+
+@pytest.mark.parametrize("bad", [ValueError("row 7 is odd"), RuntimeError("row 7"), np.array([np.nan, 1.0])])
+def test_work_that_fails_leaves_as_noise_where_the_party_hides_itself(bad: Any) -> None:
+    """Whether it failed may depend on its data, so the server must not see it; without that noise it may."""
+    quiet = site(Constant(bad), Told(client=FAINT)).answer(KEY, np.zeros(2))
+    assert np.abs(quiet).max() < 1e-4 and quiet.any()
+    if isinstance(bad, Exception):
+        with pytest.raises(type(bad)):
+            site(Constant(bad)).answer(KEY, np.zeros(2))
+
+
+# ------------------------------------------------------------------------------------------- once, or not at all
+
+
+def test_an_attempt_is_answered_once() -> None:
+    party = site(Constant(np.ones(2)))
+    party.answer(("run", 2, 1, "a"), np.zeros(2))
+    for number, attempt, model in ((2, 1, "a"), (2, 1, "b"), (1, 9, "a")):
+        with pytest.raises(AnsweredBefore):
+            party.answer(("run", number, attempt, model), np.zeros(2))
+    party.answer(("run", 2, 2, "a"), np.zeros(2))
+    party.answer(("another run", 1, 1, "a"), np.zeros(2))
+
+
+def test_an_attempt_that_began_has_been_answered() -> None:
+    """Whoever trains several sites together begins each of them, and none answers the same request again."""
+    party = site(Constant(np.ones(2)), Told(client=FAINT))
+    orders = party.begin(KEY)
+    np.testing.assert_allclose(party.finish(orders, np.array([9.0, 0.0])), [0.5, 0.0], atol=1e-5)
+    with pytest.raises(AnsweredBefore):
+        party.answer(KEY, np.zeros(2))
+    failing = site(Constant(ValueError()))
+    with pytest.raises(ValueError):
+        failing.answer(KEY, np.zeros(2))
+    with pytest.raises(AnsweredBefore):
+        failing.answer(KEY, np.zeros(2))
+
+
+def test_a_refusal_touches_no_data(tmp_path: Path) -> None:
+    task = TinyTask(diary=str(tmp_path / "diary"))
+    with pytest.raises(NotTouched, match="not today"):
+        site(task, refuses="not today").answer(KEY, np.zeros(2))
+    assert not (tmp_path / "diary").exists()
+
+
+@pytest.mark.parametrize("client", [None, LOUD])
+def test_a_party_without_data_says_so(client: GaussianMechanism | None) -> None:
+    with pytest.raises(NotTouched, match="no data: gone"):
+        site(Constant(DataMissing("gone")), Told(client=client)).answer(KEY, np.zeros(2))
+
+
+def test_seeds_are_for_public_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    seeded = randomness_for_tests(seed=1)
+    with pytest.raises(InvalidParameter, match="cannot protect the data of north"):
+        site(TinyTask(), Told(), rng=seeded)
+    with pytest.raises(InvalidParameter, match="cannot protect the data of north"):
+        site(TinyTask(), Told(client=LOUD), rng=seeded)
+    site(TinyTask(), Told(public="made up"), rng=seeded)
+    site(TinyTask(), Told(protected=False), rng=seeded)
+
+
+def test_rows_never_leave_in_an_error() -> None:
+    assert "0." not in repr(Rows(features=np.full((2, 2), 0.123), labels=np.zeros(2)))
