@@ -238,6 +238,9 @@ def on_a_card(device: str) -> None:
     sys.path.insert(0, str(PEERS))
     import workload  # type: ignore[import-not-found]
 
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False  # so that both ways can be compared to float32 rounding
+
     def losses(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 

@@ -142,7 +142,7 @@ def _print_books(books: tuple[Book, ...]) -> None:
         table.add_column(name, justify="right" if name == "plans" else "left", overflow="fold")
     for book in books:
         if book.budget is None:
-            budget, spent = Text("none"), Text("no gate" if book.public else "no plan since")
+            budget, spent = Text(f"none per {book.unit}"), Text("no gate" if book.public else "no plan since")
         else:
             budget = Text(f"ε {book.budget.epsilon:g} per {book.unit}, δ {book.budget.delta:g}")
             spent = Text(_spent(book))

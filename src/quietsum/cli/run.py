@@ -29,7 +29,12 @@ ResumeOption = Annotated[
     typer.Option("--resume", metavar="RUN", help="Go on with this run; latest is the newest.", show_default=False),
 ]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call the run.")]
-OnOption = Annotated[str, typer.Option("--on", metavar="WHERE", help="local: all parties in this process.")]
+OnOption = Annotated[str, typer.Option("--on", metavar="WHERE", help="local: all parties on this machine.")]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", metavar="N", help="Processes that share the parties of a round.")
+]
+MOST_WORKERS = 256
+"""More processes than this are a slip of the finger."""
 
 
 def run(
@@ -37,6 +42,7 @@ def run(
     resume: ResumeOption = None,
     name: NameOption = None,
     on: OnOption = "local",
+    workers: WorkersOption = 1,
     workspace: opt.WorkspaceOption = None,
     verbose: opt.VerboseOption = 0,
     as_json: opt.JsonOption = False,
@@ -57,6 +63,9 @@ def run(
         raise InvalidParameter(
             "plan", plan, "and --resume are alternatives", "quietsum run run.toml, or quietsum run --resume latest"
         )
+    if not 1 <= workers <= MOST_WORKERS:
+        remedy = f"choose 1 (this process) to {MOST_WORKERS}; about as many as there are cores"
+        raise InvalidParameter("workers", workers, "is no number of processes", remedy)
     if resume is not None and name is not None:
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     watch_log(verbose)
@@ -65,9 +74,9 @@ def run(
     watcher = JsonLines(sys.stdout) if as_json else progress
     try:
         if resume is not None:
-            result = _resumed(place, resume, watcher, as_json)
+            result = _resumed(place, resume, watcher, as_json, workers)
         else:
-            result = _started(place, str(plan), name, watcher, as_json)
+            result = _started(place, str(plan), name, watcher, as_json, workers)
     finally:
         progress.stop()
     return _finish(result, place, workspace, as_json)
@@ -89,7 +98,7 @@ class _ToStderr(logging.StreamHandler[Any]):
     """Ours, so that a second command in one process replaces it."""
 
 
-def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool) -> RunResult:
+def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool, workers: int) -> RunResult:
     from quietsum.plan import load_plan, resolve
     from quietsum.runs.run import start
     from quietsum.tasks import task_of
@@ -100,10 +109,12 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, qu
         _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
     with contextlib.ExitStack() as stack:
         watchers = _Watching(watcher, stack)
-        return start(loaded, workspace=place, name=name, watchers=[watchers], task=task, opened=watchers.opened)
+        return start(
+            loaded, workspace=place, name=name, watchers=[watchers], task=task, workers=workers, opened=watchers.opened
+        )
 
 
-def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool) -> RunResult:
+def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool, workers: int) -> RunResult:
     from quietsum.runs.run import resume
 
     folder = place.find(name)
@@ -111,7 +122,7 @@ def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool) -> RunR
         print(f"run {folder.run} goes on after its last checkpoint")
     with contextlib.ExitStack() as stack:
         watchers = _Watching(watcher, stack)
-        return resume(folder, workspace=place, watchers=[watchers], opened=watchers.opened)
+        return resume(folder, workspace=place, watchers=[watchers], workers=workers, opened=watchers.opened)
 
 
 class _Watching:

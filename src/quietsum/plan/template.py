@@ -1,106 +1,262 @@
 """A first ``run.toml``, with a comment on every choice, for ``quietsum new``.
 
-Settings that suit a task stand in one place each: :data:`HEART_DEFAULTS` for the task that travels with the package,
-:data:`OTHER_DEFAULTS` for your own.
+Settings that suit a task stand in one line each of :data:`DEFAULTS` (records) and :data:`CLIENTS` (clients as a
+whole); :data:`OTHER_DEFAULTS` and :data:`OTHER_CLIENTS` are for your own. Those of federations that
+``benchmarks/federated_tasks.py`` runs were chosen on validation rows by its ``--choose``; the others follow the task's
+own settings for one site. No data is looked at, so a plan can be written where there is none.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import final
 
 from quietsum.errors import InvalidParameter
 from quietsum.plan.presets import PRESETS
+from quietsum.plan.promises import Style
 
-__all__ = ["HEART_DEFAULTS", "OTHER_DEFAULTS", "Defaults", "template"]
+__all__ = [
+    "CLIENTS",
+    "DEFAULTS",
+    "HEART_DEFAULTS",
+    "OTHER_CLIENTS",
+    "OTHER_DEFAULTS",
+    "Clients",
+    "Defaults",
+    "template",
+]
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Defaults:
-    """What a fresh plan says about training and privacy. A sample rate fits parties of all sizes."""
+    """What a fresh plan says about sites, training and records. A sample rate fits parties of all sizes.
+
+    ``parties`` is how many clients are made of ``split`` (None: the task's own sites as they are). ``momentum`` is the
+    server's; 0 is FedAvg. ``person`` is what the task calls its people, and how many records of each are used.
+    """
 
     rounds: int
     sample_rate: float
     learning_rate: float
     max_grad_norm: float
-    epsilon: float
-    delta: float
-    local_steps: int | None = None
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    local_steps: int | None = 1
     local_epochs: int | None = None
+    split: str = "natural"
+    parties: int | None = None
+    momentum: float = 0.0
+    person: tuple[str, int] | None = None
 
 
-HEART_DEFAULTS = Defaults(
-    rounds=20, sample_rate=0.25, local_steps=1, learning_rate=0.4, max_grad_norm=0.5, epsilon=1.0, delta=1e-5
-)
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Clients:
+    """What differs when clients are protected as a whole: many of them, longer rounds, a clip for updates.
+
+    ``cohort`` is the chance of a client to be asked in a round; 1 asks everyone.
+    """
+
+    rounds: int
+    learning_rate: float
+    max_norm: float
+    delta: float
+    parties: int | None = None
+    cohort: float = 1.0
+    sample_rate: float = 1.0
+    local_steps: int = 5
+    momentum: float = 0.9
+    epsilon: float = 8.0
+
+
+def _made(parties: int, **settings: float) -> Defaults:
+    """Clients dealt out alike, for data that does not say where it comes from."""
+    return Defaults(split="iid", parties=parties, **settings)  # type: ignore[arg-type]  # names are Defaults' own
+
+
+DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
+    "heart": Defaults(rounds=20, sample_rate=0.25, learning_rate=0.4, max_grad_norm=0.5),
+    "pose": Defaults(rounds=40, sample_rate=1.0, learning_rate=10.0, max_grad_norm=0.3, delta=1e-3, momentum=0.9,
+                     person=("subject", 60)),
+    "nuclei": Defaults(rounds=30, sample_rate=1.0, learning_rate=0.6, max_grad_norm=0.5, delta=1e-4, momentum=0.9),
+    "cards": Defaults(rounds=40, sample_rate=1.0, learning_rate=8.0, max_grad_norm=0.5, delta=1e-6, parties=500,
+                      person=("card", 4)),
+    "chest-xray": _made(4, rounds=60, sample_rate=0.25, learning_rate=8.0, max_grad_norm=0.1),
+    "fraud": _made(5, rounds=100, sample_rate=1.0, learning_rate=50.0, max_grad_norm=1.2, delta=4e-7),
+    "digits": _made(4, rounds=40, sample_rate=0.25, learning_rate=4.0, max_grad_norm=0.1),
+    "mnist": _made(4, rounds=40, sample_rate=0.25, learning_rate=16.0, max_grad_norm=0.1, delta=1e-6),
+    "fashion-mnist": _made(4, rounds=40, sample_rate=0.25, learning_rate=32.0, max_grad_norm=0.1, delta=1e-6),
+})  # fmt: skip
+HEART_DEFAULTS = DEFAULTS["heart"]
 OTHER_DEFAULTS = Defaults(
-    rounds=20, sample_rate=0.1, local_epochs=1, learning_rate=0.5, max_grad_norm=1.0, epsilon=1.0, delta=1e-5
+    rounds=20, sample_rate=0.1, local_steps=None, local_epochs=1, learning_rate=0.5, max_grad_norm=1.0
 )
 
+CLIENTS: Mapping[str, Clients] = MappingProxyType({
+    "heart": Clients(rounds=20, learning_rate=0.4, max_norm=0.5, delta=0.02, local_steps=1, momentum=0.0),
+    "pose": Clients(rounds=15, learning_rate=1.0, max_norm=0.1, delta=0.01, local_steps=1),
+    "nuclei": Clients(rounds=15, learning_rate=0.6, max_norm=0.1, delta=0.01, local_steps=1),
+    "cards": Clients(rounds=40, learning_rate=16.0, max_norm=1.0, delta=2e-5, parties=2000, cohort=0.25),
+    "chest-xray": Clients(rounds=40, learning_rate=0.01, max_norm=0.3, delta=1e-4, parties=500),
+    "fraud": Clients(rounds=40, learning_rate=20.0, max_norm=1.0, delta=2e-5, parties=2000, cohort=0.25),
+    "digits": Clients(rounds=80, learning_rate=0.3, max_norm=0.3, delta=1e-4, parties=600),
+    "mnist": Clients(rounds=40, learning_rate=0.3, max_norm=0.3, delta=2e-5, parties=2000, cohort=0.25),
+    "fashion-mnist": Clients(rounds=40, learning_rate=0.3, max_norm=0.3, delta=2e-5, parties=2000, cohort=0.25),
+})  # fmt: skip
+OTHER_CLIENTS = Clients(rounds=20, learning_rate=0.5, max_norm=0.5, delta=1e-4, momentum=0.0)
 
-def template(*, task: str = "heart", preset: str | None = None) -> str:
-    """The text of a commented ``run.toml``; it states a preset, or ε and δ.
+
+def template(*, task: str = "heart", preset: str | None = None, style: str = "sample") -> str:
+    """The text of a commented ``run.toml``; to records it promises a preset, or ε and δ.
 
     >>> from quietsum.plan import load_plan
     >>> load_plan(template(preset="performance")).privacy.preset
     'performance'
+    >>> load_plan(template(task="digits", style="user")).federation.parties
+    600
     """
     if preset is not None and preset not in PRESETS:
         raise InvalidParameter("preset", preset, "is unknown", f"choose one of {', '.join(PRESETS)}")
-    chosen = HEART_DEFAULTS if task == "heart" else OTHER_DEFAULTS
+    if style not in ("sample", "user", "hybrid"):
+        raise InvalidParameter("style", style, "is unknown", "choose sample, user or hybrid")
+    if style == "user" and preset is not None:
+        remedy = "leave one of them out, or say style = hybrid to protect both"
+        raise InvalidParameter("preset", preset, "promises something to records, which style user does not", remedy)
+    kind = Style(style)
+    chosen = DEFAULTS.get(task, OTHER_DEFAULTS)
+    clients = CLIENTS.get(task, OTHER_CLIENTS) if kind.clients else None
+    parts = (
+        "# A run of quietsum: who takes part, how they train, what privacy is promised.\n"
+        "# What it costs, before anything is spent:  quietsum plan <this file>",
+        f"[task]\nname = {json.dumps(task, ensure_ascii=False)}",
+        _federation(task, chosen, clients),
+        _training(chosen, clients),
+        "\n".join((*_privacy(kind, chosen, clients, preset), *_ACCOUNTING)),
+        _aggregation(chosen, clients),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+# ------------------------------------------------------------------------------------------------ the sections
+
+
+def _federation(task: str, chosen: Defaults, clients: Clients | None) -> str:
+    rounds = chosen.rounds if clients is None else clients.rounds
+    parties = chosen.parties if clients is None else clients.parties or chosen.parties
+    lines = ["[federation]", f"rounds = {rounds}"]
+    if chosen.split != "natural":
+        lines.append(_line(f'split = "{chosen.split}"', 'dealt out alike; or "dirichlet(0.5)"'))
+        lines.append(_line(f"parties = {parties}", "so many clients are made"))
+    elif parties is not None:
+        lines.append(_line('split = "natural"', "what the records say, wholly in ..."))
+        lines.append(_line(f"parties = {parties}", "... one of so many clients"))
+    else:
+        lines.append(_line('split = "natural"', "the task's own sites"))
+        if task not in DEFAULTS:
+            lines.append('# split = "iid"                   # or make parties = 4 of a torch task')
+        lines.append('# parties = ["first", "second"]   # all parties of the task, if left out')
+    if clients is not None and clients.cohort < 1:
+        lines.append(f'sampling = {{ kind = "poisson", rate = {clients.cohort} }}  # or {{ kind = "everyone" }}')
+    else:
+        lines.append('sampling = { kind = "everyone" }  # or { kind = "poisson", rate = 0.1 }')
+    if clients is None:
+        lines.append(_line("minimum_parties = 1", "a round with fewer replies fails"))
+    lines.append(_line("spare_attempts = 0", "rounds that may be lost; paid in advance"))
+    return "\n".join(lines)
+
+
+def _training(chosen: Defaults, clients: Clients | None) -> str:
+    values = chosen if clients is None else clients
+    steps = values.local_steps
     length = (
-        _line(f"local_steps = {chosen.local_steps}", "steps in a round; or local_epochs")
-        if chosen.local_steps is not None
+        _line(f"local_steps = {steps}", "steps in a round; or local_epochs")
+        if steps is not None
         else _line(f"local_epochs = {chosen.local_epochs}", "passes over the records; or local_steps")
     )
+    rate = values.sample_rate
+    return "\n".join((
+        "[training]",
+        _line(f"sample_rate = {rate}", "a record's chance per batch; or batch_size"),
+        length,
+        f'optimizer = {{ kind = "sgd", learning_rate = {values.learning_rate}, momentum = 0.0 }}',
+        _line("# proximal = 0.1", "FedProx: a pull towards the server's model"),
+    ))  # fmt: skip
+
+
+_ACCOUNTING = (
+    'accounting = "exact"              # or "rdp", "moments": looser, more noise',
+    'neighbours = "add-or-remove-one"  # or "zero-out", "replace-one"',
+)
+
+
+def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str | None) -> list[str]:
+    protects = {
+        Style.SAMPLE: 'protects each record; "none": nobody',
+        Style.USER: "protects each client as a whole",
+        Style.HYBRID: "protects each record, and each client",
+    }
+    lines = ["[privacy]", _line(f'style = "{kind}"', protects[kind])]
+    if kind.records:
+        lines += _records(chosen, preset)
+    if clients is not None:
+        client = f"epsilon = {clients.epsilon}, delta = {clients.delta:g}, max_norm = {clients.max_norm}"
+        lines += [
+            "# Each client's update is clipped to max_norm; noise hides whose it was. It",
+            "# needs hundreds of clients: quietsum plan says whether there are enough.",
+            f"client = {{ {client} }}",
+            "# Against the server, too, with noise at every party, and much more of it:",
+            f'# client = {{ {client}, noise_at = "party" }}',
+            "# The clip may follow the updates' median norm:",
+            f"# client = {{ {client}, adaptive = {{}} }}",
+        ]
+    return lines
+
+
+def _records(chosen: Defaults, preset: str | None) -> list[str]:
     record = (
         f"record = {{ epsilon = {chosen.epsilon}, delta = {chosen.delta:g}, max_grad_norm = {chosen.max_grad_norm} }}"
     )
-    named = "".join(f"#   {name:<14} ε {one.epsilon:g} per record\n" for name, one in PRESETS.items())
+    named = [f"#   {name:<14} ε {one.epsilon:g} per record" for name, one in PRESETS.items()]
     if preset is None:
-        promise = (
-            "# The noise is calibrated so that the whole run stays within ε and δ.\n"
-            f"{record}\n"
-            f"# Or a promise with a name, instead of epsilon and delta:\n{named}"
-            '# preset = "privacy_medium"'
-        )
+        lines = [
+            "# The noise is calibrated so that the whole run stays within ε and δ.",
+            record,
+            "# Or a promise with a name, instead of epsilon and delta:",
+            *named,
+            '# preset = "privacy_medium"',
+        ]
     else:
-        promise = (
-            f"# A promise with a name; the noise is calibrated to keep it:\n{named}"
-            f'preset = "{preset}"\n'
-            + _line(f"record = {{ max_grad_norm = {chosen.max_grad_norm} }}", "the clip of one record's gradient")
-            + f"\n# Or state it yourself, instead of the preset:\n# {record}"
-        )
-    return f"""\
-# A run of quietsum: who takes part, how they train, what privacy is promised.
-# What it costs, before anything is spent:  quietsum plan <this file>
+        lines = [
+            "# A promise with a name; the noise is calibrated to keep it:",
+            *named,
+            f'preset = "{preset}"',
+            _line(f"record = {{ max_grad_norm = {chosen.max_grad_norm} }}", "the clip of one record's gradient"),
+            "# Or state it yourself, instead of the preset:",
+            f"# {record}",
+        ]
+    if chosen.person is not None:
+        name, most = chosen.person
+        lines += [
+            f"# What a whole {name} pays, for at most so many of its records:",
+            f'# person = {{ id = "{name}", max_records = {most} }}',
+        ]
+    return lines
 
-[task]
-name = {json.dumps(task, ensure_ascii=False)}
 
-[federation]
-rounds = {chosen.rounds}
-sampling = {{ kind = "everyone" }}  # or {{ kind = "poisson", rate = 0.1 }}
-# parties = ["first", "second"]   # all parties of the task, if left out
-minimum_parties = 1               # a round with fewer replies fails
-spare_attempts = 0                # rounds that may be lost; paid in advance
-
-[training]
-{_line(f"sample_rate = {chosen.sample_rate}", "a record's chance per batch; or batch_size")}
-{length}
-optimizer = {{ kind = "sgd", learning_rate = {chosen.learning_rate}, momentum = 0.0 }}
-
-[privacy]
-style = "sample"                  # protects each record; "none": nobody
-{promise}
-accounting = "exact"              # or "rdp", "moments": looser, more noise
-neighbours = "add-or-remove-one"  # or "zero-out", "replace-one"
-
-[aggregation]
-rule = "mean"
-weights = "size"                  # by declared size, or "equal"
-"""
+def _aggregation(chosen: Defaults, clients: Clients | None) -> str:
+    momentum = chosen.momentum if clients is None else clients.momentum
+    weights = ("size", 'by declared size, or "equal"') if clients is None else ("equal", "a client's size is its own")
+    server = f'{{ kind = "fedavgm", momentum = {momentum} }}' if momentum else '{ kind = "fedavg" }'
+    return "\n".join((
+        "[aggregation]",
+        'rule = "mean"',
+        _line(f'weights = "{weights[0]}"', weights[1]),
+        _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
+    ))  # fmt: skip
 
 
 def _line(setting: str, comment: str) -> str:

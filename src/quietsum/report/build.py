@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,14 +91,20 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
             {"name": name, "value": value, "on": measured.stands_on(name)} for name, value in measured.values.items()
         ],
         "references": _references(task, resolved),
-        "parties": [
-            {"name": party.name, "dataset": party.dataset, "size": party.size, "public": party.public}
-            for party in resolved.parties
-        ],
+        "parties": _parties(resolved),
         "plan": plan.to_dict(),
         "plan_digest": plan.digest,
         "ledger": {"head": head.to_dict(), "public_key": public_key},
     }
+
+
+def _parties(resolved: ResolvedPlan) -> list[dict[str, Any]]:
+    """Who is registered; clients that were dealt out of one data set are one line."""
+    counts = Counter(party.account for party in resolved.parties)
+    return [
+        {**dataset.to_dict(), "name": dataset.party, "clients": counts[dataset.party]}
+        for dataset in resolved.datasets()
+    ]
 
 
 def _outcome(folder: RunFolder) -> str:

@@ -135,12 +135,16 @@ def _metrics(values: Mapping[str, Any]) -> Iterable[str]:
 def _parties(values: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>Who is registered</h2>"
     yield _table(["party", "dataset", "declared size", "standing"], [
-        [party["name"], party["dataset"], f"{party['size']:,}", party["public"] or "protected"]
+        [_registered(party), party["dataset"], f"{party['size']:,}", party["public"] or "protected"]
         for party in values["parties"][:_SHOWN]
     ])  # fmt: skip
     if len(values["parties"]) > _SHOWN:
         yield f'<p class="quiet">And {len(values["parties"]) - _SHOWN:,} more.</p>'
     yield '<p class="quiet">Sizes are declared and public. Who took part in which round is not in this report.</p>'
+
+
+def _registered(party: Mapping[str, Any]) -> str:
+    return f"{party['clients']:,} clients" if party["clients"] > 1 else str(party["name"])
 
 
 def _ledger(values: Mapping[str, Any]) -> Iterable[str]:
