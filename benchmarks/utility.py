@@ -114,7 +114,7 @@ ROWS = (
         task="fraud", name="fraud from a public tenth", options={"start": "public"}, epsilons=(1.0,), metric="auprc",
         seeds=10, also=("f1", "auc"), chosen_by=6,
     ),  # no aim: the public rows alone come as close
-    Row(task="pose", epsilons=(8.0, 3.0), metric="accuracy", seeds=5, chosen_by=4),
+    Row(task="pose", epsilons=(8.0, 3.0), metric="accuracy", seeds=5, chosen_by=5),
     Row(task="nuclei", epsilons=(8.0,), metric="dice", seeds=5, gpu=True),
     Row(task="cards", epsilons=(8.0,), metric="auc", seeds=3, also=("auprc",)),
 )  # fmt: skip
@@ -490,7 +490,7 @@ def choosing_jobs(asked: argparse.Namespace) -> list[Values]:
 
 def held_out(row: Row, network: str, seed: int) -> Values:
     """Options of the task with which rows choose that are not tested on."""
-    split = {"split": seed} if splits(row.task) else {}
+    split = {"split": seed} if splits(row.task) or row.task == "pose" else {}  # pose: who of five is left out
     rows = {"fold": seed} if row.task in ("digits", "fraud") else {"evaluate_on": "validation"}
     return {**row.options, "network": network, **rows, **split}
 

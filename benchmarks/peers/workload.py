@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 FEATURES, CLASSES, EACH, POOL = 784, 10, 20, 20_000
-RATE = 0.1
+RATE = 0.01
 DIMENSION = CLASSES * FEATURES + CLASSES
 
 

@@ -248,9 +248,10 @@ def test_options_must_be_known(options: dict[str, object], said: str) -> None:
 @needs_data
 def test_the_published_sequences_have_the_known_sums_and_sizes() -> None:
     assert check(HERE) == "567 sequences of 10 people, 23,478 frames"
-    for where, size in pose.SIZES.items():
-        task = PoseTask(evaluate_on=where)
-        assert task.size == size == len(task.records()[0]) == len(task.people())
+    for where, sizes in pose.SIZES.items():
+        for split, size in enumerate(sizes):
+            task = PoseTask(evaluate_on=where, split=split)
+            assert task.size == size == len(task.records()[0]) == len(task.people())
 
 
 @needs_data

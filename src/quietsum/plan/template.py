@@ -129,6 +129,9 @@ def template(*, task: str = "heart", preset: str | None = None, style: str = "sa
     kind = Style(style)
     chosen = DEFAULTS.get(task, OTHER_DEFAULTS)
     clients = CLIENTS.get(task, OTHER_CLIENTS) if kind.clients else None
+    if clients is not None and kind.records:  # records pay for every local step
+        clients = dataclasses.replace(clients, rounds=min(clients.rounds, 20), local_steps=1)
+        chosen = dataclasses.replace(chosen, epsilon=clients.epsilon)
     parts = (
         "# A run of quietsum: who takes part, how they train, what privacy is promised.\n"
         "# What it costs, before anything is spent:  quietsum plan <this file>",

@@ -1,4 +1,4 @@
-"""Watchers for people and programs: a live line on a terminal, plain lines elsewhere, JSON lines in a file."""
+"""Watchers for people and programs: a live bar and line on a terminal, plain lines elsewhere, JSON lines in a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
@@ -19,9 +20,10 @@ from quietsum.runs.atomic import NoRoom
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["NO_GUARANTEE", "JsonLines", "Progress", "round_line", "spent_text"]
+__all__ = ["NO_GUARANTEE", "JsonLines", "Pace", "Progress", "bar", "round_line", "spent_text"]
 
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
+_LONG = 10.0  # seconds after which plain lines tell the pace
 
 
 def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float]) -> str:
@@ -52,11 +54,64 @@ def round_line(event: RoundFinished, dropped: int, *, data: bool = True) -> str:
 
 
 @final
-class Progress:
-    """One live line on a terminal (rich); without one, a plain line for about every tenth round."""
+class Pace:
+    """How fast a run goes. The first round loads what all others use, so it counts only as long as it is the only one.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    >>> now = iter([0.0, 9.0, 10.0, 11.0])
+    >>> pace = Pace(lambda: next(now))
+    >>> [pace.finished(number, 10, parties=100) for number in (1, 2, 3)]
+    ['11/s · 1 min 21 s left', '100/s · 8 s left', '100/s · 7 s left']
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.began = self._since = clock()
+        self._rounds = self._parties = 0
+        self.now = self.began
+
+    def finished(self, number: int, rounds: int, *, parties: int) -> str:
+        """After round ``number``: parties a second and, where there is any, the time left."""
+        self.now = self._clock()
+        self._rounds += 1
+        self._parties += parties
+        taken = max(self.now - self._since, 1e-9)
+        rate, left = self._parties / taken, (rounds - number) * taken / self._rounds
+        if self.now - self.began and self._since == self.began:  # from here on without the first round
+            self._since, self._rounds, self._parties = self.now, 0, 0
+        each = f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+        return each + (f" · {_duration(left)} left" if number < rounds else "")
+
+
+def _duration(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def bar(number: int, rounds: int, pace: str, width: int = 30) -> str:
+    """How much is done, in one line of at most 80 columns.
+
+    >>> bar(6, 40, "8,924/s · 12 s left", 10)
+    '━━────────  15 % · 8,924/s · 12 s left'
+    """
+    done = min(1.0, number / max(rounds, 1))
+    full = round(width * done)
+    return f"{'━' * full}{'─' * (width - full)} {math.floor(100 * done):>3} % · {pace}"[:80]
+
+
+@final
+class Progress:
+    """A live bar and line on a terminal (rich); without one, a plain line for about every tenth round.
+
+    Plain lines tell the pace once a run has taken longer than ten seconds; who runs it twice gets the same lines for
+    short ones.
+    """
+
+    def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream or sys.stdout
+        self._clock = clock
+        self._pace = Pace(clock)
         self._live: Live | None = None
         self._dropped = 0
         self._headed = False
@@ -66,6 +121,7 @@ class Progress:
         match event:
             case RunStarted():
                 self._dropped = 0
+                self._pace = Pace(self._clock)
                 self._start()
             case PartyDropped():
                 self._dropped += 1
@@ -86,10 +142,14 @@ class Progress:
     def _round(self, event: RoundFinished) -> None:
         dropped, self._dropped = self._dropped, 0
         every = max(1, event.rounds // 10)
+        pace = self._pace.finished(event.round, event.rounds, parties=event.asked)
         if self._live is not None:
             from rich.text import Text
 
-            self._live.update(Text(round_line(event, dropped)), refresh=True)
+            text = round_line(event, dropped)
+            if event.round < event.rounds:  # what stays at the end is the line
+                text = f"{bar(event.round, event.rounds, pace)}\n{text}"
+            self._live.update(Text(text), refresh=True)
         elif event.round % every == 0 or event.round in (1, event.rounds):
             if not self._headed and event.metrics:
                 name = next(iter(event.metrics))
@@ -98,6 +158,8 @@ class Progress:
                     self._stream.write("ε is what has been spent, if the schedule runs as planned\n")
                 self._headed = True
             line = round_line(event, dropped, data=False)
+            if self._pace.now - self._pace.began > _LONG:
+                line += f" · {pace}"
             self._stream.write(textwrap.fill(line, 80, subsequent_indent="  ") + "\n")
             self._stream.flush()
 
