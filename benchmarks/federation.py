@@ -116,6 +116,8 @@ def rounds(environments: Path | None, clients: int, steps: int) -> None:
     print(f"### {clients:,} clients a round, {steps} local step{'s' if steps > 1 else ''}\n")
     print("| | a round, ms | clients a second | time, quietsum = 1 | weights differ by |")
     print("|---|---:|---:|---:|---:|")
+    wanted = {"pfl": 1.0, "flower": 10.0}
+    verdicts: list[str] = []
     ours: float | None = None
     reference: Any = None
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +137,10 @@ def rounds(environments: Path | None, clients: int, steps: int) -> None:
             print(told, flush=True)
             if apart > 1e-5:
                 raise SystemExit(f"{label} has learned something else")
-    print()
+            if name in wanted:
+                met = "met   " if middle / ours >= wanted[name] else "missed"
+                verdicts.append(f"{met} {label} / quietsum: {middle / ours:.1f}, wanted ≥ {wanted[name]:g}")
+    print("\n```text", *verdicts, "```\n", sep="\n")
 
 
 def memory() -> None:

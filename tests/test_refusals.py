@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,7 @@ def style(name: Any, **more: Any) -> PrivacyPlan:
 
 
 NUMBERS = ClientPlan(epsilon=8, delta=0.01)
+LOCAL = ClientPlan(epsilon=8, delta=0.01, noise_at="party")
 PERSON = PersonPlan(id="patient", max_records=3)
 
 
@@ -213,6 +215,25 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         (
             (plan(privacy=style("none"), training=TrainingPlan(batches="shuffled")), SITES, "only Poisson batches"),
             (plan(privacy=style("none")), SITES),
+        ),
+    ],
+    "party-noise-neighbours": [
+        (
+            (client(epsilon=8, delta=0.01, noise_at="party"), SITES, "which no noise hides"),
+            (plan(privacy=style("user", client=LOCAL, neighbours="zero-out")), SITES),
+        ),
+    ],
+    "dealt-out-clients": [
+        (
+            (
+                plan(privacy=style("user", client=NUMBERS), federation=FederationPlan(split="iid", parties=3)),
+                SITES,
+                "stand for nobody",
+            ),
+            (
+                plan(privacy=style("user", client=NUMBERS), federation=FederationPlan(split="iid", parties=3)),
+                tuple(dataclasses.replace(site, public="made up") for site in SITES),
+            ),
         ),
     ],
     "schedule-length": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import sys
 import tomllib
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from quietsum.cli.app import app
 from quietsum.cli.new import PresetName
 from quietsum.errors import InvalidParameter
 from quietsum.plan import PRESETS, PartyFacts, load_plan, resolve
-from quietsum.plan.template import HEART_DEFAULTS, OTHER_DEFAULTS, template
+from quietsum.plan.template import CLIENTS, DEFAULTS, HEART_DEFAULTS, OTHER_DEFAULTS, template
 from quietsum.tasks import TASKS, task_named
+from quietsum.tasks.trainable import TRAINABLE
 
 VARIANTS = [(task, preset) for task in sorted(TASKS) for preset in (None, *PRESETS)]
+EVERY_TASK = sorted((*TASKS, *TRAINABLE))
+STYLES = ("sample", "user", "hybrid")
 
 
 @pytest.fixture(autouse=True)
@@ -186,4 +190,119 @@ def test_odd_task_names_are_quoted() -> None:
 def test_programs_are_told_what_was_written() -> None:
     values = json.loads(quietsum("new", "--json", "--preset", "performance").stdout)
     plan = load_plan(Path("run.toml"))
-    assert values == {"file": "run.toml", "task": "heart", "preset": "performance", "digest": plan.digest}
+    assert values == {
+        "file": "run.toml", "task": "heart", "style": "sample", "preset": "performance", "digest": plan.digest,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- every task, every style
+
+
+def planned(task: str) -> Result:
+    """``quietsum plan`` of the file that was written; a task without its data is skipped, and says which."""
+    result = quietsum("plan", "run.toml", "--json")
+    if result.exit_code and "QUIETSUM_DATA" in result.output:
+        pytest.skip(f"{task} needs its files: set QUIETSUM_DATA")
+    return result
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("task", EVERY_TASK)
+def test_a_first_plan_of_every_task_and_style_is_accepted_by_quietsum_plan(task: str, style: str) -> None:
+    assert quietsum("new", "--task", task, "--style", style).exit_code == 0
+    result = planned(task)
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    units = {"sample": ["record"], "user": ["client"], "hybrid": ["record", "client"]}[style]
+    assert [limit["unit"] for limit in values["limits"]] == units
+    assert values["plan"]["task"]["name"] == task and values["plan"]["privacy"]["style"] == style
+
+
+def test_a_plan_that_is_refused_would_be_noticed() -> None:
+    Path("run.toml").write_text(template(task="digits", style="user").replace("delta = 0.0001", "delta = 0.1"))
+    result = planned("digits")
+    assert result.exit_code == 2 and "is not below 1/N for N = 600 clients" in result.output
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("task", EVERY_TASK)
+def test_a_plan_needs_neither_data_nor_torch_to_be_written(
+    task: str, style: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUIETSUM_DATA", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
+    with pytest.raises(ImportError):
+        import torch  # noqa: F401  # the control
+    result = quietsum("new", "--task", task, "--style", style)
+    assert result.exit_code == 0, result.output
+    plan = load_plan(Path("run.toml"))
+    assert plan.privacy.style == style
+
+
+def test_every_task_has_settings_of_its_own() -> None:
+    assert sorted(DEFAULTS) == sorted(CLIENTS) == EVERY_TASK
+
+
+def test_clients_are_made_where_a_task_has_no_sites_and_only_there() -> None:
+    splits = {task: load_plan(template(task=task)).federation for task in EVERY_TASK}
+    natural = {task for task, federation in splits.items() if federation.split == "natural"}
+    assert natural == {"heart", "pose", "nuclei", "cards"}
+    assert splits["cards"].parties == 500
+    assert all(isinstance(splits[task].parties, int) for task in set(EVERY_TASK) - natural)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("task", [*EVERY_TASK, "my_module:MyTask"])
+def test_every_file_is_commented_and_fits_80_columns(task: str, style: str) -> None:
+    lines = template(task=task, style=style).splitlines()
+    assert sum("#" in line for line in lines) >= 12
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("style", ["user", "hybrid"])
+@pytest.mark.parametrize("key", ['noise_at = "party"', "adaptive = {}"])
+def test_the_other_ways_to_protect_clients_in_the_comments_are_valid(style: str, key: str) -> None:
+    lines = template(task="my_module:MyTask", style=style).splitlines()
+    kept = [line for line in lines if not line.startswith("client =")]
+    swapped = [line.removeprefix("# ") if line.startswith("# client") and key in line else line for line in kept]
+    assert len(swapped) == len(lines) - 1 and swapped != kept
+    text = "\n".join(swapped) + "\n"
+    if "party" in key:  # the comment beside it says so
+        assert any("who sends is seen" in line and "zero-out" in line for line in lines)
+        text = text.replace('neighbours = "add-or-remove-one"', 'neighbours = "zero-out"')
+    plan = load_plan(text)
+    parties = [PartyFacts(name=f"p{number}", dataset=f"d{number}", size=50) for number in range(500)]
+    resolved = resolve(plan, parties, 10)
+    assert resolved.noise_at_party == (key == 'noise_at = "party"')
+    assert (resolved.adaptive is not None) == (key == "adaptive = {}")
+
+
+@pytest.mark.parametrize("task", ["pose", "cards"])
+def test_the_promise_to_whole_people_in_the_comments_is_valid(task: str) -> None:
+    lines = template(task=task).splitlines()
+    text = "\n".join(line.removeprefix("# ") if line.startswith("# person") else line for line in lines)
+    Path("run.toml").write_text(text, encoding="utf-8")
+    result = planned(task)
+    assert result.exit_code == 0, result.output
+    assert [limit["unit"] for limit in json.loads(result.stdout)["limits"]] == ["record", "person"]
+
+
+def test_a_preset_promises_records_something_that_style_user_does_not() -> None:
+    result = quietsum("new", "--style", "user", "--preset", "performance")
+    assert result.exit_code == 2 and "style = hybrid" in " ".join(result.stderr.split())
+    assert not os.listdir()
+    assert quietsum("new", "--style", "hybrid", "--preset", "performance").exit_code == 0
+    plan = load_plan(Path("run.toml"))
+    assert plan.privacy.preset == "performance" and plan.privacy.client is not None
+
+
+def test_unknown_styles_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="choose sample, user or hybrid"):
+        template(style="none")
+    assert quietsum("new", "--style", "person").exit_code == 2
+
+
+def test_every_unit_is_named_and_nothing_is_added() -> None:
+    result = quietsum("new", "--task", "digits", "--style", "hybrid")
+    assert "ε 8 per record and ε 8 per client" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quietsum.aggregation import ClientSum, Fold, ServerState, WeightedMean
 from quietsum.aggregation.clients import ClientState
-from quietsum.errors import InvalidParameter, TooFewParties
+from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
 from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.round import RoundResult, first_state, fold_of, run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
@@ -199,10 +199,12 @@ def test_rule_9_a_cohort_that_is_lost_as_a_whole_is_a_step_of_noise_too(stage: C
     assert np.all(result.state.params != 0)
 
 
-def test_a_plan_that_asks_for_several_parties_still_gets_its_stated_abort(stage: Callable[..., Stage]) -> None:
-    some = stage(user_plan(federation={"minimum_parties": 30}))
-    with pytest.raises(TooFewParties, match="the plan needs 30"):
-        some.round(some.asking(lambda name: ones(name) if int(name[1:]) < 20 else None))
+def test_too_few_replies_never_end_a_round_of_the_client_level(stage: Callable[..., Stage]) -> None:
+    """An abort would tell, without noise, how many replied, and one client may decide it."""
+    with pytest.raises(PlanRefused, match="tells how many there were, without noise"):
+        stage(user_plan(federation={"minimum_parties": 30}))
+    some = stage(user_plan())
+    assert some.round(some.asking(lambda name: None)).kept == ()
 
 
 def test_without_client_level_nobody_replying_is_still_too_few_parties(stage: Callable[..., Stage]) -> None:
@@ -221,7 +223,7 @@ def test_a_broken_update_drops_its_client_and_not_the_server(stage: Callable[...
 
 def test_noise_at_the_party_leaves_the_server_a_plain_mean(stage: Callable[..., Stage]) -> None:
     """The updates carry their own noise; the server adds none, and nobody at all is no step."""
-    some = stage(user_plan({"noise_at": "party"}))
+    some = stage(user_plan({"noise_at": "party"}, privacy={"neighbours": "zero-out"}))
     assert isinstance(fold_of(some.resolved, 1, some.state, ["c0", "c1"]), WeightedMean)
     result = some.round(some.asking(lambda name: ones(name, length=3.0)))
     np.testing.assert_allclose(result.state.params, [3.0, 0.0])

@@ -17,7 +17,7 @@ from quietsum.mechanisms.rng import randomness_for_tests
 
 KINDS = ("CrowdTask", "CrowdTogether")
 CLIENT = {"noise_multiplier": 1.0, "delta": 1e-4, "max_norm": 1.0}
-PARTY_NOISE = {"style": "user", "client": {**CLIENT, "noise_at": "party"}}
+PARTY_NOISE = {"style": "user", "neighbours": "zero-out", "client": {**CLIENT, "noise_at": "party"}}
 
 
 def crowd(kind: str = "CrowdTogether", privacy: dict[str, object] | None = None, **changes: object) -> Federation:

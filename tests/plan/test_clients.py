@@ -55,6 +55,11 @@ def user(**numbers: Any) -> PrivacyPlan:
     return PrivacyPlan(style=Style.USER, client=ClientPlan(**{"delta": 1e-5, **numbers}))
 
 
+def local(**numbers: Any) -> PrivacyPlan:
+    """Noise at the party: who takes part is seen, what they hold is not."""
+    return dataclasses.replace(user(noise_at="party", **numbers), neighbours=Neighbours.ZERO_OUT)
+
+
 def in_ledger(resolved: ResolvedPlan, ledger: Ledger | None = None, run: str = "run") -> Ledger:
     ledger = ledger or Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
@@ -107,12 +112,12 @@ def test_the_noise_is_the_least_that_keeps_the_promise() -> None:
 def test_the_server_is_not_among_those_whom_its_own_noise_binds() -> None:
     resolved = resolve(plan(privacy=user(epsilon=8.0)), clients(100), 10)
     assert {one.observer for one in resolved.forecast(at=()).whole} == {Observer.RECIPIENTS}
-    at_party = resolve(plan(privacy=user(epsilon=8.0, noise_at="party")), clients(100), 10)
+    at_party = resolve(plan(privacy=local(epsilon=8.0)), clients(100), 10)
     assert {one.observer for one in at_party.forecast(at=()).whole} == set(Observer)
 
 
 def test_noise_at_the_party_is_charged_without_amplification_and_travels_in_the_orders() -> None:
-    resolved = resolve(plan(rate=0.1, privacy=user(noise_multiplier=5.0, noise_at="party")), clients(100), 10)
+    resolved = resolve(plan(rate=0.1, privacy=local(noise_multiplier=5.0)), clients(100), 10)
     (charge,) = resolved.charges()
     assert charge.event == Repeated(times=1, event=Gaussian(noise_multiplier=5.0))
     orders = resolved.orders("client-00001")
@@ -336,6 +341,35 @@ def test_a_budget_of_one_unit_cannot_be_passed_by_with_a_run_of_another() -> Non
         style=Style.HYBRID, record=RecordPlan(epsilon=1.0, delta=1e-5), client=ClientPlan(epsilon=8.0, delta=1e-2)
     )
     in_ledger(resolve(plan(privacy=both), parties, 10), ledger, "third")
+
+
+def test_a_book_cannot_be_opened_after_runs_that_it_would_not_know_of() -> None:
+    """What earlier runs cost a client was never bounded, so no lifetime per client can be promised any more."""
+    parties = [dataclasses.replace(facts, holder="") for facts in clients(3, size=1000)]
+    records = RecordPlan(epsilon=1.0, delta=1e-5, lifetime=LifetimePlan(epsilon=5.0, delta=1e-5))
+    first = resolve(plan(privacy=PrivacyPlan(record=records)), parties, 10)
+    ledger = in_ledger(first)
+    ledger.commit(ledger.reserve("run", 1, 1, first.charges()))
+    both = PrivacyPlan(style=Style.HYBRID, record=records, client=ClientPlan(epsilon=8.0, delta=1e-2))
+    with pytest.raises(PlanRefused, match="was used by runs that promised nothing per client"):
+        in_ledger(resolve(plan(privacy=both), parties, 10), ledger, "second")
+    in_ledger(first, ledger, "again")
+    public = [dataclasses.replace(facts, public="made up") for facts in parties]
+    open_data = resolve(plan(privacy=PrivacyPlan(record=RecordPlan(epsilon=1.0, delta=1e-5))), public, 10)
+    other = in_ledger(open_data)
+    other.commit(other.reserve("run", 1, 1, open_data.charges()))
+    in_ledger(
+        resolve(plan(privacy=dataclasses.replace(both, record=RecordPlan(epsilon=1.0, delta=1e-5))), public, 10),
+        other,
+        "2",
+    )
+
+
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+def test_a_stage_that_no_mechanism_can_have_is_refused_before_the_first_round(factor: float) -> None:
+    stages = (StagePlan(rounds=5), StagePlan(rounds=5, clip=factor))
+    with pytest.raises(PlanRefused, match=r"schedule\[1\] does not fit"):
+        resolve(plan(privacy=user(epsilon=8.0), schedule=stages), clients(100), 10)
 
 
 def test_infinite_costs_are_refused_by_unit() -> None:

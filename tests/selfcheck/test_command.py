@@ -66,3 +66,16 @@ def test_mistakes_are_answered_by_a_lesson(arguments: tuple[str, ...], word: str
     done = call(*arguments)
     assert isinstance(done.exception, InvalidParameter)
     assert word in str(done.exception)
+
+
+@pytest.mark.parametrize("more", [[], ["--adaptive"]])
+def test_the_sum_of_clients_can_be_checked_too(more: list[str]) -> None:
+    done = call("--clients", "200", "--sample-rate", "0.2", "--json", *more)
+    assert done.return_value == 0
+    values = json.loads(done.output)
+    assert values["passed"] and values["step"].startswith("sum of 200 clients")
+
+
+def test_an_adaptive_clip_is_about_clients() -> None:
+    done = call("--adaptive")
+    assert isinstance(done.exception, InvalidParameter) and "add --clients" in str(done.exception)

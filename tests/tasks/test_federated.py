@@ -98,7 +98,7 @@ def test_made_clients_share_the_books_of_their_holder() -> None:
         task = FederatedTorch(VisitsTask() if "diri" in split else AtClinics(), split=split, parties=count)
         facts = task.parties()
         assert len(facts) == count and sum(party.size for party in facts) == 60
-        assert {(party.dataset, party.account) for party in facts} == {("visits", "visits")}
+        assert {(party.dataset, party.account) for party in facts} == {("visits", "here")}
         assert facts[0].name == "client-0001" and facts[-1].name == f"client-{count:04d}"
 
 
@@ -137,8 +137,8 @@ def test_a_federation_is_the_same_in_every_process() -> None:
 def test_sizes_of_protected_sites_are_declared_and_never_counted() -> None:
     with pytest.raises(InvalidParameter, match="private unless it is declared"):
         FederatedTorch(Protected()).parties()
-    with pytest.raises(InvalidParameter, match="private unless it is declared"):
-        FederatedTorch(Protected(), split="iid", parties=4).parties()  # by patients, so counted
+    with pytest.raises(InvalidParameter, match="their sites keep books of them already"):
+        FederatedTorch(Protected(), split="iid", parties=4)  # one record must not have two books
     assert [party.size for party in FederatedTorch(Declared()).parties()] == [25, 30, 20]
 
 

@@ -27,6 +27,11 @@ RateOption = Annotated[
     float, typer.Option("--sample-rate", "-q", metavar="q", help="Chance that a record is in a step.")
 ]
 NormOption = Annotated[float, typer.Option("--max-grad-norm", metavar="C", help="Each gradient is clipped to it.")]
+ClientsOption = Annotated[
+    int | None,
+    typer.Option("--clients", metavar="N", help="Check the sum of N clients' updates instead.", show_default=False),
+]
+AdaptiveOption = Annotated[bool, typer.Option("--adaptive", help="With --clients: the clip adapts.")]
 ModeOption = Annotated[str, typer.Option("--noise", metavar="MODE", help="fast or secure.")]
 
 
@@ -37,11 +42,14 @@ def selfcheck(
     sample_rate: RateOption = 0.05,
     max_grad_norm: NormOption = 1.0,
     noise: ModeOption = "fast",
+    clients: ClientsOption = None,
+    adaptive: AdaptiveOption = False,
     as_json: opt.JsonOption = False,
 ) -> int:
     """Check that a task's private step is what it claims: clip, noise, draws, books.
 
     Example: quietsum selfcheck --task heart
+    Example: quietsum selfcheck --clients 500 --sample-rate 0.1
 
     Eleven tests on made-up rows; no protected record is read. A correct step
     fails less than once in a million runs. Exit code 5: the claim is false.
@@ -60,8 +68,13 @@ def selfcheck(
         "mode": noise,
         "engine": engine,
     }
-    found = _task(task)
-    step, close = _numpy_step(found, settings) if hasattr(found, "gradients") else _torch_step(found, settings)
+    if clients is not None:
+        step, close = _client_step(clients, adaptive, settings)
+    elif adaptive:
+        raise InvalidParameter("adaptive", True, "is about clients", "add --clients, 500 for instance")
+    else:
+        found = _task(task)
+        step, close = _numpy_step(found, settings) if hasattr(found, "gradients") else _torch_step(found, settings)
     with close:
         report = run_selfcheck(step)
     if as_json:
@@ -117,6 +130,27 @@ def _numpy_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any
         name=f"{task.name}, numpy",
     )
     return step, contextlib.nullcontext()
+
+
+def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
+    """The clipped sum of a round, on made-up clients of unequal size of whom some drop out."""
+    import contextlib
+
+    from quietsum.aggregation import ClientSum
+    from quietsum.errors import whole_number
+    from quietsum.federation.checked_clients import CheckedClients
+    from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+    from quietsum.mechanisms.quantile import QuantileRule
+
+    count = whole_number("clients", clients, 1)
+    noise, expected = settings["noise_multiplier"], settings["rate"] * count
+    rule = QuantileRule(count_noise=max(expected / 20, noise)) if adaptive else None
+    if rule is not None:
+        noise = rule.sum_noise(noise)
+    mechanism = GaussianMechanism(max_norm=settings["max_norm"], noise_multiplier=noise, mode=Mode(settings["mode"]))
+    claim = ClientSum(mechanism=mechanism, denominator=expected, dimension=20, adaptive=rule)
+    name = f"sum of {count:,} clients" + (", clip adapts" if adaptive else "")
+    return CheckedClients(claim, rate=settings["rate"], population=count, name=name), contextlib.nullcontext()
 
 
 def _torch_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:

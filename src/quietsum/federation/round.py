@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -97,10 +98,11 @@ def run_round(
     kept = tuple(replies.folded.kept)
     needed = plan.federation.minimum_parties
     if len(kept) < needed and (needed > 1 if resolved.client_level else bool(cohort)):
-        free = len(replies.refused) == len(cohort) and refundable.issuperset(cohort)
+        free = replies.refused.keys() >= set(registered) and refundable.issuperset(registered)
+        charged = "It is charged, except to those who refused before they touched data. "
         raise TooFewParties(
             f"round {number}: {len(kept)} of {len(cohort)} parties sent a usable update, the plan needs {needed}. "
-            + ("Nobody had touched data, so nothing was charged. " if free else "It is charged. ")
+            + ("Nobody had touched data, so nothing was charged. " if free else charged)
             + "See why with -v, then resume"
         )
     if not kept and fold.needs_updates:  # nobody was drawn, or nothing is there to average: no step
@@ -179,7 +181,12 @@ def _refundable(charges: Iterable[Charge], resolved: ResolvedPlan) -> set[str]:
     clients pays once for all of them, so the refusal of one changes nothing.
     """
     paying = {charge.party for charge in charges if charge.unit is not PrivacyUnit.CLIENT}
-    return {facts.name for facts in resolved.parties if facts.account == facts.name and facts.name in paying}
+    shared = Counter(facts.account for facts in resolved.parties)
+    return {
+        facts.name
+        for facts in resolved.parties
+        if facts.account == facts.name and facts.name in paying and shared[facts.account] == 1
+    }
 
 
 # ------------------------------------------------------------------------------------------- replies

@@ -143,7 +143,21 @@ class Accounts:
                     )
 
     def _check_units(self, seen: set[Account], names: Mapping[str, str]) -> None:
-        """Whatever has a budget pays in every run: a release that one book does not see would go on behind its back."""
+        """Whatever has a book pays in every run, from the first one on.
+
+        A release that one book does not see would go on behind its back, and a book that is opened after other runs
+        would not know of theirs.
+        """
+        books = self.books.items()
+        used = {party for (party, dataset, _), book in books if names.get(party) == dataset and book.charged}
+        for party, unit in sorted(seen):
+            key = (party, names[party])
+            book = self.books.get((*key, unit))
+            if party in used and key not in self.public and (book is None or not book.charged):
+                raise PlanRefused(
+                    f"dataset {names[party]!r} of {party!r} was used by runs that promised nothing per {unit}; what "
+                    f"all runs together cost a {unit} can no longer be bounded: promise what those runs promised"
+                )
         for (party, dataset, unit), book in self.books.items():
             public = (party, dataset) in self.public
             if names.get(party) == dataset and book.budget is not None and not public and (party, unit) not in seen:

@@ -32,7 +32,6 @@ __all__ = ["NO_GUARANTEE", "ResolvedPlan"]
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 """What stands wherever a figure would, in a run of style none."""
 _MOST_AFFORDABLE = 10**9
-_UP = 1 + 1e-12
 
 
 @final
@@ -249,8 +248,10 @@ class ResolvedPlan:
         stage = self.plan.stage(number)
         noise, adaptive = self.client_noise * stage.noise, self.adaptive
         if adaptive is not None:
+            from quietsum.mechanisms.quantile import QuantileRule
+
             assert adaptive.count_noise is not None
-            noise = (noise**-2 - (2 * adaptive.count_noise) ** -2) ** -0.5 * _UP
+            noise = QuantileRule(count_noise=adaptive.count_noise).sum_noise(noise)
         return _mechanism(self.plan, self._client.max_norm * stage.clip if max_norm is None else max_norm, noise)
 
     @property

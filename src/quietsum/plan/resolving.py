@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from quietsum import refusals
-from quietsum.errors import PlanRefused, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
 from quietsum.plan.forecast import Profile, smallest_noise
 from quietsum.plan.presets import PRESETS
 from quietsum.plan.promises import ClientPlan, RecordPlan
@@ -41,7 +41,18 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int) -> Resolv
         found = _with_records(found)
     if plan.privacy.style.clients:
         found = _with_clients(found)
+    _check_stages(found)
     return found
+
+
+def _check_stages(found: ResolvedPlan) -> None:
+    """Every stage's clip and noise must be ones that the mechanism can have, before the first round."""
+    for place, stage in enumerate(found.plan.schedule):
+        try:
+            found.record_mechanism(stage.noise, stage.clip)
+            found.joint_mechanism(stage.noise, stage.clip)
+        except InvalidParameter as error:
+            raise PlanRefused(f"schedule[{place}] does not fit: {error}") from None
 
 
 # ----------------------------------------------------------------------------------------------- records

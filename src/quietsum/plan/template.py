@@ -2,8 +2,8 @@
 
 Settings that suit a task stand in one line each of :data:`DEFAULTS` (records) and :data:`CLIENTS` (clients as a
 whole); :data:`OTHER_DEFAULTS` and :data:`OTHER_CLIENTS` are for your own. Those of federations that
-``benchmarks/federated_tasks.py`` runs were chosen on validation rows by its ``--choose``; the others follow the task's
-own settings for one site. No data is looked at, so a plan can be written where there is none.
+``benchmarks/federated_tasks.py`` runs were chosen on validation rows by its ``--choose``; the others are guesses near
+the task's own settings for one site. No data is looked at, so a plan can be written where there is none.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _made(parties: int, **settings: float) -> Defaults:
 
 DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
     "heart": Defaults(rounds=20, sample_rate=0.25, learning_rate=0.4, max_grad_norm=0.5),
-    "pose": Defaults(rounds=40, sample_rate=1.0, learning_rate=10.0, max_grad_norm=0.3, delta=1e-3, momentum=0.9,
-                     person=("subject", 60)),
+    "pose": Defaults(rounds=40, sample_rate=1.0, learning_rate=10.0, max_grad_norm=0.3, epsilon=8.0, delta=1e-3,
+                     momentum=0.9, person=("subject", 4)),
     "nuclei": Defaults(rounds=30, sample_rate=1.0, learning_rate=0.6, max_grad_norm=0.5, delta=1e-4, momentum=0.9),
     "cards": Defaults(rounds=40, sample_rate=1.0, learning_rate=8.0, max_grad_norm=0.5, delta=1e-6, parties=500,
                       person=("card", 4)),
@@ -211,7 +211,8 @@ def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str
             "# Each client's update is clipped to max_norm; noise hides whose it was. It",
             "# needs hundreds of clients: quietsum plan says whether there are enough.",
             f"client = {{ {client} }}",
-            "# Against the server, too, with noise at every party, and much more of it:",
+            "# Against the server, too, with noise at every party, and much more of it;",
+            '# who sends is seen, so this needs neighbours = "zero-out" below:',
             f'# client = {{ {client}, noise_at = "party" }}',
             "# The clip may follow the updates' median norm:",
             f"# client = {{ {client}, adaptive = {{}} }}",

@@ -118,7 +118,35 @@ def _fixed_size(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return "federation.sampling of kind 'fixed-size' under neighbours = 'add-or-remove-one'"
 
 
+def _party_noise_neighbours(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    if not client_level(plan) or client_of(plan).noise_at != "party":
+        return ""
+    if plan.privacy.neighbours != "add-or-remove-one":
+        return ""
+    return "privacy.client.noise_at = 'party' under neighbours = 'add-or-remove-one'"
+
+
+def _dealt_out_clients(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    if not client_level(plan) or (plan.federation.split == "natural" and not isinstance(plan.federation.parties, int)):
+        return ""
+    if all(party.public for party in taking_part(plan, parties)):
+        return ""
+    return f"federation.split = '{plan.federation.split}' makes the clients that privacy.style protects"
+
+
 ROWS: tuple[Refusal, ...] = (
+    Refusal(
+        name="party-noise-neighbours",
+        when=_party_noise_neighbours,
+        why="whoever sends takes part, which no noise hides; what is hidden is what a client holds",
+        instead='say neighbours = "zero-out" or "replace-one"',
+    ),
+    Refusal(
+        name="dealt-out-clients",
+        when=_dealt_out_clients,
+        why="clients that are dealt out of protected records stand for nobody, and another split deals them out anew",
+        instead='say split = "natural" where the task has sites, or style = "sample"',
+    ),
     Refusal(
         name="client-unasked",
         when=_client_unasked,

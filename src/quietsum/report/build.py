@@ -148,7 +148,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     whether = {
         PrivacyUnit.RECORD: "whether any one record was used",
         PrivacyUnit.PERSON: "whether any one person's records were used",
-        PrivacyUnit.CLIENT: "whether any one client took part",
+        PrivacyUnit.CLIENT: "what any one client holds"
+        if resolved.noise_at_party
+        else "whether any one client took part",
     }[guarantee.unit]
     right = min(100.0, math.ceil(10 * 50 * (1 + _advantage(guarantee, resolved))) / 10)
     epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"

@@ -108,6 +108,30 @@ def task_of(plan: Plan) -> FederatedTask | NumpyTask:
     >>> task.dimension, [party.size for party in task.parties()]
     (4810, [338, 338, 338, 338])
     """
+    task = _task_of(plan)
+    _check_person(getattr(task, "task", task), plan)
+    return task
+
+
+def _check_person(task: Any, plan: Plan) -> None:
+    """A promise to people needs a task that knows them, by the name that the plan uses."""
+    person = plan.privacy.person
+    if person is None:
+        return
+    known = getattr(task, "person", None)
+    if not callable(getattr(task, "people", None)):
+        problem = f"is promised something, and {plan.task.name} does not say whose its records are"
+        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
+    if known is not None and known != person.id:
+        raise InvalidParameter(
+            "privacy.person.id",
+            person.id,
+            f"is not who stands behind records of {plan.task.name}",
+            f'say id = "{known}"',
+        )
+
+
+def _task_of(plan: Plan) -> FederatedTask | NumpyTask:
     from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
     name, options = plan.task.name, plan.task.options

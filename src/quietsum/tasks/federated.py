@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FederatedTorch"]
 
+HOLDER = "here"
+"""Who keeps the books of clients that are dealt out of one data set: whoever holds it, as in ``quietsum train``."""
 FIRST_WEIGHTS = 0
 """Decides the first weights, which are public: every process starts from the same ones."""
 
@@ -78,6 +80,9 @@ class FederatedTorch:
         if made and self._count is None:
             problem = "makes clients, and it is not said how many" if not parties else "makes clients without names"
             raise InvalidParameter("split", split, problem, "state their number, federation.parties = 10 for instance")
+        if made and isinstance(self.task, HasSites) and not str(self.task.public).strip():
+            problem = f"deals out protected records of {self.name} anew, and their sites keep books of them already"
+            raise InvalidParameter("split", split, problem, "choose 'natural': one book for each record")
         if self.split.kind == "dirichlet" and not str(self.task.public).strip():
             problem = "looks at the labels of protected records to deal them out"
             raise InvalidParameter("split", split, problem, "choose 'iid', or 'natural' where the task knows its sites")
@@ -163,7 +168,7 @@ class FederatedTorch:
         return tuple(
             PartyFacts(
                 name=name, size=sizes[name], public=public, dataset=self.name if together else f"{self.name}-{name}",
-                holder=self.name if together else "",
+                holder=HOLDER if together else "",
             )
             for name in found.names
         )  # fmt: skip

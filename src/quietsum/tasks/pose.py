@@ -122,7 +122,9 @@ class PoseTask:
     def plain_settings(self) -> Settings:
         """Without privacy, chosen in the same way."""
         training = {"batch_size": self.size, "epochs": 30 if self.network == "linear" else 60, "ema_decay": 0.9}
-        return Settings(learning_rate=30.0 if self.network == "linear" else 0.1, optimizer="momentum", training=training)
+        return Settings(
+            learning_rate=30.0 if self.network == "linear" else 0.1, optimizer="momentum", training=training
+        )
 
     def model(self) -> nn.Module:
         """A fresh model; the linear one starts without weights."""
