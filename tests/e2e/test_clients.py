@@ -107,3 +107,75 @@ def test_the_plan_says_when_so_few_parties_cannot_hide_one_of_them(tmp_path: Pat
     many.write_text(HYBRID.replace("parties = 60", "parties = 1300").replace("1e-3", "1e-5"), encoding="utf-8")
     told = " ".join(quietsum("plan", str(many), "--workspace", str(tmp_path / "workspace")).split())
     assert "cannot hide" not in told
+
+
+PROTECTED = '''
+from quietsum.tasks.digits import DigitsTask
+
+
+class AtSites:
+    """Digits as if somebody had to be protected, at three sites."""
+
+    def __init__(self):
+        self._task = DigitsTask()
+
+    name, title, public, site_sizes = "visits", "visits", "", {"north": 452, "south": 450, "west": 450}
+
+    def sites(self):
+        return tuple(["north"] * 452 + ["south"] * 450 + ["west"] * 450)
+
+    def __getattr__(self, name):
+        return getattr(self._task, name)
+'''
+
+
+@pytest.fixture
+def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "protected_sites.py").write_text(PROTECTED, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def natural(noise: str = "secure", **changes: str) -> str:
+    text = """
+        [task]
+        name = "protected_sites:AtSites"
+        [federation]
+        rounds = 2
+        [training]
+        sample_rate = 0.2
+        local_steps = 1
+        [privacy]
+        style = "sample"
+        noise = "NOISE"
+        record = { epsilon = 1.0, delta = 1e-5, lifetime = { epsilon = 9.0, delta = 1e-5 } }
+    """.replace("NOISE", noise)
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    return text
+
+
+def test_a_protected_record_has_one_book_however_it_is_trained(sites: Path) -> None:
+    (sites / "run.toml").write_text(natural(), encoding="utf-8")
+    quietsum("run", "run.toml", "--workspace", "w")
+    result = CliRunner().invoke(
+        app, ["train", "--task", "protected_sites:AtSites", "--epsilon", "1", "--workspace", "w"]
+    )
+    assert result.exit_code == 2 and "a second book would let each record be spent twice" in _words(result.output)
+    dealt = natural().replace("rounds = 2", 'rounds = 2\n        split = "iid"\n        parties = 4')
+    (sites / "dealt.toml").write_text(dealt, encoding="utf-8")
+    result = CliRunner().invoke(app, ["run", "dealt.toml", "--workspace", "w"])
+    assert result.exit_code == 2 and "their sites keep books of them already" in _words(result.output)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_what_holds_over_all_runs_says_when_one_of_them_was_not_floating_point_safe(sites: Path) -> None:
+    for name, noise in (("first", "secure"), ("second", "fast"), ("third", "secure")):
+        (sites / f"{name}.toml").write_text(natural(noise), encoding="utf-8")
+        told = " ".join(quietsum("run", f"{name}.toml", "--name", name, "--workspace", "w").split())
+        assert "From all runs on the same data" in told
+        assert ("Some of these runs have noise that is not floating-point safe" in told) == (name != "first")

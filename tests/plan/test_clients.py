@@ -351,7 +351,7 @@ def test_a_book_cannot_be_opened_after_runs_that_it_would_not_know_of() -> None:
     ledger = in_ledger(first)
     ledger.commit(ledger.reserve("run", 1, 1, first.charges()))
     both = PrivacyPlan(style=Style.HYBRID, record=records, client=ClientPlan(epsilon=8.0, delta=1e-2))
-    with pytest.raises(PlanRefused, match="was used by runs that promised nothing per client"):
+    with pytest.raises(PlanRefused, match="which promised nothing per client"):
         in_ledger(resolve(plan(privacy=both), parties, 10), ledger, "second")
     in_ledger(first, ledger, "again")
     public = [dataclasses.replace(facts, public="made up") for facts in parties]
@@ -363,6 +363,39 @@ def test_a_book_cannot_be_opened_after_runs_that_it_would_not_know_of() -> None:
         other,
         "2",
     )
+
+
+def test_two_runs_that_are_open_at_once_cannot_pass_each_other_s_books_by() -> None:
+    """Both were opened before either was charged; the one without a promise to clients is refused, whenever it asks."""
+    parties = [dataclasses.replace(facts, holder="") for facts in clients(3, size=1000)]
+    records = RecordPlan(epsilon=1.0, delta=1e-5, lifetime=LifetimePlan(epsilon=5.0, delta=1e-5))
+    some = resolve(plan(privacy=PrivacyPlan(record=records)), parties, 10)
+    hybrid = PrivacyPlan(style=Style.HYBRID, record=records, client=ClientPlan(epsilon=8.0, delta=1e-2))
+    both = resolve(plan(privacy=hybrid), parties, 10)
+    ledger = in_ledger(some, run="sample")
+    in_ledger(both, ledger, "hybrid")
+    for number in (1, 2):
+        with pytest.raises(PlanRefused, match="per client"):
+            ledger.reserve("sample", 1, 1, some.charges())
+        ledger.commit(ledger.reserve("hybrid", number, 1, both.charges(number=number)))
+    ledger.verify()
+
+
+def test_a_party_that_refuses_every_round_does_not_close_its_own_books() -> None:
+    """Its record charges go back, its client charges stay; the next round of the same plan is in order."""
+    parties = [dataclasses.replace(facts, holder="") for facts in clients(3, size=1000)]
+    both = PrivacyPlan(
+        style=Style.HYBRID,
+        record=RecordPlan(epsilon=1.0, delta=1e-5, lifetime=LifetimePlan(epsilon=5.0, delta=1e-5)),
+        client=ClientPlan(epsilon=2.0, delta=1e-2, lifetime=LifetimePlan(epsilon=20.0, delta=1e-2)),
+    )
+    resolved = resolve(plan(privacy=both), parties, 10)
+    ledger = in_ledger(resolved)
+    for number in (1, 2, 3):
+        receipt = ledger.reserve("run", number, 1, resolved.charges(number=number))
+        ledger.refund(receipt, parties[0].name, "not today")
+        ledger.commit(receipt)
+    in_ledger(resolved, ledger, "next")
 
 
 @pytest.mark.parametrize("factor", [1e-300, 1e300])

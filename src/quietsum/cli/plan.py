@@ -168,6 +168,8 @@ def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list
         lines.append(("noise", f"noise_multiplier {figure(noise)} ({how}), {clip}{label}"))
     lines.append(("promise", f"ε ≤ {figure(limit.epsilon)} per {whole[0].whom} at δ = {limit.delta:g}"))
     worst = "every client's" if clients else "the worst party's"
+    if limit.unit is PrivacyUnit.PERSON:  # rule 12
+        worst = "within the worst party (who is at two pays at both)"
     for one in whole if len({one.epsilon for one in whole}) > 1 else whole[:1]:
         against = f", against the {one.observer}" if len({one.epsilon for one in whole}) > 1 else ""
         lines.append(("whole plan", f"{bounds(one)} per {one.whom}, {worst}{against}"))

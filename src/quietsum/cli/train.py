@@ -140,6 +140,11 @@ def _go(
     from quietsum.runs.folder import new_name
 
     _check_ledger(place)
+    if callable(getattr(work, "sites", None)) and not str(work.public).strip():
+        raise QuietsumError(
+            f"the protected records of {work.name} lie at sites that keep books of their own, and a second book would "
+            'let each record be spent twice; run it as a federation (quietsum run, split = "natural")'
+        )
     settings = work.settings
     stated = {name: value for name, value in chosen["config"].items() if value is not None}
     config = PrivacyConfig(

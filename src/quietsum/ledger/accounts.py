@@ -133,7 +133,7 @@ class Accounts:
             seen.add((charge.party, charge.unit))
             if charge.event is not None and not cost_of(charge).leaves:
                 raise PlanRefused(f"the plan charges {charge.party!r} for no event per {charge.unit}; plan a round")
-        self._check_units(seen, names)
+        self._check_units(run, seen, names)
         for unit in {unit for _, unit in seen}:
             for party in names:
                 if (party, unit) not in seen:
@@ -142,29 +142,36 @@ class Accounts:
                         "is charged"
                     )
 
-    def _check_units(self, seen: set[Account], names: Mapping[str, str]) -> None:
-        """Whatever has a book pays in every run, from the first one on.
+    def _check_units(self, run: str, seen: set[Account], names: Mapping[str, str]) -> None:
+        """All runs that charge a protected dataset charge the same units.
 
         A release that one book does not see would go on behind its back, and a book that is opened after other runs
-        would not know of theirs.
+        does not know of theirs. So what holds per client "over all runs" must have been promised by all of them.
         """
-        books = self.books.items()
-        used = {party for (party, dataset, _), book in books if names.get(party) == dataset and book.charged}
-        for party, unit in sorted(seen):
-            key = (party, names[party])
-            book = self.books.get((*key, unit))
-            if party in used and key not in self.public and (book is None or not book.charged):
-                raise PlanRefused(
-                    f"dataset {names[party]!r} of {party!r} was used by runs that promised nothing per {unit}; what "
-                    f"all runs together cost a {unit} can no longer be bounded: promise what those runs promised"
-                )
         for (party, dataset, unit), book in self.books.items():
-            public = (party, dataset) in self.public
-            if names.get(party) == dataset and book.budget is not None and not public and (party, unit) not in seen:
+            if names.get(party) != dataset or (party, dataset) in self.public:
+                continue
+            if book.budget is not None and (party, unit) not in seen:
                 raise PlanRefused(
                     f"dataset {dataset!r} of {party!r} has a budget per {unit}, and this plan would not be charged to "
                     f"it; promise something per {unit} as well (style hybrid protects records and clients)"
                 )
+            for other in book.charged:
+                if other == run:
+                    continue
+                for each in PrivacyUnit:
+                    theirs, ours = (party, each) in self.runs[other].shares, (party, each) in seen
+                    if ours and not theirs:
+                        raise PlanRefused(
+                            f"dataset {dataset!r} of {party!r} was used by run {other!r}, which promised nothing per "
+                            f"{each}; what all runs together cost a {each} can no longer be bounded: promise what "
+                            "that run promised"
+                        )
+                    if theirs and not ours:
+                        raise PlanRefused(
+                            f"dataset {dataset!r} of {party!r} was used by run {other!r}, which promised something per "
+                            f"{each}; this plan would go on behind the back of that book: promise something per {each}"
+                        )
 
     def check_charge(self, charge: Charge, datasets: Mapping[str, str], terms: Terms) -> None:
         """A charge names a dataset of the run, and is protected unless the data is public."""
@@ -242,6 +249,7 @@ class Accounts:
                     f"round {round} of run {run!r} charges {party!r} nothing per {unit}; every registered party is "
                     "charged every round, whether it takes part or not: state all charges of the plan"
                 )
+        self._check_units(run, seen, state.datasets)
         return state
 
     def check_budgets(self, run: str, charges: Sequence[tuple[Charge, Cost]], prices: Prices) -> None:

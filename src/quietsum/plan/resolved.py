@@ -17,7 +17,7 @@ from quietsum.plan.charging import charge, observers, span, units
 from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
-from quietsum.plan.values import PartyFacts, Plan
+from quietsum.plan.values import PartyFacts, Plan, StagePlan
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.search import most_steps
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
@@ -194,9 +194,19 @@ class ResolvedPlan:
         return self._profiles[account]
 
     def orders(self, party: str, number: int = 1) -> LocalOrders:
-        """All that ``party`` is told for round ``number``."""
-        training, stage = self.plan.training, self.plan.stage(number)
-        person = self.plan.privacy.person
+        """All that ``party`` is told for round ``number``; the same value for all of one size in one stage."""
+        stage, size = self.plan.stage(number), self.facts_of(party).size
+        known = self._orders.get((stage, size))
+        if known is None:
+            known = self._orders[stage, size] = self._ordered(party, stage)
+        return known
+
+    @cached_property
+    def _orders(self) -> dict[tuple[StagePlan, int], LocalOrders]:
+        return {}
+
+    def _ordered(self, party: str, stage: StagePlan) -> LocalOrders:
+        training, person = self.plan.training, self.plan.privacy.person
         return LocalOrders(
             steps=self.steps_of(party),
             sampling=self.sampling_of(party),

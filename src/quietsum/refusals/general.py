@@ -135,7 +135,7 @@ def _duplicates(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _unknown(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    known = [party.name for party in parties]
+    known = {party.name: None for party in parties}
     told = []
     for where, names in (
         ("federation.parties", plan.federation.named),

@@ -6,15 +6,17 @@ it says what was promised and what it cost, and never who took part in which rou
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 from quietsum.errors import CorruptState
 from quietsum.ledger import Ledger
 from quietsum.ledger.charges import budget_to
+from quietsum.ledger.entries import Kind
 from quietsum.ledger.history import RunHistory
 from quietsum.plan import ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
@@ -162,9 +164,12 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
 
 
 def _which(guarantee: Guarantee, resolved: ResolvedPlan) -> str:
+    worst = f"the worst of {len(resolved.parties):,} parties"
     if guarantee.unit is PrivacyUnit.CLIENT:
         return f"each of {len(resolved.parties):,} registered clients"
-    return f"the worst of {len(resolved.parties):,} parties"
+    if guarantee.unit is PrivacyUnit.PERSON:  # rule 12
+        return f"{worst}; it holds within one party, and whoever has records at two pays at both"
+    return worst
 
 
 def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
@@ -189,14 +194,48 @@ def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
 def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:
     """What all runs together have used of each protected dataset's lifetime."""
     ours = {(party.account, party.dataset) for party in resolved.parties if not party.public}
+    if not ours:
+        return []
+    told = _qualified(ledger, ours)
     return [
         {
             "party": book.party, "dataset": book.dataset, "unit": book.unit.value, "runs": book.plans,
             "epsilon": book.budget.epsilon, "delta": book.budget.delta,
+            "observers": sorted(told.observers.get(book.unit.value, ())), "floats": told.floats,
         }
         for book in ledger.lifetime()
         if (book.party, book.dataset) in ours and book.budget is not None
     ]  # fmt: skip
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _Qualified:
+    """What runs on some datasets have in common: against whom each unit is protected, and whether by floats."""
+
+    observers: dict[str, set[str]]
+    floats: bool
+
+
+def _qualified(ledger: Ledger, ours: set[tuple[str, str]]) -> _Qualified:
+    observers: dict[str, set[str]] = {}
+    floats = False
+    for entry in ledger.entries():
+        if entry.kind is not Kind.RUN:
+            continue
+        charges = [one for one in entry.body["planned"] if (one["party"], one["dataset"]) in ours]
+        for one in charges:
+            kept = observers.setdefault(one["unit"], set(one["observers"]))
+            kept &= set(one["observers"])
+        floats = floats or (bool(charges) and _by_floats(entry.body["plan"]))
+    return _Qualified(observers, floats)
+
+
+def _by_floats(plan: Any) -> bool:
+    """Whether a plan's noise is made of floats: its ``noise`` is "fast", at whatever depth it stands."""
+    if not isinstance(plan, Mapping):
+        return False
+    return plan.get("noise") == "fast" or any(_by_floats(part) for part in plan.values())
 
 
 def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
@@ -212,10 +251,12 @@ def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
 
 def _over_runs(books: list[dict[str, Any]]) -> str:
     runs, worst = max(book["runs"] for book in books), max(books, key=lambda book: book["epsilon"])
+    against = ", against recipients of the models" if worst["observers"] == [Observer.RECIPIENTS.value] else ""
+    safe = " Some of these runs have noise that is not floating-point safe." if worst["floats"] else ""
     return (
         f"From all runs on the same data, past and future ({runs} so far): ε ≤ {worst['epsilon']:g} per "
-        f"{worst['unit']} at δ = {worst['delta']:g}. That is the largest lifetime budget among these datasets, and the "
-        "ledger lets no run exceed it."
+        f"{worst['unit']} at δ = {worst['delta']:g}{against}. That is the largest lifetime budget among "
+        f"these datasets, and the ledger lets no run exceed it.{safe}"
     )
 
 

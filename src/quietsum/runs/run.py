@@ -16,7 +16,14 @@ from typing import Any, final
 import numpy as np
 
 from quietsum.aggregation.optimizers import check_slots
-from quietsum.errors import BudgetExhausted, CorruptState, LedgerBroken, QuietsumError, TooFewParties
+from quietsum.errors import (
+    BudgetExhausted,
+    CorruptState,
+    InvalidParameter,
+    LedgerBroken,
+    QuietsumError,
+    TooFewParties,
+)
 from quietsum.failpoints import reach
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes, Federation
@@ -33,6 +40,7 @@ from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
 from quietsum.tasks import FederatedTask, Metrics, NumpyTask, Rehearsed, Rehearses, task_of
+from quietsum.tasks.protocol import NamesPeople
 
 __all__ = ["RunResult", "check_anchors", "claims", "resume", "start"]
 
@@ -151,7 +159,12 @@ def _rehearse(task: Task, resolved: ResolvedPlan) -> None:
     """Try the task on its made-up examples, where it has some, so that its own mistakes are heard of."""
     if isinstance(task, Rehearses):
         task.rehearse(resolved.orders(resolved.parties[0].name))
-    elif isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
+        return
+    person = resolved.plan.privacy.person
+    if person is not None and not isinstance(task, FederatedTask | NamesPeople):
+        problem = f"is promised something, and {task.name} does not say whose its rows are"
+        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
+    if isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
         rows = task.example()
         gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
 
