@@ -495,3 +495,14 @@ def test_data_without_sites_says_so(name: str, why: str) -> None:
 def test_nuclei_lie_at_microscopes() -> None:
     parties = task_of(plan("nuclei")).parties()
     assert sum(party.size for party in parties) == 532 and "256x256" in [party.name for party in parties]
+
+
+# --------------------------------------------------------------------------------------------------- where
+
+
+@pytest.mark.parametrize("name", ["cuda", "mps", "toaster", ""])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(name: str) -> None:
+    if name == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a graphics card")
+    with pytest.raises(InvalidParameter, match="choose 'cpu'"):
+        FederatedTorch(DigitsTask(), split="iid", parties=4, device=name)

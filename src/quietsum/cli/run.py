@@ -33,6 +33,7 @@ OnOption = Annotated[str, typer.Option("--on", metavar="WHERE", help="local: all
 WorkersOption = Annotated[
     int, typer.Option("--workers", metavar="N", help="Processes that share the parties of a round.")
 ]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="Where torch models train: cpu or cuda.")]
 MOST_WORKERS = 256
 """More processes than this are a slip of the finger."""
 
@@ -43,6 +44,7 @@ def run(
     name: NameOption = None,
     on: OnOption = "local",
     workers: WorkersOption = 1,
+    device: DeviceOption = "cpu",
     workspace: opt.WorkspaceOption = None,
     verbose: opt.VerboseOption = 0,
     as_json: opt.JsonOption = False,
@@ -66,6 +68,9 @@ def run(
     if not 1 <= workers <= MOST_WORKERS:
         remedy = f"choose 1 (this process) to {MOST_WORKERS}; about as many as there are cores"
         raise InvalidParameter("workers", workers, "is no number of processes", remedy)
+    if workers > 1 and device != "cpu":
+        remedy = "on a graphics card parties train side by side in one process; leave --workers out"
+        raise InvalidParameter("workers", workers, f"stands beside --device {device}", remedy)
     if resume is not None and name is not None:
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     watch_log(verbose)
@@ -74,9 +79,9 @@ def run(
     watcher = JsonLines(sys.stdout) if as_json else progress
     try:
         if resume is not None:
-            result = _resumed(place, resume, watcher, as_json, workers)
+            result = _resumed(place, resume, watcher, as_json, workers, device)
         else:
-            result = _started(place, str(plan), name, watcher, as_json, workers)
+            result = _started(place, str(plan), name, watcher, as_json, workers, device)
     finally:
         progress.stop()
     return _finish(result, place, workspace, as_json)
@@ -98,13 +103,15 @@ class _ToStderr(logging.StreamHandler[Any]):
     """Ours, so that a second command in one process replaces it."""
 
 
-def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool, workers: int) -> RunResult:
+def _started(
+    place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool, workers: int, device: str
+) -> RunResult:
     from quietsum.plan import load_plan, resolve
     from quietsum.runs.run import start
     from quietsum.tasks import task_of
 
     loaded = load_plan(path)
-    task = task_of(loaded)
+    task = task_of(loaded, device=device)
     if not quiet:
         _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
     with contextlib.ExitStack() as stack:
@@ -114,15 +121,17 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, qu
         )
 
 
-def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool, workers: int) -> RunResult:
+def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool, workers: int, device: str) -> RunResult:
     from quietsum.runs.run import resume
+    from quietsum.tasks import task_of
 
     folder = place.find(name)
+    task = task_of(folder.plan(), device=device)
     if not quiet:
         print(f"run {folder.run} goes on after its last checkpoint")
     with contextlib.ExitStack() as stack:
         watchers = _Watching(watcher, stack)
-        return resume(folder, workspace=place, watchers=[watchers], workers=workers, opened=watchers.opened)
+        return resume(folder, workspace=place, watchers=[watchers], task=task, workers=workers, opened=watchers.opened)
 
 
 class _Watching:

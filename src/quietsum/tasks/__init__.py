@@ -96,8 +96,8 @@ def _from_module(name: str, options: Mapping[str, Any]) -> NumpyTask:
 _FEDERATED: Final = ("name", "title", "dimension", "parties", "initial", "evaluate", "train")
 
 
-def task_of(plan: Plan) -> FederatedTask | NumpyTask:
-    """The task of ``plan``, with its records at the plan's parties.
+def task_of(plan: Plan, *, device: str = "cpu") -> FederatedTask | NumpyTask:
+    """The task of ``plan``, with its records at the plan's parties. ``device`` is where torch models train.
 
     Your own ``"my_module:MyTask"`` may be any of three: a torch task (model, loss, records), a numpy task (rows,
     gradients) or a federated task (train).
@@ -108,7 +108,7 @@ def task_of(plan: Plan) -> FederatedTask | NumpyTask:
     >>> task.dimension, [party.size for party in task.parties()]
     (4810, [338, 338, 338, 338])
     """
-    task = _task_of(plan)
+    task = _task_of(plan, device)
     _check_person(getattr(task, "task", task), plan)
     return task
 
@@ -131,7 +131,7 @@ def _check_person(task: Any, plan: Plan) -> None:
         )
 
 
-def _task_of(plan: Plan) -> FederatedTask | NumpyTask:
+def _task_of(plan: Plan, device: str) -> FederatedTask | NumpyTask:
     from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
     name, options = plan.task.name, plan.task.options
@@ -143,20 +143,20 @@ def _task_of(plan: Plan) -> FederatedTask | NumpyTask:
         if getattr(task, "model", None) is None:
             refuse_lacking(name, task, _NEEDED, "quietsum.tasks.NumpyTask")
             return _as_they_are(cast(NumpyTask, task), plan)
-        return _dealt_out(trainable_task(name, options, made=task), plan)
+        return _dealt_out(trainable_task(name, options, made=task), plan, device)
     if name in TASKS:
         return _as_they_are(TASKS[name](options), plan)
     if name not in TRAINABLE:
         remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)
-    return _dealt_out(trainable_task(name, options), plan)
+    return _dealt_out(trainable_task(name, options), plan, device)
 
 
-def _dealt_out(task: Any, plan: Plan) -> FederatedTask:
+def _dealt_out(task: Any, plan: Plan, device: str) -> FederatedTask:
     from quietsum.tasks.federated import FederatedTorch
 
-    federation = plan.federation
-    return FederatedTorch(task, split=federation.split, parties=federation.parties, engine=plan.training.engine)
+    split, parties, engine = plan.federation.split, plan.federation.parties, plan.training.engine
+    return FederatedTorch(task, split=split, parties=parties, engine=engine, device=device)
 
 
 def _as_they_are(task: Task, plan: Plan) -> Task:

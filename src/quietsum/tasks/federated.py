@@ -12,6 +12,7 @@ sites take part.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -63,6 +64,7 @@ class FederatedTorch:
         split: str = "natural",
         parties: int | Sequence[str] = (),
         engine: str = "auto",
+        device: str = "cpu",
     ) -> None:
         self.task, self.split = task, splits.parse(split)
         self.name, self.title = str(task.name), str(task.title)
@@ -70,7 +72,9 @@ class FederatedTorch:
         self._check(split, parties)
         if engine == "numpy":
             raise InvalidParameter("engine", engine, f"cannot train {self.name}, a torch model", 'choose "auto"')
-        self._model = fresh_model(task, FIRST_WEIGHTS)
+        fresh = fresh_model(task, FIRST_WEIGHTS)
+        self._model = fresh.to(_device(device))
+        self._shown = self._model if self._model is fresh and device == "cpu" else copy.deepcopy(fresh).to("cpu")
         self._steps = LocalSteps(self._model, task.loss, engine=engine)
         self._initial = self._steps.layout.read(self._model)
         self._many = SideBySide(self._model, task.loss)
@@ -260,9 +264,21 @@ class FederatedTorch:
 
     def evaluate(self, params: Floats) -> Metrics:
         """The task's scores of these weights, on data declared unprotected."""
-        self._steps.layout.write(self._model, params)
-        with unchanged(self._model, weights=False), scoring(self._model), torch.no_grad():
-            return self.task.evaluate(self._model)
+        self._steps.layout.write(self._shown, params)
+        with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
+            return self.task.evaluate(self._shown)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError):
+        raise InvalidParameter("device", name, "is not known to torch", "choose 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidParameter("device", name, "is not there: torch finds no graphics card", "choose 'cpu'")
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidParameter("device", name, "is none that we train on", "choose 'cpu' or 'cuda'")
+    return device
 
 
 def _person(task: TorchTask) -> str:
