@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing
 from quietsum.mechanisms.rng import RandomSource
+from quietsum.party.work import NotTouched
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.plan.orders import LocalOrders
 from quietsum.tasks import Metrics
@@ -19,12 +21,18 @@ Floats = NDArray[np.float64]
 
 
 class CrowdTask:
-    """Client i sends (1, i, i²); the client called ``at`` has the ``fault`` instead."""
+    """Client i sends (1, i, i²); the client called ``at`` (or ``everybody``) has the ``fault`` instead.
+
+    ``now`` is a clock that a slow client moves. Whoever is trained is written to the ``diary``.
+    """
 
     name, title, dimension = "crowd", "a crowd", 3
 
-    def __init__(self, *, clients: int = 20, fault: str = "", at: str = "c003", together: str = "") -> None:
-        self.clients, self.fault, self.at, self.together = clients, fault, at, together
+    def __init__(
+        self, *, clients: int = 20, fault: str = "", at: str = "c003", together: str = "", diary: str = ""
+    ) -> None:
+        self.clients, self.fault, self.at, self.together, self.diary = clients, fault, at, together, diary
+        self.now = 0.0
 
     def parties(self) -> tuple[PartyFacts, ...]:
         names = [f"c{i:03}" for i in range(self.clients)]
@@ -37,8 +45,13 @@ class CrowdTask:
         return Metrics(values={"first": float(params[0])}, on="nothing")
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
-        if party == self.at and self.fault:
+        if self.diary:
+            with open(self.diary, "a", encoding="utf-8") as diary:
+                diary.write(f"{party}\n")
+        if self.fault and self.at in (party, "everybody"):
             self._fail()
+        if self.fault == "later" and party == "c004":
+            time.sleep(0.5)
         if party == self.at and self.fault == "nan":
             return np.array([np.nan, 0.0, 0.0])
         if party == self.at and self.fault == "short":
@@ -50,12 +63,26 @@ class CrowdTask:
         match self.fault:
             case "raise":
                 raise RuntimeError("record 17 of Ms Smith is broken")
+            case "assert":
+                raise AssertionError("the age of Ms Smith is 141")
+            case "attribute":
+                raise AttributeError("'NoneType' of Ms Smith has no attribute 'age'")
+            case "memory":
+                raise MemoryError("no room for the 141 visits of Ms Smith")
+            case "key":
+                raise KeyError("Ms Smith, 141")
+            case "own":
+                raise NotTouched("Ms Smith said no")
             case "missing":
                 raise DataMissing("the file is gone")
+            case "slow":
+                self.now += 10.0
+            case "later":
+                threading.Timer(0.2, os._exit, [9]).start()
             case "die":
                 os._exit(9)
             case "exit":
-                raise SystemExit(3)
+                raise SystemExit("Ms Smith is 141")
             case "hang":
                 time.sleep(600)
             case "print":

@@ -339,6 +339,10 @@ SPOILT: dict[str, Callable[[Fold[Any]], list[Reply]]] = {
     "too long": lambda fold: [
         Sums(parties=("c0",), folded=ClientState(total=np.array([1 << 40, 0]), doubled=0, kept={"c0": None}))
     ],
+    "a list of names": lambda fold: [
+        Sums(parties=("c0",), folded=ClientState(total=np.array([1, 0]), doubled=0, kept=["c0"]))  # type: ignore[arg-type]
+    ],
+    "a name that is none": lambda fold: [Sums(parties=("c0", ["c1"]), folded=fold.start())],  # type: ignore[arg-type]
     "no state at all": lambda fold: [Sums(parties=("c0",), folded=None)],
     "a text": lambda fold: [Sums(parties=("c0",), folded="c0")],
 }
@@ -350,6 +354,57 @@ def test_a_sum_that_should_not_be_is_left_out_as_a_whole(stage: Callable[..., St
     result = some.round(some.summing(lambda cohort, fold: SPOILT[name](fold)))
     assert "c0" not in result.kept
     assert "is left out" in some.notes.dropped()["c0"].reason
+
+
+MALFORMED: dict[str, Callable[[Fold[Any]], Any]] = {
+    "an unhashable party": lambda fold: Update(party=["c0"], delta=np.ones(2)),  # type: ignore[arg-type]
+    "an unhashable party in a sum": lambda fold: Sums(parties=(["c0"],), folded=fold.start()),  # type: ignore[arg-type]
+    "a sum of None": lambda fold: Sums(parties=None, folded=fold.start()),  # type: ignore[arg-type]
+    "a text": lambda fold: "hello",
+    "nothing": lambda fold: None,
+    "a number for a party": lambda fold: Refusal(party=7, reason="no"),  # type: ignore[arg-type]
+    "an empty shell": lambda fold: object.__new__(Update),
+    "an empty shell of a sum": lambda fold: object.__new__(Sums),
+}
+
+
+@pytest.mark.parametrize("deadline", [None, 5.0])
+@pytest.mark.parametrize("name", sorted(MALFORMED))
+def test_what_is_no_reply_is_left_out_and_the_round_goes_on(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture, name: str, deadline: float | None
+) -> None:
+    caplog.set_level("INFO")
+    some = stage(user_plan(federation={"deadline": deadline}) if deadline else None)
+    result = some.round(some.summing(lambda cohort, fold: [MALFORMED[name](fold), sums_of(fold, "c0", "c1")]))
+    assert result.kept == ("c0", "c1")
+    assert "a reply is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "first",
+    [Refusal(party="c0", reason=["no"]), Lost(party="c0", reason=None), Update(party="c0", delta=None)],  # type: ignore[arg-type]
+    ids=["refusal", "lost", "update"],
+)
+def test_a_malformed_reply_is_the_only_word_of_its_party_and_no_refund(
+    stage: Callable[..., Stage], first: Reply
+) -> None:
+    some = stage(user_plan(style="hybrid"))
+    result = some.round(some.summing(lambda cohort, fold: [first, ones("c0"), ones("c1")]))
+    assert result.kept == ("c1",) and "c0" in some.notes.dropped()
+    spent = some.spent()
+    assert spent["c0", PrivacyUnit.RECORD] == spent["c1", PrivacyUnit.RECORD] > 0
+
+
+def test_an_update_that_the_fold_cannot_take_drops_its_party(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: object, state: object, party: str, update: Floats) -> None:
+        raise AssertionError("the age of Ms Smith")
+
+    monkeypatch.setattr(ClientSum, "add", broken)
+    some = stage()
+    assert some.round(some.asking(ones)).kept == ()
+    assert some.notes.dropped()["c0"].reason == "its update cannot be used (AssertionError)"
 
 
 def test_the_control_a_good_sum_is_taken(stage: Callable[..., Stage]) -> None:

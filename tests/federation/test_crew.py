@@ -70,12 +70,11 @@ def test_what_a_task_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("fault", ["die", "exit"])
-def test_when_a_worker_dies_its_clients_are_lost_and_the_next_round_is_whole(fault: str) -> None:
+def test_when_a_worker_dies_one_client_is_lost_and_the_next_round_is_whole(fault: str) -> None:
     with crew(kind="CrowdTask", clients=32, fault=fault) as made:
         before = made.processes
         heard = Heard(made)
-        assert 1 <= len(heard.reasons) <= 2 and "c003" in heard.reasons and not heard.refused  # its piece alone
-        assert "worker process failed" in heard.reasons["c003"]
+        assert heard.reasons == {"c003": "its worker process failed (EOFError)"} and not heard.refused
         np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
         assert len(made.processes) == 2 and made.processes != before
         again = Heard(made)  # the new worker knows nothing of the first answer, but the crew does
@@ -95,15 +94,15 @@ def test_a_worker_that_died_between_rounds_is_replaced_before_it_is_missed() -> 
 def test_a_worker_that_hangs_is_given_up() -> None:
     with crew(fault="hang", patience=1.0) as made:
         heard = Heard(made)
-        assert "c003" in heard.reasons and "silent for 1 s" in heard.reasons["c003"]
-        assert len(heard.kept) == 10
+        assert heard.reasons == {"c003": "its worker was silent for 1 s"}
         np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
 
 
-def test_the_deadline_of_the_plan_ends_a_round() -> None:
-    with crew(fault="hang", federation={"deadline": 3.0}) as made:
+def test_the_deadline_of_the_plan_is_counted_for_each_client() -> None:
+    with crew(kind="CrowdTask", fault="hang", patience=2.5, federation={"deadline": 1.0}) as made:
         heard = Heard(made)
-        assert "by the deadline" in heard.reasons["c003"] and len(heard.kept) == 10
+        assert made.counts_deadline and heard.reasons == {"c003": "it had not replied by the deadline of 1 s"}
+        np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
 
 
 def test_faults_of_single_clients_stay_with_them() -> None:
@@ -123,8 +122,10 @@ class Unspeakable:
 
 def test_a_message_that_cannot_be_sent_loses_the_round_and_not_the_crew() -> None:
     with crew() as made:
+        before = made.processes
         heard = Heard(made, Unspeakable())
         assert len(heard.reasons) == 20 and "PicklingError" in heard.reasons["c000"]
+        assert made.processes == before  # no worker is to blame
         assert len(Heard(made, number=2).kept) == 20
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.learning.descent import private_steps
 from quietsum.mechanisms.gaussian import GaussianMechanism
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.party import Site
-from quietsum.party.work import AnsweredBefore, NotTouched
+from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
 from quietsum.plan import PartyFacts
 from quietsum.plan.orders import LocalOrders
 from quietsum.sampling import Everyone
@@ -138,6 +138,30 @@ def test_work_that_fails_leaves_as_noise_where_the_party_hides_itself(bad: Any) 
     if isinstance(bad, Exception):
         with pytest.raises(type(bad)):
             site(Constant(bad)).answer(KEY, np.zeros(2))
+
+
+def test_a_late_answer_does_not_leave_and_where_the_party_hides_itself_it_is_noise() -> None:
+    class Slow(Constant):
+        now = 0.0
+
+        def train(self, *given: Any) -> Floats:
+            self.now += 6.0
+            return super().train(*given)
+
+    for deadline, late in ((5.0, True), (7.0, False)):
+        task = Slow(np.array([0.3, 0.0]))
+        party = site(task, Told(client=FAINT), deadline=deadline, clock=lambda task=task: task.now)
+        assert np.abs(party.answer(KEY, np.zeros(2))).max() == pytest.approx(0.0 if late else 0.3, abs=1e-4)
+    task = Slow(np.ones(2))
+    with pytest.raises(TooLate):
+        site(task, deadline=5.0, clock=lambda: task.now).answer(KEY, np.zeros(2))
+
+
+@pytest.mark.parametrize("raised", [NotTouched("Ms Smith"), AnsweredBefore("Ms Smith")])
+def test_a_task_cannot_refuse_in_the_name_of_its_party(raised: Exception) -> None:
+    with pytest.raises(QuietsumError) as error:
+        site(Constant(raised)).answer(KEY, np.zeros(2))
+    assert not isinstance(error.value, NotTouched | AnsweredBefore) and "Smith" not in str(error.value)
 
 
 # ------------------------------------------------------------------------------------------- once, or not at all

@@ -5,24 +5,25 @@ its name in the plan, and is then a :class:`~quietsum.federation.local.LocalFede
 and the names of some clients, trains them side by side where it can, and returns one sum with the names that are in
 it. Messages travel as pickles through the pipes of the process: nobody else can write there.
 
-Whatever happens to a worker, the round goes on. Clients of one that died, hung or answered nonsense are lost (their
-data may have been touched, so they stay charged), a new worker takes its place, and every process that was started is
-ended: by :meth:`Crew.close`, when the crew is forgotten, when this interpreter ends, and, if it is killed, by the
-worker itself, whose input then ends.
+Whatever happens to a worker, the round goes on, and nobody is lost with another. When a worker died, hung or answered
+nonsense, nothing of its piece had left it: it is ended, a new one takes its place, and its clients are asked again one
+at a time. Who fails once more, in a process that had worked for others before, is asked a last time in one that has
+not. So a client is lost only by what happens in a process that has worked for nobody else; its data may have been
+touched, so it stays charged. Were a whole piece lost with one client, this client would move the sum by many clipped
+updates, and the noise is made for one. For the same reason the deadline of the plan is counted for each client alone.
+
+Every process that was started is ended: by :meth:`Crew.close`, when the crew is forgotten, when this interpreter ends,
+and, if it is killed, by the worker itself, whose input then ends.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import math
-import os
-import pickle
 import queue
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -30,10 +31,15 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
+import numpy as np
+
 from quietsum.aggregation import Fold
 from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
+from quietsum.federation.local import fates, too_late
 from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
-from quietsum.federation.worker import Piece, Ready
+from quietsum.federation.worker import Answer, Piece, Ready, Worker, end
+from quietsum.mechanisms.rng import system_randomness
+from quietsum.party.work import released
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
@@ -43,95 +49,30 @@ __all__ = ["Crew"]
 log = logging.getLogger(__name__)
 
 _COMMAND = (sys.executable, "-m", "quietsum.federation.worker")
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _START = 600.0  # seconds for a worker to make its task
-_GRACE = 2.0  # seconds for a worker to end by itself
-_LARGEST_PIECE = 512  # clients; more are no faster, and would be lost together
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What came back from a worker: a value, or in words why nothing did."""
-
-    worker: _Worker
-    value: Any = None
-    problem: str = ""
-
-
-@final
-class _Worker:
-    """One process, and the thread that speaks with it. A process that fails once is never asked again."""
-
-    def __init__(self, command: Sequence[str], answers: queue.SimpleQueue[_Answer]) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self.process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": paths},
-        )
-        self._answers, self._jobs = answers, queue.SimpleQueue[Any]()
-        self.ready = False
-        self.piece: Piece | None = None
-        self.since = time.monotonic()
-        self._thread = threading.Thread(target=self._speak, daemon=True)
-        self._thread.start()
-
-    def send(self, job: Any) -> None:
-        """Give it a job; the answer comes through the queue of answers, once."""
-        self.since = time.monotonic()
-        self.piece = job if isinstance(job, Piece) else None
-        self._jobs.put(job)
-
-    def _speak(self) -> None:
-        into, out = self.process.stdin, self.process.stdout
-        assert into is not None and out is not None
-        while (job := self._jobs.get()) is not None:
-            try:
-                pickle.dump(job, into, protocol=pickle.HIGHEST_PROTOCOL)
-                into.flush()
-                self._answers.put(_Answer(worker=self, value=pickle.load(out)))
-            except Exception as error:  # a dead process, or a message that is none
-                code = self.process.poll()
-                what = f"{type(error).__name__}" + ("" if code is None else f", exit code {code}")
-                self._answers.put(_Answer(worker=self, problem=f"its worker process failed ({what})"))
-                return
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is due."""
-        return self.piece is not None or not self.ready
-
-    def end(self) -> None:
-        """End the process, at once if it is busy; its thread ends with it."""
-        self._jobs.put(None)
-        _end(self.process, gently=not self.busy)
-
-
-def _end(process: subprocess.Popen[bytes], *, gently: bool = False) -> None:
-    if gently and process.stdin is not None:
-        with contextlib.suppress(OSError, ValueError):
-            process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
-    if process.poll() is None:
-        process.kill()
-    process.wait()
+_MARGIN = 1.0  # seconds beyond the deadline for a worker that counts itself to say so
+_LARGEST_PIECE = 512  # clients; more are no faster, and would be asked again together
+_PATIENT = 8  # a piece may take as many times the deadline of one client, before they are asked singly
+_MOST_REPLACED = 256  # workers in a round; a task that ends more of them is broken
 
 
 def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
-        _end(process)
+        end(process)
 
 
 @final
 class Crew:
     """The parties of a resolved plan, in ``workers`` processes.
 
-    Guarantees: every party of a cohort has one reply, whatever becomes of a worker. No request is answered twice, also
-    where a worker was replaced in between. Workers draw noise and batches from the operating system themselves; no
-    randomness travels.
+    Guarantees: every party of a cohort has one reply, whatever becomes of a worker, and whether it is an update depends
+    on that party alone. No request is answered twice, also where a worker was replaced in between: a party is asked
+    again only when the process that had begun its work is gone and had answered nothing, at most twice. Where the
+    noise is the party's own, one whose work ends its worker is not told from others: it has released noise alone.
+    Workers draw noise and batches from the operating system themselves; no randomness travels.
+
+    A round in which no worker can be started any more, or hundreds had to be replaced, is an error: it is charged, and
+    nothing of it is released, rather than a sum without those who were not to blame.
     """
 
     def __init__(
@@ -147,12 +88,15 @@ class Crew:
         self._patience = positive("patience", patience, "seconds for one piece of work")
         self._deadline = resolved.plan.federation.deadline or math.inf
         self._wanted = whole_number("workers", workers, 1)
-        self._answers: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        self._workers: list[_Worker] = []
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._workers: list[Worker] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._end = weakref.finalize(self, _end_all, self._processes)
         self._answered: dict[tuple[str, str], tuple[int, int]] = {}
         self._many = False
+        self._replaced = 0
+        self._todo: deque[Piece] = deque()
+        self._last: deque[Piece] = deque()
         self._begin()
 
     def __enter__(self) -> Self:
@@ -175,6 +119,11 @@ class Crew:
         """The process ids of the workers."""
         return tuple(worker.process.pid for worker in self._workers)
 
+    @property
+    def counts_deadline(self) -> bool:
+        """Where there is a deadline it is counted here, for each party alone."""
+        return math.isfinite(self._deadline)
+
     def registered(self) -> Sequence[str]:
         """All parties, in the order of the plan."""
         return self._names
@@ -183,7 +132,6 @@ class Crew:
 
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
         """Sums as they come in, and one word for everybody who is in none."""
-        over = time.monotonic() + self._deadline
         fresh: list[str] = []
         for name in cohort:
             if (request.round, request.attempt) <= self._answered.get((request.run, name), (0, 0)):
@@ -193,55 +141,106 @@ class Crew:
             self._answered[request.run, name] = request.round, request.attempt
             fresh.append(name)
         self._fill()
-        pieces = deque(Piece(request=request, parties=part, fold=fold) for part in self._shares(fresh))
+        self._replaced = 0
+        self._todo = deque(Piece(request=request, parties=part, fold=fold) for part in self._shares(fresh))
+        self._last = deque()
         try:
-            while pieces or any(worker.piece is not None for worker in self._workers):
-                for worker in self._workers:
-                    if pieces and not worker.busy:
-                        worker.send(pieces.popleft())
-                if not self._workers or time.monotonic() >= over:
-                    reason = "its worker had not answered by the deadline" if self._workers else "no worker is left"
-                    late = [worker.piece for worker in self._workers if worker.piece is not None]
-                    yield from (Lost(party=name, reason=reason) for piece in (*late, *pieces) for name in piece.parties)
-                    return
-                yield from self._next(over)
+            while self._todo or self._last or any(worker.piece is not None for worker in self._workers):
+                self._give()
+                if not self._workers or self._replaced > _MOST_REPLACED:
+                    what = f"{self._replaced} worker processes were replaced" if self._workers else "no worker is left"
+                    raise QuietsumError(
+                        f"round {request.round}: {what}, so the task or the machine is broken. The round is charged "
+                        "and nothing of it was released. Mend the task, or use one worker, then resume"
+                    )
+                yield from self._next()
         finally:
+            self._todo, self._last = deque(), deque()
             for worker in [worker for worker in self._workers if worker.piece is not None]:  # nobody waits for these
                 self._dismiss(worker)
 
     def _shares(self, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Pieces that keep all workers busy: large ones side by side, small ones where clients take their time."""
-        at_once = _LARGEST_PIECE if self._many else 64
+        at_once = _LARGEST_PIECE if self._many else 64 if math.isinf(self._deadline) else _PATIENT
         size = max(1, min(at_once, -(-len(names) // (self._wanted if self._many else 8 * self._wanted))))
         for start in range(0, len(names), size):
             yield tuple(names[start : start + size])
 
-    def _next(self, over: float) -> Iterator[Reply]:
+    def _give(self) -> None:
+        """Work for whoever is idle; a last attempt is for a process that has worked for nobody."""
+        for worker in tuple(self._workers):
+            if worker.busy:
+                continue
+            if self._last and not worker.pieces:
+                worker.send(self._last.popleft())
+            elif self._todo:
+                worker.send(self._todo.popleft())
+            elif len(self._last) > sum(not other.ready for other in self._workers):
+                self._dismiss(worker)
+                self._fill()
+
+    def _next(self) -> Iterator[Reply]:
         """What the next answer brings; a worker that was silent for too long is dismissed."""
-        patience = {True: self._patience, False: _START}
-        limits = {worker: worker.since + patience[worker.ready] for worker in self._workers if worker.busy}
+        limits = {worker: worker.since + self._limit(worker) for worker in self._workers if worker.busy}
         worker = min(limits, key=lambda one: limits[one])
         try:
-            left = min(limits[worker], over) - time.monotonic()
-            answer = self._answers.get(timeout=max(left, 0.001))
+            answer = self._answers.get(timeout=max(limits[worker] - time.monotonic(), 0.001))
         except queue.Empty:
-            if time.monotonic() < limits[worker]:
-                return  # the deadline of the round has come
-            answer = _Answer(worker=worker, problem=f"its worker was silent for {patience[worker.ready]:g} s")
+            answer = Answer(worker=worker, problem=self._silence(worker))
         worker, piece = answer.worker, answer.worker.piece
         if worker not in self._workers:
             return  # it was dismissed before this answer came
+        if not answer.sent and piece is not None:
+            worker.piece = None
+            yield from (Lost(party=name, reason=answer.problem) for name in piece.parties)
+            return
         problem = answer.problem or _problem_with(answer.value, piece)
         if problem:
             log.warning("a worker process is replaced: %s", problem)
             self._dismiss(worker)
+            self._replaced += 1
             if worker.ready:  # one that never got ready is not tried again in this round
                 self._fill()
-            yield from (Lost(party=name, reason=problem) for name in (piece.parties if piece else ()))
+            if piece is not None and not self._asked_again(piece, alone=worker.pieces == 1):
+                yield from (self._given_up(name, piece, problem) for name in piece.parties)
             return
         worker.piece, worker.ready = None, True
         if piece is not None:
             yield from cast(list[Reply], answer.value)
+
+    def _asked_again(self, piece: Piece, *, alone: bool) -> bool:
+        """Whether the clients of a piece that failed get another chance. Its worker is gone, and nothing had left it.
+
+        Several are asked one at a time; one that failed in a worker used before, once more in a new one.
+        """
+        if len(piece.parties) > 1:
+            self._todo.extend(dataclasses.replace(piece, parties=(name,)) for name in piece.parties)
+        elif not alone:
+            self._last.append(piece)
+        return len(piece.parties) > 1 or not alone
+
+    def _given_up(self, name: str, piece: Piece, problem: str) -> Reply:
+        """What is heard of a client that cannot be asked: nothing, or noise alone where it hides that it failed."""
+        resolved, rng = self._resolved, system_randomness()
+        orders, simulate = resolved.orders(name, piece.request.round), resolved.plan.federation.simulate
+        if orders.client is None:
+            return Lost(party=name, reason=problem)
+        if fate := next(fates(1, drop_outs=simulate.drop_outs, stragglers=simulate.stragglers, rng=rng)):
+            return Lost(party=name, reason=fate)
+        zeros = np.zeros(resolved.dimension)
+        return Update(party=name, delta=released(orders.client, zeros, resolved.dimension, rng))
+
+    def _limit(self, worker: Worker) -> float:
+        """Seconds that ``worker`` may take for what it does; a piece that takes longer is asked for singly."""
+        if worker.piece is None:
+            return _START
+        return min(self._patience, self._deadline * min(len(worker.piece.parties), _PATIENT) + _MARGIN)
+
+    def _silence(self, worker: Worker) -> str:
+        limit = self._limit(worker)
+        if worker.piece is not None and limit < self._patience:
+            return too_late(self._deadline)
+        return f"its worker was silent for {limit:g} s"
 
     # ----------------------------------------------------------------------------------------------- workers
 
@@ -250,7 +249,7 @@ class Crew:
         for worker in [worker for worker in self._workers if not worker.busy and worker.process.poll() is not None]:
             self._dismiss(worker)
         while len(self._workers) < self._wanted:
-            worker = _Worker(self._command, self._answers)
+            worker = Worker(self._command, self._answers)
             self._workers.append(worker)
             self._processes.append(worker.process)
             worker.send(self._resolved)
@@ -281,7 +280,7 @@ class Crew:
             problem = f"has {ready.dimension} parameters in a worker process, {self._resolved.dimension} here"
             raise InvalidParameter("task", self._resolved.plan.task.name, problem, "use one worker")
 
-    def _dismiss(self, worker: _Worker) -> None:
+    def _dismiss(self, worker: Worker) -> None:
         """End a worker that is of no use any more."""
         self._workers.remove(worker)
         worker.end()
@@ -290,10 +289,10 @@ class Crew:
 
 def _problem_with(value: Any, piece: Piece | None) -> str:
     """Why ``value`` is no answer to ``piece``; None is a worker's first word."""
+    if piece is None:  # what it says then are words of the task
+        return "" if isinstance(value, Ready) else "a new worker process could not make the task"
     if isinstance(value, str):
         return f"its worker process failed ({value})"
-    if piece is None:
-        return "" if isinstance(value, Ready) else "its worker process speaks out of turn"
     if not isinstance(value, list) or not all(isinstance(one, Update | Sums | Lost | Refusal) for one in value):
         return "its worker process answered something else"
     told = [name for one in value for name in (one.parties if isinstance(one, Sums) else (one.party,))]

@@ -4,6 +4,11 @@ Parties are asked one after the other. Where the task can train many small ones 
 updates are folded as they are made, so that memory does not grow with the cohort. With several workers the cohort is
 shared out among processes (:mod:`quietsum.federation.crew`), each of which is a federation like this one.
 
+Whatever a party's work raises stays with that party: no other is lost with it, and nothing but the kind of the failure
+is told. Nor does the time of one decide about others: the deadline of the plan is counted for each party alone, from
+the moment its own work begins. Parties of a chunk that took longer than that are trained again one at a time, since the
+time of each is not known. Work in this process cannot be interrupted; a party that hangs is a case for workers.
+
 Drop-outs, stragglers and refusals can be simulated. They are drawn from the operating system like everything else, and
 they never change what is charged except where a party refuses before it touches its data.
 """
@@ -11,25 +16,27 @@ they never change what is charged except where a party refuses before it touches
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import DataMissing, InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import DataMissing, InvalidParameter, positive, whole_number
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task
+from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate
 from quietsum.tasks.protocol import FederatedTask, TrainsMany
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["LocalFederation"]
+__all__ = ["LocalFederation", "fates", "too_late"]
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +49,16 @@ class Many(FederatedTask, TrainsMany, Protocol):
 
 _LOST = "the plan simulates that its reply was lost"
 _LATE = "the plan simulates that its reply came after the deadline"
-_FAULTS = (QuietsumError, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, OSError, MemoryError)
 
 
 @final
 class LocalFederation:
     """Parties as objects of this process.
 
-    Guarantees: every party of a cohort has one reply, whatever happens to it or to others. What leaves a party has gone
-    through its :class:`~quietsum.party.work.Site`, also where several were trained side by side. What failed at a party
-    is told by the kind of the failure alone, and never refunded.
+    Guarantees: every party of a cohort has one reply, whatever happens to it or to others, and whether it is an update
+    depends on that party alone. What leaves a party has gone through its :class:`~quietsum.party.work.Site`, also where
+    several were trained side by side. What failed at a party is told by the kind of the failure alone, and never
+    refunded.
     """
 
     def __init__(
@@ -62,15 +69,27 @@ class LocalFederation:
         stragglers: float = 0.0,
         rng: RandomSource,
         many: Many | None = None,
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not sites:
             raise InvalidParameter("sites", dict(sites), "is empty", "a federation needs at least one party")
         self._sites = dict(sites)
         self._drop_outs, self._stragglers, self._rng = drop_outs, stragglers, rng
         self._many = many
+        self._deadline = math.inf if deadline is None else positive("deadline", deadline, "seconds for a party")
+        self._clock = clock
 
     @classmethod
-    def of(cls, task: Task, resolved: ResolvedPlan, *, rng: RandomSource | None = None, workers: int = 1) -> Federation:
+    def of(
+        cls,
+        task: Task,
+        resolved: ResolvedPlan,
+        *,
+        rng: RandomSource | None = None,
+        workers: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Federation:
         """The parties of a resolved plan, each with its share of ``task``, in this process or in ``workers`` others.
 
         Workers make the task anew from its name in the plan, and draw their own randomness.
@@ -83,7 +102,7 @@ class LocalFederation:
                 raise InvalidParameter("rng", "seeded", problem, "use workers = 1")
             return Crew(resolved, workers=workers)
         simulate, chance = resolved.plan.federation.simulate, rng or system_randomness()
-        refusing = frozenset(simulate.refusing)
+        refusing, deadline = frozenset(simulate.refusing), resolved.plan.federation.deadline
         sites = {
             party.name: Site(
                 party.name,
@@ -91,12 +110,27 @@ class LocalFederation:
                 resolved=resolved,
                 rng=chance,
                 refuses="the plan simulates its refusal" if party.name in refusing else "",
+                deadline=math.inf if deadline is None else deadline,
+                clock=clock,
             )
             for party in resolved.parties
         }
         clipped = resolved.orders(resolved.parties[0].name, 1).mechanism is not None  # example by example
         many = task if isinstance(task, FederatedTask) and isinstance(task, TrainsMany) and not clipped else None
-        return cls(sites, drop_outs=simulate.drop_outs, stragglers=simulate.stragglers, rng=chance, many=many)
+        return cls(
+            sites,
+            drop_outs=simulate.drop_outs,
+            stragglers=simulate.stragglers,
+            rng=chance,
+            many=many,
+            deadline=deadline,
+            clock=clock,
+        )
+
+    @property
+    def counts_deadline(self) -> bool:
+        """Where there is a deadline it is counted here, for each party alone."""
+        return math.isfinite(self._deadline)
 
     def registered(self) -> Sequence[str]:
         """All parties, in the order of the plan."""
@@ -113,8 +147,8 @@ class LocalFederation:
         for name in cohort:
             try:
                 begun[name] = self._sites[name].begin(key)
-            except (AnsweredBefore, NotTouched, *_FAULTS) as error:
-                yield _failed(name, error)
+            except Exception as error:
+                yield self._failed(name, error)
         if begun:
             yield from self._side_by_side(self._many, request, begun, fold)
 
@@ -122,10 +156,30 @@ class LocalFederation:
 
     def _ask_one(self, name: str, key: tuple[str, int, int, str], params: Vectors) -> Reply:
         try:
-            delta = self._sites[name].answer(key, params.copy())
-        except (AnsweredBefore, NotTouched, *_FAULTS) as error:
-            return _failed(name, error)
-        return self._sent(name, delta)
+            return self._sent(name, self._sites[name].answer(key, params.copy()))
+        except Exception as error:
+            return self._failed(name, error)
+
+    def _alone(self, name: str, params: Vectors, orders: LocalOrders) -> Reply:
+        """One party whose work has begun; as :meth:`~quietsum.party.work.Site.answer` does it."""
+        site = self._sites[name]
+        try:
+            return self._sent(name, site.finish(orders, site.work(params.copy(), orders)))
+        except Exception as error:
+            return self._failed(name, error)
+
+    def _failed(self, name: str, error: Exception) -> Reply:
+        """A refusal where no data was touched. Otherwise neither a message nor a refund leaves the party."""
+        match error:
+            case NotTouched():
+                return Refusal(party=name, reason=str(error))
+            case DataMissing():
+                return Refusal(party=name, reason=f"it has no data: {error}")
+            case AnsweredBefore():
+                return Lost(party=name, reason=str(error))
+            case TooLate():
+                return Lost(party=name, reason=too_late(self._deadline))
+        return Lost(party=name, reason=f"its work failed ({type(error).__name__})")
 
     def _sent(self, name: str, delta: Vectors) -> Reply:
         """What becomes of a reply on its way."""
@@ -134,10 +188,7 @@ class LocalFederation:
         return Lost(party=name, reason=fate) if fate else Update(party=name, delta=delta)
 
     def _fates(self, count: int) -> Iterator[str]:
-        """Why each of so many replies does not arrive; empty for those that do."""
-        lost = self._rng.coins(self._drop_outs, count) if self._drop_outs else np.zeros(count, dtype=bool)
-        late = self._rng.coins(self._stragglers, count) if self._stragglers else np.zeros(count, dtype=bool)
-        return (_LOST if gone else _LATE if behind else "" for gone, behind in zip(lost, late, strict=True))
+        return fates(count, drop_outs=self._drop_outs, stragglers=self._stragglers, rng=self._rng)
 
     # ------------------------------------------------------------------------------------------- side by side
 
@@ -147,18 +198,28 @@ class LocalFederation:
         """Parties whose work has begun. Where training them together fails, those that are left go one by one."""
         waiting = dict(begun)
         try:
-            for names, rows in task.train_many(tuple(begun), request.params.copy(), tuple(begun.values()), self._rng):
+            for names, rows in self._timed(
+                task.train_many(tuple(begun), request.params.copy(), tuple(begun.values()), self._rng)
+            ):
                 if len(set(names)) != len(names) or not waiting.keys() >= set(names) or len(rows) != len(names):
                     raise LookupError("train_many answers for others than it was asked to train")
                 replies = self._folded(names, rows, begun, fold)
                 for name in names:
                     del waiting[name]
                 yield from replies
-        except _FAULTS as error:
+        except Exception as error:
             told = f"training together failed ({type(error).__name__})"
             log.info("%s: %d parties are trained one at a time", told, len(waiting))
         for name, orders in waiting.items():
-            yield self._alone(task, name, request, orders)
+            yield self._alone(name, request.params, orders)
+
+    def _timed(self, chunks: Iterator[tuple[tuple[str, ...], Vectors]]) -> Iterator[tuple[tuple[str, ...], Vectors]]:
+        """Those chunks that were made within the time of a single party; nobody knows who was late in another."""
+        start = self._clock()
+        for chunk in chunks:
+            if self._clock() - start <= self._deadline:
+                yield chunk
+            start = self._clock()
 
     def _folded(
         self, names: Sequence[str], rows: Vectors, begun: Mapping[str, LocalOrders], fold: Fold[Any]
@@ -185,24 +246,14 @@ class LocalFederation:
                 replies.append(Sums(parties=kept, folded=folded))
         return replies
 
-    def _alone(self, task: Many, name: str, request: TrainRequest, orders: LocalOrders) -> Reply:
-        """One party whose work has begun; as :meth:`~quietsum.party.work.Site.answer` does it."""
-        try:
-            delta = task.train(name, request.params.copy(), orders, self._rng)
-        except _FAULTS as error:
-            if orders.client is None or isinstance(error, DataMissing):
-                return _failed(name, error)
-            delta = np.zeros(len(request.params))  # whether it failed may depend on its data
-        return self._sent(name, self._sites[name].finish(orders, delta))
+
+def fates(count: int, *, drop_outs: float, stragglers: float, rng: RandomSource) -> Iterator[str]:
+    """Why each of so many replies does not arrive in a simulation; empty for those that do."""
+    lost = rng.coins(drop_outs, count) if drop_outs else np.zeros(count, dtype=bool)
+    late = rng.coins(stragglers, count) if stragglers else np.zeros(count, dtype=bool)
+    return (_LOST if gone else _LATE if behind else "" for gone, behind in zip(lost, late, strict=True))
 
 
-def _failed(name: str, error: Exception) -> Reply:
-    """A refusal where no data was touched. Otherwise neither a message nor a refund leaves the party."""
-    match error:
-        case NotTouched():
-            return Refusal(party=name, reason=str(error))
-        case DataMissing():
-            return Refusal(party=name, reason=f"it has no data: {error}")
-        case AnsweredBefore():
-            return Lost(party=name, reason=str(error))
-    return Lost(party=name, reason=f"its work failed ({type(error).__name__})")
+def too_late(deadline: float) -> str:
+    """What is said of a party that took longer, and by how much is not."""
+    return f"it had not replied by the deadline of {deadline:g} s"

@@ -12,7 +12,18 @@ from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
 
-__all__ = ["Closes", "Federation", "Lost", "Refusal", "Reply", "Sums", "TrainRequest", "Update", "model_hash"]
+__all__ = [
+    "Closes",
+    "CountsTime",
+    "Federation",
+    "Lost",
+    "Refusal",
+    "Reply",
+    "Sums",
+    "TrainRequest",
+    "Update",
+    "model_hash",
+]
 
 Vector = NDArray[np.float64]
 
@@ -95,6 +106,21 @@ class Federation(Protocol):
         A federation may fold where the updates are made, from ``fold.start()``, and reply with :class:`Sums` for
         several parties at once; or leave ``fold`` alone and reply with one :class:`Update` each.
         """
+        ...
+
+
+@runtime_checkable
+class CountsTime(Protocol):
+    """A federation that keeps the plan's deadline itself, counted for every party alone.
+
+    Remote parties work at the same time, so one deadline serves the round. Where several share a process, they wait for
+    each other: by one deadline a slow client would take those behind it out of the sum, and a promise to whole clients
+    is kept only if each of them moves its own update and no other.
+    """
+
+    @property
+    def counts_deadline(self) -> bool:
+        """Whether it does; where it does not, the round counts."""
         ...
 
 

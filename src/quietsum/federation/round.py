@@ -23,7 +23,7 @@ import numpy as np
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.errors import InvalidParameter, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import CountsTime, Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, tell
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.privacy.units import PrivacyUnit
@@ -84,7 +84,9 @@ def run_round(
     cohort = tuple(registered[index] for index in resolved.cohort_sampling().draw(len(registered), rng))
     request = TrainRequest(run=run, round=number, attempt=attempt, params=state.params.copy())
     replies = _Replies(fold, number, cohort, watchers)
-    for reply in _in_time(federation.ask(request, cohort, fold), cohort, plan.federation.deadline, clock):
+    counted = isinstance(federation, CountsTime) and federation.counts_deadline  # for every party alone
+    deadline = None if counted else plan.federation.deadline
+    for reply in _in_time(federation.ask(request, cohort, fold), cohort, deadline, clock):
         reach("round:reply")
         replies.take(reply)
     refundable = _refundable(charges, resolved)
@@ -194,7 +196,10 @@ def _refundable(charges: Iterable[Charge], resolved: ResolvedPlan) -> set[str]:
 
 @final
 class _Replies:
-    """Replies as they arrive: folded, left out, or noted as refusals. Each party is heard once."""
+    """Replies as they arrive: folded, left out, or noted as refusals. Each party is heard once.
+
+    Guarantees: nothing that arrives ends the round. What is no reply is left out, and so is whoever sent it.
+    """
 
     def __init__(self, fold: Fold[Any], number: int, cohort: Sequence[str], watchers: Iterable[Watcher]) -> None:
         self._fold, self._number, self._cohort, self._watchers = fold, number, frozenset(cohort), tuple(watchers)
@@ -204,6 +209,8 @@ class _Replies:
 
     def take(self, reply: Reply) -> None:
         """One more reply."""
+        if problem := _problem_with(reply):
+            return self._leave_out(reply, problem)
         if isinstance(reply, Sums):
             return self._take_sums(reply)
         if not self._first_word(reply.party):  # no second word, and above all no refund after an update
@@ -215,19 +222,32 @@ class _Replies:
             case Update() if problem := self._fold.problem_with(reply.delta):
                 self.drop(reply.party, f"its update {problem}")
             case Update():
-                self.folded = self._fold.add(self.folded, reply.party, reply.delta)
+                try:
+                    self.folded = self._fold.add(self.folded, reply.party, reply.delta)
+                except Exception as error:
+                    self.drop(reply.party, f"its update cannot be used ({type(error).__name__})")
             case Refusal():
                 self.refused[reply.party] = reply.reason
             case Lost():
                 self.drop(reply.party, reply.reason)
         return None
 
+    def _leave_out(self, reply: object, problem: str) -> None:
+        """What came is no reply; whom it names, as far as it names anybody, is not heard a second time."""
+        names = _named_by(reply)
+        if not names:
+            log.info("round %d: a reply is left out, %s", self._number, problem)
+        self._spoil(names, problem)
+
     def _take_sums(self, reply: Sums) -> None:
         """A sum is taken as a whole or not at all: one party that must not be in it spoils it."""
-        problem = self._merged(reply)
-        for party in dict.fromkeys(reply.parties):
+        self._spoil(reply.parties, self._merged(reply))
+
+    def _spoil(self, parties: Iterable[str], problem: str) -> None:
+        """Note that ``parties`` were heard, and where there is a ``problem``, that they are left out."""
+        for party in dict.fromkeys(parties):
             if problem and self._first_word(party):
-                self.drop(party, f"it is in a sum that is left out: {problem}")
+                self.drop(party, f"it is in a reply that is left out: {problem}")
             elif problem:
                 self.refused.pop(party, None)
             if party in self._cohort:
@@ -239,11 +259,16 @@ class _Replies:
         if odd is not None:
             return f"{odd} replied twice or was not asked"
         try:
-            if tuple(sorted(reply.folded.kept)) != tuple(sorted(reply.parties)):
+            kept = reply.folded.kept
+            if type(reply.folded) is not type(self.folded) or type(kept) is not dict:
+                return "it is no sum of this round"
+            if tuple(sorted(kept)) != tuple(sorted(reply.parties)):
                 return "it does not say whose it is"
             self.folded = self._fold.merge(self.folded, reply.folded)
-        except (QuietsumError, AttributeError, TypeError, ValueError, LookupError) as error:
-            return f"it cannot be used ({type(error).__name__}: {error})"
+        except QuietsumError as error:
+            return f"it cannot be used ({error})"
+        except Exception as error:
+            return f"it cannot be used ({type(error).__name__})"
         return ""
 
     def _first_word(self, party: str) -> bool:
@@ -254,6 +279,30 @@ class _Replies:
         _drop(self._watchers, self._number, party, reason, refunded=refunded)
 
 
+def _named_by(reply: object) -> tuple[str, ...]:
+    """Whom ``reply`` names, as far as that can be told: replies come from elsewhere, and may be anything."""
+    named: object = ()
+    if isinstance(reply, Sums):
+        named = getattr(reply, "parties", ())
+    elif isinstance(reply, Update | Refusal | Lost):
+        named = (getattr(reply, "party", None),)
+    return tuple(name for name in (named if isinstance(named, tuple) else ()) if isinstance(name, str))
+
+
+def _problem_with(reply: object) -> str:
+    """Why this is no reply, by its types; empty where it is one."""
+    match reply:
+        case Sums(parties=tuple() as parties) if len(_named_by(reply)) == len(parties):
+            return "" if hasattr(reply, "folded") else "it holds no sum"
+        case Update(party=str()):
+            return "" if hasattr(reply, "delta") else "it holds no update"
+        case Refusal(party=str(), reason=str()) | Lost(party=str(), reason=str()):
+            return ""
+        case Sums() | Update() | Refusal() | Lost():
+            return f"a field of its {type(reply).__name__} has another type"
+    return f"it is no reply but of type {type(reply).__name__}"
+
+
 def _drop(watchers: Iterable[Watcher], number: int, party: str, reason: str, *, refunded: bool = False) -> None:
     log.info("round %d: %s is left out, %s", number, party, reason)
     tell(watchers, PartyDropped(round=number, party=party, reason=reason, refunded=refunded))
@@ -262,7 +311,11 @@ def _drop(watchers: Iterable[Watcher], number: int, party: str, reason: str, *, 
 def _in_time(
     replies: Iterable[Reply], cohort: Sequence[str], deadline: float | None, clock: Callable[[], float]
 ) -> Iterator[Reply]:
-    """Replies until the deadline, by a clock that does not jump; whoever is missing then is lost, not refunded."""
+    """Replies until the deadline, by a clock that does not jump; whoever is missing then is lost, not refunded.
+
+    For parties that work at the same time; those that wait for each other are counted one by one
+    (:class:`~quietsum.federation.messages.CountsTime`).
+    """
     if deadline is None:
         yield from replies
         return
@@ -270,7 +323,7 @@ def _in_time(
     start = clock()
     heard: set[str] = set()
     for reply in replies:
-        parties = reply.parties if isinstance(reply, Sums) else (reply.party,)
+        parties = _named_by(reply)
         late = clock() - start - limit
         if late > 0 and not isinstance(reply, Refusal):
             reason = f"its reply came {late:.3g} s after the deadline of {limit:g} s"

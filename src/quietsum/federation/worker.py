@@ -1,7 +1,9 @@
-"""What one worker process of a :class:`~quietsum.federation.crew.Crew` does: make the task once, then train and fold.
+"""One worker process of a :class:`~quietsum.federation.crew.Crew`: make the task once, then train and fold.
 
-It reads jobs as pickles from its input and writes one answer for each. The first job is a resolved plan, answered by
-:class:`Ready`; all others are pieces of a round. It ends when its input ends, also in the middle of a job.
+Here are both ends of its pipes: :class:`Worker`, for the process that starts it, and :func:`serve`, what it does. It
+reads jobs as pickles from its input and writes one answer for each. The first job is a resolved plan, answered by
+:class:`Ready`; all others are pieces of a round. It ends when its input ends, also in the middle of a job, and without
+a word where a task ends it.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import os
 import pickle
 import queue
 import signal
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation import Fold
@@ -23,7 +28,10 @@ from quietsum.federation.messages import Federation, Lost, Reply, Sums, TrainReq
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["Piece", "Ready", "serve", "work"]
+__all__ = ["Answer", "Piece", "Ready", "Worker", "end", "serve", "work"]
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_GRACE = 2.0  # seconds for a worker to end by itself
 
 
 @final
@@ -46,6 +54,95 @@ class Piece:
     fold: Fold[Any]
 
 
+# ---------------------------------------------------------------------------------------- the end that asks
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back from a worker: a value, or in words why nothing did."""
+
+    worker: Worker
+    value: Any = None
+    problem: str = ""
+    sent: bool = True
+
+
+@final
+class Worker:
+    """One process, and the thread that speaks with it. A process that fails once is never asked again."""
+
+    def __init__(self, command: Sequence[str], answers: queue.SimpleQueue[Answer]) -> None:
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self.process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": paths},
+        )
+        self._answers, self._jobs = answers, queue.SimpleQueue[Any]()
+        self.ready = False
+        self.piece: Piece | None = None
+        self.pieces = 0  # that it was ever given
+        self.since = time.monotonic()
+        self._thread = threading.Thread(target=self._speak, daemon=True)
+        self._thread.start()
+
+    def send(self, job: Any) -> None:
+        """Give it a job; the answer comes through the queue of answers, once."""
+        self.since = time.monotonic()
+        self.piece = job if isinstance(job, Piece) else None
+        self.pieces += self.piece is not None
+        self._jobs.put(job)
+
+    def _speak(self) -> None:
+        into, out = self.process.stdin, self.process.stdout
+        assert into is not None and out is not None
+        while (job := self._jobs.get()) is not None:
+            try:
+                message = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
+            except Exception as error:  # it says nothing about a client: no client's data is in it
+                told = f"the request cannot be sent ({type(error).__name__})"
+                self._answers.put(Answer(worker=self, problem=told, sent=False))
+                continue
+            try:
+                into.write(message)
+                into.flush()
+                del message
+                self._answers.put(Answer(worker=self, value=pickle.load(out)))
+            except Exception as error:  # a dead process, or a message that is none
+                code = self.process.poll()
+                silent = code is None or self.piece is not None  # a task at work could tell a record by its code
+                what = type(error).__name__ + ("" if silent else f", exit code {code}")
+                self._answers.put(Answer(worker=self, problem=f"its worker process failed ({what})"))
+                return
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is due."""
+        return self.piece is not None or not self.ready
+
+    def end(self) -> None:
+        """End the process, at once if it is busy; its thread ends with it."""
+        self._jobs.put(None)
+        end(self.process, gently=not self.busy)
+
+
+def end(process: subprocess.Popen[bytes], *, gently: bool = False) -> None:
+    """End ``process``; ``gently`` leaves it a moment to end by itself."""
+    if gently and process.stdin is not None:
+        with contextlib.suppress(OSError, ValueError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE)
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+# -------------------------------------------------------------------------------------- the end that works
+
+
 def work(piece: Piece, federation: Federation) -> list[Reply]:
     """All replies of a piece, the updates among them folded into one sum where the fold allows."""
     fold = piece.fold
@@ -54,10 +151,10 @@ def work(piece: Piece, federation: Federation) -> list[Reply]:
         match reply:
             case Sums():
                 folded = fold.merge(folded, reply.folded)
-            case Update() if fold.needs_individuals:
-                others.append(reply)
             case Update() if problem := fold.problem_with(reply.delta):
                 others.append(Lost(party=reply.party, reason=f"its update {problem}"))
+            case Update() if fold.needs_individuals:
+                others.append(reply)
             case Update():
                 folded = fold.add(folded, reply.party, reply.delta)
             case _:
@@ -92,6 +189,8 @@ def serve() -> None:
             message = pickle.dumps(str(error) if federation is None else type(error).__name__)
         except Exception as error:  # its words may tell of a record, so only its kind leaves
             message = pickle.dumps(type(error).__name__)
+        except BaseException:  # the interpreter would print the words of a SystemExit
+            os._exit(1)
         sink.write(message)
         sink.flush()
 

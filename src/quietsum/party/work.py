@@ -7,6 +7,8 @@ and their sizes stay behind.
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -18,11 +20,14 @@ from quietsum.learning.descent import private_steps
 from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quietsum.mechanisms.gaussian import GaussianMechanism
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task"]
+__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "released"]
 
 Vector = NDArray[np.float64]
 Task = FederatedTask | NumpyTask
@@ -36,6 +41,10 @@ class AnsweredBefore(QuietsumError):
     """The same request came twice. The first answer was paid for; there is no second one, and no refund."""
 
 
+class TooLate(QuietsumError):
+    """The party's own work took longer than the deadline, so nothing of it leaves."""
+
+
 @final
 class Site:
     """One party of a federation.
@@ -44,11 +53,23 @@ class Site:
     also state the charge. Attempts of a run are answered in increasing order, each once, whatever model comes with
     them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system and is never
     restored. Where the party itself adds the client's noise, what leaves is one release of ``orders.client``, also when
-    its work failed: whether it failed may depend on its data.
+    its work failed, in whatever way, or took too long: whether it did may depend on its data. The ``deadline`` is
+    counted from the moment its own work begins, so no other party can make it late.
     """
 
-    def __init__(self, name: str, *, task: Task, resolved: ResolvedPlan, rng: RandomSource, refuses: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        task: Task,
+        resolved: ResolvedPlan,
+        rng: RandomSource,
+        refuses: str = "",
+        deadline: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
+        self._deadline, self._clock = deadline, clock
         self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
         self._answered: dict[str, tuple[int, int]] = {}
         if rng.for_tests and resolved.protected and not resolved.facts_of(name).public:
@@ -60,19 +81,17 @@ class Site:
         """The change of the model; :class:`NotTouched` where the party refuses before it looks at its data."""
         orders = self.begin(key)
         try:
-            delta = self._work(params, orders)
+            delta = self.work(params, orders)
         except DataMissing as error:
             raise NotTouched(f"it has no data: {error}") from None
-        except Exception:
-            if orders.client is None:
-                raise
-            delta = np.zeros(len(params))
         return self.finish(orders, delta)
 
     def begin(self, key: tuple[str, int, int, str]) -> LocalOrders:
         """What to do for this request, which is answered from now on and never again.
 
-        For whoever trains several sites together: ``begin`` each, train, ``finish`` each.
+        For whoever trains several sites together: ``begin`` each, train, ``finish`` each. Neither is undone by a
+        failure. Only a new process, which has no memory of this, can be asked again, and only by whoever knows that
+        nothing had left the first one.
         """
         if self._refuses:
             raise NotTouched(self._refuses)
@@ -87,12 +106,34 @@ class Site:
     def finish(self, orders: LocalOrders, delta: Vector) -> Vector:
         """What leaves: ``delta``, or with the client's noise at the party its bounded and noisy form."""
         if orders.client is not None:
-            mechanism = orders.client
-            delta = mechanism.release(mechanism.sum(mechanism.bound(delta)), self._rng)
+            delta = released(orders.client, delta, self._task.dimension, self._rng)
         reach("party:before-send")
         return delta
 
-    def _work(self, params: Vector, orders: LocalOrders) -> Vector:
+    def work(self, params: Vector, orders: LocalOrders) -> Vector:
+        """The change of the model by this party's data, for :meth:`finish`.
+
+        What the work raises is raised here, and :class:`TooLate`, unless the party hides that it failed: then nothing
+        has changed. Only :class:`~quietsum.errors.DataMissing` is always raised, since nothing was touched.
+        """
+        start = self._clock()
+        try:
+            delta = self._trained(params, orders)
+            if self._clock() - start > self._deadline:
+                raise TooLate(f"its work took longer than the deadline of {self._deadline:g} s")
+            return delta
+        except DataMissing:
+            raise
+        except (NotTouched, AnsweredBefore) as error:
+            if orders.client is None:  # words of the task, which touched the data: no refusal
+                raise QuietsumError(f"the task raised {type(error).__name__}, which only the party may") from None
+            return np.zeros(self._task.dimension)
+        except Exception:
+            if orders.client is None:
+                raise
+            return np.zeros(self._task.dimension)
+
+    def _trained(self, params: Vector, orders: LocalOrders) -> Vector:
         task = self._task
         if isinstance(task, FederatedTask):
             return task.train(self.name, params, orders, self._rng)
@@ -109,6 +150,16 @@ class Site:
             proximal=orders.proximal,
             rng=self._rng,
         )
+
+
+def released(mechanism: GaussianMechanism, delta: object, dimension: int, rng: RandomSource) -> Vector:
+    """One release of ``mechanism``: of ``delta``, or of zeros where it is no vector of ``dimension`` numbers."""
+    try:
+        vector = np.asarray(delta, dtype=np.float64)
+        bounded = mechanism.bound(vector if vector.shape == (dimension,) else np.zeros(dimension))
+    except Exception:  # its shape and type may depend on data, too
+        bounded = mechanism.bound(np.zeros(dimension))
+    return mechanism.release(mechanism.sum(bounded), rng)
 
 
 def _bounded_rows(task: NumpyTask, party: str, most: int | None) -> Rows:

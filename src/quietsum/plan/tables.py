@@ -73,7 +73,9 @@ class FederationTable(Table):
         default=[], description="Who takes part: names, none for all of them, or how many clients are made."
     )
     minimum_parties: Rounds = Field(default=1, description="A round with fewer replies than this fails.")
-    deadline: Positive | None = Field(default=None, description="Seconds that a round may take; no limit if left out.")
+    deadline: Positive | None = Field(
+        default=None, description="Seconds a round may take; on one machine, each party. No limit if unsaid."
+    )
     spare_attempts: int = Field(
         default=0, ge=0, le=values.MOST_ROUNDS, description="Rounds that may be lost and repeated; paid for in advance."
     )

@@ -150,7 +150,12 @@ class FederationPlan:
             if isinstance(self.parties, int)
             else names("parties", self.parties),
             minimum_parties=count("minimum_parties", self.minimum_parties, 1, MOST_ROUNDS),
-            deadline=maybe(positive, "deadline", self.deadline, "seconds a round may take; leave it out for no limit"),
+            deadline=maybe(
+                positive,
+                "deadline",
+                self.deadline,
+                "seconds a round may take, on one machine each party; leave it out for no limit",
+            ),
             spare_attempts=count("spare_attempts", self.spare_attempts, 0, MOST_ROUNDS),
         )
 
