@@ -63,7 +63,7 @@ def test_the_picture_alone_goes_to_stdout() -> None:
     [
         ([], "task = None is missing"),
         (["--task", "digit"], 'did you mean "digits"?'),
-        (["--task", "nowhere:Nothing"], "cannot be made"),
+        (["--task", "nowhere:Nothing"], "cannot be imported"),
         (["--task", "tradeoff.made_up:Protected"], "would publish them"),
         (["--task", CLOUDS, "--epsilons", ""], "is empty"),
         (["--task", CLOUDS, "--epsilons", "1,nan"], "write .5,1,2,4,8"),

@@ -476,7 +476,7 @@ def test_pose_is_five_people() -> None:
 def test_cards_are_clients_of_one_bank() -> None:
     every = task_of(plan("cards")).parties()
     assert len(every) > 20_000 and sum(party.size for party in every) == 79_718
-    assert {party.account for party in every} == {"cards"}
+    assert {party.account for party in every} == {"here"}
     some = task_of(plan("cards", parties=500))
     assert isinstance(some, FederatedTorch) and len(some.parties()) == 500
     assert sum(party.size for party in some.parties()) == 79_718 and min(party.size for party in some.parties()) > 90
