@@ -491,3 +491,12 @@ def test_a_cohort_that_refuses_as_a_whole_is_not_said_to_be_free_where_it_is_not
     some = stage(tiny_plan(), clients(3, holder="all"))
     with pytest.raises(TooFewParties, match="It is charged"):
         some.round(some.asking(lambda name: Refusal(party=name, reason="no")))
+
+
+@pytest.mark.parametrize("reason", ["", "  ", "\ud800", "x" * 10_000])
+def test_no_words_of_a_refusal_end_the_round(stage: Callable[..., Stage], reason: str) -> None:
+    some = stage(tiny_plan(), clients(5))
+    result = some.round(some.asking(lambda name: Refusal(party=name, reason=reason) if name == "c1" else ones(name)))
+    assert len(result.kept) == 4
+    told = some.notes.dropped()["c1"].reason
+    assert 0 < len(told) < 600 and told.isprintable()

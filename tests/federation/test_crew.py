@@ -69,9 +69,16 @@ def test_what_a_task_prints_is_no_answer(capfd: pytest.CaptureFixture[str]) -> N
     assert "hello from a task" in captured.err and "its C code" in captured.err and not captured.out
 
 
-@pytest.mark.parametrize("fault", ["die", "exit"])
-def test_when_a_worker_dies_one_client_is_lost_and_the_next_round_is_whole(fault: str) -> None:
-    with crew(kind="CrowdTask", clients=32, fault=fault) as made:
+def test_a_task_that_wants_to_end_its_worker_loses_one_client_and_no_worker() -> None:
+    with crew(kind="CrowdTask", clients=32, fault="exit") as made:
+        before = made.processes
+        heard = Heard(made)
+        assert heard.reasons == {"c003": "its work failed (SystemExit)"} and made.processes == before
+        np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
+
+
+def test_when_a_worker_dies_one_client_is_lost_and_the_next_round_is_whole() -> None:
+    with crew(kind="CrowdTask", clients=32, fault="die") as made:
         before = made.processes
         heard = Heard(made)
         assert heard.reasons == {"c003": "its worker process failed (EOFError)"} and not heard.refused

@@ -48,7 +48,7 @@ class Constant:
     name = title = "constant"
     dimension = 2
 
-    def __init__(self, delta: Floats | Exception) -> None:
+    def __init__(self, delta: Floats | BaseException) -> None:
         self.delta = delta
         self.seen: list[tuple[str, LocalOrders]] = []
 
@@ -63,7 +63,7 @@ class Constant:
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         self.seen.append((party, orders))
-        if isinstance(self.delta, Exception):
+        if isinstance(self.delta, BaseException):
             raise self.delta
         return self.delta
 
@@ -198,10 +198,21 @@ def test_a_refusal_touches_no_data(tmp_path: Path) -> None:
     assert not (tmp_path / "diary").exists()
 
 
-@pytest.mark.parametrize("client", [None, LOUD])
-def test_a_party_without_data_says_so(client: GaussianMechanism | None) -> None:
-    with pytest.raises(NotTouched, match="no data: gone"):
-        site(Constant(DataMissing("gone")), Told(client=client)).answer(KEY, np.zeros(2))
+def test_a_party_without_data_says_so_and_not_why() -> None:
+    """A reader may find in the middle of a file that something is missing; its words stay where they are."""
+    with pytest.raises(NotTouched) as refusal:
+        site(Constant(DataMissing("row 17: the amount of Ms Smith")), Told()).answer(KEY, np.zeros(2))
+    assert str(refusal.value) == "it has no data"
+
+
+def test_with_noise_at_the_party_nobody_sees_that_data_is_missing() -> None:
+    sent = site(Constant(DataMissing("gone")), Told(client=LOUD)).answer(KEY, np.zeros(2))
+    assert sent.shape == (2,) and np.isfinite(sent).all() and sent.any()
+
+
+def test_a_task_that_ends_the_process_is_a_failure_like_any_other() -> None:
+    sent = site(Constant(SystemExit("Ms Smith is 141")), Told(client=LOUD)).answer(KEY, np.zeros(2))
+    assert np.isfinite(sent).all() and sent.any()
 
 
 def test_seeds_are_for_public_data(monkeypatch: pytest.MonkeyPatch) -> None:

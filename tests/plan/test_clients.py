@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quietsum.errors import BudgetExhausted, PlanRefused
 from quietsum.ledger import Ledger, MemoryStore
+from quietsum.ledger.export import export_ledger, verify_export
 from quietsum.ledger.keys import SigningKey
 from quietsum.plan import (
     AdaptivePlan,
@@ -440,3 +442,22 @@ def test_multiplied_rates_are_refused_by_the_ledger(unit: PrivacyUnit) -> None:
             ledger.open_run(
                 "run", plan=honest.plan.to_dict(), terms=honest.terms(), planned=[charge], datasets=honest.datasets()
             )
+
+
+def test_an_export_with_withheld_refunds_is_not_blamed_for_what_it_cannot_show(tmp_path: Path) -> None:
+    """Run one took all its charges back, so run two may promise more; the export does not show the refunds."""
+    parties = [dataclasses.replace(facts, holder="") for facts in clients(2, size=1000)]
+    records = RecordPlan(epsilon=1.0, delta=1e-5, lifetime=LifetimePlan(epsilon=5.0, delta=1e-5))
+    first = resolve(plan(privacy=PrivacyPlan(record=records)), parties, 10)
+    ledger = in_ledger(first, run="first")
+    receipt = ledger.reserve("first", 1, 1, first.charges())
+    for facts in parties:
+        ledger.refund(receipt, facts.name, "not today")
+    ledger.commit(receipt)
+    hybrid = PrivacyPlan(style=Style.HYBRID, record=records, client=ClientPlan(epsilon=8.0, delta=1e-2))
+    second = resolve(plan(privacy=hybrid), parties, 10)
+    in_ledger(second, ledger, "second")
+    ledger.commit(ledger.reserve("second", 1, 1, second.charges()))
+    ledger.verify()
+    export_ledger(ledger, tmp_path / "book.jsonl")
+    verify_export(tmp_path / "book.jsonl")

@@ -53,7 +53,7 @@ _START = 600.0  # seconds for a worker to make its task
 _MARGIN = 1.0  # seconds beyond the deadline for a worker that counts itself to say so
 _LARGEST_PIECE = 512  # clients; more are no faster, and would be asked again together
 _PATIENT = 8  # a piece may take as many times the deadline of one client, before they are asked singly
-_MOST_REPLACED = 256  # workers in a round; a task that ends more of them is broken
+_MOST_REPLACED = 256  # workers in a round, beside three for every client; a task that ends more of them is broken
 
 
 def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
@@ -147,7 +147,7 @@ class Crew:
         try:
             while self._todo or self._last or any(worker.piece is not None for worker in self._workers):
                 self._give()
-                if not self._workers or self._replaced > _MOST_REPLACED:
+                if not self._workers or self._replaced > _MOST_REPLACED + 3 * len(cohort):
                     what = f"{self._replaced} worker processes were replaced" if self._workers else "no worker is left"
                     raise QuietsumError(
                         f"round {request.round}: {what}, so the task or the machine is broken. The round is charged "

@@ -147,7 +147,7 @@ class LocalFederation:
         for name in cohort:
             try:
                 begun[name] = self._sites[name].begin(key)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 yield self._failed(name, error)
         if begun:
             yield from self._side_by_side(self._many, request, begun, fold)
@@ -157,7 +157,7 @@ class LocalFederation:
     def _ask_one(self, name: str, key: tuple[str, int, int, str], params: Vectors) -> Reply:
         try:
             return self._sent(name, self._sites[name].answer(key, params.copy()))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._failed(name, error)
 
     def _alone(self, name: str, params: Vectors, orders: LocalOrders) -> Reply:
@@ -165,16 +165,16 @@ class LocalFederation:
         site = self._sites[name]
         try:
             return self._sent(name, site.finish(orders, site.work(params.copy(), orders)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return self._failed(name, error)
 
-    def _failed(self, name: str, error: Exception) -> Reply:
+    def _failed(self, name: str, error: BaseException) -> Reply:
         """A refusal where no data was touched. Otherwise neither a message nor a refund leaves the party."""
         match error:
             case NotTouched():
                 return Refusal(party=name, reason=str(error))
             case DataMissing():
-                return Refusal(party=name, reason=f"it has no data: {error}")
+                return Refusal(party=name, reason="it has no data")
             case AnsweredBefore():
                 return Lost(party=name, reason=str(error))
             case TooLate():
@@ -207,7 +207,7 @@ class LocalFederation:
                 for name in names:
                     del waiting[name]
                 yield from replies
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             told = f"training together failed ({type(error).__name__})"
             log.info("%s: %d parties are trained one at a time", told, len(waiting))
         for name, orders in waiting.items():

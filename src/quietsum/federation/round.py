@@ -227,9 +227,9 @@ class _Replies:
                 except Exception as error:
                     self.drop(reply.party, f"its update cannot be used ({type(error).__name__})")
             case Refusal():
-                self.refused[reply.party] = reply.reason
+                self.refused[reply.party] = _words(reply.reason)
             case Lost():
-                self.drop(reply.party, reply.reason)
+                self.drop(reply.party, _words(reply.reason))
         return None
 
     def _leave_out(self, reply: object, problem: str) -> None:
@@ -336,3 +336,8 @@ def _in_time(
     for party in cohort:
         if party not in heard:
             yield Lost(party=party, reason=f"it had not replied by the deadline of {limit:g} s")
+
+
+def _words(reason: str) -> str:
+    """A reason that a ledger can hold: text, of some length, and not nothing."""
+    return reason.encode("utf-8", "replace").decode("utf-8").strip()[:500] or "no reason given"

@@ -111,7 +111,15 @@ class Accounts:
 
     # -------------------------------------------------------------------------------------------- checks
 
-    def check_run(self, run: str, terms: Terms, planned: Iterable[Charge], datasets: Sequence[Dataset]) -> None:
+    def check_run(
+        self,
+        run: str,
+        terms: Terms,
+        planned: Iterable[Charge],
+        datasets: Sequence[Dataset],
+        *,
+        refunds_known: bool = True,
+    ) -> None:
         """A new run, one dataset a party, and a plan about exactly these datasets."""
         if run in self.runs:
             raise PlanRefused(f"run {run!r} is already in the ledger; give the new one another name")
@@ -133,7 +141,7 @@ class Accounts:
             seen.add((charge.party, charge.unit))
             if charge.event is not None and not cost_of(charge).leaves:
                 raise PlanRefused(f"the plan charges {charge.party!r} for no event per {charge.unit}; plan a round")
-        self._check_units(run, seen, names)
+        self._check_units(run, seen, names, refunds_known)
         for unit in {unit for _, unit in seen}:
             for party in names:
                 if (party, unit) not in seen:
@@ -142,11 +150,12 @@ class Accounts:
                         "is charged"
                     )
 
-    def _check_units(self, run: str, seen: set[Account], names: Mapping[str, str]) -> None:
+    def _check_units(self, run: str, seen: set[Account], names: Mapping[str, str], refunds_known: bool) -> None:
         """All runs that charge a protected dataset charge the same units.
 
         A release that one book does not see would go on behind its back, and a book that is opened after other runs
         does not know of theirs. So what holds per client "over all runs" must have been promised by all of them.
+        Without ``refunds_known``, in an export, nobody can tell which runs took all their charges back.
         """
         for (party, dataset, unit), book in self.books.items():
             if names.get(party) != dataset or (party, dataset) in self.public:
@@ -156,7 +165,7 @@ class Accounts:
                     f"dataset {dataset!r} of {party!r} has a budget per {unit}, and this plan would not be charged to "
                     f"it; promise something per {unit} as well (style hybrid protects records and clients)"
                 )
-            for other in book.charged:
+            for other in book.charged if refunds_known else ():
                 if other == run:
                     continue
                 for each in PrivacyUnit:
@@ -214,7 +223,15 @@ class Accounts:
                 book = self.book(charge.party, charge.dataset, charge.unit)
                 book.admit_plan(run, tally, terms, prices, rounds)
 
-    def check_reserve(self, run: str, round: int, attempt: int, charges: Sequence[tuple[Charge, Cost]]) -> RunState:
+    def check_reserve(
+        self,
+        run: str,
+        round: int,
+        attempt: int,
+        charges: Sequence[tuple[Charge, Cost]],
+        *,
+        refunds_known: bool = True,
+    ) -> RunState:
         """An open run, the next attempt, and for every account of its plan a charge that the plan contains.
 
         Every registered party is charged every round, whether it is drawn, answers or not (rule 1).
@@ -249,7 +266,7 @@ class Accounts:
                     f"round {round} of run {run!r} charges {party!r} nothing per {unit}; every registered party is "
                     "charged every round, whether it takes part or not: state all charges of the plan"
                 )
-        self._check_units(run, seen, state.datasets)
+        self._check_units(run, seen, state.datasets, refunds_known)
         return state
 
     def check_budgets(self, run: str, charges: Sequence[tuple[Charge, Cost]], prices: Prices) -> None:

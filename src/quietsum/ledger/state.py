@@ -121,7 +121,8 @@ class State:
         _require_same("datasets", body["datasets"], [dataset.to_dict() for dataset in datasets])
         if body["plan_hash"] != digest(canonical(body["plan"])):
             raise InvalidParameter("plan_hash", body["plan_hash"], "is not the hash of the plan")
-        self.accounts.check_run(body["run"], terms, [charge for charge, _ in planned], datasets)
+        charges = [charge for charge, _ in planned]
+        self.accounts.check_run(body["run"], terms, charges, datasets, refunds_known=not self._blind)
         if self._prices is not None and not self._blind:
             self.accounts.check_plan(body["run"], terms, planned, self._prices, rounds_of(body["plan"]))
         run = RunState(entry.sequence, body["plan_hash"], terms, {d.party: d.dataset for d in datasets})
@@ -135,7 +136,9 @@ class State:
     def _reserve(self, entry: Entry, body: Mapping[str, Any]) -> None:
         found = self._charges(body["charges"])
         _require_whole(body, "round", "attempt")
-        run = self.accounts.check_reserve(body["run"], body["round"], body["attempt"], found)
+        run = self.accounts.check_reserve(
+            body["run"], body["round"], body["attempt"], found, refunds_known=not self._blind
+        )
         if self._prices is not None and not self._blind:
             self.accounts.check_budgets(body["run"], found, self._prices)
         run.attempts[body["round"]] = body["attempt"]

@@ -82,8 +82,8 @@ class Site:
         orders = self.begin(key)
         try:
             delta = self.work(params, orders)
-        except DataMissing as error:
-            raise NotTouched(f"it has no data: {error}") from None
+        except DataMissing:  # where and why is the party's own business
+            raise NotTouched("it has no data") from None
         return self.finish(orders, delta)
 
     def begin(self, key: tuple[str, int, int, str]) -> LocalOrders:
@@ -114,7 +114,7 @@ class Site:
         """The change of the model by this party's data, for :meth:`finish`.
 
         What the work raises is raised here, and :class:`TooLate`, unless the party hides that it failed: then nothing
-        has changed. Only :class:`~quietsum.errors.DataMissing` is always raised, since nothing was touched.
+        has changed.
         """
         start = self._clock()
         try:
@@ -123,12 +123,14 @@ class Site:
                 raise TooLate(f"its work took longer than the deadline of {self._deadline:g} s")
             return delta
         except DataMissing:
-            raise
+            if orders.client is None:
+                raise
+            return np.zeros(self._task.dimension)
         except (NotTouched, AnsweredBefore) as error:
             if orders.client is None:  # words of the task, which touched the data: no refusal
                 raise QuietsumError(f"the task raised {type(error).__name__}, which only the party may") from None
             return np.zeros(self._task.dimension)
-        except Exception:
+        except (Exception, SystemExit):
             if orders.client is None:
                 raise
             return np.zeros(self._task.dimension)

@@ -18,6 +18,7 @@ from quietsum.ledger import Ledger
 from quietsum.ledger.charges import budget_to
 from quietsum.ledger.entries import Kind
 from quietsum.ledger.history import RunHistory
+from quietsum.ledger.spending import exceeds
 from quietsum.plan import ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.tradeoff import attacker_advantage
@@ -202,6 +203,7 @@ def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:
             "party": book.party, "dataset": book.dataset, "unit": book.unit.value, "runs": book.plans,
             "epsilon": book.budget.epsilon, "delta": book.budget.delta,
             "observers": sorted(told.observers.get(book.unit.value, ())), "floats": told.floats,
+            "kept": book.guarantee is None or not exceeds(book.guarantee.epsilon, book.budget.epsilon),
         }
         for book in ledger.lifetime()
         if (book.party, book.dataset) in ours and book.budget is not None
@@ -251,6 +253,11 @@ def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
 
 def _over_runs(books: list[dict[str, Any]]) -> str:
     runs, worst = max(book["runs"] for book in books), max(books, key=lambda book: book["epsilon"])
+    if broken := [book for book in books if not book["kept"]]:
+        return (
+            f"From all runs on the same data no bound per {worst['unit']} holds: dataset {broken[0]['dataset']!r} of "
+            f"{broken[0]['party']!r} was used beyond its budget while it was declared public."
+        )
     against = ", against recipients of the models" if worst["observers"] == [Observer.RECIPIENTS.value] else ""
     safe = " Some of these runs have noise that is not floating-point safe." if worst["floats"] else ""
     return (

@@ -257,8 +257,9 @@ class FederatedTorch:
         except DataMissing:
             return  # a party without data says so itself, and is not charged
         device = self._many.device
+        check = bool(str(self.task.public).strip()) or device.type == "cuda"  # one bad label ends a card's work for all
         with training(self._model):
-            rehearse(self._model, self.task.loss, records, device, check_labels=bool(str(self.task.public).strip()))
+            rehearse(self._model, self.task.loss, records, device, check_labels=check)
         if orders is not None:
             self._steps.check(records, orders)
 
@@ -274,7 +275,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         raise InvalidParameter("device", name, "is not known to torch", "choose 'cpu' or 'cuda'") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InvalidParameter("device", name, "is not there: torch finds no graphics card", "choose 'cpu'")
     if device.type not in ("cpu", "cuda"):
         raise InvalidParameter("device", name, "is none that we train on", "choose 'cpu' or 'cuda'")
