@@ -9,6 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
+from quietsum.report.build import build
+from quietsum.runs.folder import Workspace
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -179,3 +181,23 @@ def test_what_holds_over_all_runs_says_when_one_of_them_was_not_floating_point_s
         told = " ".join(quietsum("run", f"{name}.toml", "--name", name, "--workspace", "w").split())
         assert "From all runs on the same data" in told
         assert ("Some of these runs have noise that is not floating-point safe" in told) == (name != "first")
+
+
+def test_a_report_owns_up_to_data_that_was_used_beyond_its_budget_while_it_was_public(sites: Path) -> None:
+    plain = natural().replace('style = "sample"', 'style = "none"')
+    plain = "\n".join(line for line in plain.splitlines() if "record =" not in line)
+    (sites / "plain.toml").write_text(plain, encoding="utf-8")
+    (sites / "run.toml").write_text(natural(), encoding="utf-8")
+    quietsum("run", "plain.toml", "--workspace", "w", code=2)  # protected so far; this makes the ledger
+    for site in ("north", "south", "west"):
+        named = ["--party", site, "--dataset", f"visits-{site}", "--workspace", "w"]
+        quietsum("ledger", "declare-public", *named, "--reason", "we thought so")
+    quietsum("run", "plain.toml", "--workspace", "w")
+    for site in ("north", "south", "west"):
+        named = ["--party", site, "--dataset", f"visits-{site}", "--workspace", "w"]
+        quietsum("ledger", "raise", *named, "--epsilon", "9", "--delta", "1e-5", "--reason", "we were wrong")
+    told = _words(CliRunner().invoke(app, ["run", "run.toml", "--workspace", "w"]).output)
+    assert "no budget covers that" in told  # and the ledger lets nothing more happen
+    workspace = Workspace.at("w")
+    (sentence,) = [text for text in build(workspace.find("latest"), workspace)["sentences"] if "all runs" in text]
+    assert "no bound per record holds" in sentence and "while it was declared public" in sentence
