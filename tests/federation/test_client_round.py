@@ -373,7 +373,7 @@ MALFORMED: dict[str, Callable[[Fold[Any]], Any]] = {
 def test_what_is_no_reply_is_left_out_and_the_round_goes_on(
     stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture, name: str, deadline: float | None
 ) -> None:
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="quietsum")
     some = stage(user_plan(federation={"deadline": deadline}) if deadline else None)
     result = some.round(some.summing(lambda cohort, fold: [MALFORMED[name](fold), sums_of(fold, "c0", "c1")]))
     assert result.kept == ("c0", "c1")

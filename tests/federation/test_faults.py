@@ -125,7 +125,7 @@ def nobody_is_missing(outcome: Outcome) -> None:
 @pytest.fixture(autouse=True)
 def words_stay(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     """No test of this file may let a record's words into a log or onto a screen."""
-    caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.DEBUG, logger="quietsum")
     yield
     printed = capfd.readouterr()
     told = caplog.text + printed.out + printed.err
