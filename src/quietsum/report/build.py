@@ -203,7 +203,7 @@ def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:
             "party": book.party, "dataset": book.dataset, "unit": book.unit.value, "runs": book.plans,
             "epsilon": book.budget.epsilon, "delta": book.budget.delta,
             "observers": sorted(told.observers.get(book.unit.value, ())), "floats": told.floats,
-            "kept": book.guarantee is None or not exceeds(book.guarantee.epsilon, book.budget.epsilon),
+            "within_budget": book.guarantee is None or not exceeds(book.guarantee.epsilon, book.budget.epsilon),
         }
         for book in ledger.lifetime()
         if (book.party, book.dataset) in ours and book.budget is not None
@@ -253,7 +253,7 @@ def _over_all_runs(books: list[dict[str, Any]]) -> list[str]:
 
 def _over_runs(books: list[dict[str, Any]]) -> str:
     runs, worst = max(book["runs"] for book in books), max(books, key=lambda book: book["epsilon"])
-    if broken := [book for book in books if not book["kept"]]:
+    if broken := [book for book in books if not book["within_budget"]]:
         return (
             f"From all runs on the same data no bound per {worst['unit']} holds: dataset {broken[0]['dataset']!r} of "
             f"{broken[0]['party']!r} was used beyond its budget while it was declared public."
