@@ -13,10 +13,9 @@ from typing import Any, final
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.books import BookState, Share
-from quietsum.ledger.charges import Charge, Dataset, Terms
+from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of, exceeds
-from quietsum.privacy.events import Composed, FixedSizeSampled, Group, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
 
@@ -188,7 +187,7 @@ class Accounts:
             raise PlanRefused(
                 f"dataset {charge.dataset!r} of {charge.party!r} is not among the run's datasets; declare it first"
             )
-        if charge.unit is not PrivacyUnit.CLIENT and charge.event is not None and _drawn_twice(charge.event):
+        if charge.unit is not PrivacyUnit.CLIENT and charge.event is not None and drawn_twice(charge.event):
             raise PlanRefused(
                 f"the charge of {charge.party!r} per {charge.unit} multiplies two rates of drawing: the steps of a "
                 "round share one draw of parties, so that draw amplifies nothing for records (multiplied rates report "
@@ -217,7 +216,8 @@ class Accounts:
                 if exceeds(found.epsilon, limit.epsilon):
                     raise PlanRefused(
                         f"the plan costs {charge.party!r} ε = {found.epsilon:.6g} per {charge.unit} at δ = "
-                        f"{limit.delta:g} and states ε = {limit.epsilon:.6g}; state what it costs, or add noise"
+                        f"{limit.delta:g} and states ε = {limit.epsilon:.6g} per {charge.unit}; "
+                        "state what it costs, or add noise"
                     )
             if (charge.party, charge.dataset) not in self.public:
                 book = self.book(charge.party, charge.dataset, charge.unit)
@@ -289,8 +289,8 @@ class Accounts:
                 if exceeds(found.epsilon, limit.epsilon):
                     raise BudgetExhausted(
                         f"this round would bring {charge.party!r} to ε = {found.epsilon:.6g} per {charge.unit} at δ = "
-                        f"{limit.delta:g}; run {run!r} may cost ε = {limit.epsilon:.6g}. Nothing was asked of anybody: "
-                        "stop here, or plan spare attempts next time"
+                        f"{limit.delta:g}; run {run!r} may cost ε = {limit.epsilon:.6g} per {charge.unit}. "
+                        "Nothing was asked of anybody: stop here, or plan spare attempts next time"
                     )
             if (charge.party, charge.dataset) not in self.public:
                 book = self.book(charge.party, charge.dataset, charge.unit)
@@ -359,18 +359,6 @@ class Accounts:
                 epsilon, delta = math.inf if tally.unprotected else 0.0, 0.0
             lines.append({"party": party, "unit": unit.value, "epsilon": number(epsilon), "delta": delta})
         return lines
-
-
-def _drawn_twice(event: PrivacyEvent, drawn: bool = False) -> bool:
-    """Whether a draw stands around another draw somewhere in ``event``."""
-    match event:
-        case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
-            return drawn or _drawn_twice(inner, True)
-        case Repeated(event=inner) | Group(event=inner):
-            return _drawn_twice(inner, drawn)
-        case Composed(events=parts):
-            return any(_drawn_twice(part, drawn) for part in parts)
-    return False
 
 
 def check_reason(reason: object) -> str:

@@ -12,11 +12,20 @@ from typing import Any, final
 
 from quietsum.errors import InvalidParameter, probability, whole_number
 from quietsum.ledger.encoding import label
-from quietsum.privacy.events import PrivacyEvent, from_dict, to_dict
+from quietsum.privacy.events import (
+    Composed,
+    FixedSizeSampled,
+    Group,
+    PoissonSampled,
+    PrivacyEvent,
+    Repeated,
+    from_dict,
+    to_dict,
+)
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
-__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to"]
+__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "drawn_twice"]
 
 ACCOUNTINGS = ("exact", "rdp", "moments")
 
@@ -172,3 +181,15 @@ def budget_to(budget: Budget) -> dict[str, Any]:
 def budget_from(values: Mapping[str, Any]) -> Budget:
     """The budget that :func:`budget_to` wrote; other keys are ignored."""
     return Budget(epsilon=values["epsilon"], delta=values["delta"], unit=PrivacyUnit(values["unit"]))
+
+
+def drawn_twice(event: PrivacyEvent, drawn: bool = False) -> bool:
+    """Whether a draw stands around another draw somewhere in ``event``."""
+    match event:
+        case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
+            return drawn or drawn_twice(inner, True)
+        case Repeated(event=inner) | Group(event=inner):
+            return drawn_twice(inner, drawn)
+        case Composed(events=parts):
+            return any(drawn_twice(part, drawn) for part in parts)
+    return False
