@@ -13,6 +13,7 @@ from quietsum.ledger.ledger import Ledger
 from quietsum.ledger.store import LedgerStore, MemoryStore, Row, StoreFailed
 from quietsum.ledger.summaries import Identity, RunSummary
 from quietsum.ledger.verify import Verification
+from quietsum.ledger.witnesses import Testimony
 
 __all__ = [
     "Book",
@@ -30,5 +31,6 @@ __all__ = [
     "RunSummary",
     "StoreFailed",
     "Terms",
+    "Testimony",
     "Verification",
 ]

@@ -16,6 +16,7 @@ from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of, exceeds
+from quietsum.ledger.witnesses import Testimony, check_succession
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
 
@@ -41,12 +42,15 @@ class Reservation:
 class RunState:
     """One run while the ledger is read or written."""
 
-    __slots__ = ("attempts", "committed", "datasets", "entry", "open", "plan_hash", "refunds", "shares", "terms")
+    __slots__ = (
+        "attempts", "committed", "datasets", "entry", "open", "plan_hash", "refunds", "reservations", "shares", "terms",
+    )  # fmt: skip
 
     def __init__(self, entry: int, plan_hash: str, terms: Terms, datasets: dict[str, str]) -> None:
         self.entry, self.plan_hash, self.terms, self.datasets = entry, plan_hash, terms, datasets
         self.shares: dict[Account, Share] = {}
-        self.attempts: dict[int, int] = {}
+        self.attempts: dict[int, int] = {}  # the last one of each round
+        self.reservations = 0
         self.open: dict[tuple[int, int], Reservation] = {}
         self.committed = 0
         self.refunds = 0
@@ -60,12 +64,14 @@ class Accounts:
         self.runs: dict[str, RunState] = {}
         self.books: dict[tuple[str, str, PrivacyUnit], BookState] = {}
         self.public: dict[tuple[str, str], str] = {}
+        self.witnessed: dict[str, Testimony] = {}  # the newest head of each other ledger
         self._names: dict[tuple[str, ...], str] = {}  # how a party, or a dataset of a party, is spelt
 
     def copy(self) -> Accounts:
         """Accounts in which declarations and budgets can be tried; runs and charges are shared."""
         other = Accounts()
         other.runs, other.books, other.public = self.runs, dict(self.books), dict(self.public)
+        other.witnessed = self.witnessed
         other._names = dict(self._names)
         return other
 
@@ -234,16 +240,19 @@ class Accounts:
     ) -> RunState:
         """An open run, the next attempt, and for every account of its plan a charge that the plan contains.
 
-        Every registered party is charged every round, whether it is drawn, answers or not (rule 1).
+        Every registered party is charged every round, whether it is drawn, answers or not (rule 1). In a site's own
+        books the units that it enrolled with are charged as a whole in round 0, and the others when it is asked.
         """
         state = self.runs.get(run)
         if state is None:
             raise QuietsumError(f"run {run!r} is not in the ledger; open it before its first round")
-        expected = state.attempts.get(round, 0) + 1
-        if isinstance(attempt, bool) or attempt != expected:
+        expected, own = state.attempts.get(round, 0) + 1, state.terms.enrolled is not None
+        skips = own and round > 0 and attempt > expected
+        if isinstance(attempt, bool) or (attempt != expected and not skips):
             raise InvalidParameter(
                 "attempt", attempt, f"is not the next one of round {round}", f"use attempt {expected}"
             )
+        due = _due(state, round)
         seen: set[Account] = set()
         for charge, cost in charges:
             self.check_charge(charge, state.datasets, state.terms)
@@ -259,15 +268,29 @@ class Accounts:
                     f"this charge protects {charge.party!r} against {', '.join(charge.observers)}, the plan of "
                     f"run {run!r} against {', '.join(share.observers)}; a plan is frozen once it runs"
                 )
+            if account not in due:
+                raise PlanRefused(
+                    f"the charge of {charge.party!r} per {charge.unit} is due "
+                    + ("round by round, not when the site enrols" if round == 0 else "once, when the site enrols")
+                )
             share.check(charge, cost)
-        for party, unit in state.shares:
+            if own and round == 0 and Tally([cost]).key() != share.planned.key():
+                raise PlanRefused(
+                    f"a site enrols with the charge of the whole plan per {charge.unit}, not a part of it"
+                )
+        for party, unit in due:
             if (party, unit) not in seen:
                 raise PlanRefused(
                     f"round {round} of run {run!r} charges {party!r} nothing per {unit}; every registered party is "
                     "charged every round, whether it takes part or not: state all charges of the plan"
                 )
-        self._check_units(run, seen, state.datasets, refunds_known)
+        self._check_units(run, set(state.shares), state.datasets, refunds_known)
         return state
+
+    def check_witness(self, heads: Mapping[str, Testimony]) -> None:
+        """None of the other side's ledgers has gone back behind what is known of it."""
+        for name, told in heads.items():
+            check_succession(name, self.witnessed.get(name), told)
 
     def check_budgets(self, run: str, charges: Sequence[tuple[Charge, Cost]], prices: Prices) -> None:
         """The run's own limit and every lifetime still hold with these charges."""
@@ -359,6 +382,20 @@ class Accounts:
                 epsilon, delta = math.inf if tally.unprotected else 0.0, 0.0
             lines.append({"party": party, "unit": unit.value, "epsilon": number(epsilon), "delta": delta})
         return lines
+
+
+def _due(state: RunState, round: int) -> list[Account]:
+    """The accounts that a reservation of this round must charge."""
+    enrolled = state.terms.enrolled
+    if enrolled is None:
+        return list(state.shares)
+    if round == 0:
+        if not enrolled:
+            raise PlanRefused("the site's plan charges nothing when it enrols; its rounds begin with 1")
+        return [account for account in state.shares if account[1] in enrolled]
+    if enrolled and 0 not in state.attempts:
+        raise PlanRefused("a site enrols, with round 0, before its first round")
+    return [account for account in state.shares if account[1] not in enrolled]
 
 
 def check_reason(reason: object) -> str:

@@ -128,11 +128,16 @@ class Terms:
 
     ``limits`` hold at most one budget a unit: the forecast of the whole plan, spare attempts included. They are empty
     for a plan without protection.
+
+    ``enrolled`` is set in the books that a site keeps of itself, and None in a coordinator's. Those units are charged
+    for the whole plan at once, as round 0, since a site never hears of the rounds it was not drawn for (rule 1); the
+    others when it is asked. Attempts that never reached the site are missing in its books, so theirs may skip numbers.
     """
 
     accounting: str = "exact"
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     limits: tuple[Budget, ...] = ()
+    enrolled: tuple[PrivacyUnit, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.accounting not in ACCOUNTINGS:
@@ -147,6 +152,11 @@ class Terms:
         if len({limit.unit for limit in limits}) < len(limits):
             raise InvalidParameter("limits", limits, "names a unit twice", "one budget a unit; units are never added")
         object.__setattr__(self, "limits", limits)
+        if self.enrolled is not None:
+            enrolled = tuple(self.enrolled)
+            if not all(isinstance(unit, PrivacyUnit) for unit in enrolled) or len(set(enrolled)) < len(enrolled):
+                raise InvalidParameter("enrolled", enrolled, "does not name units, each once", "pass PrivacyUnit")
+            object.__setattr__(self, "enrolled", tuple(sorted(enrolled)))
 
     def limit(self, unit: PrivacyUnit) -> Budget | None:
         """What the plan may cost one ``unit``."""
@@ -161,6 +171,7 @@ class Terms:
             "accounting": self.accounting,
             "neighbours": self.neighbours.value,
             "limits": [budget_to(limit) for limit in self.limits],
+            **({} if self.enrolled is None else {"enrolled": [unit.value for unit in self.enrolled]}),
         }
 
     @classmethod
@@ -170,6 +181,7 @@ class Terms:
             accounting=values["accounting"],
             neighbours=Neighbours(values["neighbours"]),
             limits=tuple(budget_from(limit) for limit in values["limits"]),
+            enrolled=tuple(PrivacyUnit(unit) for unit in values["enrolled"]) if "enrolled" in values else None,
         )
 
 

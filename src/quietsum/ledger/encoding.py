@@ -27,12 +27,13 @@ from typing import Any
 from quietsum.errors import InvalidParameter
 
 __all__ = [
-    "canonical", "digest", "entry_hash", "fold", "head_message", "is_canonical", "label", "number", "read_number",
-    "written",
+    "canonical", "digest", "entry_hash", "fold", "head_message", "is_canonical", "label", "message_to_sign", "number",
+    "read_number", "written",
 ]  # fmt: skip
 
 ENTRY_FORMAT = "quietsum-entry-1"
 HEAD_FORMAT = "quietsum-head-1"
+MESSAGE_FORMAT = "quietsum-message-1"
 LONGEST_LABEL = 200
 
 
@@ -120,6 +121,11 @@ def entry_hash(*, ledger: str, previous: str, sequence: int, kind: str, body_has
 def head_message(*, ledger: str, sequence: int, hash: str) -> bytes:
     """The bytes that an Ed25519 signature of a head covers."""
     return _write([HEAD_FORMAT, ledger, sequence, hash]).encode()
+
+
+def message_to_sign(message: bytes) -> bytes:
+    """The bytes that a ledger's signature of another message covers: nothing that could be a head's."""
+    return _write([MESSAGE_FORMAT, hashlib.sha256(message).hexdigest()]).encode()
 
 
 def label(parameter: str, value: object) -> str:

@@ -41,6 +41,8 @@ class Kind(enum.StrEnum):
     """A party that refused before it touched data. Operator-only."""
     COMMIT = "commit"
     """The attempt's result may leave; ε after it."""
+    WITNESS = "witness"
+    """Heads of the other side's ledgers, as they were told with this attempt. Operator-only."""
 
 
 @final

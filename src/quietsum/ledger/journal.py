@@ -144,6 +144,12 @@ class Journal:
 
     # --------------------------------------------------------------------------------------- writing
 
+    def sign(self, message: bytes) -> str:
+        """A signature of the ledger's key."""
+        if self._signer is None:
+            raise StoreFailed("this ledger was opened for reading only, so it signs nothing")
+        return self._signer.sign(message)
+
     @contextlib.contextmanager
     def writing(self, act: str) -> Iterator[Additions]:
         """One exclusive transaction. What is added is durable when this ends well, and nowhere when it does not."""

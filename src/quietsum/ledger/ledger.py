@@ -21,9 +21,9 @@ from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, positi
 from quietsum.ledger.accounts import Accounts, Reservation, RunState, check_raise, check_reason, rounds_of
 from quietsum.ledger.books import Book
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
-from quietsum.ledger.encoding import canonical, digest, head_message, label
+from quietsum.ledger.encoding import canonical, digest, head_message, label, message_to_sign
 from quietsum.ledger.entries import Entry, Head, Kind, Receipt, check_link
-from quietsum.ledger.journal import Clock, Journal, system_clock
+from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
 from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import first_budgets, public_declarations
 from quietsum.ledger.spending import Prices, cost_of
@@ -31,6 +31,7 @@ from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
 from quietsum.ledger.verify import Verification, verify_rows
+from quietsum.ledger.witnesses import Testimony, testimonies_from, testimonies_to
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 
@@ -260,9 +261,18 @@ class Ledger:
             })  # fmt: skip
         return add.last
 
-    def reserve(self, run: str, round: int, attempt: int, charges: Sequence[Charge]) -> Receipt:
+    def reserve(
+        self,
+        run: str,
+        round: int,
+        attempt: int,
+        charges: Sequence[Charge],
+        *,
+        seen: Mapping[str, Testimony] | None = None,
+    ) -> Receipt:
         """Write down what a round will cost, before any party is asked. On disk when it returns.
 
+        ``seen`` are heads of other ledgers that came with the request; they are written with it.
         BudgetExhausted where the run's own limit or a lifetime would not hold; then nothing was written.
         """
         run, round = label("run", run), whole_number("round", round)
@@ -280,7 +290,9 @@ class Ledger:
             check()
             body = {"run": run, "round": round, "attempt": attempt, "charges": [c.to_dict() for c in charges]}
             add(Kind.RESERVE, body)
-        return Receipt(run=run, round=round, attempt=attempt, head=add.head(), sequence=add.last.sequence)
+            sequence = add.last.sequence
+            self._witness(add, run, round, attempt, seen)
+        return Receipt(run=run, round=round, attempt=attempt, head=add.head(), sequence=sequence)
 
     def refund(self, receipt: Receipt, party: str, reason: str) -> Entry:
         """Take a party's record-level charges back: it refused before it touched data. Only before the commit, once."""
@@ -294,10 +306,15 @@ class Ledger:
             })  # fmt: skip
         return add.last
 
-    def commit(self, receipt: Receipt) -> Entry:
-        """Write down that a round's result may leave, with ε after it. On disk when it returns; once only."""
+    def commit(self, receipt: Receipt, *, seen: Mapping[str, Testimony] | None = None) -> Entry:
+        """Write down that a round's result may leave, with ε after it. On disk when it returns; once only.
+
+        ``seen`` are heads of other ledgers that came with the replies, an empty mapping where none did; they are one
+        entry, before the commit's own.
+        """
         with self._journal.writing("commit") as add:
             run, _ = self._find(receipt)
+            self._witness(add, receipt.run, receipt.round, receipt.attempt, seen)
             add(Kind.COMMIT, {
                 "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
                 "spent": self._accounts.spent_lines(run, self._prices), "operator_only": bool(run.refunds),
@@ -353,6 +370,36 @@ class Ledger:
             self._accounts.check_names(party, dataset)
             add(Kind.PUBLIC, {"party": party, "dataset": dataset, "reason": reason})
         return add.last
+
+    # --------------------------------------------------------------------------------------- other ledgers
+
+    def testimony(self) -> Testimony:
+        """This ledger's newest head with its public key, for the other side to keep."""
+        return Testimony(public_key=self.identity.public_key, head=self.head)
+
+    def witnessed(self) -> Mapping[str, Testimony]:
+        """The newest head of each other ledger that was told to this one, by the name of whoever keeps it."""
+        with self._journal.lock:
+            self._journal.follow()
+            return dict(self._accounts.witnessed)
+
+    def receipts(self) -> Iterator[tuple[Entry, Mapping[str, Testimony]]]:
+        """All heads of other ledgers in the order in which they came."""
+        for entry in self.entries():
+            if entry.kind is Kind.WITNESS:
+                yield entry, testimonies_from(entry.body["heads"])
+
+    def sign(self, message: bytes) -> str:
+        """The ledger's signature under a ``message`` of its owner; no head is ever mistaken for one."""
+        return self._journal.sign(message_to_sign(message))
+
+    def _witness(
+        self, add: Additions, run: str, round: int, attempt: int, seen: Mapping[str, Testimony] | None
+    ) -> None:
+        if seen is not None:
+            self._accounts.check_witness(seen)
+            body = {"run": run, "round": round, "attempt": attempt, "heads": testimonies_to(seen), "blind": _blind()}
+            add(Kind.WITNESS, body)
 
     # ------------------------------------------------------------------------------------- the machinery
 

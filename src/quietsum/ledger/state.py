@@ -21,6 +21,7 @@ from quietsum.ledger.encoding import canonical, digest, head_message, label, rea
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.keys import VerifyingKey
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of
+from quietsum.ledger.witnesses import testimonies_from, testimonies_to
 
 __all__ = ["BLIND", "FORMAT", "State"]
 
@@ -37,6 +38,7 @@ _KEYS: Mapping[Kind, frozenset[str]] = {
     Kind.RESERVE: frozenset({"run", "round", "attempt", "charges"}),
     Kind.REFUND: frozenset({"run", "round", "attempt", "reserve", "party", "reason", "blind"}),
     Kind.COMMIT: frozenset({"run", "round", "attempt", "reserve", "spent", "operator_only"}),
+    Kind.WITNESS: frozenset({"run", "round", "attempt", "heads", "blind"}),
 }
 _LINE = frozenset({"party", "unit", "epsilon", "delta"})
 
@@ -51,6 +53,7 @@ class State:
         self.accounts = Accounts()
         self.stated = 0
         self.withheld = 0
+        self._unseen = False
         self._prices = prices
         self._redacted = redacted
         self._known: dict[bytes, tuple[tuple[Charge, Cost], ...]] = {}
@@ -84,9 +87,10 @@ class State:
 
     def skip(self, entry: Entry) -> None:
         """Pass over an entry whose body was withheld from an export."""
-        if entry.kind not in (Kind.REFUND, Kind.COMMIT):
+        if entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS):
             raise LedgerBroken(f"({entry.kind}) has no body", at=entry.sequence, remedy="export the ledger again")
         self.withheld += 1
+        self._unseen = self._unseen or entry.kind is not Kind.WITNESS
         self.sequence, self.hash = entry.sequence, entry.hash
 
     def _genesis(self, entry: Entry, body: Mapping[str, Any]) -> None:
@@ -142,6 +146,7 @@ class State:
         if self._prices is not None and not self._blind:
             self.accounts.check_budgets(body["run"], found, self._prices)
         run.attempts[body["round"]] = body["attempt"]
+        run.reservations += 1
         run.open[body["round"], body["attempt"]] = Reservation(entry.sequence, tuple(charge for charge, _ in found))
         for charge, cost in found:
             share = run.shares[charge.party, charge.unit]
@@ -180,6 +185,16 @@ class State:
         del run.open[body["round"], body["attempt"]]
         run.committed += 1
 
+    def _witness(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        _require_whole(body, "round", "attempt")
+        _require_blind(body)
+        if body["run"] not in self.accounts.runs:
+            raise InvalidParameter("run", body["run"], "is not in the ledger")
+        heads = testimonies_from(body["heads"])
+        _require_same("heads", body["heads"], testimonies_to(heads))
+        self.accounts.check_witness(heads)
+        self.accounts.witnessed |= heads
+
     def _charges(self, values: Any) -> tuple[tuple[Charge, Cost], ...]:
         """Charges and costs; the rounds of a run charge the same, so they are read once."""
         key = marshal.dumps(values, 2)  # a quick fingerprint of plain values, within this process only
@@ -195,7 +210,7 @@ class State:
     @property
     def _blind(self) -> bool:
         """In an export with refunds withheld nobody can tell what was left of a budget."""
-        return self._redacted and self.withheld > 0
+        return self._redacted and self._unseen
 
 
 @functools.lru_cache(maxsize=1 << 12)
