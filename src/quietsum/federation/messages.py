@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, final, runtime_checkable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
 
+if TYPE_CHECKING:
+    from quietsum.ledger import Ledger, Testimony
+    from quietsum.plan import ResolvedPlan
+
 __all__ = [
     "Closes",
     "CountsTime",
     "Federation",
+    "Joins",
+    "KeepsBooks",
     "Lost",
     "Refusal",
     "Reply",
@@ -121,6 +127,28 @@ class CountsTime(Protocol):
     @property
     def counts_deadline(self) -> bool:
         """Whether it does; where it does not, the round counts."""
+        ...
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A federation that must know the run before its first round: across machines, the sites enrol in it."""
+
+    def join(self, run: str, resolved: ResolvedPlan, ledger: Ledger) -> None:
+        """Find the sites; :class:`~quietsum.errors.TooFewParties` before anything is charged where they do not come."""
+        ...
+
+    def leave(self, outcome: str) -> None:
+        """Tell the sites that the run has ended, as far as they can be reached; nothing depends on it."""
+        ...
+
+
+@runtime_checkable
+class KeepsBooks(Protocol):
+    """A federation whose parties keep ledgers of their own."""
+
+    def testimonies(self) -> Mapping[str, Testimony]:
+        """Their newest heads, as they came with the replies of this round; none twice."""
         ...
 
 

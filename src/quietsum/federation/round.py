@@ -23,7 +23,17 @@ import numpy as np
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.errors import InvalidParameter, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
-from quietsum.federation.messages import CountsTime, Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import (
+    CountsTime,
+    Federation,
+    KeepsBooks,
+    Lost,
+    Refusal,
+    Reply,
+    Sums,
+    TrainRequest,
+    Update,
+)
 from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, tell
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.privacy.units import PrivacyUnit
@@ -95,7 +105,7 @@ def run_round(
             ledger.refund(receipt, party, reason)
         replies.drop(party, f"it refused: {reason}", refunded=party in refundable)
     reach("round:before-commit")
-    ledger.commit(receipt)
+    ledger.commit(receipt, seen=federation.testimonies() if isinstance(federation, KeepsBooks) else None)
     reach("round:committed")
     kept = tuple(replies.folded.kept)
     needed = plan.federation.minimum_parties

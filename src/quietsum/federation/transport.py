@@ -1,8 +1,8 @@
 """How bytes travel between a coordinator and its sites. Any carrier will do: Flower, or two lists in a test.
 
-A transport knows nothing of rounds, models or budgets. It may lose, delay, repeat or reorder what it carries, and it may
+A transport knows nothing of rounds, models or budgets. It may lose, delay, repeat or reorder what it carries, and may
 hand over what nobody of ours has sent; whoever receives checks signatures, sizes and keys
-(:mod:`quietsum.federation.wire`). What it must never do is to block longer than it was told: a round ends on time, also
+(:mod:`quietsum.party.wire`). What it must never do is to block longer than it was told: a round ends on time, also
 where a site dies in the middle of its upload.
 """
 

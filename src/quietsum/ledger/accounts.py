@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
@@ -286,6 +286,14 @@ class Accounts:
                 )
         self._check_units(run, set(state.shares), state.datasets, refunds_known)
         return state
+
+    def succeeds(self, name: str, told: Testimony) -> bool:
+        """Whether ``told`` is not behind what is known of ``name``, nor beside it."""
+        try:
+            check_succession(name, self.witnessed.get(name), told)
+        except CorruptState:
+            return False
+        return True
 
     def check_witness(self, heads: Mapping[str, Testimony]) -> None:
         """None of the other side's ledgers has gone back behind what is known of it."""

@@ -383,6 +383,15 @@ class Ledger:
             self._journal.follow()
             return dict(self._accounts.witnessed)
 
+    def witness(self, run: str, seen: Mapping[str, Testimony]) -> None:
+        """Keep heads of other ledgers that came without a round: at the end of a run, say. Known ones are left out."""
+        run = label("run", run)
+        with self._journal.writing("witness") as add:
+            self._run(run)
+            fresh = {name: told for name, told in seen.items() if self._accounts.witnessed.get(name) != told}
+            if fresh:
+                self._witness(add, run, 0, 0, fresh)
+
     def receipts(self) -> Iterator[tuple[Entry, Mapping[str, Testimony]]]:
         """All heads of other ledgers in the order in which they came."""
         for entry in self.entries():
@@ -396,9 +405,10 @@ class Ledger:
     def _witness(
         self, add: Additions, run: str, round: int, attempt: int, seen: Mapping[str, Testimony] | None
     ) -> None:
+        """Keep what was told, unless something newer is known: another process of ours may have been quicker."""
         if seen is not None:
-            self._accounts.check_witness(seen)
-            body = {"run": run, "round": round, "attempt": attempt, "heads": testimonies_to(seen), "blind": _blind()}
+            kept = {name: told for name, told in seen.items() if self._accounts.succeeds(name, told)}
+            body = {"run": run, "round": round, "attempt": attempt, "heads": testimonies_to(kept), "blind": _blind()}
             add(Kind.WITNESS, body)
 
     # ------------------------------------------------------------------------------------- the machinery

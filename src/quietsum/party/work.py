@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.learning.descent import private_steps
-from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rows
+from quietsum.learning.descent import gradients_of, private_steps
+from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rehearsed, Rehearses, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "released"]
+__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "rehearse", "released"]
 
 Vector = NDArray[np.float64]
 Task = FederatedTask | NumpyTask
@@ -152,6 +152,20 @@ class Site:
             proximal=orders.proximal,
             rng=self._rng,
         )
+
+
+def rehearse(task: Task, resolved: ResolvedPlan, party: str) -> None:
+    """Try the task on its made-up examples, where it has some, so that its own mistakes are heard of."""
+    if isinstance(task, Rehearses):
+        task.rehearse(resolved.orders(party))
+        return
+    person = resolved.plan.privacy.person
+    if person is not None and not isinstance(task, FederatedTask | NamesPeople):
+        problem = f"is promised something, and {task.name} does not say whose its rows are"
+        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
+    if isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
+        rows = task.example()
+        gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
 
 
 def released(mechanism: GaussianMechanism, delta: object, dimension: int, rng: RandomSource) -> Vector:

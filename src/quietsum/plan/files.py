@@ -6,24 +6,16 @@ NaN is no number either, and all problems of a file are told together, one a lin
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-import stat
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
+from quietsum.errors import InvalidParameter
+from quietsum.plan.problems import keys_of, parse_toml, read_toml, value_of
 from quietsum.plan.values import Plan
-
-if TYPE_CHECKING:
-    from quietsum.plan.tables import Table
 
 __all__ = ["json_schema", "keys", "load_plan", "plan_from_values", "read_plan", "to_toml"]
 
-LARGEST_FILE = 1_000_000
 _NEW = "write a fresh one with: quietsum new run.toml"
 
 
@@ -53,201 +45,26 @@ def load_plan(source: str | os.PathLike[str]) -> Plan:
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """The plan in the file at ``path``."""
-    where = os.fspath(path)
-    try:
-        return _parse(_text(Path(path)), where)
-    except (OSError, ValueError) as error:
-        if isinstance(error, QuietsumError):
-            raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        remedy = _NEW if isinstance(error, FileNotFoundError) else "check the path and its permissions"
-        raise PlanRefused(f"{where!r} cannot be read ({reason}); {remedy}") from None
-
-
-def _text(path: Path) -> str:
-    kind = os.stat(path).st_mode
-    if stat.S_ISDIR(kind):
-        raise PlanRefused(f"'{path}' is a directory; name the file in it, {path / 'run.toml'} for instance")
-    if not stat.S_ISREG(kind):  # a pipe or a device may never end
-        raise PlanRefused(f"'{path}' is not a regular file; name a run.toml")
-    with path.open("rb") as file:
-        data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise PlanRefused(f"'{path}' is larger than {LARGEST_FILE:,} bytes, which no plan is; name a run.toml")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PlanRefused(f"'{path}' is not UTF-8 text (byte {error.start + 1}); save it as UTF-8, or {_NEW}") from None
+    return plan_from_values(read_toml(path, "run.toml", _NEW), where=os.fspath(path))
 
 
 def _parse(text: str, where: str) -> Plan:
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanRefused(f"{where} is not valid TOML: {_sentence(str(error))}") from None
-    except (ValueError, RecursionError) as error:
-        raise PlanRefused(f"{where} is not a plan that can be read: {_sentence(str(error))}") from None
-    if not values:
-        raise PlanRefused(f"{where} is empty; {_NEW}")
-    return plan_from_values(values, where=where)
-
-
-def _sentence(text: str) -> str:
-    text = " ".join(text.split())
-    return text[:1].lower() + text[1:300]
+    return plan_from_values(parse_toml(text, where, _NEW), where=where)
 
 
 def plan_from_values(values: Mapping[str, Any], *, where: str) -> Plan:
     """The plan that plain values describe; ``where`` stands in front of the problems."""
-    from pydantic import ValidationError
-
     from quietsum.plan.tables import PlanTable
 
-    problems: list[str] = []
-    plan: Plan | None = None
-    if not isinstance(values, Mapping):
-        raise PlanRefused(f"{where} is not a table of tables; {_NEW}")
-    try:
-        plan = _build(PlanTable.model_validate(dict(values)), "", problems)
-    except ValidationError as error:
-        found = error.errors(include_url=False)
-        problems += dict.fromkeys(_problem(item) for item in found)  # in order, each once
-    except RecursionError:
-        problems.append("it is nested too deeply")
-    if not problems and isinstance(plan, Plan):
-        return plan
-    if len(problems) == 1:
-        raise PlanRefused(f"{where}: {problems[0]}")
-    raise PlanRefused("\n".join([f"{where}: {len(problems)} problems", *(f"  {problem}" for problem in problems)]))
-
-
-def _build(table: Table, path: str, problems: list[str]) -> Any:
-    """The frozen value that ``table`` mirrors; what the value itself refuses is added to ``problems``."""
-    from quietsum.plan.tables import Table
-
-    fields = {}
-    for name in type(table).model_fields:
-        field = getattr(table, name)
-        if isinstance(field, Table):
-            field = _build(field, f"{path}{name}.", problems)
-        elif isinstance(field, list) and field and all(isinstance(item, Table) for item in field):
-            parts = enumerate(field)
-            field = tuple(_build(item, f"{path}{name}[{index}].", problems) for index, item in parts)
-        fields[name] = field
-    if any(item is None for field in fields.values() if isinstance(field, tuple) for item in field):
-        return None  # a stage that its value refuses; its problem is told
-    try:
-        return table.value(**fields)
-    except InvalidParameter as error:
-        problems.append(f"{path}{error}")
-        return None
-
-
-# --------------------------------------------------------------------------------------------- problems
-
-_NOUNS = {
-    "int_type": "a whole number", "int_from_float": "a whole number", "int_parsing": "a whole number",
-    "float_type": "a number", "string_type": "a text in quotes", "bool_type": "true or false",
-    "list_type": 'a list, as in ["first", "second"]', "dict_type": "a table, as in { name = value }",
-    "model_type": "a table, as in { key = value }", "model_attributes_type": "a table, as in { key = value }",
-}  # fmt: skip
-_CHOICE = re.compile(r"(list\[|constrained-|int$)")  # how pydantic names the branches of a union
-_BOUNDS = {
-    "greater_than": ("gt", "must be greater than"), "greater_than_equal": ("ge", "must be at least"),
-    "less_than": ("lt", "must be below"), "less_than_equal": ("le", "must be at most"),
-}  # fmt: skip
-
-
-def _problem(error: Mapping[str, Any]) -> str:
-    """One of pydantic's findings in our words: the path, what is wrong, what instead."""
-    parts = [part for part in error["loc"] if isinstance(part, int) or not _CHOICE.match(part)]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    kind, context = error["type"], error.get("ctx", {})
-    shown = _shown(error.get("input"))
-    if kind == "extra_forbidden":
-        return f"{_printable(path)}: unknown key{_nearest(path)}"
-    if kind == "missing":
-        return f"{path} is missing; {_meaning(path)}"
-    if kind in _NOUNS:
-        return f"{path} = {shown} is not {_NOUNS[kind]}"
-    if kind in _BOUNDS:
-        name, words = _BOUNDS[kind]
-        return f"{path} = {shown} {words} {context[name]:g}; {_meaning(path)}"
-    if kind == "literal_error":
-        return f"{path} = {shown} is unknown; choose {context['expected']!s}{_nearest_choice(error, context)}"
-    if kind == "finite_number":
-        return f"{path} = {shown} is not a finite number; {_meaning(path)}"
-    if kind == "string_too_short":
-        return f"{path} is empty; {_meaning(path)}"
-    return f"{path} = {shown} is not usable ({_sentence(str(error['msg']))})"
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping):
-        return "{…}"
-    text = repr(value) if isinstance(value, str | int | float | list) else str(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"
-
-
-def _printable(path: str) -> str:
-    text = "".join(letter if letter.isprintable() else "?" for letter in path)
-    return text if len(text) <= 120 else f"{text[:117]}…"
-
-
-def _nearest(path: str) -> str:
-    """Which key was meant: a neighbour in the same table first, then any key with that last name."""
-    known = list(keys())
-    table, _, last = re.sub(r"\[\d+\]", "", path).rpartition(".")
-    last = last.replace("-", "_").lower()
-    siblings = [key for key in known if key.rpartition(".")[0] == table]
-    names = {key.rpartition(".")[2]: key for key in siblings}
-    close = difflib.get_close_matches(last, names, n=1, cutoff=0.6)
-    elsewhere = [key for key in known if key.rpartition(".")[2] == last]
-    if close and not elsewhere:
-        return f"; did you mean {names[close[0]]}?"
-    if elsewhere:
-        return f"; did you mean {elsewhere[0]}?"
-    return f"; {table or 'a plan'} knows {', '.join(names)}" if names else ""
-
-
-def _nearest_choice(error: Mapping[str, Any], context: Mapping[str, Any]) -> str:
-    choices = re.findall(r"'([^']*)'", str(context["expected"]))
-    close = difflib.get_close_matches(str(error.get("input")).lower(), choices, n=1, cutoff=0.6)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def _meaning(path: str) -> str:
-    text = keys().get(re.sub(r"\[\d+\]", "", path), "see the reference of run.toml")
-    return text[:1].lower() + text[1:].rstrip(".")
+    plan: Plan = value_of(PlanTable, values, where=where, remedy=_NEW)
+    return plan
 
 
 def keys() -> dict[str, str]:
     """Every key of ``run.toml`` by its full path, with its meaning."""
     from quietsum.plan.tables import PlanTable
 
-    return dict(_keys(PlanTable, ""))
-
-
-def _keys(table: type[Table], prefix: str) -> Iterator[tuple[str, str]]:
-    for name, field in table.model_fields.items():
-        yield f"{prefix}{name}", field.description or ""
-        for kind in inner_tables(field.annotation):
-            yield from _keys(kind, f"{prefix}{name}.")
-
-
-def inner_tables(annotation: Any) -> list[type[Table]]:
-    """The tables that a field may hold: itself, one of a union, or the items of a list.
-
-    >>> from quietsum.plan.tables import PlanTable
-    >>> [kind.__name__ for kind in inner_tables(PlanTable.model_fields["schedule"].annotation)]
-    ['StageTable']
-    """
-    from quietsum.plan.tables import Table
-
-    kinds = (annotation, *getattr(annotation, "__args__", ()))
-    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Table)]
+    return keys_of(PlanTable)
 
 
 # --------------------------------------------------------------------------------------------- writing

@@ -22,7 +22,7 @@ def page() -> str:
 
     parts = []
     for name, field in PlanTable.model_fields.items():
-        from quietsum.plan.files import inner_tables
+        from quietsum.plan.problems import inner_tables
 
         rows = "\n".join(row for kind in inner_tables(field.annotation) for row in _rows(kind, f"{name}."))
         about = field.description or ""
@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def _rows(table: Any, prefix: str) -> Iterator[str]:
-    from quietsum.plan.files import inner_tables
+    from quietsum.plan.problems import inner_tables
 
     fields: type[Table] = table
     for name, field in fields.model_fields.items():

@@ -13,34 +13,31 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-import numpy as np
-
 from quietsum.aggregation.optimizers import check_slots
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
-    InvalidParameter,
     LedgerBroken,
     QuietsumError,
     TooFewParties,
 )
 from quietsum.failpoints import reach
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Closes, Federation
+from quietsum.federation.messages import Closes, Federation, Joins
 from quietsum.federation.round import first_state, run_round
 from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted, Watcher, tell
-from quietsum.learning.descent import gradients_of
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
+from quietsum.ledger.places import exists as ledger_exists
 from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.party.work import rehearse
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import FederatedTask, Metrics, NumpyTask, Rehearsed, Rehearses, task_of
-from quietsum.tasks.protocol import NamesPeople
+from quietsum.tasks import FederatedTask, Metrics, NumpyTask, task_of
 
 __all__ = ["RunResult", "check_anchors", "claims", "resume", "start"]
 
@@ -82,7 +79,7 @@ def start(
     """
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    _rehearse(task, resolved)
+    rehearse(task, resolved, resolved.parties[0].name)
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
@@ -124,7 +121,7 @@ def resume(
     plan = folder.plan()
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    _rehearse(task, resolved)
+    rehearse(task, resolved, resolved.parties[0].name)
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
@@ -153,20 +150,6 @@ def resume(
             opened(folder)
         with _federation(federation, task, resolved, workers) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, tuple(watchers))
-
-
-def _rehearse(task: Task, resolved: ResolvedPlan) -> None:
-    """Try the task on its made-up examples, where it has some, so that its own mistakes are heard of."""
-    if isinstance(task, Rehearses):
-        task.rehearse(resolved.orders(resolved.parties[0].name))
-        return
-    person = resolved.plan.privacy.person
-    if person is not None and not isinstance(task, FederatedTask | NamesPeople):
-        problem = f"is promised something, and {task.name} does not say whose its rows are"
-        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
-    if isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
-        rows = task.example()
-        gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
 
 
 def check_anchors(ledger: Ledger, workspace: Workspace) -> int:
@@ -205,7 +188,7 @@ def _open(ledger: Ledger, run: str, resolved: ResolvedPlan) -> None:
 
 def _ledger_in(workspace: Workspace, *, create: bool) -> Ledger:
     """The workspace's ledger, a new one only where nothing was ever run."""
-    if workspace.has_runs() and not workspace.ledger.exists():
+    if workspace.has_runs() and not ledger_exists(workspace.ledger):
         raise LedgerBroken(
             f"{workspace.ledger} is gone, and the workspace holds runs that were paid from it",
             remedy="put the ledger back from a copy; without it nobody knows what was spent",
@@ -257,6 +240,8 @@ def _go_on(
     error: QuietsumError | None = None
     measured = task.evaluate(state.model)
     try:
+        if isinstance(federation, Joins):
+            federation.join(folder.run, resolved, ledger)
         for number in range(done + 1, rounds + 1):
             result = run_round(
                 folder.run, number, state,
@@ -288,6 +273,8 @@ def _go_on(
     except KeyboardInterrupt:
         tell(watchers, RunFinished(outcome="interrupted", round=done, reason="stopped by hand"))
         raise
+    if isinstance(federation, Joins):
+        federation.leave(outcome)
     claimed = claims(resolved, finished=error is None)
     about = {
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),

@@ -1,0 +1,358 @@
+"""A folder of keys for a federation across machines.
+
+::
+
+    keys/
+      ca.crt  ca.key          the authority; ca.key signs, so lock it away once the certificates are made
+      server.crt  server.key  what the coordinator's SuperLink shows to sites
+      parties.toml            the roster: the public key of every party
+      Basel/                  what one hands to Basel, by a safe way, and nothing else
+        ca.crt  node.pub  node.key
+
+A party that made its own key sends ``node.pub`` only (:func:`admit`); then no private key travels, and its folder here
+holds none. With an existing PKI ``ca.key`` is not here at all.
+
+Guarantees: nothing that is here is ever overwritten; folders appear with all that is in them or not at all, and the
+roster holds all old parties or all old ones and the new one, whenever the power fails; private keys are readable by
+their owner only from their first byte on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.failpoints import reach
+from quietsum.federation.certificates import (
+    NodeKey,
+    check_server,
+    fingerprint,
+    make_authority,
+    make_node_key,
+    make_server,
+    names_of,
+    public_line,
+    read_certificates,
+    read_node_key,
+    read_public_key,
+    read_roster,
+    read_server_key,
+)
+from quietsum.ledger.encoding import fold, label
+
+__all__ = ["Holder", "Keyring", "Validity", "add", "admit", "folder_name", "look", "make", "make_own"]
+
+PRIVATE, PUBLIC = 0o600, 0o644
+SOON = datetime.timedelta(days=30)
+ROSTER = "parties.toml"
+HEADER = "# Who may take part, by the public half of their node key. Keep this file from being changed by others.\n"
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*]')
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
+_OURS = {"ca.crt", "ca.key", "server.crt", "server.key", ROSTER}
+
+
+def folder_name(party: str) -> str:
+    """The party's name where it can be a folder on every system.
+
+    >>> folder_name("Zürich Nord")
+    'Zürich Nord'
+    >>> folder_name("../etc")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    quietsum.errors.InvalidParameter: party = '../etc' cannot be a folder's name; leave out ...
+    """
+    name = label("party", party)
+    stem = fold(name).split(".")[0]
+    if (
+        _FORBIDDEN.search(name)
+        or name.startswith((".", "-"))
+        or name.endswith(".")
+        or stem in _RESERVED
+        or fold(name) in _OURS
+        or len(name.encode()) > 200
+    ):
+        remedy = 'leave out < > : " / \\ | ? * and a dot or dash at its beginning, and keep it short'
+        raise InvalidParameter("party", party, "cannot be a folder's name", remedy)
+    return name
+
+
+# ---------------------------------------------------------------------------------------------------- making
+
+
+def make(
+    folder: Path,
+    *,
+    servers: Sequence[str],
+    parties: Sequence[str],
+    days: int = 365,
+    now: datetime.datetime | None = None,
+) -> None:
+    """Make ``folder`` with an authority, a server certificate, and a folder with a key for each of the ``parties``."""
+    names = [folder_name(party) for party in parties]
+    for position, name in enumerate(names):
+        _not_among(name, names[:position])
+    authority = make_authority(days=days, now=now)
+    server = make_server(authority, servers, days=days, now=now)
+    with _staged(folder) as draft:
+        _write(draft / "ca.key", authority.key, PRIVATE)
+        _write(draft / "ca.crt", authority.certificate, PUBLIC)
+        _write(draft / "server.key", server.key, PRIVATE)
+        _write(draft / "server.crt", server.certificate, PUBLIC)
+        roster = HEADER
+        for name in names:
+            key = make_node_key()
+            (draft / name).mkdir(mode=0o700)
+            _fill(draft / name, authority.certificate, key)
+            roster += _table(name, key.public)
+        _write(draft / ROSTER, roster.encode(), PUBLIC)
+
+
+def make_own(folder: Path) -> str:
+    """At a site: make ``folder`` with ``node.key`` and ``node.pub``; returns the public line."""
+    key = make_node_key()
+    with _staged(folder) as draft:
+        _write(draft / "node.key", key.private, PRIVATE)
+        _write(draft / "node.pub", f"{key.public}\n".encode(), PUBLIC)
+    return key.public
+
+
+def add(folder: Path, party: str) -> str:
+    """Make a key and a folder for one more ``party`` and take it into the roster; returns the public line."""
+    name = folder_name(party)
+    with _locked(folder):
+        _not_among(name, read_roster(folder / ROSTER) if (folder / ROSTER).exists() else ())
+        _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
+        key = make_node_key()
+        with _staged(folder / name) as draft:
+            _fill(draft, (folder / "ca.crt").read_bytes(), key)
+        _enter(folder, name, key.public)
+    return key.public
+
+
+def admit(folder: Path, party: str, public_key: Path) -> str:
+    """Take the public key that a ``party`` made itself into the roster; returns the public line.
+
+    Its folder gets ``ca.crt`` and ``node.pub``. A folder that is already there stays as it is, where it holds this key
+    (as after a crash between its making and the roster).
+    """
+    name = folder_name(party)
+    if public_key.is_dir():
+        raise InvalidParameter("FILE", str(public_key), "is a folder", "name the file with the public key, node.pub")
+    if not public_key.is_file():
+        raise InvalidParameter("FILE", str(public_key), "does not exist", "name the file that the party sent")
+    key = read_public_key(public_key.read_bytes(), where=str(public_key))
+    line = public_line(key)
+    with _locked(folder):
+        known = read_roster(folder / ROSTER) if (folder / ROSTER).exists() else {}
+        _not_among(name, known)
+        for other, held in known.items():
+            if public_line(held) == line:
+                raise InvalidParameter(
+                    "key", str(public_key), f"is already that of {other}", "each party needs its own"
+                )
+        there = folder / name / "node.pub"
+        if there.exists():
+            if public_line(read_public_key(there.read_bytes(), where=str(there))) != line:
+                raise InvalidParameter("party", name, f"has another key in {there}", "remove that folder first")
+        else:
+            _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
+            with _staged(folder / name) as draft:
+                _write(draft / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
+                _write(draft / "node.pub", f"{line}\n".encode(), PUBLIC)
+        _enter(folder, name, line)
+    return line
+
+
+def _fill(folder: Path, authority: bytes, key: NodeKey) -> None:
+    _write(folder / "node.key", key.private, PRIVATE)
+    _write(folder / "node.pub", f"{key.public}\n".encode(), PUBLIC)
+    _write(folder / "ca.crt", authority, PUBLIC)
+
+
+def _not_among(name: str, others: Iterable[str], *, where: str = "in the roster") -> None:
+    for other in others:
+        if fold(other) == fold(name):
+            problem = f"is {where} already" if other == name else f"differs from {other} only by its writing"
+            raise InvalidParameter("party", name, problem, "choose another name; nothing was changed")
+
+
+def _table(name: str, line: str) -> str:
+    """A table of the roster. JSON and TOML quote printable text in the same way."""
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return f'\n[parties.{key}]\nnode_key = "{line}"\n'
+
+
+def _enter(folder: Path, name: str, line: str) -> None:
+    """Add one party at the end of the roster; what people wrote into it stays."""
+    path = folder / ROSTER
+    before = path.read_text(encoding="utf-8") if path.exists() else HEADER
+    draft = folder / f".{ROSTER}.{os.getpid()}.part"
+    draft.unlink(missing_ok=True)
+    _write(draft, (before.rstrip("\n") + "\n" + _table(name, line)).encode(), PUBLIC)
+    try:
+        read_roster(draft)  # it must read back before it takes the old one's place
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    _sync(folder)
+    reach("keys:entered")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A new file, synced."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(handle, "wb") as file:
+        if hasattr(os, "fchmod"):
+            os.fchmod(handle, mode)
+        file.write(content)
+        reach("keys:written")
+        file.flush()
+        os.fsync(handle)
+
+
+@contextlib.contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """A hidden folder beside ``folder`` that takes its name at the end, unless something is there by then."""
+    taken = InvalidParameter("DIR", str(folder), "exists already", "choose another name; nothing is ever overwritten")
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise taken
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))  # mode 700
+    try:
+        yield draft
+        for inner in (*(found for found in draft.iterdir() if found.is_dir()), draft):
+            _sync(inner)
+        reach("keys:staged")
+        try:
+            draft.rename(folder)  # refused by the system where a file or a folder with content is
+        except OSError:
+            if os.path.lexists(folder):
+                raise taken from None
+            raise
+        _sync(folder.parent)
+        reach("keys:renamed")
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One change at a time, among processes too."""
+    if not (folder / "ca.crt").is_file():
+        raise InvalidParameter("DIR", str(folder), "has no ca.crt", "make one with: quietsum keys make DIR")
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - a system without such locks
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for left in folder.glob(".*.part"):  # by a process that died: whoever makes one now holds the lock
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield
+    finally:
+        os.close(handle)
+
+
+def _sync(folder: Path) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+# --------------------------------------------------------------------------------------------------- looking
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Validity:
+    """A certificate as people compare it."""
+
+    fingerprint: str
+    until: datetime.datetime
+    names: tuple[str, ...] = ()
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A party of the roster, and whether its private key still lies in this folder."""
+
+    party: str
+    fingerprint: str
+    private_key_here: bool
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keyring:
+    """What a folder of keys holds, and what somebody should see to."""
+
+    authority: Validity
+    server: Validity | None
+    parties: tuple[Holder, ...]
+    warnings: tuple[str, ...]
+
+
+def look(folder: Path, *, now: datetime.datetime | None = None) -> Keyring:
+    """Read every file of ``folder`` and check that they fit together; broken or foreign files are errors."""
+    moment = now or datetime.datetime.now(datetime.UTC)
+    if not (folder / "ca.crt").is_file():
+        raise InvalidParameter("DIR", str(folder), "has no ca.crt", "make one with: quietsum keys make DIR")
+    warnings: list[str] = []
+    roots = read_certificates(folder / "ca.crt")
+    authority = Validity(fingerprint=fingerprint(roots[0]), until=roots[0].not_valid_after_utc)
+    warnings += _ending("the authority's certificate", authority.until, moment)
+    server = None
+    if (folder / "server.crt").exists():
+        chain = read_certificates(folder / "server.crt")
+        found = chain[0]
+        server = Validity(fingerprint=fingerprint(found), until=found.not_valid_after_utc, names=tuple(names_of(found)))
+        if read_server_key(folder / "server.key").public_key() != found.public_key():
+            raise QuietsumError(f"{folder / 'server.key'} does not belong to server.crt; put the right one back")
+        warnings += _ending("the server's certificate", server.until, moment)
+        if min(server.until, authority.until) > moment:
+            check_server(roots, chain, now=moment)
+    else:
+        warnings.append("there is no server.crt: no SuperLink can be started from this folder")
+    roster = read_roster(folder / ROSTER) if (folder / ROSTER).exists() else {}
+    holders = []
+    for party, key in roster.items():
+        here = folder / party / "node.key"
+        holders.append(Holder(party=party, fingerprint=fingerprint(key), private_key_here=here.exists()))
+        if here.exists() and _mode(here) & 0o077 == 0 and read_node_key(here).public_key() != key:
+            warnings.append(f"{here} is not the key that the roster holds for {party}")
+    for here in sorted((*folder.glob("*.key"), *folder.glob("[!.]*/node.key"))):
+        if _mode(here) & 0o077:
+            warnings.append(f"{here} can be read by others (mode {_mode(here):o}): chmod 600, or make a new key")
+    for other in sorted(folder.glob("[!.]*/node.pub")):
+        if other.parent.name not in roster:
+            warnings.append(f"{other.parent.name} has a folder and is not in the roster: quietsum keys admit")
+    return Keyring(authority=authority, server=server, parties=tuple(holders), warnings=tuple(warnings))
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else PRIVATE
+
+
+def _ending(what: str, until: datetime.datetime, now: datetime.datetime) -> list[str]:
+    if until <= now:
+        return [f"{what} has expired on {until:%Y-%m-%d}"]
+    if until - now <= SOON:
+        return [f"{what} expires on {until:%Y-%m-%d}, in {(until - now).days} days"]
+    return []

@@ -1,0 +1,240 @@
+"""A site's own books: what it has paid, whoever tells what elsewhere.
+
+The site reserves in its own ledger before it touches its data, by the events that its own copy of the plan states, and
+commits before its update leaves. So its books never show less than what left, wherever either side is killed.
+
+* Records and people are charged when the site is asked, for every attempt that reaches it.
+* A whole client that is protected by the server's noise is charged for the **whole plan when the site enrols**, since
+  it never hears of the rounds that it was not drawn for (rule 1). Unless the policy trusts the server's draw, that
+  charge is the plan's as if everyone were asked in every round.
+* Nothing is ever refunded here (rule 2): what was reserved stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from quietsum.errors import PlanRefused
+from quietsum.failpoints import reach
+from quietsum.ledger import Charge, Dataset, Ledger, Receipt, Testimony
+from quietsum.ledger.encoding import canonical, digest, label
+from quietsum.plan.charging import charge, span, units
+from quietsum.plan.values import SamplingPlan
+from quietsum.privacy.guarantee import Budget
+from quietsum.privacy.units import PrivacyUnit
+
+if TYPE_CHECKING:
+    from quietsum.party.policy import Policy
+    from quietsum.plan import ResolvedPlan
+
+__all__ = [
+    "SiteBooks",
+    "charges_digest",
+    "enrolled_units",
+    "name_in_books",
+    "resolved_from",
+    "resolved_to",
+    "site_charges",
+]
+
+
+def name_in_books(run: str, coordinator: str) -> str:
+    """A run as the site's ledger calls it: two coordinators may use the same name."""
+    return label("run", f"{run} @ {coordinator[:12]}")
+
+
+def enrolled_units(resolved: ResolvedPlan) -> tuple[PrivacyUnit, ...]:
+    """Units that are charged for the whole plan when a site enrols."""
+    return (PrivacyUnit.CLIENT,) if resolved.client_level and not resolved.noise_at_party else ()
+
+
+def site_charges(resolved: ResolvedPlan, party: str, number: int) -> tuple[Charge, ...]:
+    """What one attempt at round ``number`` costs the site: both sides compute it, and must come to the same."""
+    whole = enrolled_units(resolved)
+    return tuple(one for one in resolved.charges([party], number) if one.unit not in whole)
+
+
+def charges_digest(charges: Sequence[Charge]) -> str:
+    """SHA-256 of charges: what both books are compared by."""
+    return digest(canonical([one.to_dict() for one in charges]))
+
+
+@final
+class SiteBooks:
+    """The ledger of one site, written by its policy."""
+
+    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+        self.policy, self.ledger = policy, ledger
+
+    def enrol(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> Receipt | None:
+        """Open the run, and reserve and commit what the whole plan costs this client. A second time changes nothing.
+
+        :class:`~quietsum.errors.PlanRefused` or :class:`~quietsum.errors.BudgetExhausted` where it does not fit; then
+        nothing was charged.
+        """
+        name, whole = name_in_books(run, coordinator.ledger), enrolled_units(resolved)
+        planned = self._planned(resolved)
+        terms = resolved.terms()
+        reach("party:before-open")
+        self.ledger.open_run(
+            name,
+            plan={
+                "run": run,
+                "coordinator": coordinator.ledger,
+                "federation": {"rounds": resolved.plan.federation.rounds},
+                "resolved": resolved_to(resolved),
+            },
+            terms=dataclasses.replace(terms, limits=self._limits(terms.limits), enrolled=whole),
+            planned=planned,
+            datasets=[self._dataset()],
+            lifetimes=[budget.lifetime(unit) for unit, budget in self.policy.budgets.items()],
+        )
+        reach("party:opened")
+        if not whole or self.ledger.next_attempt(name, 0) > 1:
+            return None
+        receipt = self.ledger.reserve(
+            name, 0, 1, [one for one in planned if one.unit in whole], seen=self._seen(run, coordinator)
+        )
+        reach("party:enrolled")
+        self.ledger.commit(receipt)
+        return receipt
+
+    def knows(self, run: str, coordinator: str) -> bool:
+        """Whether the site has enrolled in this run."""
+        name = name_in_books(run, coordinator)
+        return any(known.run == name for known in self.ledger.runs())
+
+    def answered(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
+        """Whether this attempt, or a later one of its round, was reserved before."""
+        return self.ledger.next_attempt(name_in_books(run, coordinator), number) > attempt
+
+    def reserve(
+        self, run: str, resolved: ResolvedPlan, number: int, attempt: int, coordinator: Testimony
+    ) -> tuple[Receipt, tuple[Charge, ...]]:
+        """Reserve one attempt before any data is touched; BudgetExhausted where it does not fit."""
+        charges = site_charges(resolved, self.policy.name, number)
+        charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
+        receipt = self.ledger.reserve(
+            name_in_books(run, coordinator.ledger), number, attempt, charges, seen=self._seen(run, coordinator)
+        )
+        return receipt, charges
+
+    def note(self, run: str, coordinator: Testimony) -> None:
+        """Keep the coordinator's newest head, where the site has enrolled in the run."""
+        self.ledger.witness(name_in_books(run, coordinator.ledger), self._seen(run, coordinator))
+
+    def resolved(self, run: str, coordinator: str) -> ResolvedPlan:
+        """The plan with which the site has enrolled."""
+        name = name_in_books(run, coordinator)
+        known = next(known for known in self.ledger.runs() if known.run == name)
+        entry = next(self.ledger.entries(known.sequence))
+        return resolved_from(entry.body["plan"]["resolved"])
+
+    def coordinators(self) -> tuple[str, ...]:
+        """The ledgers of all coordinators that this site has worked for."""
+        return tuple(dict.fromkeys(told.ledger for told in self.ledger.witnessed().values()))
+
+    def last_seen(self, coordinator: str) -> Testimony | None:
+        """The newest head of that coordinator's ledger that this site has kept."""
+        mine = (told for told in self.ledger.witnessed().values() if told.ledger == coordinator)
+        return max(mine, key=lambda told: told.head.sequence, default=None)
+
+    def last_seen_in(self, run: str, coordinator: str) -> Testimony | None:
+        """The same, as it came with this run: several runs of one coordinator need not be heard in order."""
+        return self.ledger.witnessed().get(name_in_books(run, coordinator))
+
+    # ------------------------------------------------------------------------------------------- the plan's part
+
+    def _planned(self, resolved: ResolvedPlan) -> tuple[Charge, ...]:
+        over, name = span(resolved, resolved.attempts), self.policy.name
+        trusted = resolved if self.policy.rules.trust_server_sampling else _everyone(resolved)
+        return tuple(
+            charge(trusted if unit in enrolled_units(resolved) else resolved, name, unit, over)
+            for unit in units(resolved)
+        )
+
+    def _limits(self, limits: Sequence[Budget]) -> tuple[Budget, ...]:
+        """The plan's own limits; per client, without trust in the server's draw, the policy's for one run."""
+        client = self.policy.client
+        if self.policy.rules.trust_server_sampling or client is None:
+            return tuple(limits)
+        return tuple(
+            dataclasses.replace(limit, epsilon=client.of_a_run) if limit.unit is PrivacyUnit.CLIENT else limit
+            for limit in limits
+        )
+
+    def _dataset(self) -> Dataset:
+        mine = self.policy.dataset
+        return Dataset(party=self.policy.name, dataset=mine.name, size=mine.size, public=mine.public)
+
+    @staticmethod
+    def _seen(run: str, coordinator: Testimony) -> dict[str, Testimony]:
+        return {name_in_books(run, coordinator.ledger): coordinator}
+
+
+def _everyone(resolved: ResolvedPlan) -> ResolvedPlan:
+    """The plan as if everyone were asked in every round: no draw that anybody has to believe in."""
+    federation = dataclasses.replace(resolved.plan.federation, sampling=SamplingPlan())
+    return dataclasses.replace(resolved, plan=dataclasses.replace(resolved.plan, federation=federation))
+
+
+# ------------------------------------------------------------------------------------------ a plan that travels
+
+
+def resolved_to(resolved: ResolvedPlan) -> dict[str, Any]:
+    """A resolved plan as plain values: the plan, who takes part, and the noise that was calibrated."""
+    from quietsum.ledger.charges import budget_to
+
+    return {
+        "plan": resolved.plan.to_dict(),
+        "digest": resolved.plan.digest,
+        "parties": [dataclasses.asdict(facts) for facts in resolved.parties],
+        "dimension": resolved.dimension,
+        "record_noise": resolved.record_noise,
+        "client_noise": resolved.client_noise,
+        "limits": [budget_to(limit) for limit in resolved.limits],
+    }
+
+
+def resolved_from(values: Mapping[str, Any]) -> ResolvedPlan:
+    """The resolved plan that came; :class:`~quietsum.errors.PlanRefused` where it is none, or not what it says it is.
+
+    Its noise is taken as it stands: what it costs is computed by the site's ledger, not believed. The house's own
+    refusals (:mod:`quietsum.refusals`) are asked here again, by this side's copy.
+    """
+    from quietsum import refusals
+    from quietsum.errors import QuietsumError, positive, whole_number
+    from quietsum.ledger.charges import budget_from
+    from quietsum.plan import PartyFacts, Plan, ResolvedPlan
+
+    try:
+        if set(values) != {"plan", "digest", "parties", "dimension", "record_noise", "client_noise", "limits"}:
+            raise PlanRefused("the plan that came has other parts than a plan")
+        plan = Plan.from_dict(values["plan"])
+        if plan.digest != values["digest"]:
+            raise PlanRefused("the plan that came is not the one whose hash came with it")
+        parties = tuple(PartyFacts(**facts) for facts in values["parties"])
+        refusals.check(plan, parties)
+        noise = {
+            name: None if values[name] is None else positive(name, values[name])
+            for name in ("record_noise", "client_noise")
+        }
+        if (noise["record_noise"] is not None) != plan.privacy.style.records:
+            raise PlanRefused("the plan's style and its noise per record do not fit together")
+        if (noise["client_noise"] is not None) != plan.privacy.style.clients:
+            raise PlanRefused("the plan's style and its noise per client do not fit together")
+        return ResolvedPlan(
+            plan=plan,
+            parties=refusals.taking_part(plan, parties),
+            dimension=whole_number("dimension", values["dimension"], 1),
+            record_noise=noise["record_noise"],
+            client_noise=noise["client_noise"],
+            limits=tuple(budget_from(limit) for limit in values["limits"]),
+        )
+    except PlanRefused:
+        raise
+    except (QuietsumError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        told = str(error) if isinstance(error, QuietsumError) else type(error).__name__
+        raise PlanRefused(f"the plan that came cannot be read ({told})") from None

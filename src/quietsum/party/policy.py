@@ -1,0 +1,294 @@
+"""A site's policy: what may be asked of its data, whoever asks.
+
+The file ``policy.toml`` lies at the site and is read there. It names the site's dataset and its public size, the units
+that must be protected, with the largest ε of one run and of a lifetime, the smallest noise and largest clip, and which
+tasks and ways of aggregation are allowed. A plan that breaks a single line is refused before anything of it runs, in
+words that both sides log. What the policy does not allow cannot be had, whatever a server sends.
+
+A policy that names units ``record`` and ``client`` wants both promised, by every plan: a plan that protects only one of
+them would release data behind the back of the other book.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
+from quietsum.ledger.encoding import label
+from quietsum.plan.charging import units
+from quietsum.privacy.guarantee import Budget
+from quietsum.privacy.units import PrivacyUnit
+
+if TYPE_CHECKING:
+    from quietsum.plan import ResolvedPlan
+
+__all__ = [
+    "MODES",
+    "AllowedTask",
+    "CoordinatorAddress",
+    "Policy",
+    "Rules",
+    "SiteDataset",
+    "SiteName",
+    "UnitPolicy",
+    "mode_of",
+]
+
+MODES = ("mean", "noisy-sum", "party-noise")
+"""How updates may be combined. ``mean``: the server sees each update, protected by the noise that the site gave its
+records. ``noisy-sum``: the server adds the noise that protects whole clients, and is trusted to. ``party-noise``: the
+site adds that noise itself."""
+LARGEST_MESSAGE = 256 * 2**20
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteName:
+    """Who this site is, and where its own books lie."""
+
+    name: str
+    ledger: str = "ledger.db"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", label("name", self.name))
+        if not self.ledger.strip():
+            raise InvalidParameter("ledger", self.ledger, "names no file", "ledger.db, say")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CoordinatorAddress:
+    """Where the coordinator is and how this site proves who it is. ``ledger`` pins the coordinator's own ledger."""
+
+    address: str
+    root_certificate: str = ""
+    node_key: str = ""
+    ledger: str = ""
+
+    def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InvalidParameter("address", self.address, "is no host with a port", 'write "server.example.org:9092"')
+        if self.ledger and (len(self.ledger) != 32 or not set(self.ledger) <= set("0123456789abcdef")):
+            raise InvalidParameter("ledger", self.ledger, "is no ledger's name", "copy it from quietsum ledger show")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteDataset:
+    """The data by the name that the site declares, and its public size. ``public`` says why nobody in it is protected.
+
+    An empty ``public`` means protected data, which needs a budget for at least one unit.
+    """
+
+    name: str
+    size: int
+    public: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", label("name", self.name))
+        object.__setattr__(self, "size", whole_number("size", self.size, 1))
+        object.__setattr__(self, "public", self.public.strip())
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnitPolicy:
+    """What one unit may cost over all runs (``epsilon`` at ``delta``), and in one (``run``), and by which noise."""
+
+    epsilon: float
+    delta: float
+    run: float | None = None
+    smallest_noise: float = 0.0
+    largest_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        positive("epsilon", self.epsilon)
+        open_probability("delta", self.delta)
+        non_negative("smallest_noise", self.smallest_noise)
+        for name in ("run", "largest_clip"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+
+    def lifetime(self, unit: PrivacyUnit) -> Budget:
+        """The budget of all runs together."""
+        return Budget(epsilon=self.epsilon, delta=self.delta, unit=unit)
+
+    @property
+    def of_a_run(self) -> float:
+        """The largest ε of one run."""
+        return self.epsilon if self.run is None else self.run
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AllowedTask:
+    """A task that may run here. A plan must state exactly these ``options``; ``here`` are added at this site."""
+
+    name: str
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    here: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Ways of aggregation, and whom the site trusts with what.
+
+    With ``trust_server_sampling`` a client's charge is amplified by the server's draw of parties, which the site cannot
+    see; without it, the charge is the plan's as if the site were asked in every round.
+    """
+
+    aggregation: tuple[str, ...] = ("mean",)
+    trust_server_sampling: bool = False
+    largest_message: int = LARGEST_MESSAGE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aggregation", tuple(self.aggregation))
+        for mode in self.aggregation:
+            if mode not in MODES:
+                raise InvalidParameter("aggregation", mode, "is unknown", f"choose among {', '.join(MODES)}")
+        whole_number("largest_message", self.largest_message, 1024)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy:
+    """All of it. ``folder`` is where relative paths begin."""
+
+    site: SiteName
+    coordinator: CoordinatorAddress
+    dataset: SiteDataset
+    tasks: tuple[AllowedTask, ...]
+    rules: Rules = dataclasses.field(default_factory=Rules)
+    record: UnitPolicy | None = None
+    person: UnitPolicy | None = None
+    client: UnitPolicy | None = None
+    folder: Path = dataclasses.field(default_factory=Path)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tasks", tuple(self.tasks))
+        if not self.tasks:
+            raise InvalidParameter("tasks", "[]", "allows nothing", 'name a task: [[tasks]] name = "heart"')
+        if not self.budgets and not self.dataset.public:
+            raise InvalidParameter(
+                "dataset", self.dataset.name, "is protected and has no budget",
+                "add [record] with epsilon and delta, or say in dataset.public why nobody in it needs protection",
+            )  # fmt: skip
+        if self.budgets and self.dataset.public:
+            raise InvalidParameter(
+                "dataset.public", self.dataset.public, "stands beside a budget",
+                "data is protected or it is not: remove one of the two",
+            )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The site's name in plans."""
+        return self.site.name
+
+    @property
+    def budgets(self) -> dict[PrivacyUnit, UnitPolicy]:
+        """What is protected, by unit."""
+        found = {PrivacyUnit.RECORD: self.record, PrivacyUnit.PERSON: self.person, PrivacyUnit.CLIENT: self.client}
+        return {unit: one for unit, one in found.items() if one is not None}
+
+    def path(self, name: str) -> Path:
+        """A path of the file, seen from where the file lies."""
+        return self.folder / name
+
+    # ------------------------------------------------------------------------------------------- the answer
+
+    def task(self, name: str, options: Mapping[str, Any]) -> AllowedTask:
+        """The allowed task, or :class:`~quietsum.errors.PlanRefused`."""
+        for allowed in self.tasks:
+            if allowed.name == name:
+                if dict(allowed.options) != dict(options):
+                    raise PlanRefused(f"the policy of {self.name} does not allow task {name!r} with these options")
+                return allowed
+        raise PlanRefused(f"the policy of {self.name} does not allow task {name!r}")
+
+    def check(self, resolved: ResolvedPlan) -> None:
+        """Raise :class:`~quietsum.errors.PlanRefused` with every line of the policy that ``resolved`` breaks.
+
+        What the plan costs is not believed here but computed, by the site's own ledger.
+        """
+        problems = list(self._problems(resolved))
+        if problems:
+            raise PlanRefused(f"the policy of {self.name} refuses: " + "; ".join(problems))
+
+    def _problems(self, resolved: ResolvedPlan) -> Iterator[str]:
+        plan, rules = resolved.plan, self.rules
+        try:
+            self.task(plan.task.name, plan.task.options)
+        except PlanRefused as refusal:
+            yield str(refusal)
+        facts = next((facts for facts in resolved.parties if facts.name == self.name), None)
+        if facts is None:
+            yield "the plan does not name this site"
+            return
+        if facts.dataset != self.dataset.name:
+            yield f"its dataset is {self.dataset.name!r}, the plan says {facts.dataset!r}"
+        if facts.size != self.dataset.size:
+            yield f"its public size is {self.dataset.size}, the plan says {facts.size}"
+        if facts.account != facts.name:
+            yield "the plan deals out the data of one holder, and a site's books are its own"
+        if plan.aggregation.secure:
+            yield "secure aggregation is not part of this version"
+        if (mode := mode_of(resolved)) not in rules.aggregation:
+            yield f"aggregation by {mode!r} is not allowed, only by {', '.join(rules.aggregation) or 'nothing'}"
+        if plan.privacy.noise != "secure" and resolved.protected:
+            yield f"privacy.noise = {plan.privacy.noise!r} is not floating-point safe"
+        yield from self._promises(resolved)
+
+    def _promises(self, resolved: ResolvedPlan) -> Iterator[str]:
+        if not resolved.protected:
+            if not self.dataset.public:
+                yield "the plan promises nothing"
+            return
+        promised = units(resolved)
+        for unit, budget in self.budgets.items():
+            if unit not in promised:
+                yield f"the plan promises nothing per {unit}"
+                continue
+            yield from self._about(resolved, unit, budget)
+        for unit in promised:
+            if unit not in self.budgets and not self.dataset.public:
+                yield f"the policy has no budget per {unit}"
+
+    def _about(self, resolved: ResolvedPlan, unit: PrivacyUnit, budget: UnitPolicy) -> Iterator[str]:
+        limit = resolved.limit_of(unit)
+        if limit is None:
+            yield f"the plan states no ε per {unit}"
+            return
+        if limit.epsilon > budget.of_a_run:
+            yield f"ε = {limit.epsilon:g} per {unit} is more than {budget.of_a_run:g} for one run"
+        if limit.delta > budget.delta:
+            yield f"δ = {limit.delta:g} per {unit} is more than {budget.delta:g}"
+        plan = resolved.plan
+        stages = [plan.stage(number) for number in range(1, plan.federation.rounds + 1)] if plan.schedule else []
+        least, widest = min([s.noise for s in stages] or [1.0]), max([s.clip for s in stages] or [1.0])
+        mechanism = (
+            resolved.joint_mechanism(least, widest)
+            if unit is PrivacyUnit.CLIENT
+            else resolved.record_mechanism(least, widest)
+        )
+        if mechanism is None:
+            yield f"the plan adds no noise per {unit}"
+            return
+        noise = float(mechanism.event().noise_multiplier)
+        if noise < budget.smallest_noise:
+            yield f"noise multiplier {noise:.6g} per {unit} is below {budget.smallest_noise:g}"
+        if budget.largest_clip is not None and mechanism.max_norm > budget.largest_clip:
+            yield f"the clip {mechanism.max_norm:g} per {unit} is above {budget.largest_clip:g}"
+        if budget.largest_clip is not None and unit is PrivacyUnit.CLIENT and resolved.adaptive is not None:
+            yield f"the clip per {unit} adapts, and the policy bounds it by {budget.largest_clip:g}"
+
+
+def mode_of(resolved: ResolvedPlan) -> str:
+    """How the plan combines updates, in the words of a policy."""
+    if not resolved.client_level:
+        return "mean"
+    return "party-noise" if resolved.noise_at_party else "noisy-sum"

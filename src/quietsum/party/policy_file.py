@@ -1,0 +1,142 @@
+"""``policy.toml``: which keys there are and what they mean. What follows from them is :mod:`quietsum.party.policy`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from quietsum.party import policy as values
+from quietsum.plan.problems import keys_of, read_toml, value_of
+from quietsum.plan.tables import Table
+
+__all__ = ["EXAMPLE", "PolicyTable", "load_policy", "policy_keys"]
+
+Positive = Annotated[float, Field(gt=0)]
+Delta = Annotated[float, Field(gt=0, lt=1)]
+_NEW = "write a fresh one with: quietsum party new policy.toml"
+
+
+class SiteTable(Table):
+    """Who this site is."""
+
+    value = values.SiteName
+    name: str = Field(min_length=1, description="The site's name in plans.")
+    ledger: str = Field(default="ledger.db", description="The file of the site's own ledger, beside this file.")
+
+
+class CoordinatorTable(Table):
+    """Where the coordinator is."""
+
+    value = values.CoordinatorAddress
+    address: str = Field(description='Host and port of its SuperLink, "server.example.org:9092".')
+    root_certificate: str = Field(default="", description="The certificate that its own is signed with, a PEM file.")
+    node_key: str = Field(default="", description="This site's private key, which the coordinator has registered.")
+    ledger: str = Field(default="", description="The name of the coordinator's ledger; unsaid, the first one counts.")
+
+
+class DatasetTable(Table):
+    """The data."""
+
+    value = values.SiteDataset
+    name: str = Field(min_length=1, description="The dataset's declared name; budgets are kept under it.")
+    size: int = Field(ge=1, description="Its declared size, which is public.")
+    public: str = Field(default="", description="Why nobody in it needs protection; leave it out for protected data.")
+
+
+class TaskTable(Table):
+    """A task that may run here."""
+
+    value = values.AllowedTask
+    name: str = Field(min_length=1, description='A task\'s name, or "my_module:MyTask".')
+    options: dict[str, Any] = Field(default={}, description="The options that the plan must state.")
+    here: dict[str, Any] = Field(default={}, description="Options that this site adds, paths for instance.")
+
+
+class RulesTable(Table):
+    """Aggregation and trust."""
+
+    value = values.Rules
+    aggregation: list[Literal["mean", "noisy-sum", "party-noise"]] = Field(
+        default=["mean"], description="Ways of aggregation that are allowed."
+    )
+    trust_server_sampling: bool = Field(
+        default=False, description="Whether the server's draw of parties makes a client's charge smaller."
+    )
+    largest_message: int = Field(
+        default=values.LARGEST_MESSAGE, ge=1024, description="Messages of more bytes are not read."
+    )
+
+
+class UnitTable(Table):
+    """What one unit may cost."""
+
+    value = values.UnitPolicy
+    epsilon: Positive = Field(description="The largest ε of all runs together.")
+    delta: Delta = Field(description="The δ that belongs to it.")
+    run: Positive | None = Field(default=None, description="The largest ε of one run; that of all runs if unsaid.")
+    smallest_noise: float = Field(default=0.0, ge=0, description="The smallest noise multiplier.")
+    largest_clip: Positive | None = Field(default=None, description="The largest clip.")
+
+
+class PolicyTable(Table):
+    """A site's policy."""
+
+    value = values.Policy
+    site: SiteTable = Field(description="Who this site is.")
+    coordinator: CoordinatorTable = Field(description="Where the coordinator is.")
+    dataset: DatasetTable = Field(description="The data.")
+    tasks: list[TaskTable] = Field(min_length=1, description="What may be learned from it.")
+    rules: RulesTable = Field(default=RulesTable(), description="Aggregation and trust.")
+    record: UnitTable | None = Field(default=None, description="What a record may cost.")
+    person: UnitTable | None = Field(default=None, description="What a person may cost.")
+    client: UnitTable | None = Field(default=None, description="What this site as a whole may cost.")
+
+
+def load_policy(path: str | os.PathLike[str]) -> values.Policy:
+    """The policy in the file at ``path``; all its problems are told at once."""
+    where = os.fspath(path)
+    found: values.Policy = value_of(PolicyTable, read_toml(path, "policy.toml", _NEW), where=where, remedy=_NEW)
+    return dataclasses.replace(found, folder=Path(path).absolute().parent)
+
+
+def policy_keys() -> dict[str, str]:
+    """Every key of ``policy.toml`` by its full path, with its meaning."""
+    return keys_of(PolicyTable)
+
+
+EXAMPLE = """\
+# What may be asked of this site's data, whoever asks. Check it with:
+#   quietsum party check {path}
+
+[site]
+name = "{name}"
+ledger = "ledger.db"                # this site's own books; back them up
+
+[coordinator]
+address = "{address}"
+root_certificate = "ca.crt"
+node_key = "node.key"
+
+[dataset]
+name = "{dataset}"
+size = {size}                          # declared and public
+
+[[tasks]]
+name = "{task}"
+
+[rules]
+aggregation = ["mean"]              # also "noisy-sum", "party-noise"
+trust_server_sampling = false
+
+[record]                            # what one record may cost
+epsilon = 8.0                       # over all runs together
+delta = 1e-5
+run = 3.0                           # in one run
+smallest_noise = 0.5
+largest_clip = 1.0
+"""
+"""A policy to begin with."""

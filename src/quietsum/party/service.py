@@ -1,0 +1,333 @@
+"""A site at work: it reads a request, asks its policy and its own books, and only then its data.
+
+:meth:`SiteService.answer` takes bytes and returns bytes, so any carrier will do. In this order, and no other: is the
+message whole and signed; is it from the coordinator this site works for; are both ledgers still what they were; does
+the policy allow the plan; does it fit the site's own books; is it new. Then the charge is reserved on disk, then data
+is touched, then the charge is committed on disk, then the update leaves. A server may ask, and this is
+all the code that answers. Nothing that comes is ever executed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import numpy as np
+
+from quietsum.errors import (
+    BudgetExhausted,
+    CorruptState,
+    DataMissing,
+    InvalidParameter,
+    LedgerBroken,
+    PlanRefused,
+    QuietsumError,
+)
+from quietsum.failpoints import reach
+from quietsum.ledger import Ledger, StoreFailed
+from quietsum.ledger.encoding import label
+from quietsum.ledger.witnesses import check_succession
+from quietsum.mechanisms.rng import system_randomness
+from quietsum.party import wire
+from quietsum.party.books import SiteBooks, resolved_from
+from quietsum.party.work import AnsweredBefore, Site, Task, TooLate, rehearse
+
+if TYPE_CHECKING:
+    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.party.policy import Policy
+    from quietsum.plan import Plan, ResolvedPlan
+
+__all__ = ["SiteService", "identity_message"]
+
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+NodeSigns = Callable[[bytes], bytes]
+"""A signature of the site's node key, by which the coordinator knows it."""
+
+
+def identity_message(request: str, party: str, public_key: str) -> bytes:
+    """What a node key signs: that it answers this request, under this name, with this ledger."""
+    return f"quietsum-node-1\n{request}\n{party}\n{public_key}".encode()
+
+
+class _Refused(QuietsumError):
+    """The site says no, and has not touched its data."""
+
+
+@final
+class _Enrolled:
+    """A run that this process works for."""
+
+    def __init__(self, resolved: ResolvedPlan, site: Site) -> None:
+        self.resolved, self.site = resolved, site
+        self.answered: tuple[tuple[int, int, str], bytes] | None = None
+
+
+@final
+class SiteService:
+    """One site.
+
+    Guarantees: data is touched only for a plan that the policy allows, after its charge is on disk in the site's own
+    ledger, and nothing leaves before that charge is committed there. A request is known by (run, round, attempt, hash
+    of the model): delivered twice, it gets the same bytes or none (rule 10). Events are reported, no ε. Nothing of what
+    comes makes this raise; what fails is told by its kind alone, since a failure may depend on data.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        *,
+        node_key: NodeSigns | None = None,
+        rng: RandomSource | None = None,
+        task: Callable[[Plan], Task] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.policy, self.books = policy, SiteBooks(policy, ledger)
+        self._ledger, self._node_key, self._clock = ledger, node_key, clock
+        self._rng, self._task = rng or system_randomness(), task or self._own_task
+        self._runs: dict[tuple[str, str], _Enrolled] = {}
+        self._session = secrets.token_hex(8)
+
+    def answer(self, content: bytes) -> bytes:
+        """The reply to one message, whatever it is."""
+        try:
+            letter = wire.read(content, most=self.policy.rules.largest_message)
+        except wire.Unreadable as error:
+            log.warning("a message was left unread: %s", error)
+            return self._written("unreadable", {"reason": str(error)})
+        try:
+            return self._answered(letter)
+        except _Refused as refusal:
+            log.warning("%s refused: %s", letter.kind, refusal)
+            return self._reply(letter, "refused", {"reason": str(refusal)})
+        except LedgerBroken as error:
+            log.error("nothing is done any more until the ledger is in order: %s", error)
+            return self._reply(letter, "refused", {"reason": "its own ledger is not in order"})
+        except StoreFailed as error:
+            log.error("refused, since the ledger takes no entry: %s", error)
+            return self._reply(letter, "refused", {"reason": "its ledger could not be written"})
+        except Exception as error:  # ours, and nobody's business elsewhere
+            log.exception("a %s could not be answered", letter.kind)
+            return self._reply(letter, "lost", {"reason": f"its work failed ({type(error).__name__})"})
+
+    def _answered(self, letter: wire.Letter) -> bytes:
+        self._check_coordinator(letter)
+        match letter.kind:
+            case "hello":
+                return self._hello(letter)
+            case "enrol":
+                return self._enrol(letter)
+            case "train":
+                return self._train(letter)
+            case "farewell":
+                return self._farewell(letter)
+        raise _Refused(f"a message of kind {letter.kind[:40]!r} is unknown here")
+
+    # ------------------------------------------------------------------------------------------ who speaks
+
+    def _check_coordinator(self, letter: wire.Letter) -> None:
+        """It is the one coordinator of this site, and neither ledger has gone back behind what the other has kept."""
+        told, pinned = letter.sender.ledger, self.policy.coordinator.ledger
+        known = (pinned,) if pinned else self.books.coordinators()
+        if known and told not in known:
+            raise _Refused(
+                f"it works for the coordinator whose ledger is {known[0]}, not {told}; the site's policy "
+                "names it under coordinator.ledger"
+            )
+        if (ours := letter.knows) is not None:
+            if ours.ledger != self._ledger.identity.ledger:
+                raise LedgerBroken(
+                    f"is another one than this site had ({ours.ledger}), says a head that the coordinator has kept",
+                    remedy="put the site's own ledger back; a new one has forgotten what was spent",
+                )
+            if not self._ledger.contains(ours.head):
+                raise LedgerBroken(
+                    "does not contain a head that it signed and the coordinator has kept: it was cut, rewritten, or an "
+                    "older copy was put back",
+                    at=ours.head.sequence,
+                    remedy="restore the newest copy, and serve nobody until then",
+                )
+        if letter.kind != "hello":  # a greeting may have been overtaken by what was sent after it
+            try:
+                last = self.books.last_seen_in(self._run_of(letter), told)
+                check_succession("the coordinator", last, letter.sender)
+            except CorruptState as error:
+                raise _Refused(str(error)) from None
+
+    def _hello(self, letter: wire.Letter) -> bytes:
+        body = {"party": self.policy.name, "session": self._session, "signature": ""}
+        if self._node_key is not None:
+            message = identity_message(letter.digest, self.policy.name, self._ledger.identity.public_key)
+            body["signature"] = self._node_key(message).hex()
+        return self._reply(letter, "here", body)
+
+    # --------------------------------------------------------------------------------------------- enrolling
+
+    def _enrol(self, letter: wire.Letter) -> bytes:
+        run = self._run_of(letter)
+        resolved = self._allowed(lambda: resolved_from(letter.body["resolved"]))
+        try:
+            self._begin(run, letter.sender.ledger, resolved)
+            self.books.enrol(run, resolved, letter.sender)
+        except BudgetExhausted as error:
+            log.warning("%s: %s", run, error)
+            raise _Refused("its budget does not allow this plan") from None
+        except PlanRefused as error:
+            raise _Refused(str(error)) from None
+        reach("party:before-enrolled-reply")
+        return self._reply(letter, "enrolled", {"plan": resolved.plan.digest})
+
+    def _begin(self, run: str, coordinator: str, resolved: ResolvedPlan) -> _Enrolled:
+        """Ask the policy, make the task and try it on made-up records; all before anything is charged."""
+        self.policy.check(resolved)
+        try:
+            task = self._task(resolved.plan)
+            if task.dimension != resolved.dimension:
+                raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
+            rehearse(task, resolved, self.policy.name)
+        except PlanRefused:
+            raise
+        except (Exception, SystemExit) as error:
+            log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
+            raise PlanRefused(f"its task cannot run here ({type(error).__name__})") from None
+        limit = resolved.plan.federation.deadline
+        site = Site(
+            self.policy.name,
+            task=task,
+            resolved=resolved,
+            rng=self._rng,
+            deadline=math.inf if limit is None else limit,
+            clock=self._clock,
+        )
+        found = self._runs[run, coordinator] = _Enrolled(resolved, site)
+        return found
+
+    def _own_task(self, plan: Plan) -> Task:
+        """The plan's task with this site's own options: where its files are is nobody else's business."""
+        from quietsum.tasks import task_of
+
+        here = self.policy.task(plan.task.name, plan.task.options).here
+        options = {**plan.task.options, **here}
+        return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def _train(self, letter: wire.Letter) -> bytes:
+        run, coordinator = self._run_of(letter), letter.sender.ledger
+        number, attempt = (_whole(letter.body, name) for name in ("round", "attempt"))
+        enrolled = self._enrolled(run, coordinator)
+        resolved = enrolled.resolved
+        if letter.body.get("plan") != resolved.plan.digest:
+            raise _Refused("the request belongs to another plan than the one that this site has enrolled with")
+        if number > resolved.plan.federation.rounds:
+            raise _Refused(f"the plan has {resolved.plan.federation.rounds} rounds, this is round {number}")
+        params = letter.vector
+        if params is None or params.shape != (resolved.dimension,) or not np.isfinite(params).all():
+            raise _Refused(f"the model that came is not {resolved.dimension} finite numbers")
+        model = hashlib.sha256(params.tobytes()).hexdigest()
+        if enrolled.answered is not None and enrolled.answered[0] == (number, attempt, model):
+            return enrolled.answered[1]
+        if self.books.answered(run, coordinator, number, attempt):
+            log.warning("round %d, attempt %d of %s came again, and is answered once", number, attempt, run)
+            return self._reply(letter, "lost", {"reason": "this attempt, or a later one, was answered before"})
+        self._allowed(lambda: self.policy.check(resolved))
+        try:
+            reach("party:before-reserve")
+            receipt, charges = self.books.reserve(run, resolved, number, attempt, letter.sender)
+        except BudgetExhausted as error:
+            log.warning("%s: %s", run, error)
+            raise _Refused("its budget is spent") from None
+        except (PlanRefused, InvalidParameter, CorruptState) as error:
+            raise _Refused(str(error)) from None
+        reach("party:reserved")
+        try:
+            delta = enrolled.site.answer((run, number, attempt, model), params)
+        except (Exception, SystemExit) as error:  # data may have been touched: charged, and told by its kind alone
+            log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
+            return self._reply(letter, "lost", {"reason": _kind(error)})
+        reach("party:before-commit")
+        try:
+            self._ledger.commit(receipt)
+        except StoreFailed as error:
+            log.error("the update stays here, since its charge could not be committed: %s", error)
+            return self._reply(letter, "lost", {"reason": "its ledger could not be written"})
+        reach("party:committed")
+        body = {"round": number, "attempt": attempt, "charges": [charge.to_dict() for charge in charges]}
+        reply = self._reply(letter, "update", body, delta)
+        enrolled.answered = (number, attempt, model), reply
+        reach("party:before-reply")
+        return reply
+
+    def _enrolled(self, run: str, coordinator: str) -> _Enrolled:
+        """The run as this process knows it; after a restart, as the ledger does."""
+        found = self._runs.get((run, coordinator))
+        if found is not None:
+            return found
+        if not self.books.knows(run, coordinator):
+            raise _Refused("the site has not enrolled in this run")
+        return self._allowed(lambda: self._begin(run, coordinator, self.books.resolved(run, coordinator)))
+
+    def _farewell(self, letter: wire.Letter) -> bytes:
+        run = self._run_of(letter)
+        if self.books.knows(run, letter.sender.ledger):
+            self.books.note(run, letter.sender)
+        self._runs.pop((run, letter.sender.ledger), None)
+        return self._reply(letter, "noted", {})
+
+    # ---------------------------------------------------------------------------------------------- small things
+
+    @staticmethod
+    def _allowed(ask: Callable[[], Found]) -> Found:
+        try:
+            return ask()
+        except PlanRefused as refusal:
+            raise _Refused(str(refusal)) from None
+
+    @staticmethod
+    def _run_of(letter: wire.Letter) -> str:
+        try:
+            return label("run", letter.body.get("run"))
+        except InvalidParameter:
+            raise _Refused("the message names no run") from None
+
+    def _reply(
+        self, letter: wire.Letter, kind: str, body: Mapping[str, Any], vector: np.ndarray[Any, Any] | None = None
+    ) -> bytes:
+        return self._written(kind, body, letter, vector)
+
+    def _written(
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        letter: wire.Letter | None = None,
+        vector: np.ndarray[Any, Any] | None = None,
+    ) -> bytes:
+        knows = None if letter is None else self.books.last_seen(letter.sender.ledger)
+        answers = "" if letter is None else letter.digest
+        return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector)[0]
+
+
+def _whole(body: Mapping[str, Any], name: str) -> int:
+    value = body.get(name)
+    if type(value) is not int or value < 1:
+        raise _Refused(f"the message names no {name}")
+    return value
+
+
+def _kind(error: BaseException) -> str:
+    match error:
+        case AnsweredBefore():
+            return "this attempt, or a later one, was answered before"
+        case TooLate():
+            return "it had not finished by the deadline"
+        case DataMissing():
+            return "it has no data"
+    return f"its work failed ({type(error).__name__})"
