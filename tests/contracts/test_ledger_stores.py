@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from ledger.postgres import server
 from quietsum.contracts import LedgerStoreContract
+from quietsum.ledger.postgres import PostgresStore
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.store import LedgerStore, MemoryStore, Row
 
@@ -28,6 +30,15 @@ class TestSqliteStore(LedgerStoreContract):
     def again(self, store: LedgerStore) -> LedgerStore | None:
         assert isinstance(store, SqliteStore)
         return SqliteStore(store.path)
+
+
+class TestPostgresStore(LedgerStoreContract):
+    def make(self) -> LedgerStore:
+        self.address = server().schema()
+        return PostgresStore(self.address, create=True)
+
+    def again(self, store: LedgerStore) -> LedgerStore | None:
+        return PostgresStore(self.address)
 
 
 # ------------------------------------------------------------------------------ stores that break the contract

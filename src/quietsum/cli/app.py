@@ -17,13 +17,17 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from quietsum.cli.across import superlink
 from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
 from quietsum.cli.datasets import datasets
 from quietsum.cli.explain import explain
+from quietsum.cli.keys import app as keys
 from quietsum.cli.ledger import app as ledger
 from quietsum.cli.new import new
+from quietsum.cli.party import app as party
 from quietsum.cli.plan import plan
+from quietsum.cli.receipts import receipts
 from quietsum.cli.run import run
 from quietsum.cli.runs import compare, runs, show
 from quietsum.cli.selfcheck import selfcheck
@@ -144,7 +148,8 @@ def quietsum(
     """
 
 
-TRAIN, LOOK, ACCOUNT = "Train", "Look", "Account"
+TRAIN, ACROSS, LOOK, ACCOUNT = "Train", "Across machines", "Look", "Account"
+ledger.command()(receipts)
 
 app.command(rich_help_panel=TRAIN)(new)
 app.command(rich_help_panel=TRAIN)(plan)
@@ -152,6 +157,9 @@ app.command(rich_help_panel=TRAIN)(run)
 app.command(rich_help_panel=TRAIN)(train)
 app.command(rich_help_panel=TRAIN)(tradeoff)
 app.command(rich_help_panel=TRAIN)(selfcheck)
+app.add_typer(party, name="party", rich_help_panel=ACROSS)
+app.add_typer(keys, name="keys", rich_help_panel=ACROSS)
+app.command(rich_help_panel=ACROSS)(superlink)
 app.command(rich_help_panel=LOOK)(datasets)
 app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)

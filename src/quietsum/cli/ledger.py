@@ -1,7 +1,8 @@
 """``quietsum ledger``: what was spent, whether it is true, and what may still be spent.
 
 ``show`` and ``verify`` only read and need no key, so a copy of the file is enough. ``raise`` and ``declare-public`` are
-decisions of the data's owner; each needs a reason, which stays in the ledger.
+decisions of the data's owner; each needs a reason, which stays in the ledger. ``move`` takes a ledger to a server that
+several coordinators share.
 """
 
 from __future__ import annotations
@@ -58,6 +59,15 @@ UnitOption = Annotated[PrivacyUnit, typer.Option("--unit", metavar="UNIT", help=
 LifetimeDeltaOption = Annotated[
     float | None,
     typer.Option("--delta", metavar="δ", help="For a dataset's first budget only; it then stays.", show_default=False),
+]
+ToOption = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="ADDRESS",
+        help="postgresql://user@host/database, without a password (schema quietsum, or ?schema=name); or sqlite.",
+        show_default=False,
+    ),
 ]
 
 
@@ -311,6 +321,33 @@ def export(
         return
     print(f"wrote   {entries} entries, {withheld} of them without their body")
     print_next(["ledger", "verify", "--export", file])
+
+
+@app.command()
+def move(to: ToOption, workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> None:
+    """Move the ledger to a PostgreSQL server that several coordinators share, or back.
+
+    It is verified first. After a crash the same command again ends what was begun.
+    """
+    from quietsum.ledger.moving import move_to_postgres, move_to_sqlite
+
+    path = ledger_path(workspace)
+    back, anchors = to == "sqlite", _kept_by_runs(path)
+    moved = move_to_sqlite(path, anchors=anchors) if back else move_to_postgres(path, to, anchors=anchors)
+    head = moved.found.head
+    if as_json:
+        print_json(
+            {"place": moved.place, "kept": str(moved.kept), "entries": moved.found.entries, "head": head.to_dict()}
+        )
+        return
+    print(f"moved   {moved.found.entries} entries, verified before and compared after")
+    print(f"head    entry {head.sequence}, {head.hash[:16]}…")
+    if back:
+        print(f"kept    {moved.kept.name}; what is on the server is sealed for good")
+    else:
+        print(f"kept    {moved.kept.name}, read-only and sealed")
+        print(f"others  give each coordinator {path.name}.url and {path.name}.key, nothing else")
+    print_next(["ledger", "verify", *_where(workspace)])
 
 
 @app.command(name="raise")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import dataclasses
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli import options as opt
+from quietsum.cli.across import InsecureOption, KeysOption, ListenOption, SuperLinkOption, WaitOption, flower
+from quietsum.cli.logs import watch_log
 from quietsum.cli.output import print_next
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
+    from quietsum.federation.remote import RemoteFederation
     from quietsum.federation.watch import Watcher
     from quietsum.runs.folder import RunFolder, Workspace
+    from quietsum.runs.mlflow import MlflowWatcher
     from quietsum.runs.run import RunResult
 
 __all__ = ["run"]
@@ -29,9 +33,15 @@ ResumeOption = Annotated[
     typer.Option("--resume", metavar="RUN", help="Go on with this run; latest is the newest.", show_default=False),
 ]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="What to call the run.")]
-OnOption = Annotated[str, typer.Option("--on", metavar="WHERE", help="local: all parties on this machine.")]
+OnOption = Annotated[
+    str, typer.Option("--on", metavar="WHERE", help="local: all parties on this machine; flower: sites elsewhere.")
+]
 WorkersOption = Annotated[
     int, typer.Option("--workers", metavar="N", help="Processes that share the parties of a round.")
+]
+MlflowOption = Annotated[
+    str | None,
+    typer.Option("--mlflow", metavar="URI", help="Also write the run to this MLflow store.", show_default=False),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="Where torch models train: cpu or cuda.")]
 MOST_WORKERS = 256
@@ -45,6 +55,12 @@ def run(
     on: OnOption = "local",
     workers: WorkersOption = 1,
     device: DeviceOption = "cpu",
+    mlflow: MlflowOption = None,
+    keys: KeysOption = None,
+    listen: ListenOption = None,
+    superlink: SuperLinkOption = None,
+    wait: WaitOption = 120.0,
+    insecure: InsecureOption = False,
     workspace: opt.WorkspaceOption = None,
     verbose: opt.VerboseOption = 0,
     as_json: opt.JsonOption = False,
@@ -59,8 +75,12 @@ def run(
     from quietsum.runs.folder import Workspace
     from quietsum.runs.progress import JsonLines, Progress
 
-    if on != "local":
-        raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local")
+    if on not in ("local", "flower"):
+        raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local or --on flower")
+    if on == "local" and (keys or listen or superlink or insecure):
+        raise InvalidParameter("on", on, "asks nobody elsewhere", "say --on flower, or leave --keys and --listen out")
+    if on == "flower" and workers > 1:
+        raise InvalidParameter("workers", workers, "are for parties of this machine", "leave --workers out")
     if (plan is None) == (resume is None):
         raise InvalidParameter(
             "plan", plan, "and --resume are alternatives", "quietsum run run.toml, or quietsum run --resume latest"
@@ -77,69 +97,84 @@ def run(
     place = Workspace.at(workspace)
     progress = Progress()
     watcher = JsonLines(sys.stdout) if as_json else progress
-    try:
-        if resume is not None:
-            result = _resumed(place, resume, watcher, as_json, workers, device)
-        else:
-            result = _started(place, str(plan), name, watcher, as_json, workers, device)
-    finally:
-        progress.stop()
-    return _finish(result, place, workspace, as_json)
+    with _tracking(mlflow) as tracker:  # closed after the report is written, so that it is sent too
+        try:
+            how = _How(quiet=as_json, workers=workers, device=device, tracker=tracker)
+            with contextlib.ExitStack() as stack:
+                if on == "flower":
+                    sites = flower(
+                        keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
+                        insecure=insecure, quiet=as_json,
+                    )  # fmt: skip
+                    how = dataclasses.replace(how, federation=stack.enter_context(sites))
+                if resume is not None:
+                    result = _resumed(place, resume, watcher, how)
+                else:
+                    result = _started(place, str(plan), name, watcher, how)
+        finally:
+            progress.stop()
+        return _finish(result, place, workspace, as_json)
 
 
-def watch_log(verbose: int) -> None:
-    """Log lines of quietsum on stderr: warnings, with -v what happens, with -vv everything."""
-    logger = logging.getLogger("quietsum")
-    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logger.setLevel(level)
-    for old in [handler for handler in logger.handlers if isinstance(handler, _ToStderr)]:
-        logger.removeHandler(old)
-    handler = _ToStderr()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.addHandler(handler)
+def _tracking(uri: str | None) -> contextlib.AbstractContextManager[MlflowWatcher | None]:
+    if uri is None:
+        return contextlib.nullcontext()
+    from quietsum.runs.mlflow import MlflowWatcher
+
+    return MlflowWatcher(uri)
 
 
-class _ToStderr(logging.StreamHandler[Any]):
-    """Ours, so that a second command in one process replaces it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _How:
+    """How a run is made: by which processes or sites, and who else is told."""
+
+    quiet: bool
+    workers: int
+    device: str
+    tracker: MlflowWatcher | None
+    federation: RemoteFederation | None = None
 
 
-def _started(
-    place: Workspace, path: str, name: str | None, watcher: Watcher, quiet: bool, workers: int, device: str
-) -> RunResult:
+def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, how: _How) -> RunResult:
     from quietsum.plan import load_plan, resolve
     from quietsum.runs.run import start
     from quietsum.tasks import task_of
 
     loaded = load_plan(path)
-    task = task_of(loaded, device=device)
-    if not quiet:
+    task = task_of(loaded, device=how.device)
+    if not how.quiet:
         _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
     with contextlib.ExitStack() as stack:
-        watchers = _Watching(watcher, stack)
+        watchers = _Watching(watcher, stack, how.tracker)
         return start(
-            loaded, workspace=place, name=name, watchers=[watchers], task=task, workers=workers, opened=watchers.opened
-        )
+            loaded, workspace=place, name=name, watchers=[watchers], task=task, workers=how.workers,
+            federation=how.federation, opened=watchers.opened,
+        )  # fmt: skip
 
 
-def _resumed(place: Workspace, name: str, watcher: Watcher, quiet: bool, workers: int, device: str) -> RunResult:
+def _resumed(place: Workspace, name: str, watcher: Watcher, how: _How) -> RunResult:
     from quietsum.runs.run import resume
     from quietsum.tasks import task_of
 
     folder = place.find(name)
-    task = task_of(folder.plan(), device=device)
-    if not quiet:
+    task = task_of(folder.plan(), device=how.device)
+    if not how.quiet:
         print(f"run {folder.run} goes on after its last checkpoint")
     with contextlib.ExitStack() as stack:
-        watchers = _Watching(watcher, stack)
-        return resume(folder, workspace=place, watchers=[watchers], task=task, workers=workers, opened=watchers.opened)
+        watchers = _Watching(watcher, stack, how.tracker)
+        return resume(
+            folder, workspace=place, watchers=[watchers], task=task, workers=how.workers, federation=how.federation,
+            opened=watchers.opened,
+        )  # fmt: skip
 
 
 class _Watching:
-    """The watcher on the screen, and once there is a run folder, the files in it."""
+    """The watcher on the screen, and once there is a run folder, the files in it and the tracking store."""
 
-    def __init__(self, first: Watcher, stack: contextlib.ExitStack) -> None:
+    def __init__(self, first: Watcher, stack: contextlib.ExitStack, tracker: MlflowWatcher | None) -> None:
         self._watchers: list[Watcher] = [first]
         self._stack = stack
+        self._tracker = tracker
 
     def opened(self, folder: RunFolder) -> None:
         from quietsum.runs.progress import JsonLines
@@ -147,6 +182,9 @@ class _Watching:
 
         self._watchers.append(self._stack.enter_context(JsonLines(folder.path / "events.jsonl")))
         self._watchers.append(self._stack.enter_context(Recorder(folder.path / "run.db")))
+        if self._tracker is not None:
+            self._tracker.opened(folder)
+            self._watchers.append(self._tracker)
 
     def saw(self, event: Any) -> None:
         for watcher in self._watchers:

@@ -52,11 +52,10 @@ Vector = NDArray[np.float64]
 @final
 @dataclasses.dataclass(kw_only=True)
 class _Known:
-    """A site that has answered a greeting: where it is, its process, and its ledger's newest head."""
+    """A site that has answered a greeting: where it is, and its process."""
 
     node: str
     session: str
-    testimony: Testimony
     enrolled: bool = False
 
 
@@ -126,10 +125,11 @@ class RemoteFederation:
             self._greet(dict.fromkeys(waiting))
             for name in waiting:
                 self._go_on(None, name, left)
-            for arrival in self._transport.arrived(min(_NAP, left)):
+            for arrival in self._arrived(min(_NAP, left)):
                 found = self._take(arrival)
                 if found is not None and isinstance(found.reply, Refusal | Lost):
                     refused[found.party] = found.reply.reason
+        self._forget("enrol")  # a round begins with it again
         for name, reason in refused.items():
             log.warning("site %s refuses: %s", name, reason)
         missing = [name for name in names if name not in refused and not self._enrolled(name)]
@@ -144,6 +144,21 @@ class RemoteFederation:
                 + "; ".join(told)
                 + (". Is `quietsum party serve` running there, and can it reach this machine?" if missing else "")
             )
+
+    def _forget(self, *kinds: str) -> None:
+        """No longer wait for replies to messages of these kinds."""
+        for message in [message for message, sent in self._sent.items() if sent.kind in kinds]:
+            self._sent.pop(message)
+            self._transport.forget(message)
+
+    def _arrived(self, wait: float) -> Sequence[Arrival]:
+        """What the carrier has; a carrier that fails for a while loses time, and no round."""
+        try:
+            return self._transport.arrived(wait)
+        except QuietsumError as error:
+            log.info("the carrier does not answer: %s", error)
+            time.sleep(wait)
+            return ()
 
     def _enrolled(self, name: str) -> bool:
         return name in self._known and self._known[name].enrolled
@@ -175,7 +190,7 @@ class RemoteFederation:
         end = self._clock() + _FAREWELL
         try:
             while waiting & self._sent.keys() and self._clock() < end:
-                for arrival in self._transport.arrived(_NAP):
+                for arrival in self._arrived(_NAP):
                     self._take(arrival)
             self._ledger.witness(self._run, self.testimonies())
         except LedgerBroken:
@@ -210,14 +225,12 @@ class RemoteFederation:
             for name in list(waiting):
                 self._go_on(asking, name, left)
             reach("remote:waiting")
-            for arrival in self._transport.arrived(min(_NAP, left)):
+            for arrival in self._arrived(min(_NAP, left)):
                 found = self._take(arrival, asking)
                 if found is not None and found.party in waiting:
                     del waiting[found.party]
                     yield found.reply
-        for message in [message for message, sent in self._sent.items() if sent.kind in ("enrol", "train")]:
-            self._sent.pop(message)
-            self._transport.forget(message)
+        self._forget("enrol", "train")
         for name in waiting:
             why = "" if name in self._known else "; it was not there"
             yield Lost(party=name, reason=f"it had not replied by the deadline of {limit:g} s{why}")
@@ -310,6 +323,8 @@ class RemoteFederation:
             return _lost(sent, "its reply did not arrive") if sent.kind == "train" else None
         try:
             letter = wire.read(arrival.content, most=self._most)
+            if letter.kind == "unreadable" and not letter.answers:
+                raise wire.Unreadable(f"it could not read the {sent.kind}: {_reason(letter)}")
             if letter.answers != sent.digest:
                 raise wire.Unreadable("it answers another request")
             self._check_ours(letter)
@@ -334,8 +349,6 @@ class RemoteFederation:
             )
 
     def _heard(self, letter: wire.Letter, sent: _Sent, asking: _Asking | None) -> Reply | None:
-        if letter.kind == "unreadable":
-            raise wire.Unreadable(f"it could not read the {sent.kind}: {_reason(letter)}")
         if sent.kind == "hello":
             if letter.kind == "refused":
                 log.warning("node %s refuses: %s", sent.node, _reason(letter))
@@ -380,7 +393,7 @@ class RemoteFederation:
         if letter.kind != "here" or not isinstance(party, str) or not isinstance(session, str):
             raise wire.Unreadable("it is no answer to a greeting")
         if party not in self.registered():
-            log.info("node %s is %s, which is not in this plan", sent.node, party[:60])
+            log.info("node %s is %r, which is not in this plan", sent.node, party[:60])
             return
         if self._roster is not None:
             message = identity_message(sent.digest, party, letter.sender.public_key)
@@ -390,14 +403,13 @@ class RemoteFederation:
                 genuine = False
             if not genuine:
                 raise wire.Unreadable(f"node {sent.node} says that it is {party}, and its node key does not")
-        check_succession(party, self._heads.get(party), letter.sender)
         known = self._known.get(party)
         if known is not None and (known.node, known.session) == (sent.node, session):
-            known.testimony = letter.sender
-            return
+            return  # it may have been overtaken by what was sent after it
+        check_succession(party, self._heads.get(party), letter.sender)
         log.info("site %s is there (node %s)", party, sent.node)
         self._heads[party] = letter.sender
-        self._known[party] = _Known(node=sent.node, session=session, testimony=letter.sender)
+        self._known[party] = _Known(node=sent.node, session=session)
 
 
 @final
@@ -423,5 +435,7 @@ def _lost(sent: _Sent, reason: str) -> _Found:
 
 
 def _reason(letter: wire.Letter) -> str:
+    """Why, in one line that a log can hold: what came is somebody else's text."""
     found = letter.body.get("reason")
-    return found[:500] if isinstance(found, str) and found.strip() else "no reason given"
+    words = found[:500] if isinstance(found, str) else ""
+    return "".join(sign if sign.isprintable() else " " for sign in words).strip() or "no reason given"

@@ -21,15 +21,14 @@ from typing import Any, Self, final
 
 from quietsum import failpoints
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger import keys
+from quietsum.ledger import keys, places
 from quietsum.ledger.encoding import head_message
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Head, Kind, check_link, ledger_name, make_row
 from quietsum.ledger.marks import Mark
-from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.state import FORMAT, State
 from quietsum.ledger.store import LedgerStore, StoreFailed
 
-__all__ = ["Additions", "Clock", "Journal", "system_clock"]
+__all__ = ["Additions", "Clock", "Journal", "first_key", "system_clock"]
 
 Clock = Callable[[], datetime.datetime]
 
@@ -62,19 +61,19 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, create: bool, read_only: bool, clock: Clock) -> Self:
-        """The ledger in a SQLite file with its key beside it."""
-        mark = Mark(path)
-        if create and not read_only and not path.exists():
-            for left in (keys.key_path(path), mark.path):
-                if left.exists():
-                    raise _lost(path, left)
-        store = SqliteStore(path, create=create and not read_only, read_only=read_only)
+        """The ledger in a SQLite file, or where the file beside it points, with its key here."""
+        mark, create = Mark(path), create and not read_only
+        if create and not places.exists(path):
+            _require_nothing_left(path)
+        store = places.open_store(path, create=create, read_only=read_only)
         try:
-            if create and not read_only and store.head() is None:
+            if create and store.head() is None:
+                if not path.exists():  # a server's tables that are empty, with a key that says they were not
+                    _require_nothing_left(path)
                 _begin_file(store, path, clock)
             if read_only:
                 return cls(store, None, clock, mark)
-            public_key = _first_key(store)
+            public_key = first_key(store)
             keys.settle_key(path, public_key)
             journal = cls(store, keys.load_key(path, public_key), clock, mark)
             mark.advance(journal.head())
@@ -211,7 +210,7 @@ class Additions:
 # ------------------------------------------------------------------------------------------- beginnings
 
 
-def _begin_file(store: SqliteStore, path: Path, clock: Clock) -> None:
+def _begin_file(store: LedgerStore, path: Path, clock: Clock) -> None:
     """Key, genesis entry, then the key's final name: a crash anywhere leaves nothing, or a ledger that opens."""
     with store.transaction():
         if store.head() is not None:  # another process was quicker
@@ -227,7 +226,7 @@ def _begin_file(store: SqliteStore, path: Path, clock: Clock) -> None:
     failpoints.reach("ledger.create:after-sync")
 
 
-def _first_key(store: LedgerStore) -> str:
+def first_key(store: LedgerStore) -> str:
     """The public key that the genesis entry names, where that entry is in order."""
     row = next(iter(store.rows(1)), None)
     if row is None:
@@ -251,6 +250,13 @@ def _sign(key: keys.SigningKey, sequence: int, hash: str) -> str:
 
 def _stamp(clock: Clock) -> str:
     return clock().astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _require_nothing_left(path: Path) -> None:
+    """A key or a mark without its ledger: there was one, so a new one is not begun."""
+    for left in (keys.key_path(path), Mark(path).path):
+        if left.exists():
+            raise _lost(path, left)
 
 
 def _lost(path: Path, left: Path) -> LedgerBroken:

@@ -47,6 +47,7 @@ CREATE TRIGGER entries_follow_each_other BEFORE INSERT ON entries
     BEGIN SELECT RAISE(ABORT, 'a ledger is append-only: an entry follows the last one'); END;
 """
 
+_SEAL, _SEALED = "entries_go_on_elsewhere", "a ledger is append-only: this one was moved to "
 _RESTORE = "restore it from a copy; never begin a new ledger for the same data, it would forget what was spent"
 
 
@@ -224,6 +225,20 @@ class SqliteStore:
                 return
             yield from map(Row._make, found)
             start = found[-1][0] + 1
+
+    # ------------------------------------------------------------------------------------------- moving
+
+    def seal(self, place: str) -> None:
+        """Inside a transaction: refuse every further row, whoever has the file open. It goes on at ``place``."""
+        with self._lock, self._translated():
+            text = f"{_SEALED}{place}".replace("'", "''")
+            self._run(f"CREATE TRIGGER {_SEAL} BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, '{text}'); END")
+
+    def sealed(self) -> str | None:
+        """Where the ledger goes on; None where it was not sealed."""
+        with self._lock, self._translated():
+            found = self._run("SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = ?", (_SEAL,)).fetchone()
+        return None if found is None else str(found[0]).split(_SEALED)[1].removesuffix("'); END").replace("''", "'")
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""

@@ -21,8 +21,8 @@ from quietsum.errors import LedgerBroken
 from quietsum.ledger.encoding import is_canonical
 from quietsum.ledger.entries import RESTORE, Entry, Head, Kind, check_link, ledger_name
 from quietsum.ledger.marks import Mark
+from quietsum.ledger.places import open_store
 from quietsum.ledger.spending import Prices
-from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.state import State
 from quietsum.ledger.store import Row
 
@@ -177,11 +177,11 @@ def verify_rows(
 def verify_file(
     path: str | os.PathLike[str], *, anchors: Iterable[Head] = (), every_signature: bool = False
 ) -> Verification:
-    """Check the ledger in a SQLite file, in one pass, without its key and without changing it.
+    """Check the ledger of a workspace, in one pass, without its key and without changing it.
 
     Where a high-water mark lies beside it, the ledger must contain that head.
     """
-    store = SqliteStore(path, read_only=True)
+    store = open_store(Path(path), read_only=True)
     try:
         mark = Mark(Path(path)).read()
         return verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)

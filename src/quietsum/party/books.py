@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import PlanRefused
 from quietsum.failpoints import reach
-from quietsum.ledger import Charge, Dataset, Ledger, Receipt, Testimony
+from quietsum.ledger import Charge, Dataset, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
 from quietsum.plan.charging import charge, span, units
 from quietsum.plan.values import SamplingPlan
@@ -67,6 +67,7 @@ class SiteBooks:
 
     def __init__(self, policy: Policy, ledger: Ledger) -> None:
         self.policy, self.ledger = policy, ledger
+        self._coordinators: dict[str, object] = {}
 
     def enrol(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> Receipt | None:
         """Open the run, and reserve and commit what the whole plan costs this client. A second time changes nothing.
@@ -76,7 +77,7 @@ class SiteBooks:
         """
         name, whole = name_in_books(run, coordinator.ledger), enrolled_units(resolved)
         planned = self._planned(resolved)
-        terms = resolved.terms()
+        self.check_lifetimes()
         reach("party:before-open")
         self.ledger.open_run(
             name,
@@ -86,10 +87,10 @@ class SiteBooks:
                 "federation": {"rounds": resolved.plan.federation.rounds},
                 "resolved": resolved_to(resolved),
             },
-            terms=dataclasses.replace(terms, limits=self._limits(terms.limits), enrolled=whole),
+            terms=self._terms(resolved),
             planned=planned,
             datasets=[self._dataset()],
-            lifetimes=[budget.lifetime(unit) for unit, budget in self.policy.budgets.items()],
+            lifetimes=self._lifetimes(),
         )
         reach("party:opened")
         if not whole or self.ledger.next_attempt(name, 0) > 1:
@@ -100,6 +101,31 @@ class SiteBooks:
         reach("party:enrolled")
         self.ledger.commit(receipt)
         return receipt
+
+    def rehearse(self, resolved: ResolvedPlan) -> None:
+        """Raise what :meth:`enrol` would raise in a new run; nothing is written."""
+        self.check_lifetimes()
+        self.ledger.would_open(
+            "a plan that is only looked at",
+            terms=self._terms(resolved),
+            planned=self._planned(resolved),
+            datasets=[self._dataset()],
+            lifetimes=self._lifetimes(),
+            rounds=resolved.plan.federation.rounds,
+        )
+
+    def check_lifetimes(self) -> None:
+        """A ledger's budget never goes down: where the policy has since become stricter, nothing runs at all."""
+        for book in self.ledger.lifetime():
+            allowed = self.policy.budgets.get(book.unit)
+            if book.budget is None or book.dataset != self.policy.dataset.name or allowed is None:
+                continue
+            if allowed.epsilon < book.budget.epsilon or allowed.delta != book.budget.delta:
+                raise PlanRefused(
+                    f"the ledger's lifetime of ε = {book.budget.epsilon:g} per {book.unit} at δ = "
+                    f"{book.budget.delta:g} does not fit the policy's ε = {allowed.epsilon:g} per {book.unit} at δ = "
+                    f"{allowed.delta:g}"
+                )
 
     def knows(self, run: str, coordinator: str) -> bool:
         """Whether the site has enrolled in this run."""
@@ -114,11 +140,14 @@ class SiteBooks:
         self, run: str, resolved: ResolvedPlan, number: int, attempt: int, coordinator: Testimony
     ) -> tuple[Receipt, tuple[Charge, ...]]:
         """Reserve one attempt before any data is touched; BudgetExhausted where it does not fit."""
+        name = name_in_books(run, coordinator.ledger)
+        if enrolled_units(resolved):  # paid for as a whole, so nothing but this count ends it
+            used = sum(known.attempts - 1 for known in self.ledger.runs() if known.run == name)
+            if used >= resolved.attempts:
+                raise PlanRefused(f"the plan has {resolved.attempts} attempts, and this site was asked for all of them")
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
-        receipt = self.ledger.reserve(
-            name_in_books(run, coordinator.ledger), number, attempt, charges, seen=self._seen(run, coordinator)
-        )
+        receipt = self.ledger.reserve(name, number, attempt, charges, seen=self._seen(run, coordinator))
         return receipt, charges
 
     def note(self, run: str, coordinator: Testimony) -> None:
@@ -133,8 +162,12 @@ class SiteBooks:
         return resolved_from(entry.body["plan"]["resolved"])
 
     def coordinators(self) -> tuple[str, ...]:
-        """The ledgers of all coordinators that this site has worked for."""
-        return tuple(dict.fromkeys(told.ledger for told in self.ledger.witnessed().values()))
+        """The ledgers of all coordinators in whose runs this site has enrolled, the first one first."""
+        for known in self.ledger.runs():
+            if known.run not in self._coordinators:
+                plan = next(self.ledger.entries(known.sequence)).body["plan"]
+                self._coordinators[known.run] = plan.get("coordinator")
+        return tuple(dict.fromkeys(name for name in self._coordinators.values() if isinstance(name, str)))
 
     def last_seen(self, coordinator: str) -> Testimony | None:
         """The newest head of that coordinator's ledger that this site has kept."""
@@ -154,6 +187,13 @@ class SiteBooks:
             charge(trusted if unit in enrolled_units(resolved) else resolved, name, unit, over)
             for unit in units(resolved)
         )
+
+    def _terms(self, resolved: ResolvedPlan) -> Terms:
+        terms = resolved.terms()
+        return dataclasses.replace(terms, limits=self._limits(terms.limits), enrolled=enrolled_units(resolved))
+
+    def _lifetimes(self) -> list[Budget]:
+        return [budget.lifetime(unit) for unit, budget in self.policy.budgets.items()]
 
     def _limits(self, limits: Sequence[Budget]) -> tuple[Budget, ...]:
         """The plan's own limits; per client, without trust in the server's draw, the policy's for one run."""

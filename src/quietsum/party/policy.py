@@ -204,11 +204,10 @@ class Policy:
     def task(self, name: str, options: Mapping[str, Any]) -> AllowedTask:
         """The allowed task, or :class:`~quietsum.errors.PlanRefused`."""
         for allowed in self.tasks:
-            if allowed.name == name:
-                if dict(allowed.options) != dict(options):
-                    raise PlanRefused(f"the policy of {self.name} does not allow task {name!r} with these options")
+            if allowed.name == name and dict(allowed.options) == dict(options):
                 return allowed
-        raise PlanRefused(f"the policy of {self.name} does not allow task {name!r}")
+        known = " with these options" if any(allowed.name == name for allowed in self.tasks) else ""
+        raise PlanRefused(f"the policy of {self.name} does not allow task {name!r}{known}")
 
     def check(self, resolved: ResolvedPlan) -> None:
         """Raise :class:`~quietsum.errors.PlanRefused` with every line of the policy that ``resolved`` breaks.
@@ -268,7 +267,7 @@ class Policy:
         if limit.delta > budget.delta:
             yield f"δ = {limit.delta:g} per {unit} is more than {budget.delta:g}"
         plan = resolved.plan
-        stages = [plan.stage(number) for number in range(1, plan.federation.rounds + 1)] if plan.schedule else []
+        stages = plan.schedule  # they add up to the plan's rounds, or the plan is refused
         least, widest = min([s.noise for s in stages] or [1.0]), max([s.clip for s in stages] or [1.0])
         mechanism = (
             resolved.joint_mechanism(least, widest)

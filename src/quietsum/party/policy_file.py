@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quietsum.party import policy as values
-from quietsum.plan.problems import keys_of, read_toml, value_of
+from quietsum.plan.problems import keys_of, parse_toml, read_toml, value_of
 from quietsum.plan.tables import Table
 
-__all__ = ["EXAMPLE", "PolicyTable", "load_policy", "policy_keys"]
+__all__ = ["EXAMPLE", "PolicyTable", "load_policy", "parse_policy", "policy_keys"]
 
 Positive = Annotated[float, Field(gt=0)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
@@ -101,6 +101,12 @@ def load_policy(path: str | os.PathLike[str]) -> values.Policy:
     where = os.fspath(path)
     found: values.Policy = value_of(PolicyTable, read_toml(path, "policy.toml", _NEW), where=where, remedy=_NEW)
     return dataclasses.replace(found, folder=Path(path).absolute().parent)
+
+
+def parse_policy(text: str, where: str) -> values.Policy:
+    """The policy in a text; ``where`` stands in front of its problems."""
+    found: values.Policy = value_of(PolicyTable, parse_toml(text, where, _NEW), where=where, remedy=_NEW)
+    return found
 
 
 def policy_keys() -> dict[str, str]:

@@ -23,7 +23,6 @@ import numpy as np
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
-    DataMissing,
     InvalidParameter,
     LedgerBroken,
     PlanRefused,
@@ -35,8 +34,8 @@ from quietsum.ledger.encoding import label
 from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
-from quietsum.party.books import SiteBooks, resolved_from
-from quietsum.party.work import AnsweredBefore, Site, Task, TooLate, rehearse
+from quietsum.party.books import SiteBooks, name_in_books, resolved_from
+from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate, rehearse
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
@@ -106,7 +105,7 @@ class SiteService:
         try:
             return self._answered(letter)
         except _Refused as refusal:
-            log.warning("%s refused: %s", letter.kind, refusal)
+            log.warning("%r refused: %s", letter.kind[:40], refusal)
             return self._reply(letter, "refused", {"reason": str(refusal)})
         except LedgerBroken as error:
             log.error("nothing is done any more until the ledger is in order: %s", error)
@@ -173,21 +172,26 @@ class SiteService:
 
     def _enrol(self, letter: wire.Letter) -> bytes:
         run = self._run_of(letter)
-        resolved = self._allowed(lambda: resolved_from(letter.body["resolved"]))
+        resolved = self._allowed(lambda: resolved_from(letter.body.get("resolved", {})))
         try:
-            self._begin(run, letter.sender.ledger, resolved)
+            enrolled = self._begin(resolved)
             self.books.enrol(run, resolved, letter.sender)
         except BudgetExhausted as error:
             log.warning("%s: %s", run, error)
             raise _Refused("its budget does not allow this plan") from None
-        except PlanRefused as error:
+        except (LedgerBroken, StoreFailed):
+            raise
+        except QuietsumError as error:  # no data was touched yet, so whatever is wrong with the plan is a refusal
             raise _Refused(str(error)) from None
+        self._runs.setdefault((run, letter.sender.ledger), enrolled)  # only what the books hold, and never another plan
+        log.info("enrolled in %s: task %s", run, resolved.plan.task.name)
         reach("party:before-enrolled-reply")
         return self._reply(letter, "enrolled", {"plan": resolved.plan.digest})
 
-    def _begin(self, run: str, coordinator: str, resolved: ResolvedPlan) -> _Enrolled:
+    def _begin(self, resolved: ResolvedPlan) -> _Enrolled:
         """Ask the policy, make the task and try it on made-up records; all before anything is charged."""
         self.policy.check(resolved)
+        self.books.check_lifetimes()
         try:
             task = self._task(resolved.plan)
             if task.dimension != resolved.dimension:
@@ -207,8 +211,7 @@ class SiteService:
             deadline=math.inf if limit is None else limit,
             clock=self._clock,
         )
-        found = self._runs[run, coordinator] = _Enrolled(resolved, site)
-        return found
+        return _Enrolled(resolved, site)
 
     def _own_task(self, plan: Plan) -> Task:
         """The plan's task with this site's own options: where its files are is nobody else's business."""
@@ -263,6 +266,7 @@ class SiteService:
         body = {"round": number, "attempt": attempt, "charges": [charge.to_dict() for charge in charges]}
         reply = self._reply(letter, "update", body, delta)
         enrolled.answered = (number, attempt, model), reply
+        log.info("round %d, attempt %d of %s: charged, and the update leaves", number, attempt, run)
         reach("party:before-reply")
         return reply
 
@@ -273,7 +277,9 @@ class SiteService:
             return found
         if not self.books.knows(run, coordinator):
             raise _Refused("the site has not enrolled in this run")
-        return self._allowed(lambda: self._begin(run, coordinator, self.books.resolved(run, coordinator)))
+        found = self._allowed(lambda: self._begin(self.books.resolved(run, coordinator)))
+        self._runs[run, coordinator] = found
+        return found
 
     def _farewell(self, letter: wire.Letter) -> bytes:
         run = self._run_of(letter)
@@ -294,7 +300,9 @@ class SiteService:
     @staticmethod
     def _run_of(letter: wire.Letter) -> str:
         try:
-            return label("run", letter.body.get("run"))
+            run = label("run", letter.body.get("run"))
+            name_in_books(run, letter.sender.ledger)  # which is longer
+            return run
         except InvalidParameter:
             raise _Refused("the message names no run") from None
 
@@ -328,6 +336,6 @@ def _kind(error: BaseException) -> str:
             return "this attempt, or a later one, was answered before"
         case TooLate():
             return "it had not finished by the deadline"
-        case DataMissing():
+        case NotTouched():
             return "it has no data"
     return f"its work failed ({type(error).__name__})"

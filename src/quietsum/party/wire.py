@@ -35,7 +35,8 @@ __all__ = ["LARGEST_HEADER", "PROTOCOL", "Letter", "Signs", "Unreadable", "read"
 PROTOCOL = 1
 """Both sides speak one version; another one is refused by name."""
 MAGIC = b"QSUM1\n"
-LARGEST_HEADER = 8 * 2**20
+LARGEST_HEADER = 2**20
+"""A plan with ten thousand sites fits. Plain JSON may grow almost thirtyfold while it is read, so this bounds memory."""
 SIGNATURE = 64
 _FIELDS = {"protocol", "kind", "id", "answers", "sender", "knows", "vector", "length", "body"}
 _LENGTH = struct.Struct(">I")
@@ -124,7 +125,7 @@ def read(content: bytes, *, most: int) -> Letter:
     except (ValueError, RecursionError):
         raise Unreadable("its header is not canonical JSON") from None
     if values.get("protocol") != PROTOCOL or type(values.get("protocol")) is not int:
-        shown = str(values.get("protocol"))[:20]
+        shown = ascii(values.get("protocol"))[:20]
         raise Unreadable(f"it speaks version {shown} of the protocol, this side {PROTOCOL}; use the same quietsum")
     if set(values) != _FIELDS or not isinstance(values["body"], dict):
         raise Unreadable("its header has other fields than a message")
@@ -175,4 +176,7 @@ def _vector(raw: memoryview, stated: object, length: object) -> Vector | None:
         return None
     if hashlib.sha256(raw).hexdigest() != stated or len(raw) % 8:
         raise Unreadable("its numbers are not those that were signed")
-    return np.frombuffer(bytes(raw), dtype="<f8").astype(np.float64)
+    vector = np.frombuffer(raw, dtype="<f8").astype(np.float64)
+    if not np.isfinite(vector).all():
+        raise Unreadable("its numbers are not all finite")
+    return vector

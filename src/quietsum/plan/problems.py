@@ -101,7 +101,7 @@ def _build(table: Table, path: str, problems: list[str]) -> Any:
     """The frozen value that ``table`` mirrors; what the value itself refuses is added to ``problems``."""
     from quietsum.plan.tables import Table
 
-    fields = {}
+    fields, told = {}, len(problems)
     for name in type(table).model_fields:
         field = getattr(table, name)
         if isinstance(field, Table):
@@ -110,8 +110,8 @@ def _build(table: Table, path: str, problems: list[str]) -> Any:
             parts = enumerate(field)
             field = tuple(_build(item, f"{path}{name}[{index}].", problems) for index, item in parts)
         fields[name] = field
-    if any(item is None for field in fields.values() if isinstance(field, tuple) for item in field):
-        return None  # a stage that its value refuses; its problem is told
+    if len(problems) > told:
+        return None  # a part that its value refuses; its problem is told
     try:
         return table.value(**fields)
     except InvalidParameter as error:

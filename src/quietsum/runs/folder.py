@@ -138,6 +138,7 @@ class Workspace:
             "ledger": head.ledger, "sequence": head.sequence,
         }  # fmt: skip
         try:
+            shutil.rmtree(draft, ignore_errors=True)  # of a dead process with our number: in containers, 1
             (draft / "checkpoints").mkdir(parents=True)
             write_atomically(draft / "plan.toml", plan.to_toml().encode())
             write_atomically(draft / "run.json", json.dumps(about, indent=2).encode() + b"\n")

@@ -1,0 +1,271 @@
+"""``quietsum party``: a site that takes part, by its own policy and with its own books."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli import options as opt
+from quietsum.cli.across import require_flower
+from quietsum.cli.output import console, figure, print_json, print_next
+
+if TYPE_CHECKING:
+    from quietsum.party.policy import Policy
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="party",
+    help="A site: its policy, its own books, its part in rounds.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+PolicyOption = Annotated[Path, typer.Option("--policy", metavar="POLICY.TOML", help="What may be asked of this site.")]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure-loopback", help="No TLS, for a trial on one machine; refused elsewhere.")
+]
+PlanOption = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="RUN.TOML", help="Say whether this plan would be taken.", show_default=False),
+]
+_DEFAULT = Path("policy.toml")
+ADMISSION = 10.0
+"""Seconds in which a key that the coordinator does not know is tried again."""
+
+
+@app.command()
+def new(
+    path: Annotated[Path, typer.Argument(metavar="POLICY.TOML", help="The file to write.")] = _DEFAULT,
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The site's name in plans.")] = "Basel",
+    address: Annotated[
+        str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where the coordinator is.")
+    ] = "fl.example.org:9092",
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help="A task that may run here.")] = "heart",
+    dataset: Annotated[str, typer.Option("--dataset", metavar="NAME", help="The dataset's name.")] = "my-dataset",
+    size: Annotated[int, typer.Option("--size", metavar="N", help="Its declared size, public.")] = 1000,
+) -> None:
+    """Write a policy to begin with.
+
+    Example: quietsum party new policy.toml --name Basel --size 303
+    """
+    from quietsum.errors import InvalidParameter
+    from quietsum.party.policy_file import EXAMPLE, parse_policy
+
+    values = {"name": name, "address": address, "task": task, "dataset": dataset, "size": size}
+    text = EXAMPLE.format(path=path, **values)
+    parse_policy(text, str(path))
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise InvalidParameter("path", str(path), "exists", "choose another name; nothing is overwritten") from None
+    print(f"wrote {path}; read it line by line, it decides what this site gives away")
+    print_next(["party", "check", str(path)])
+
+
+@app.command()
+def check(
+    path: Annotated[Path, typer.Argument(metavar="POLICY.TOML", help="The policy.")] = _DEFAULT,
+    plan: PlanOption = None,
+    as_json: opt.JsonOption = False,
+) -> int:
+    """Read a policy, and say whether a plan would be taken.
+
+    Example: quietsum party check policy.toml --plan run.toml
+    """
+    from quietsum.errors import QuietsumError
+    from quietsum.party.policy_file import load_policy
+
+    policy = load_policy(path)
+    problem = ""
+    if plan is not None:
+        from quietsum.plan import load_plan, resolve
+        from quietsum.tasks import task_of
+
+        loaded = load_plan(plan)
+        task = task_of(loaded)
+        resolved = resolve(loaded, task.parties(), task.dimension)
+        try:
+            policy.check(resolved)
+            _fits(policy, resolved)
+        except QuietsumError as refusal:
+            problem = str(refusal)
+    if as_json:
+        print_json({"site": policy.name, "plan": None if plan is None else str(plan), "refused": problem})
+        return 2 if problem else 0
+    _introduce(policy)
+    if problem:
+        print(textwrap.fill(f"error: {problem}", 80), file=sys.stderr)
+        return 2
+    if plan is not None:
+        print(f"{plan} would be taken")
+    print_next(["party", "serve", "--policy", str(path)])
+    return 0
+
+
+def _fits(policy: Policy, resolved: Any) -> None:
+    """Whether the site's books have room: tried on a copy in memory, nothing is written."""
+    from quietsum.ledger import Ledger, MemoryStore
+    from quietsum.ledger.keys import SigningKey
+    from quietsum.ledger.places import exists
+    from quietsum.party.books import SiteBooks
+
+    place = policy.path(policy.site.ledger)
+    if not exists(place):
+        SiteBooks(policy, Ledger.begin(MemoryStore(), SigningKey.generate())).rehearse(resolved)
+        return
+    with Ledger.open(place, read_only=True) as ledger:
+        SiteBooks(policy, ledger).rehearse(resolved)
+
+
+@app.command()
+def serve(
+    policy: PolicyOption = _DEFAULT,
+    insecure: InsecureOption = False,
+    verbose: opt.VerboseOption = 0,
+) -> None:
+    """Take part: answer a coordinator by the policy, until Ctrl-C or SIGTERM.
+
+    Example: quietsum party serve --policy policy.toml
+
+    The site calls out only and opens no port. Whatever the coordinator sends,
+    no code of it is run here, and no plan that the policy refuses.
+    """
+    from quietsum.cli.logs import watch_log
+    from quietsum.errors import InvalidParameter
+    from quietsum.party.policy_file import load_policy
+
+    watch_log(verbose + 1)  # who asked, and what was refused, is what a site wants to see
+    loaded = load_policy(policy)
+    require_flower()
+    from quietsum.federation.flower.node import NodeRefused, serve_node
+    from quietsum.federation.identities import signing_with
+    from quietsum.ledger import Ledger
+    from quietsum.party.service import SiteService
+    from quietsum.party.status import status_of
+
+    coordinator = loaded.coordinator
+    if not coordinator.node_key:
+        raise InvalidParameter(
+            "coordinator.node_key", "", "is missing", "make one with quietsum keys node, and have it admitted"
+        )
+    if not coordinator.root_certificate and not insecure:
+        raise InvalidParameter(
+            "coordinator.root_certificate", "", "is missing", "take ca.crt from whoever runs the coordinator"
+        )
+    key = loaded.path(coordinator.node_key)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with Ledger.open(loaded.path(loaded.site.ledger), create=True) as ledger:
+        _introduce(loaded)
+        for warning in status_of(loaded, ledger)["warnings"]:
+            print(textwrap.fill(f"warning: {warning}", 80))
+        print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)
+        answer, begun = SiteService(loaded, ledger, node_key=signing_with(key)).answer, time.monotonic()
+        while True:
+            try:
+                serve_node(
+                    answer,
+                    address=coordinator.address,
+                    root_certificate=None if insecure else loaded.path(coordinator.root_certificate),
+                    node_key=key,
+                    insecure=insecure,
+                    stop=stop,
+                    limit=loaded.rules.largest_message,
+                )
+                break
+            except NodeRefused as refusal:  # a coordinator that starts at the same time reads its roster a moment later
+                if time.monotonic() - begun > ADMISSION or stop.is_set():
+                    raise
+                logging.getLogger(__name__).warning("%s; trying again", refusal)
+                stop.wait(2.0)
+    print("ended; the ledger is closed")
+    print_next(["party", "status", "--policy", str(policy)])
+
+
+@app.command()
+def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> None:
+    """Show what this site has spent, for whom and when.
+
+    Example: quietsum party status --policy policy.toml
+    """
+    from quietsum.ledger import Ledger
+    from quietsum.party.policy_file import load_policy
+    from quietsum.party.status import status_of
+
+    loaded = load_policy(policy)
+    with Ledger.open(loaded.path(loaded.site.ledger), read_only=True) as ledger:
+        values = status_of(loaded, ledger)
+    if as_json:
+        print_json(values)
+        return
+    _introduce(loaded)
+    _print_budgets(values)
+    _print_runs(values)
+    for warning in values["warnings"]:
+        print(textwrap.fill(f"warning: {warning}", 80))
+    print_next(["ledger", "verify", "--workspace", str(loaded.path(loaded.site.ledger).parent)])
+
+
+def _introduce(policy: Policy) -> None:
+    data = policy.dataset
+    print(textwrap.fill(f"{policy.name}: dataset {data.name}, {data.size:,} records (declared)", 80))
+    if data.public:
+        print(textwrap.fill(f"nobody in it is protected: {data.public}", 80))
+    for unit, allowed in policy.budgets.items():
+        text = f"  per {unit}: ε ≤ {allowed.epsilon:g} over all runs at δ = {allowed.delta:g}"
+        print(f"{text}, ≤ {allowed.of_a_run:g} in one")
+    print(textwrap.fill(f"  tasks: {', '.join(task.name for task in policy.tasks)}", 80, subsequent_indent="    "))
+    trusted = "amplified by the server's draw" if policy.rules.trust_server_sampling else "without amplification"
+    if "client" in policy.budgets:
+        print(f"  the site as a whole is charged {trusted}")
+
+
+def _print_budgets(values: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    if not values["budgets"]:
+        return
+    table = Table(box=None, pad_edge=False, title="spent over all runs", title_justify="left")
+    for name in ("per", "ε spent", "of", "δ", "plans"):
+        table.add_column(name, justify="left" if name == "per" else "right")
+    for line in values["budgets"]:
+        table.add_row(
+            line["unit"],
+            figure(line["spent_epsilon"]),
+            f"{line['epsilon']:g}",
+            f"{line['delta']:g}",
+            str(line["plans"]),
+        )
+    print()
+    console().print(table)
+
+
+def _print_runs(values: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    if not values["runs"]:
+        print("\nno run has been enrolled in yet")
+        return
+    table = Table(box=None, pad_edge=False, title="runs", title_justify="left")
+    for name in ("run", "for", "since", "last", "asked", "left"):
+        table.add_column(name, justify="right" if name in ("asked", "left") else "left", overflow="fold")
+    for line in values["runs"]:
+        since, last = (line[name][:16].replace("T", " ") for name in ("enrolled", "last"))
+        table.add_row(line["run"], line["coordinator"][:12], since, last, str(line["reserved"]), str(line["committed"]))
+    print()
+    console().print(table)
+    for line in values["runs"]:
+        for spent in line["spent"]:
+            text = f"{line['run']}: ε = {figure(spent['epsilon'])} per {spent['unit']} at δ = {spent['delta']:g}"
+            print(textwrap.fill(text, 80))

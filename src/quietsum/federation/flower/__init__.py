@@ -1,0 +1,15 @@
+"""Flower as a carrier of bytes, and as nothing else.
+
+Flower's SuperLink brings what is tedious to build and easy to get wrong: TLS, registered node keys, sites that only
+ever call out, a queue that survives a restart. Its way of running code, its sampling, its aggregation and its privacy
+code stay unused: a site never fetches or runs what a server sends, and a coordinator is an ordinary process.
+
+- :mod:`.adapter` is the one file that knows Flower's insides; one pinned version, one contract test;
+- :mod:`.parcel` cuts content into the objects that a SuperLink keeps;
+- :mod:`.gate` stands between the world and a SuperLink;
+- :mod:`.superlink` starts and ends a SuperLink and holds its register of keys;
+- :mod:`.coordinator` is the coordinator's end, a :class:`quietsum.federation.transport.Transport`;
+- :mod:`.node` is a site's end: the process of a site *is* the node.
+
+Nothing here is imported before somebody asks for Flower, so nobody without it notices.
+"""

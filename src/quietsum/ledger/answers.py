@@ -1,0 +1,59 @@
+"""What a PostgreSQL server's refusals mean for a ledger, and what to do about each.
+
+Each says whether anything was recorded. Messages hold the server's own first line and the ledger's place, never the
+statement or what was sent with it.
+"""
+
+from __future__ import annotations
+
+from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.ledger.store import StoreFailed
+
+__all__ = ["lesson_of", "words_of"]
+
+RESTORE_DATABASE = (
+    "restore the database from a backup; never begin a new ledger for the same data, it would forget what was spent"
+)
+
+
+def words_of(error: BaseException) -> str:
+    """The server's words in one line, without the statement or anything that was sent."""
+    diagnosis = getattr(error, "diag", None)
+    text = getattr(diagnosis, "message_primary", None) or str(error)
+    return " ".join(text.split())
+
+
+def lesson_of(error: Exception, name: str, *, operational: bool) -> QuietsumError:
+    """The error that a user sees for one of libpq's, by its SQLSTATE."""
+    text, state = words_of(error), getattr(error, "sqlstate", None) or ""
+    if "append-only" in text:
+        return StoreFailed(f"{text} (in {name}); nothing was recorded")
+    if state in ("XX001", "XX002"):
+        return LedgerBroken(f"in {name} is damaged ({text})", remedy=RESTORE_DATABASE)
+    if state in ("42P01", "3F000", "42703"):
+        return LedgerBroken(f"in {name} has lost its tables ({text})", remedy=RESTORE_DATABASE)
+    if state == "55P03":
+        return StoreFailed(
+            f"another coordinator has been writing to {name} for too long ({text}); nothing was recorded: "
+            "wait for it, or find out why it hangs, and try again"
+        )
+    if state in ("40001", "40P01", "23505"):
+        return StoreFailed(
+            f"somebody wrote to {name} without waiting for their turn ({text}); nothing was recorded: try again"
+        )
+    if state in ("53100", "53200", "58030"):
+        return StoreFailed(
+            f"the server took no more for {name} ({text}); nothing was recorded, so nothing may be sent: "
+            "make room there and run the same command again"
+        )
+    if state in ("42501", "25006"):
+        return StoreFailed(
+            f"{name} may not be written or read by this role, or is a standby ({text}); nothing was recorded: "
+            "see docs/how-to/shared-ledger.md for the rights that a ledger needs"
+        )
+    if operational:
+        return StoreFailed(
+            f"{name} does not answer, or ended the connection ({text}); nothing was recorded, so nothing may be sent: "
+            "see that the server runs and lets you in, and run the same command again"
+        )
+    return StoreFailed(f"{name} refused to work ({text}); nothing was recorded")

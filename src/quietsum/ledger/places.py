@@ -1,0 +1,94 @@
+"""Where the rows of a workspace's ledger are: in the file itself, or where the file beside it points.
+
+``ledger.db`` is a ledger. ``ledger.db.url`` says in one line that the ledger is on a PostgreSQL server; key and
+high-water mark stay beside it, on every coordinator's machine. Both at once would be two books for the same data, so
+neither is opened then: that is also what an interrupted move looks like, until it is repeated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.ledger.keys import sync_folder
+from quietsum.ledger.sqlite import SqliteStore
+from quietsum.ledger.store import LedgerStore, StoreFailed
+
+__all__ = ["exists", "moved_path", "open_store", "read_url", "url_path", "write_durably", "write_url"]
+
+
+def url_path(ledger: Path) -> Path:
+    """``ledger.db`` → ``ledger.db.url``."""
+    return ledger.with_name(ledger.name + ".url")
+
+
+def moved_path(ledger: Path) -> Path:
+    """``ledger.db`` → ``ledger.db.moved``: what a move leaves behind, never opened as a ledger again."""
+    return ledger.with_name(ledger.name + ".moved")
+
+
+def exists(ledger: Path) -> bool:
+    """Whether there is a ledger here, in a file or on a server."""
+    return ledger.exists() or url_path(ledger).exists()
+
+
+def open_store(ledger: Path, *, create: bool = False, read_only: bool = False) -> LedgerStore:
+    """The store of the ledger at this place. Guarantees: where two could be meant, none is opened."""
+    url = read_url(ledger)
+    if url is None:
+        if create and moved_path(ledger).exists() and not ledger.exists():
+            raise LedgerBroken(
+                f"was moved away from {ledger}, and {url_path(ledger)}, which says where to, is gone",
+                remedy="put that file back; a new ledger would forget what was spent",
+            )
+        return SqliteStore(ledger, create=create, read_only=read_only)
+    if ledger.exists():
+        raise LedgerBroken(
+            f"is there twice: {ledger} and {url_path(ledger)}. A move was interrupted, or one of them is a stray",
+            remedy="run the same `quietsum ledger move` again, which ends it; nothing is written until then",
+        )
+    from quietsum.ledger.postgres import PostgresStore
+
+    return PostgresStore(url, create=create, read_only=read_only)
+
+
+def read_url(ledger: Path) -> str | None:
+    """The address in ``ledger.db.url``; None where there is no such file."""
+    path = url_path(ledger)
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise QuietsumError(f"{path} cannot be read ({type(error).__name__}); check its owner and contents") from None
+    if not text:
+        raise QuietsumError(f"{path} is empty; write the address of the ledger's database into it, in one line")
+    return text
+
+
+def write_url(ledger: Path, address: str) -> None:
+    """Point ``ledger.db.url`` at a server."""
+    write_durably(url_path(ledger), address.strip())
+
+
+def write_durably(path: Path, line: str) -> None:
+    """A file of one line, on disk when this returns, there as a whole or not at all."""
+    name = ""
+    try:
+        handle, name = tempfile.mkstemp(prefix=path.name, suffix=".draft", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+        name = ""
+    except OSError as error:
+        raise StoreFailed(f"{path} cannot be written: {error.strerror}; make room, and run the move again") from None
+    finally:
+        if name:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+    sync_folder(path.parent)

@@ -1,0 +1,186 @@
+"""What goes to an MLflow store, piece by piece, and how each piece is written there so that a second try does no harm.
+
+Only this file imports ``mlflow``, and only when something is sent. A piece that was written and whose answer was lost
+is written again: the run is found by its tags, a metric with the same round and time is the same metric, a parameter
+with the same value stays, a file replaces itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from quietsum.runs.atomic import NoRoom, write_atomically
+
+__all__ = ["Ending", "File", "Opening", "Piece", "Round", "Store"]
+
+BATCH = 100
+"""MLflow takes at most so many parameters and tags at once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Something to send."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opening(Piece):
+    """A run begins or goes on."""
+
+    folder: Path
+    run: str
+    ledger: str
+    experiment: str
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round(Piece):
+    """The numbers of one round; ``time`` in milliseconds."""
+
+    round: int
+    time: int
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class File(Piece):
+    """A file to keep beside the run."""
+
+    path: Path
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ending(Piece):
+    """How the run ended."""
+
+    status: str
+    tags: Mapping[str, str]
+
+
+@final
+class Store:
+    """One run in one MLflow store."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._client: Any = None
+        self._run = ""
+
+    def send(self, pieces: Sequence[Piece]) -> None:
+        """Write ``pieces``: one, or several rounds. Blocks as long as the store does, and raises what it raises."""
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        if self._client is None:
+            self._client = MlflowClient(tracking_uri=self._uri)
+        match pieces[0]:
+            case Opening() as opening:
+                self._run = self._open(opening)
+            case File(path=path):
+                self._client.log_artifact(self._run, str(path))
+            case Ending(status=status, tags=tags):
+                self._tag(tags)
+                self._client.set_terminated(self._run, status=status)
+            case _:
+                rounds = [piece for piece in pieces if isinstance(piece, Round)]
+                metrics = [
+                    Metric(name, value, one.time, one.round) for one in rounds for name, value in one.metrics.items()
+                ]
+                for start in range(0, len(metrics), BATCH):
+                    self._client.log_batch(self._run, metrics=metrics[start : start + BATCH])
+                self._tag({name: text for one in rounds for name, text in one.tags.items()})
+
+    def _open(self, opening: Opening) -> str:
+        from mlflow.entities import Param
+
+        note = opening.folder / "mlflow.json"
+        experiment = self._experiment(opening.experiment)
+        run = self._known(opening, note) or self._found(opening, experiment)
+        if run is None:
+            run = str(self._client.create_run(experiment, run_name=opening.run, tags=dict(opening.tags)).info.run_id)
+        else:
+            self._client.update_run(run, status="RUNNING")
+        with contextlib.suppress(NoRoom):  # its tags find it again
+            write_atomically(note, json.dumps({"run_id": run, "experiment_id": experiment}).encode() + b"\n")
+        self._run = run
+        self._tag(opening.tags)
+        params = [Param(name, text) for name, text in opening.params.items()]
+        for start in range(0, len(params), BATCH):
+            self._client.log_batch(run, params=params[start : start + BATCH])
+        return run
+
+    def _experiment(self, name: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name))
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            found = self._client.get_experiment_by_name(name)  # somebody else was quicker
+        return str(found.experiment_id)
+
+    def _known(self, opening: Opening, note: Path) -> str | None:
+        """The MLflow run that the run folder remembers, where the store has it and it is this run's."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = json.loads(note.read_text(encoding="utf-8"))["run_id"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        try:
+            found = self._client.get_run(run)
+        except MlflowException as error:
+            if not self.is_refusal(error):
+                raise
+            return None
+        tags = found.data.tags
+        ours = (tags.get("quietsum.run"), tags.get("quietsum.ledger")) == (opening.run, opening.ledger)
+        return run if ours and found.info.lifecycle_stage == "active" else None
+
+    def _found(self, opening: Opening, experiment: str) -> str | None:
+        where = f"tags.`quietsum.run` = '{opening.run}' and tags.`quietsum.ledger` = '{opening.ledger}'"
+        found = self._client.search_runs([experiment], filter_string=where, max_results=1)
+        return str(found[0].info.run_id) if found else None
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        every = [RunTag(name, text[:5000]) for name, text in tags.items()]
+        for start in range(0, len(every), BATCH):
+            self._client.log_batch(self._run, tags=every[start : start + BATCH])
+
+    @staticmethod
+    def is_silent(error: BaseException) -> bool:
+        """Whether nobody answered: no connection, or no reply in time."""
+        from requests.exceptions import RequestException
+
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, RequestException | ConnectionError | TimeoutError):
+                return True
+            seen = seen.__cause__ or seen.__context__
+        return False
+
+    @staticmethod
+    def is_refusal(error: BaseException) -> bool:
+        """Whether the store has answered that it will never take this."""
+        from mlflow.exceptions import MlflowException
+
+        if not isinstance(error, MlflowException):
+            return False
+        status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
+        return 400 <= status < 500 and status not in (408, 429)
