@@ -78,14 +78,12 @@ def flower(
     from quietsum.federation.remote import RemoteFederation
 
     if keys is None:
-        raise InvalidParameter(
-            "keys", None, "are missing", "say --keys DIR; quietsum keys make makes them, with the roster of the sites"
-        )
+        raise QuietsumError("--on flower needs the roster of the sites: say --keys DIR; quietsum keys make makes it")
     if (listen is None) == (folder is None):
-        raise InvalidParameter(
-            "listen", listen, "and --superlink are alternatives",
-            "--listen 0.0.0.0:9092 starts a SuperLink for this run; --superlink DIR uses a running one",
-        )  # fmt: skip
+        raise QuietsumError(
+            "--on flower needs one of two: --listen 0.0.0.0:9092 starts a SuperLink for this run, --superlink DIR uses "
+            "one that is running"
+        )
     if not wait > 0:
         raise InvalidParameter("wait", wait, "is no time", "say how many seconds the sites may take to come")
     roster = roster_of(keys / "parties.toml")
@@ -153,7 +151,7 @@ def superlink(
     require_flower()
     watch_log(verbose)
     if keys is None or listen is None:
-        raise InvalidParameter("keys", keys, "and --listen are needed", "--keys keys --listen 0.0.0.0:9092")
+        raise QuietsumError("quietsum superlink needs --keys DIR and --listen HOST:PORT, 0.0.0.0:9092 say")
     stop, again = threading.Event(), threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

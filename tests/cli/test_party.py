@@ -1,0 +1,154 @@
+"""A site's commands: a policy to begin with, what it says about a plan, what was spent, and mistakes in plain words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from federation.sites import PLAN, places_for, plan_of, remote
+from quietsum.cli.app import app
+from quietsum.runs.folder import Workspace
+from quietsum.runs.run import start
+
+
+def quietsum(*words: str | Path, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
+    return result
+
+
+def widest(told: str) -> int:
+    """Without the next command, whose path is the test's."""
+    return max(map(len, told.partition("next:")[0].splitlines()))
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    quietsum("party", "new", path, "--name", "va", "--dataset", "uci-heart-va", "--size", "85")
+    return path
+
+
+def test_a_new_policy_is_one_that_can_be_read(policy: Path) -> None:
+    told = quietsum("party", "check", policy).stdout
+    assert "va: dataset uci-heart-va, 85 records (declared)" in told
+    assert "per record: ε ≤ 8 over all runs at δ = 1e-05, ≤ 3 in one" in told
+    assert widest(told) <= 80
+
+
+def test_nothing_is_overwritten(policy: Path) -> None:
+    assert "nothing is overwritten" in quietsum("party", "new", policy, code=2).stderr
+
+
+def test_a_name_that_no_policy_takes_is_refused_before_a_file_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    told = quietsum("party", "new", path, "--name", 'a"b', code=2).stderr
+    assert "error:" in told and not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("epsilon = 4.0", "epsilon = 2.0"), ""),
+        (("epsilon = 4.0", "epsilon = 4.0"), "ε = 4 per record is more than 3 for one run"),
+        (('style = "sample"\nrecord = { epsilon = 4.0, delta = 1e-4 }', 'style = "none"'), "promises nothing"),
+    ],
+)
+def test_a_plan_is_held_against_the_policy_before_anybody_asks(
+    policy: Path, tmp_path: Path, change: tuple[str, str], told: str
+) -> None:
+    plan = tmp_path / "run.toml"
+    plan.write_text(PLAN.replace(*change).replace("delta = 1e-4", "delta = 1e-5"), encoding="utf-8")
+    result = quietsum("party", "check", policy, "--plan", plan, code=2 if told else 0)
+    if told:
+        assert told in " ".join(result.stderr.split())
+        values = json.loads(quietsum("party", "check", policy, "--plan", plan, "--json", code=2).stdout)
+        assert told in values["refused"]
+    else:
+        assert "would be taken" in result.stdout
+    assert not (tmp_path / "ledger.db").exists(), "looking writes nothing"
+
+
+def test_a_spent_budget_is_seen_before_anybody_asks(tmp_path: Path) -> None:
+    plan = plan_of()
+    places = places_for(plan, tmp_path)
+    federation, _, services = remote(places)
+    start(plan, workspace=Workspace.at(tmp_path / "workspace"), federation=federation)
+    for service in services.values():
+        service.books.ledger.close()
+    policy = tmp_path / "va" / "policy.toml"
+    quietsum("party", "new", policy, "--name", "va", "--dataset", "uci-heart-va", "--size", "85")
+    text = policy.read_text(encoding="utf-8").replace("epsilon = 8.0", "epsilon = 10.0").replace("1e-5", "1e-4")
+    policy.write_text(text.replace("run = 3.0", "run = 9.0"), encoding="utf-8")
+    big = tmp_path / "run.toml"
+    big.write_text(PLAN.replace("epsilon = 4.0", "epsilon = 9.0"), encoding="utf-8")
+    assert "lifetime" in quietsum("party", "check", policy, "--plan", big, code=2).stderr
+
+    told = quietsum("party", "status", "--policy", policy).stdout
+    assert "per record" in told and "spent over all runs" in told and widest(told) <= 80
+    values = json.loads(quietsum("party", "status", "--policy", policy, "--json").stdout)
+    (run,) = values["runs"]
+    assert (run["reserved"], run["committed"], run["task"]) == (2, 2, "heart")
+    assert 0 < values["budgets"][0]["spent_epsilon"] < values["budgets"][0]["epsilon"] == 10.0
+
+    policy.write_text(policy.read_text(encoding="utf-8").replace("epsilon = 10.0", "epsilon = 9.5"), encoding="utf-8")
+    told = " ".join(quietsum("party", "status", "--policy", policy).stdout.split())
+    assert "every plan is refused" in told, "a ledger's budget never goes down"
+    policy.write_text(policy.read_text(encoding="utf-8").replace("epsilon = 9.5", "epsilon = 12.0"), encoding="utf-8")
+    assert "quietsum ledger raise" in " ".join(quietsum("party", "status", "--policy", policy).stdout.split())
+
+
+def test_receipts_are_anchors_for_the_other_side(tmp_path: Path) -> None:
+    plan = plan_of()
+    federation, _, services = remote(places_for(plan, tmp_path))
+    start(plan, workspace=Workspace.at(tmp_path / "workspace"), federation=federation)
+    mine = services["va"].books.ledger.identity.ledger
+    seen = tmp_path / "seen.jsonl"
+    told = quietsum("ledger", "receipts", "--workspace", tmp_path / "workspace", "--of", mine[:8], "--output", seen)
+    assert "1 ledgers or runs" in told.stdout
+    quietsum("ledger", "verify", "--workspace", tmp_path / "va", "--anchor", seen)
+    assert (
+        "another ledger"
+        in quietsum("ledger", "verify", "--workspace", tmp_path / "cleveland", "--anchor", seen, code=4).stderr
+    )
+    assert (
+        "are not in this ledger"
+        in quietsum("ledger", "receipts", "--workspace", tmp_path / "workspace", "--of", "ffff" * 8, code=2).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("party", "serve", "--policy", "missing.toml"), "quietsum party new"),
+        (("party", "status", "--policy", "missing.toml"), "quietsum party new"),
+        (("superlink",), "needs --keys DIR and --listen"),
+        (("superlink", "--keys", "missing", "--listen", "127.0.0.1:1"), "missing"),
+        (("ledger", "receipts", "--workspace", "missing"), "no ledger"),
+    ],
+)
+def test_mistakes_end_with_2_and_a_lesson(words: tuple[str, ...], told: str) -> None:
+    assert told in " ".join(quietsum(*words, code=2).stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("remove", "told"),
+    [("node_key", "quietsum keys node"), ("root_certificate", "take ca.crt from whoever runs the coordinator")],
+)
+def test_a_site_does_not_start_without_keys(policy: Path, remove: str, told: str) -> None:
+    lines = [line for line in policy.read_text(encoding="utf-8").splitlines() if not line.startswith(remove)]
+    policy.write_text("\n".join(lines), encoding="utf-8")
+    assert told in " ".join(quietsum("party", "serve", "--policy", policy, code=2).stderr.split())
+    assert not policy.with_name("ledger.db").exists()
+
+
+def test_without_tls_only_loopback_is_served(policy: Path, tmp_path: Path) -> None:
+    quietsum("keys", "node", tmp_path / "own")
+    text = policy.read_text(encoding="utf-8").replace('"node.key"', '"own/node.key"')
+    policy.write_text(text, encoding="utf-8")
+    told = quietsum("party", "serve", "--policy", policy, "--insecure-loopback", code=2).stderr
+    assert "in the clear" in told, "fl.example.org is not this machine"
