@@ -261,6 +261,7 @@ class RemoteFederation:
             "plan": self._resolved.plan.digest,
         }
         reach("remote:before-request")
+        asking.requests.append(name)
         self._post("train", body, name, lasting=lasting, vector=request.params)
         reach("remote:requested")
 
@@ -362,6 +363,8 @@ class RemoteFederation:
         if letter.kind == "refused":
             if site is not None:
                 site.enrolled = False  # the next round begins with the plan again
+            if asking is not None and asking.asked(party) > (sent.kind == "train"):
+                return Lost(party=party, reason=f"asked a second time, it refused: {_reason(letter)}")
             return Refusal(party=party, reason=_reason(letter))
         if letter.kind == "lost":
             return Lost(party=party, reason=_reason(letter))
@@ -419,6 +422,11 @@ class _Asking:
 
     request: TrainRequest
     expected: Mapping[str, str]
+    requests: list[str] = dataclasses.field(default_factory=list)
+
+    def asked(self, party: str) -> int:
+        """How often the request went to ``party``: a process of it that is gone may have touched the data."""
+        return self.requests.count(party)
 
 
 @final

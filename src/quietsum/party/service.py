@@ -96,7 +96,14 @@ class SiteService:
         self._session = secrets.token_hex(8)
 
     def answer(self, content: bytes) -> bytes:
-        """The reply to one message, whatever it is."""
+        """The reply to one message, whatever it is; empty where not even a refusal can be signed."""
+        try:
+            return self._replied(content)
+        except Exception:
+            log.exception("a message could not even be refused")
+            return b""
+
+    def _replied(self, content: bytes) -> bytes:
         try:
             letter = wire.read(content, most=self.policy.rules.largest_message)
         except wire.Unreadable as error:
@@ -248,8 +255,11 @@ class SiteService:
         except BudgetExhausted as error:
             log.warning("%s: %s", run, error)
             raise _Refused("its budget is spent") from None
-        except (PlanRefused, InvalidParameter, CorruptState) as error:
+        except (PlanRefused, CorruptState) as error:
             raise _Refused(str(error)) from None
+        except InvalidParameter as error:  # another process of this site has just reserved the same attempt
+            log.warning("round %d, attempt %d of %s: %s", number, attempt, run, error)
+            return self._reply(letter, "lost", {"reason": "this attempt, or a later one, was answered before"})
         reach("party:reserved")
         try:
             delta = enrolled.site.answer((run, number, attempt, model), params)
@@ -259,7 +269,7 @@ class SiteService:
         reach("party:before-commit")
         try:
             self._ledger.commit(receipt)
-        except StoreFailed as error:
+        except Exception as error:
             log.error("the update stays here, since its charge could not be committed: %s", error)
             return self._reply(letter, "lost", {"reason": "its ledger could not be written"})
         reach("party:committed")
