@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,10 +45,13 @@ from tiny import TinyTask, tiny_plan
 COORDINATOR = "coordinator"
 SITES = ("north", "south")
 SIDES = (COORDINATOR, *SITES)
-EVERYBODY = "everybody"
 STYLES = ("records", "clients", "hybrid")
 NOISE, RATE, DELTA = 3.0, 0.5, 1e-3
 """Of records and of clients alike; each style has a release of a record, a draw of parties, or both."""
+
+
+Visit = tuple[str, str, int]
+"""A side at a failpoint, for the so-manyth time."""
 
 
 class Killed(BaseException):
@@ -175,31 +179,33 @@ class Story:
         for home in self.homes.values():
             home.mkdir(parents=True)
         self.services: dict[str, SiteService] = {}
-        self.notes, self.places, self.kills = Notes(), Counter[tuple[str, str]](), list[tuple[str, str]]()
+        self.notes, self.places, self.kills = Notes(), Counter[tuple[str, str]](), list[Visit]()
         self.now, self.side, self._messages = 0.0, COORDINATOR, 0
-        self._targets: dict[str, list[int]] = {}
-        self._reached: Counter[str] = Counter()
+        self._dying: set[Visit] = set()
+        self._cuts: set[int] = set()
         self._waiting: list[tuple[str, str, bytes]] = []
         self._behind: list[tuple[str, str, bytes]] = []
         self.after_kill: Callable[..., object] = lambda *dead: None
 
     # -------------------------------------------------------------------------------------------------- the end
 
-    def kill(self, side: str, *numbers: int) -> None:
-        """``side`` dies at these of its failpoints, counted over all its lives; EVERYBODY counts all of them."""
-        self._targets[side] = sorted(numbers)
+    def kill(self, side: str, place: str, visit: int) -> None:
+        """``side`` dies when it is at ``place`` for the ``visit``-th time, counted over all its lives."""
+        self._dying.add((side, place, visit))
+
+    def power_cuts(self, lives: Iterable[int]) -> None:
+        """All die together, after lives of so many steps of anybody."""
+        self._cuts = set(itertools.accumulate(lives))
 
     def _hook(self, place: str) -> None:
         self.places[self.side, place] += 1
-        for name in (self.side, EVERYBODY):
-            self._reached[name] += 1
-            targets = self._targets.get(name, [])
-            if targets and self._reached[name] >= targets[0]:
-                targets.pop(0)
-                self._die(place, SIDES if name == EVERYBODY else (self.side,))
+        if self.places.total() in self._cuts:
+            self._die(place, SIDES)
+        if (self.side, place, self.places[self.side, place]) in self._dying:
+            self._die(place, (self.side,))
 
     def _die(self, place: str, dying: Sequence[str]) -> None:
-        self.kills.append((self.side, place))
+        self.kills.append((self.side, place, self.places[self.side, place]))
         for one in dying:
             self._bury(one)
         raise Killed(*dying)
@@ -227,7 +233,9 @@ class Story:
         try:
             while True:
                 try:
-                    return self.coordinate(self)
+                    result = self.coordinate(self)
+                    if result.outcome != "too-few-parties":  # both sites died in one round: its operator resumes
+                        return result
                 except Killed as killed:
                     for side in killed.args:
                         self.services.pop(side, None)

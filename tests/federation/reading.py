@@ -73,9 +73,9 @@ class Pages:
                 self.reserved.add(key)
             if entry.kind is Kind.COMMIT:
                 self.committed.add(key)
-        for _, heads in book.receipts():
-            for name, told in heads.items():
-                self.kept.setdefault(name, []).append(told.head)
+            if entry.kind is Kind.WITNESS:
+                for name, told in entry.body["heads"].items():
+                    self.kept.setdefault(name, []).append(Head.from_dict(told["head"]))
         for run in book.runs():
             self.spent |= {account: one.epsilon for account, one in book.spent_by_party(run.run).items()}
 
@@ -87,13 +87,13 @@ def check(story: Story, *dead: str) -> dict[str, Pages]:
     """
     pages = {side: Pages(story.homes[side] / "ledger.db") for side in SIDES}
     _verify(pages, dead or SIDES)
-    for site in SITES:
-        _check_site(story, site, pages[site])
-    _check_coordinator(story, pages[COORDINATOR])
     contents: dict[tuple[str, int, int], set[str]] = {}
     for one in story.notes.updates:
         contents.setdefault((one.site, one.round, one.attempt), set()).add(one.content)
     _require(all(len(found) == 1 for found in contents.values()), "one attempt left a site with two contents")
+    for site in SITES:
+        _check_site(story, site, pages[site])
+    _check_coordinator(story, pages[COORDINATOR])
     return pages
 
 

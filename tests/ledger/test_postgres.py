@@ -96,10 +96,18 @@ def test_another_machine_is_reached_with_tls_only() -> None:
     with pytest.raises(QuietsumError, match="not encrypted"):
         far.check_encryption("192.0.2.7", encrypted=False)
     far.check_encryption("192.0.2.7", encrypted=True)
+    with pytest.raises(QuietsumError, match="sslmode=verify-full"):
+        read_address("postgresql://ward@db.example/books?sslmode=prefer").settings(read_only=True)
     for near in ("host=/run/postgresql", "host=localhost", "host=127.0.0.1", "host=::1", "dbname=books"):
         assert "sslmode" not in read_address(near).settings(read_only=False), near
     far.check_encryption("127.0.0.1", encrypted=False)
     assert isinstance(far, Address)
+
+
+def test_without_psycopg_one_learns_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(QuietsumError, match=r"quietsum\[postgres\]"):
+        PostgresStore("postgresql:///books")
 
 
 def test_a_server_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -111,6 +119,8 @@ def test_a_server_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_no_ledger_another_programs_schema_and_another_format_are_told_apart() -> None:
+    import psycopg
+
     with pytest.raises(QuietsumError, match="there is no ledger"):
         PostgresStore(server().schema())
     other = server().schema()
@@ -119,7 +129,10 @@ def test_no_ledger_another_programs_schema_and_another_format_are_told_apart() -
         PostgresStore(other, create=True)
     store, address = filled()
     store.close()
-    server().sql(f"UPDATE {schema_of(address)}.about SET value = '2' WHERE name = 'version'")
+    about = f"{schema_of(address)}.about"
+    with pytest.raises(psycopg.Error, match="append-only"):
+        server().sql(f"UPDATE {about} SET value = '2'")
+    server().sql(f"ALTER TABLE {about} DISABLE TRIGGER USER", f"UPDATE {about} SET value = '2' WHERE name = 'version'")
     with pytest.raises(QuietsumError, match="format 2"):
         PostgresStore(address)
 
@@ -273,9 +286,9 @@ def test_a_row_by_hand_waits_for_its_turn() -> None:
         f"FROM {schema_of(address)}.entries WHERE sequence = 1"
     )
     with store.transaction():
-        store.append(row(2))
         with pytest.raises(psycopg.errors.LockNotAvailable):
             server().sql("SET lock_timeout = 200", insert)
+        store.append(row(2))
     assert sequences(store) == [1, 2]
 
 

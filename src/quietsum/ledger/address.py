@@ -37,6 +37,7 @@ _SHAPES = {  # a password with a / or an @ in it, not escaped in a URL, would en
     "dbname": r"[^@:/?#=\s]*",
     "user": r"[^:/?#=\s]*",
 }
+_TLS = ("require", "verify-ca", "verify-full")
 _IN_URL = re.compile(r"(?P<before>[?&])schema=(?P<name>[^&]*)(?P<after>&|$)")
 _IN_WORDS = re.compile(r"(?P<before>^| )schema *= *(?P<name>[^ ]*)(?P<after> |$)")
 
@@ -94,15 +95,20 @@ class Address:
         }  # fmt: skip
         if not read_only:
             given["target_session_attrs"] = "read-write"
-        if not self._stays_here() and "PGSSLMODE" not in os.environ and "service" not in self.values:
-            given["sslmode"] = "verify-full"
+        if not self._stays_here() and "service" not in self.values:
+            given["sslmode"] = self.values.get("sslmode") or os.environ.get("PGSSLMODE") or "verify-full"
+            if given["sslmode"] not in _TLS:
+                raise self._in_the_clear()
         return {**given, **self.values, "client_encoding": "UTF8"}
 
     def check_encryption(self, address: str, *, encrypted: bool) -> None:
         """Refuse a connection in the clear to another machine; ``address`` is empty for a local socket."""
         if encrypted or not address or address.startswith("/") or _is_loopback(address):
             return
-        raise QuietsumError(
+        raise self._in_the_clear()
+
+    def _in_the_clear(self) -> QuietsumError:
+        return QuietsumError(
             f"the connection to {self.name} is not encrypted; set sslmode=verify-full and sslrootcert=… in the "
             "ledger's address, and ssl = on at the server"
         )

@@ -79,11 +79,11 @@ def move_to_postgres(ledger: Path, conninfo: str, *, anchors: Iterable[Head] = (
     failpoints.reach("ledger.move:before-copy")
     source = SqliteStore(ledger)
     try:
-        if source.sealed() not in (None, place):
-            raise QuietsumError(f"{ledger} was sealed by a move to {source.sealed()}; repeat that one")
         target = PostgresStore(conninfo, create=True)
         try:
             with source.transaction():  # nobody else appends until the seal is on
+                if source.sealed() not in (None, place):
+                    raise QuietsumError(f"{ledger} was sealed by a move to {source.sealed()}; repeat that one")
                 _copy(source, target)
                 failpoints.reach("ledger.move:after-copy")
                 _compare(source, target)

@@ -35,7 +35,7 @@ _STATEMENTS = (
 )""",
     """CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    RAISE EXCEPTION 'a ledger is append-only: entries are never changed, deleted or truncated';
+    RAISE EXCEPTION 'a ledger is append-only: nothing in it is changed, deleted or truncated';
 END $$""",
     """CREATE FUNCTION {schema}.wait() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -57,10 +57,13 @@ BEGIN
 END $$""",
     """CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE OR TRUNCATE ON {schema}.entries
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.refuse()""",
+    """CREATE TRIGGER what_is_said_stays BEFORE UPDATE OR DELETE OR TRUNCATE ON {schema}.about
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.refuse()""",
     """CREATE TRIGGER entries_wait_for_their_turn BEFORE INSERT ON {schema}.entries
     FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wait()""",
     """CREATE TRIGGER entries_follow_each_other BEFORE INSERT ON {schema}.entries
     FOR EACH ROW EXECUTE FUNCTION {schema}.follow()""",
+    """ALTER TABLE {schema}.about ENABLE ALWAYS TRIGGER what_is_said_stays""",
     """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_are_never_changed""",
     """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_wait_for_their_turn""",
     """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_follow_each_other""",

@@ -15,6 +15,7 @@ three HTTP clients, its way to sign, its SuperLink.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import dataclasses
@@ -94,6 +95,7 @@ __all__ = [
     "RunLost",
     "Unreachable",
     "gate_word",
+    "impatient",
     "pinned",
     "public_key_to_bytes",
     "serve_superlink",
@@ -299,7 +301,10 @@ class NodeEnd:
     def activate(self) -> None:
         """Come online; :class:`Refused` where the key is unknown."""
         asked = ActivateNodeRequest(public_key=self._signed.public, heartbeat_interval=HEARTBEAT)
-        self._node = Node(node_id=_asked(self._client.ActivateNode, asked).node_id)
+        number = _asked(self._client.ActivateNode, asked).node_id
+        if number == 0:
+            raise Unreachable("what answers there is no SuperLink")
+        self._node = Node(node_id=number)
 
     def take_over(self, other: NodeEnd) -> None:
         """Be the same node as ``other``, over a connection of one's own."""
@@ -588,9 +593,26 @@ def _empty_app() -> bytes:
     return archive.getvalue()
 
 
-def serve_superlink(
-    arguments: Sequence[str], *, public: socket.socket, private: socket.socket, secret: str, roster: Iterable[str]
-) -> None:
+def impatient(seconds: float) -> type[asyncio.Protocol]:
+    """A server's protocol that hangs up on who connects and does not come to the point.
+
+    uvicorn waits for ever for the first request of a connection; a few thousand silent ones would shut all sites out.
+    """
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            asyncio.get_running_loop().call_later(seconds, self._hang_up, transport)
+
+        def _hang_up(self, transport: Any) -> None:
+            if self.cycle is None:  # no request has begun
+                transport.abort()
+
+    return Impatient
+
+
+def serve_superlink(arguments: Sequence[str], *, public: socket.socket, private: socket.socket, secret: str) -> None:
     """Be a SuperLink, on two sockets that are bound already, until SIGTERM.
 
     A node that comes back after a kill is let in at once: Flower would keep it out for as long as it believes the
@@ -618,7 +640,9 @@ def serve_superlink(
     host, port = private.getsockname()[:2]
     server = uvicorn.Server(
         uvicorn.Config(
-            Gate(app, private=(host, port), secret=secret, roster=roster),
+            Gate(app, private=(host, port), secret=secret),
+            http=impatient(20.0),
+            ws="none",
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -638,6 +662,10 @@ def _main() -> None:
     end of standard input means that the parent is gone.
     """
     os.umask(0o077)
+    with contextlib.suppress(ImportError, OSError, ValueError):  # every site is a connection, and so is every stranger
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     given = json.loads(sys.stdin.buffer.readline())
 
     def watch() -> None:
@@ -653,7 +681,6 @@ def _main() -> None:
         public=socket.socket(fileno=given["public"]),
         private=socket.socket(fileno=given["private"]),
         secret=given["secret"],
-        roster=given["roster"],
     )
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from quietsum.errors import QuietsumError, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
 from quietsum.federation.flower.node import LIMIT
 from quietsum.federation.flower.parcel import Malformed, Opening, Parcel, cut
 from quietsum.federation.transport import Arrival
@@ -100,7 +100,12 @@ class FlowerTransport:
         """See :meth:`quietsum.federation.transport.Transport.send`. Returns at once; another thread does it."""
         lasting = positive("lasting", lasting)
         if len(content) > self._limit:
-            raise CarrierGone(f"a message of {len(content)} bytes is longer than this transport takes: {self._limit}")
+            raise InvalidParameter(
+                "content",
+                f"{len(content)} bytes",
+                f"is longer than this transport takes ({self._limit})",
+                "raise limit",
+            )
         with self._lock:
             if self._closed.is_set():
                 raise CarrierGone("this transport was closed")

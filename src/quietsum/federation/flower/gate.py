@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, final
 
 from quietsum.federation.flower.parcel import CHUNK
@@ -51,7 +51,7 @@ class Gate:
     """Stands before a SuperLink's three interfaces (ASGI).
 
     Guarantees: a request that came in by the public socket reaches one of the eight Fleet calls, and does so in the
-    name of a key of the ``roster``, or reaches nothing; one that came in by the private socket carries the secret; no
+    name of a key of the roster, or reaches nothing; one that came in by the private socket carries the secret; no
     body is longer than ``REQUEST_LIMIT`` or takes longer than ``patience`` seconds.
     """
 
@@ -61,14 +61,13 @@ class Gate:
         *,
         private: tuple[str, int],
         secret: str,
-        roster: Iterable[str],
         patience: float = 120.0,
     ) -> None:
         self._app, self._private, self._secret, self._patience = app, private, secret.encode(), patience
-        self._roster = frozenset(key.encode() for key in roster)
+        self._roster: frozenset[bytes] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request: turned away (404, 408, 412, 413), or handed on with its whole body."""
+        """One request: turned away (404, 408, 412, 413, 503), or handed on with its whole body."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -83,8 +82,11 @@ class Gate:
         if not private and (scope["method"] != "POST" or scope["path"] not in _FLEET):
             await _answered_here(send, 404)
             return
+        if not private and self._roster is None:
+            await _answered_here(send, 503)  # nobody has said yet who gets in; come again
+            return
         keys = _headers(scope, KEY_HEADER)
-        if not private and not (len(keys) == 1 and keys[0] in self._roster):
+        if not private and not (len(keys) == 1 and keys[0] in (self._roster or ())):
             await _answered_here(send, 412, b'{"code": 2004, "message": "This key is not on the roster."}')
             return
         try:
@@ -95,8 +97,7 @@ class Gate:
         if body is None:
             return
         if private and scope["path"] == ROSTER_PATH:
-            self._roster = frozenset(str(key).encode() for key in json.loads(body))
-            await _answered_here(send, 200)
+            await _answered_here(send, 200 if self._renewed(body) else 400)
             return
         kept = [body]
 
@@ -106,6 +107,16 @@ class Gate:
             return await receive()  # what is left to hear of is that the other side went away
 
         await self._app(scope, once, send)
+
+    def _renewed(self, body: bytes) -> bool:
+        try:
+            found = json.loads(body)
+        except ValueError:
+            return False
+        if not isinstance(found, list) or not all(isinstance(key, str) and key for key in found):
+            return False
+        self._roster = frozenset(key.encode() for key in found)
+        return True
 
 
 class _TooLong(Exception):

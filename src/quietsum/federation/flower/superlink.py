@@ -1,9 +1,8 @@
 """A SuperLink of our own: a child process that keeps messages, with a register of keys and a gate before it.
 
 Its folder holds ``superlink.db`` (messages that wait; whoever reads it reads what sites have sent, so it is the owner's
-alone), ``superlink.log``, ``roster.json`` (the keys that get in), and ``access.json``, with which another process of
-the same operator finds it. A SuperLink that died and is started on the same folder goes on where it was: sites and
-coordinators find it again by themselves.
+alone), ``superlink.log``, and ``access.json``, with which another process of the same operator finds it. A SuperLink
+that died and is started on the same folder goes on where it was: sites and coordinators find it again by themselves.
 
 Sites reach one socket, ``host:port``. All the rest is on loopback and asks for a secret; see
 :class:`quietsum.federation.flower.gate.Gate` for why that is needed.
@@ -15,6 +14,7 @@ import contextlib
 import ipaddress
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -99,7 +99,6 @@ class SuperLink:
             "public": public.fileno(),
             "private": private.fileno(),
             "secret": self._secret,
-            "roster": _read_roster(folder),
         }
         try:
             self._process = _started(folder / "superlink.log", words, (public.fileno(), private.fileno()))
@@ -138,21 +137,21 @@ class SuperLink:
     def admit(self, roster: Mapping[str, ec.EllipticCurvePublicKey]) -> None:
         """Let in the keys of ``roster``, by name, and nobody else.
 
-        Guarantees: afterwards a node gets in if and only if its key is in ``roster``. Doing it twice changes nothing.
+        Guarantees: afterwards a node gets in if and only if its key is in ``roster``; before the first time nobody
+        does, and sites wait. Doing it twice changes nothing.
         """
         from quietsum.federation.flower.adapter import Refused, Register, Unreachable, gate_word, public_key_to_bytes
 
         words = {gate_word(key) for key in roster.values()}
         if len(words) != len(roster):
             raise InvalidParameter("roster", sorted(roster), "holds one key under two names", "one key per party")
-        _write_private(self._folder / "roster.json", json.dumps(sorted(words)))
         register = Register(self.access)
         try:
-            register.admit(sorted(words))
             known = register.keys()
             for name, key in roster.items():
                 if public_key_to_bytes(key) not in known:
                     register.add(name, key)
+            register.admit(sorted(words))
         except (Refused, Unreachable) as problem:
             raise SuperLinkFailed(f"the SuperLink did not take the roster: {problem}") from None
         finally:
@@ -164,12 +163,15 @@ class SuperLink:
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        if process.poll() is None:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(4.0)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # its own session: this and its descendants, nobody else
+        if process.returncode is not None:
+            return
+        os.kill(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 4.0
+        while time.monotonic() < deadline:
+            if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                break
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)  # its own session, and its number is still its own: nobody waited for it
         process.wait()
 
     def __enter__(self) -> Self:
@@ -285,17 +287,9 @@ def _read_access(folder: Path) -> dict[str, str]:
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
-def _read_roster(folder: Path) -> list[str]:
-    try:
-        found = json.loads((folder / "roster.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []  # nobody gets in before somebody says who
-    return [str(key) for key in found] if isinstance(found, list) else []
-
-
 def _tail(folder: Path) -> str:
     try:
         lines = (folder / "superlink.log").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return "(no log)"
-    return " | ".join(lines[-5:])[-600:] or "(nothing)"
+    return re.sub(r"\x1b\[[0-9;]*m", "", " | ".join(lines[-5:]))[-600:] or "(nothing)"

@@ -1,0 +1,164 @@
+"""A node's and a coordinator's calls against servers that behave badly: each ends, in bounded time and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import email.utils
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from quietsum.federation.flower.adapter import (
+    Access,
+    CoordinatorEnd,
+    NodeEnd,
+    Refused,
+    RunLost,
+    Unreachable,
+    impatient,
+)
+from quietsum.federation.flower.gate import REQUEST_LIMIT
+
+KEY = ec.generate_private_key(ec.SECP384R1())
+
+
+@contextlib.contextmanager
+def server(behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """A server on loopback that reads a request's head and then behaves; its address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.settimeout(10)
+                    connection.recv(65536)
+                    behave(connection)
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        with contextlib.suppress(OSError):
+            listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        listening.close()
+
+
+def says(status: str, body: bytes = b"", *more: str) -> Callable[[socket.socket], None]:
+    head = "\r\n".join([f"HTTP/1.1 {status}", f"content-length: {len(body)}", "connection: close", *more, "", ""])
+    return lambda connection: connection.sendall(head.encode() + body)
+
+
+def endless(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    for _ in range(10 * REQUEST_LIMIT // 65536):
+        connection.sendall(bytes(65536))
+    raise AssertionError("all of it was read")
+
+
+def dripping(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+    for _ in range(600):
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "behave",
+    [
+        endless,
+        dripping,
+        says("200 OK", b"\xff\xff no protobuf"),
+        says("200 OK"),
+        says("500 Internal Server Error"),
+        says("503 Service Unavailable"),
+        lambda connection: connection.sendall(b"\x00\x01 what is this \r\n\r\n"),
+        lambda connection: None,
+    ],
+    ids=["endless", "dripping", "no protobuf", "empty", "500", "503", "no http", "hangs up"],
+)
+def test_a_server_that_makes_no_sense_is_unreachable(behave: Callable[[socket.socket], None]) -> None:
+    with server(behave) as address:
+        node = NodeEnd(address, KEY, None, seconds=1.0)
+        with pytest.raises(Unreachable):
+            node.activate()
+        node.close()
+
+
+def test_a_port_where_nobody_is_is_unreachable() -> None:
+    with server(says("200 OK")) as address:
+        pass
+    with pytest.raises(Unreachable):
+        NodeEnd(address, KEY, None, seconds=1.0).activate()
+
+
+def test_a_closed_connection_is_unreachable() -> None:
+    with server(says("200 OK")) as address:
+        node = NodeEnd(address, KEY, None)
+        node.close()
+        with pytest.raises(Unreachable):
+            node.activate()
+
+
+def test_a_redirect_is_not_followed() -> None:
+    elsewhere = says("307 Temporary Redirect", b"", "location: http://127.0.0.1:1/")
+    with server(elsewhere) as address, pytest.raises(Refused):
+        NodeEnd(address, KEY, None).activate()
+
+
+def test_a_refusal_carries_flowers_number_and_the_difference_of_clocks() -> None:
+    past = email.utils.formatdate(time.time() - 100, usegmt=True)
+    known = says("412 Precondition Failed", b'{"code": 2004, "message": "no"}', f"date: {past}")
+    with server(known) as address, pytest.raises(Refused) as caught:
+        NodeEnd(address, KEY, None).activate()
+    assert caught.value.unknown_key
+    assert 95 < caught.value.skew < 130
+    with server(says("401 Unauthorized", b"[1, 2]")) as address, pytest.raises(Refused) as caught:
+        NodeEnd(address, KEY, None).activate()
+    assert not caught.value.unknown_key
+
+
+def test_a_run_whose_token_is_refused_is_lost() -> None:
+    with server(says("401 Unauthorized")) as address:
+        end = CoordinatorEnd(Access(address=address))
+        with pytest.raises(RunLost):
+            end.nodes()
+        end.close()
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        app, http=impatient(0.3), lifespan="off", log_level="critical", ws="none", timeout_keep_alive=30
+    )
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listening])))
+    thread.start()
+    try:
+        for begun in (b"", b"POST /v1/fl"):
+            with socket.create_connection(listening.getsockname(), timeout=20) as silent:
+                silent.sendall(begun)
+                with contextlib.suppress(ConnectionResetError):
+                    assert silent.recv(100) == b""
+        with socket.create_connection(listening.getsockname(), timeout=20) as polite:
+            polite.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"204" in polite.recv(1000)
+            time.sleep(0.6)  # longer than the patience: who has come to the point may stay
+            polite.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert b"204" in polite.recv(1000)
+    finally:
+        running.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()

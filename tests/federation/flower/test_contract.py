@@ -1,0 +1,130 @@
+"""What we rely on of Flower's insides. An upgrade that breaks any of it fails here, in words."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.config import get_fab_config
+from flwr.common.constant import (
+    HEARTBEAT_DEFAULT_INTERVAL,
+    HEARTBEAT_MAX_INTERVAL,
+    HEARTBEAT_MIN_INTERVAL,
+    HEARTBEAT_PATIENCE,
+    SUPERLINK_NODE_ID,
+    TIMESTAMP_HEADER,
+)
+from flwr.supercore.constant import (
+    FLEET_HTTP_PUBLIC_KEY_HEADER,
+    FLEET_HTTP_SIGNATURE_HEADER,
+    TASK_TOKEN_HEADER,
+    TaskType,
+)
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.error.catalog import API_ERROR_MAP
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
+from flwr.supercore.protobuf.client import ProtobufClient
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.main import create_app
+from flwr.superlink.servicer.fleet import fleet_handlers
+from flwr.supernode.fleet_http_client import FleetHttpClient
+
+from quietsum.federation.flower import adapter, gate
+from quietsum.federation.flower.parcel import CHUNK, INLINE, cut
+
+
+def test_the_version_is_the_one_that_was_read() -> None:
+    assert importlib.metadata.version("flwr") == "1.41.0", (
+        "read the new version's SuperLink before you change this line"
+    )
+
+
+@pytest.mark.parametrize(
+    ("client", "calls"),
+    [
+        (
+            FleetHttpClient,
+            "ActivateNode DeactivateNode SendNodeHeartbeat PullMessages PushMessages PullObject PushObject "
+            "ConfirmMessageReceived",
+        ),
+        (
+            RuntimeHttpClient,
+            "AcquireTask PullTaskInput PushTaskOutput SendTaskHeartbeat GetNodes PushMessages PullMessages PushObject "
+            "PullObject ConfirmMessageReceived",
+        ),
+        (ControlHttpClient, "StartRun ListRuns ListNodes RegisterNode"),
+    ],
+)
+def test_the_clients_have_the_calls_that_we_make(client: type[ProtobufClient], calls: str) -> None:
+    for call in calls.split():
+        assert list(inspect.signature(getattr(client, call)).parameters) == ["self", "request"], call
+    assert {"interceptors", "verify"} <= set(inspect.signature(client.__init__).parameters)
+
+
+def test_the_gate_knows_the_paths_by_which_nodes_call() -> None:
+    fleet = {path for _, path in PROTOBUF_REQUEST_TYPES if path.startswith("/v1/fleet/")}
+    assert fleet >= gate._FLEET
+    assert fleet - gate._FLEET == {
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/get-run",
+        "/v1/fleet/get-fab",
+    }, "a new call for nodes: does it hand out code?"
+
+
+def test_the_words_and_numbers_are_flowers() -> None:
+    assert gate.KEY_HEADER == FLEET_HTTP_PUBLIC_KEY_HEADER
+    assert (TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER) == ("flwr-timestamp", "flwr-signature")
+    assert TASK_TOKEN_HEADER == "flwr-task-token"
+    assert SUPERLINK_NODE_ID == adapter.SUPERLINK_NODE
+    assert TaskType.SERVER_APP == adapter._SERVERAPP
+    assert HEARTBEAT_MIN_INTERVAL <= adapter.HEARTBEAT <= HEARTBEAT_MAX_INTERVAL
+    assert adapter.TASK_HEARTBEAT * 2 < HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
+    assert ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED == adapter._ACTIVATION_FAILED
+    assert API_ERROR_MAP[ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED].http_status_code == 412
+    assert API_ERROR_MAP[ApiErrorCode.RUNTIME_AUTHENTICATION_FAILED].http_status_code in (401, 403)
+
+
+def test_our_objects_are_objects_to_flower() -> None:
+    content = bytes(range(256)) * ((INLINE + CHUNK + 1000) // 256)
+    parcel = cut(content)
+    for name in (parcel.root, *parcel.chunks):
+        validate_object_content(parcel.object(name))
+    piece = content[INLINE : INLINE + CHUNK]
+    flowers = ArrayChunk(memoryview(piece))
+    assert flowers.object_id == parcel.chunks[0]
+    assert flowers.deflate() == parcel.object(parcel.chunks[0])
+
+
+def test_the_app_without_code_is_an_app_to_flower() -> None:
+    config = get_fab_config(adapter._empty_app())
+    assert config["project"]["name"] == "quietsum"
+    assert "agentapp" not in config["tool"]["flwr"]["app"]["components"]
+
+
+def test_a_signature_of_ours_is_one_to_flower() -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    assert verify_signature(key.public_key(), b"now", adapter.sign_message(key, b"now"))
+    assert not verify_signature(key.public_key(), b"then", adapter.sign_message(key, b"now"))
+    assert public_key_to_bytes(key.public_key()).startswith(b"-----BEGIN PUBLIC KEY-----")
+
+
+def test_a_superlink_can_be_built_and_its_activation_be_wrapped() -> None:
+    program = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    assert not inspect.signature(program._parse_superlink_lifespan_config).parameters
+    assert list(inspect.signature(create_app).parameters) == ["config", "superlink_lifespan_class"]
+    assert inspect.isclass(program.SuperLinkLifespan)
+    assert list(inspect.signature(fleet_handlers.activate_node).parameters) == ["request", "state"]
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    assert "return fleet_handlers.activate_node(" in inspect.getsource(router), "ours would be passed by"
+    options = program._parse_args_run_superlink().format_help()
+    tls = ["--insecure", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--enable-supernode-auth"]
+    for option in [*tls, "--isolation", "--database", "--disable-runtime-dependency-installation"]:
+        assert option in options

@@ -1,0 +1,123 @@
+"""The gate alone, without Flower behind it: who gets through."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from quietsum.federation.flower.gate import KEY_HEADER, REQUEST_LIMIT, ROSTER_PATH, SECRET_HEADER, Gate
+
+PRIVATE, PUBLIC = ("127.0.0.1", 4000), ("10.0.0.1", 4000)
+SECRET = {SECRET_HEADER: "s3cret"}
+BASEL = {KEY_HEADER: "basel"}
+PULL = "/v1/fleet/pull-messages"
+
+
+async def through(scope: Any, receive: Any, send: Any) -> None:
+    """What stands behind the gate: says how long the body was."""
+    event = await receive()
+    await send({"type": "http.response.start", "status": 299, "headers": []})
+    await send({"type": "http.response.body", "body": str(len(event["body"])).encode()})
+
+
+def call(
+    gate: Gate,
+    server: tuple[str, int],
+    path: str,
+    headers: dict[str, str] | list[tuple[str, str]],
+    *pieces: bytes,
+    method: str = "POST",
+) -> tuple[int, bytes]:
+    """The status and body of one request, whose own body comes in pieces; after the last the sender stays silent."""
+    pairs = headers.items() if isinstance(headers, dict) else headers
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "server": server,
+        "headers": [(name.encode(), value.encode()) for name, value in pairs],
+    }
+    events = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    if events:
+        events[-1]["more_body"] = False
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if events:
+            return events.pop(0)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    asyncio.run(gate(scope, receive, send))
+    return sent[0]["status"], sent[1]["body"]
+
+
+def make_gate(**changes: Any) -> Gate:
+    gate = Gate(through, **({"private": PRIVATE, "secret": "s3cret"} | changes))
+    assert call(gate, PUBLIC, PULL, BASEL, b"")[0] == 503  # before there is a roster: come again
+    assert call(gate, PRIVATE, ROSTER_PATH, SECRET, b'["basel"]')[0] == 200
+    return gate
+
+
+def test_the_world_reaches_nodes_calls_from_the_roster_and_nothing_else() -> None:
+    gate = make_gate()
+    assert call(gate, PUBLIC, PULL, BASEL, b"abc", b"de") == (299, b"5")
+    assert call(gate, PUBLIC, PULL, {}, b"")[0] == 412
+    assert call(gate, PUBLIC, PULL, {KEY_HEADER: "stranger"}, b"")[0] == 412
+    assert call(gate, PUBLIC, PULL, [(KEY_HEADER, "basel"), (KEY_HEADER, "stranger")], b"")[0] == 412
+    for path in (
+        "/v1/control/start-run",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/get-fab",
+        PULL + "/",
+        "/",
+        ROSTER_PATH,
+    ):
+        assert call(gate, PUBLIC, path, BASEL | SECRET, b"")[0] == 404
+    assert call(gate, PUBLIC, PULL, BASEL, b"", method="GET")[0] == 404
+
+
+def test_the_operators_side_asks_for_the_secret() -> None:
+    gate = make_gate()
+    assert call(gate, PRIVATE, "/v1/control/start-run", SECRET, b"") == (299, b"0")
+    for headers in ({}, {SECRET_HEADER: ""}, {SECRET_HEADER: "s3cre"}, BASEL):
+        assert call(gate, PRIVATE, "/v1/control/start-run", headers, b"")[0] == 404
+    assert call(gate, PRIVATE, "/v1/control/start-run", [*SECRET.items(), (SECRET_HEADER, "x")], b"")[0] == 404
+
+
+def test_a_new_roster_holds_at_once() -> None:
+    gate = make_gate()
+    assert call(gate, PRIVATE, ROSTER_PATH, SECRET, b'["porto"]')[0] == 200
+    assert call(gate, PUBLIC, PULL, BASEL, b"")[0] == 412
+    assert call(gate, PUBLIC, PULL, {KEY_HEADER: "porto"}, b"")[0] == 299
+    assert call(gate, PRIVATE, ROSTER_PATH, SECRET, b"not a list")[0] == 400
+    assert call(gate, PUBLIC, PULL, {KEY_HEADER: "porto"}, b"")[0] == 299  # what is no roster changes none
+
+
+def test_an_empty_roster_is_a_roster() -> None:
+    gate = make_gate()
+    assert call(gate, PRIVATE, ROSTER_PATH, SECRET, b"[]")[0] == 200
+    for headers in ({}, {KEY_HEADER: ""}, BASEL):
+        assert call(gate, PUBLIC, PULL, headers, b"")[0] == 412
+
+
+def test_a_body_is_bounded_in_bytes_and_in_time() -> None:
+    assert call(make_gate(), PUBLIC, PULL, BASEL, b"x" * REQUEST_LIMIT)[0] == 299
+    assert call(make_gate(), PUBLIC, PULL, BASEL, b"x" * REQUEST_LIMIT, b"x")[0] == 413
+    assert call(make_gate(patience=0.05), PUBLIC, PULL, BASEL)[0] == 408
+
+
+@pytest.mark.parametrize("kind", ["websocket"])
+def test_there_are_no_websockets(kind: str) -> None:
+    sent: list[Any] = []
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    asyncio.run(make_gate()({"type": kind, "server": PRIVATE, "headers": []}, asyncio.sleep, send))  # type: ignore[arg-type]
+    assert [event["type"] for event in sent] == ["websocket.close"]
