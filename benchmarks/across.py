@@ -4,17 +4,18 @@
     python benchmarks/across.py --quick             the small model, four rounds
     python benchmarks/across.py --bytes             what goes over the wire, by a counter before the SuperLink's port
 
-Three sites, a SuperLink and a coordinator, all on this machine over loopback, every process its own; softmax regression in
-float64 with 7,850 and with 1,000,100 parameters, forty records a site, one step a round (``benchmarks/peers/across``).
+Three sites, a SuperLink and a coordinator, all on this machine over loopback, every process its own; softmax regression
+in float64 with 7,850 and with 1,000,100 parameters, forty records a site, one step a round (``peers/across``).
 
 * plain Flower: flower-superlink, flower-supernode, FedAvg in an app sent by ``flwr run``; no noise, no books;
 * quietsum, no noise: ``quietsum superlink``, ``party serve``, ``run --on flower``, on records that are declared public.
   The same arithmetic; both ledgers are written as always;
 * quietsum, noise per record: what people run. A gradient per record, secure noise, budgets in both ledgers.
 
-A round is the time from the end of the one before to its own end, for rounds 2 … n. *Work alone* is that of all sites, one
-after the other in one process. Start-up counts from the moment the SuperLink answers and keys are registered, until round
-1 begins. Memory is the largest sum over a process and its descendants, looked at twice a second.
+A round is the time from the end of the one before to its own end, for rounds 2 … n. *Work alone* is that of all sites,
+one after the other in one process. Start-up counts from the moment the SuperLink answers and keys are registered, until
+round 1 begins. Memory is the largest sum over a process and its descendants, looked at twice a second; RSS counts a
+page once for each process that maps it, PSS divides it among them.
 
 Exit code 1 where a run of ours fails, weights disagree by more than float32 rounding, or a ledger does not verify.
 """
@@ -185,8 +186,7 @@ def flower(folder: Path, asked: Asked) -> Found:
                 str(BIN / "flwr"), "run", str(app), "here", "--run-config", settings, "--format", "json"
             )
             try:
-                gone = lambda: look.apart_seen and time.monotonic() - look.apart_seen > 5  # noqa: E731
-                stage.until(lambda: weights.exists() or gone(), "the app is done", asked.patience)
+                stage.until(lambda: weights.exists() or look.vanished(5.0), "the app is done", asked.patience)
                 if not weights.exists():
                     raise Failed("the ServerApp ended without a model")
             except Failed as failure:

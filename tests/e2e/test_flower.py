@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -97,14 +98,16 @@ class Stage:
         path.write_text(POLICY.format(name=name, port=self.port, size=SIZES[name], epsilon=epsilon), encoding="utf-8")
         return path
 
-    def start(self, called: str, *words: str) -> subprocess.Popen[bytes]:
+    def start(self, called: str, *words: str, most: int | None = None) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ, "PYTHONPATH": str(Path(__file__).parent), "HOLD": str(self.hold), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
+        command = [sys.executable, "-m", "quietsum", *words]
+        if most is not None:  # the largest file that the process may write
+            limit = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({most}, {most}))"
+            command = [sys.executable, "-c", f"{limit}; os.execv(sys.argv[1], sys.argv[1:])", *command]
         with self.log(called).open("ab") as out:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "quietsum", *words], stdout=out, stderr=out, env=environment, cwd=self.folder
-            )
+            process = subprocess.Popen(command, stdout=out, stderr=out, env=environment, cwd=self.folder)
         self.processes[called] = process
         return process
 
@@ -268,3 +271,50 @@ def test_another_authority_is_refused_before_a_word_is_said(stage: Stage) -> Non
     process.terminate()
     stage.processes.pop("misled").wait(10)
     assert "certificate" in stage.said("misled").lower()
+
+
+def one_round(stage: Stage, name: str) -> Path:
+    """A short plan that any one site can carry."""
+    text = PLAN.replace("rounds = 4", "rounds = 1").replace("minimum_parties = 2", "minimum_parties = 1")
+    path = stage.folder / f"{name}.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.timeout(120)
+def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(stage: Stage) -> None:
+    trusting = ssl.create_default_context(cafile=str(stage.keys / "ca.crt"))
+    with contextlib.ExitStack() as stack:
+        for number in range(40):
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", stage.port), timeout=10))
+            if number % 2:
+                plain.sendall(b"\x16\x03\x01" + os.urandom(40))  # the beginning of a handshake that never ends
+                continue
+            wrapped = stack.enter_context(trusting.wrap_socket(plain, server_hostname="127.0.0.1"))
+            wrapped.sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nx")
+        stage.run(str(one_round(stage, "loris")), "--name", "loris")
+        stage.ended()
+    assert "round 1/1 · 2 of 3 parties" in stage.said("run")
+
+
+@pytest.mark.timeout(120)
+def test_a_full_disk_at_a_site_ends_its_part_and_the_others_go_on(stage: Stage) -> None:
+    """The site may write 33 kB to a file: enough to open its ledger, too little for the entries of four rounds."""
+    stage.processes["hungarian"].terminate()
+    stage.processes.pop("hungarian").wait(20)
+    stage.start("hungarian", "party", "serve", "--policy", str(stage.keys / "hungarian" / "policy.toml"), most=33_000)
+    full = stage.folder / "full.toml"
+    full.write_text(PLAN.replace("minimum_parties = 2", "minimum_parties = 1"), encoding="utf-8")
+    before = len(stage.said("run"))
+    stage.run(str(full), "--name", "full")
+    stage.ended()
+    said = stage.said("run")[before:]
+    assert "hungarian is left out" in said and "its ledger could not be written" in said
+    assert "nothing was recorded" in stage.said("hungarian")
+    assert "round 4/4 · 1 of 3 parties" in said
+    with stage.books("hungarian") as ledger:
+        ledger.verify()
+    left = said.count("2 of 3 parties")
+    with stage.books("hungarian") as ledger:
+        found = {run.run.split(" @ ")[0]: run for run in ledger.runs()}
+    assert ("full" in found and found["full"].committed >= left) or left == 0, "what left the site is in its books"

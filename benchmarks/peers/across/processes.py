@@ -165,7 +165,7 @@ class Look:
         self._stage, self._apart, self._gauges = stage, apart, gauges
         self.largest: dict[str, tuple[float, float]] = {}
         self.seen: list[tuple[float, ...]] = []
-        self.apart_seen = 0.0
+        self._apart_seen = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -188,7 +188,7 @@ class Look:
             for pid in family(process.pid):
                 apart = self._apart and self._apart in words_of(pid)
                 if apart:
-                    self.apart_seen = time.monotonic()
+                    self._apart_seen = time.monotonic()
                 total = sums.setdefault("coordinator" if apart else called, [0.0, 0.0])
                 for place, value in enumerate(memory(pid)):
                     total[place] += value
@@ -197,6 +197,10 @@ class Look:
             before = self.largest.get(called, (0.0, 0.0))
             self.largest[called] = max(before[0], total[0]), max(before[1], total[1])
         self.seen.append((now, processor, *self._gauges()))
+
+    def vanished(self, seconds: float) -> bool:
+        """Whether the process apart was seen, and not any more for so long."""
+        return bool(self._apart_seen) and time.monotonic() - self._apart_seen > seconds
 
     def between(self, begin: float, end: float) -> list[float]:
         """By how much processor seconds and the gauges grew between two moments."""

@@ -1,8 +1,8 @@
 """The same work for both: softmax regression in float64, a few sites of forty made-up records each.
 
 Needs numpy alone. ``small`` has 784 features and 10 classes (7,850 parameters), ``large`` 10,000 features and 100
-classes (1,000,100). A site's round is one step of gradient descent on all of its records; the parameters are one vector,
-weights by class first, then biases. Records are made from a fixed seed and the site's number.
+classes (1,000,100). A site's round is one step of gradient descent on all of its records; the parameters are one
+vector, weights by class first, then biases. Records are made from a fixed seed and the site's number.
 """
 
 from __future__ import annotations

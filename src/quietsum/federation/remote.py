@@ -98,6 +98,7 @@ class RemoteFederation:
         self._known: dict[str, _Known] = {}
         self._sent: dict[str, _Sent] = {}
         self._greeted: dict[str, float] = {}
+        self._claims: dict[str, str] = {}  # who a node says it is: its next greeting shows what we have kept of it
         self._told: dict[str, Testimony] = {}
         self._heads: dict[str, Testimony] = {}
         self._run = ""
@@ -301,7 +302,7 @@ class RemoteFederation:
     ) -> None:
         assert self._ledger is not None
         site = self._known.get(party)
-        knows = self._heads.get(party) if party else None
+        knows = self._heads.get(party or self._claims.get(node, ""))
         content, digest = wire.write(kind, body, self._ledger, knows=knows, vector=vector)
         where = site.node if site is not None else node
         try:
@@ -358,14 +359,14 @@ class RemoteFederation:
             return None
         party = sent.party
         check_succession(party, self._heads.get(party), letter.sender)
-        self._heads[party] = self._told[party] = letter.sender
         site = self._known.get(party)
-        if letter.kind == "refused":
+        if letter.kind == "refused":  # its head is not kept: the site may have found that its ledger was rewritten
             if site is not None:
                 site.enrolled = False  # the next round begins with the plan again
             if asking is not None and asking.asked(party) > (sent.kind == "train"):
                 return Lost(party=party, reason=f"asked a second time, it refused: {_reason(letter)}")
             return Refusal(party=party, reason=_reason(letter))
+        self._heads[party] = self._told[party] = letter.sender
         if letter.kind == "lost":
             return Lost(party=party, reason=_reason(letter))
         if sent.kind == "enrol" and letter.kind == "enrolled":
@@ -409,9 +410,10 @@ class RemoteFederation:
         known = self._known.get(party)
         if known is not None and (known.node, known.session) == (sent.node, session):
             return  # it may have been overtaken by what was sent after it
+        self._claims[sent.node] = party
         check_succession(party, self._heads.get(party), letter.sender)
         log.info("site %s is there (node %s)", party, sent.node)
-        self._heads[party] = letter.sender
+        self._heads.setdefault(party, letter.sender)  # one we have kept stays: the site must still contain it
         self._known[party] = _Known(node=sent.node, session=session)
 
 

@@ -169,10 +169,15 @@ class FlowerTransport:
             message, content = self._posts.get(timeout=0.5)
         except queue.Empty:
             return
+        if self._last_cut is None or self._last_cut[0] is not content:
+            self._last_cut = (content, cut(content))
+        parcel = self._last_cut[1].again()  # the same in every try: handed over twice, it is one message to Flower
+        if self._posts.empty():
+            self._last_cut = None
         wait = 0.1
         while self._wanted(message):
             try:
-                self._hand_over(message, content)
+                self._hand_over(message, parcel)
                 return
             except self._flower.Refused as refused:
                 self._arrive(message, problem=f"the message was not taken: {refused.text}")
@@ -187,10 +192,7 @@ class FlowerTransport:
                 self._arrive(message, problem="the SuperLink has given up the run")
                 raise
 
-    def _hand_over(self, message: _Message, content: bytes) -> None:
-        if self._last_cut is None or self._last_cut[0] is not content:
-            self._last_cut = (content, cut(content))
-        parcel = self._last_cut[1].again()
+    def _hand_over(self, message: _Message, parcel: Parcel) -> None:
         left = message.until - time.monotonic()
         missing, session = self._end.announce(message.node, parcel, lasting=max(0.1, left))
         for name in (*parcel.chunks, parcel.root):
@@ -204,15 +206,16 @@ class FlowerTransport:
     def _watch(self) -> None:
         with self._lock:
             waiting = {one.root: one for one in self._messages.values() if one.root and not one.reply}
-            coming = [one for one in self._messages.values() if one.opening is not None]
             late = [one for one in self._messages.values() if time.monotonic() > one.until]
         for message in late:
             self._arrive(message, problem="no reply in time")
         if waiting:
-            for reply in self._end.replies(waiting):
+            for reply in self._end.replies(waiting):  # the SuperLink tells of each once: take note of all, then fetch
                 if (answered := waiting.get(reply.to)) is not None:
                     self._announced(answered, reply)
             self._hear()
+        with self._lock:
+            coming = [one for one in self._messages.values() if one.opening is not None]
         for message in coming:
             self._bring(message)
         if time.monotonic() - self._seen_nodes > _NODES_EVERY:
@@ -228,7 +231,6 @@ class FlowerTransport:
         else:
             with self._lock:
                 message.reply, message.opening = reply.root, Opening(reply.root, declared=reply.declared)
-            self._bring(message)
 
     def _bring(self, message: _Message) -> None:
         """Fetch what is there of a reply, and come back for the rest another time."""
