@@ -25,7 +25,7 @@ from quietsum.ledger.encoding import canonical, digest, head_message, label, mes
 from quietsum.ledger.entries import Entry, Head, Kind, Receipt, check_link
 from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
 from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.openings import first_budgets, public_declarations
+from quietsum.ledger.openings import opening
 from quietsum.ledger.spending import Prices, cost_of
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
@@ -244,7 +244,9 @@ class Ledger:
                         "resume with the plan in the run's folder, or start a new run"
                     )
                 return next(self.entries(known.entry))
-            for kind, body in self._opening(run, terms, planned, datasets, lifetimes, rounds_of(plan)):
+            for kind, body in opening(
+                accounts, run, terms, planned, datasets, lifetimes, rounds_of(plan), self._prices
+            ):
                 add(kind, body)
             add(Kind.RUN, {
                 "run": run, "plan": plan, "plan_hash": plan_hash, "terms": terms.to_dict(),
@@ -266,29 +268,9 @@ class Ledger:
         """Raise what :meth:`open_run` would raise for a new run. Nothing is written, so a reader may ask as well."""
         with self._journal.lock:
             self._journal.follow()
-            for _ in self._opening(label("run", run), terms, tuple(planned), tuple(datasets), lifetimes, rounds):
+            parts = (label("run", run), terms, tuple(planned), tuple(datasets), lifetimes, rounds, self._prices)
+            for _ in opening(self._accounts, *parts):
                 pass
-
-    def _opening(
-        self,
-        run: str,
-        terms: Terms,
-        planned: Sequence[Charge],
-        datasets: Sequence[Dataset],
-        lifetimes: Sequence[Budget],
-        rounds: int | None,
-    ) -> Iterator[tuple[Kind, dict[str, Any]]]:
-        """What a new run writes before its own entry; raises at the end where it does not fit."""
-        trial = self._accounts.copy()
-        for dataset in public_declarations(trial, datasets):
-            yield Kind.PUBLIC, {"party": dataset.party, "dataset": dataset.dataset, "reason": dataset.public}
-            trial.declare(dataset.party, dataset.dataset, dataset.public)
-        for charge, budget, reason in first_budgets(trial, planned, terms, lifetimes, run):
-            place = {"party": charge.party, "dataset": charge.dataset}
-            yield Kind.BUDGET, {**place, **budget_to(budget), "reason": reason}
-            trial.set_budget(charge.party, charge.dataset, budget)
-        trial.check_run(run, terms, planned, datasets)
-        trial.check_plan(run, terms, [(c, cost_of(c)) for c in planned], self._prices, rounds)
 
     def reserve(
         self,

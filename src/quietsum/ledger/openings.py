@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from quietsum.errors import PlanRefused
 from quietsum.ledger.accounts import Accounts
-from quietsum.ledger.charges import Charge, Dataset, Terms
+from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
+from quietsum.ledger.entries import Kind
+from quietsum.ledger.spending import Prices, cost_of
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import PrivacyUnit
 
-__all__ = ["first_budgets", "public_declarations"]
+__all__ = ["first_budgets", "opening", "public_declarations"]
+
+
+def opening(
+    accounts: Accounts,
+    run: str,
+    terms: Terms,
+    planned: Sequence[Charge],
+    datasets: Sequence[Dataset],
+    lifetimes: Sequence[Budget],
+    rounds: int | None,
+    prices: Prices,
+) -> Iterator[tuple[Kind, dict[str, Any]]]:
+    """What a new run writes before its own entry; raises at the end where the whole plan does not fit.
+
+    ``accounts`` stay as they are: everything is tried on a copy.
+    """
+    trial = accounts.copy()
+    for dataset in public_declarations(trial, datasets):
+        yield Kind.PUBLIC, {"party": dataset.party, "dataset": dataset.dataset, "reason": dataset.public}
+        trial.declare(dataset.party, dataset.dataset, dataset.public)
+    for charge, budget, reason in first_budgets(trial, planned, terms, lifetimes, run):
+        place = {"party": charge.party, "dataset": charge.dataset}
+        yield Kind.BUDGET, {**place, **budget_to(budget), "reason": reason}
+        trial.set_budget(charge.party, charge.dataset, budget)
+    trial.check_run(run, terms, planned, datasets)
+    trial.check_plan(run, terms, [(c, cost_of(c)) for c in planned], prices, rounds)
 
 
 def public_declarations(accounts: Accounts, datasets: Iterable[Dataset]) -> list[Dataset]:
