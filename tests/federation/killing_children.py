@@ -1,4 +1,4 @@
-"""The control of :mod:`federation.killing`: the same stories with processes and SIGKILL, which must leave the same books.
+"""The control of :mod:`federation.killing`: the same stories with processes and SIGKILL must leave the same books.
 
 The side that is to die runs in a forked child and is killed by the kernel at the chosen failpoint. Run as a program
 (``python -m federation.killing_children FOLDER STYLE SIDE COUNT``), so that nothing else is loaded in what forks; it

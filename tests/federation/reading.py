@@ -27,13 +27,17 @@ class Lost(AssertionError):
     """A book shows less than what left, or two books contradict each other."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def floor(noise: float, rate: float, times: int) -> float:
     """No more than the ε that ``times`` releases of a Gaussian on a Poisson draw cost, by another library."""
     if times == 0:
         return 0.0
     one = privacy_loss_distribution.from_gaussian_mechanism(
-        noise, sampling_prob=rate, pessimistic_estimate=False, use_connect_dots=False, value_discretization_interval=1e-3
+        noise,
+        sampling_prob=rate,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+        value_discretization_interval=1e-3,
     )
     return float(one.self_compose(times).get_epsilon_for_delta(DELTA))
 

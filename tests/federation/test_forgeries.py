@@ -1,7 +1,7 @@
 """Whoever goes back behind a head that the other side has kept is found: at the next exchange, and offline.
 
-A tail that was cut, yesterday's file, a chain rewritten with fresh hashes by somebody who holds its key, a new ledger in
-the place of the old one; at a site and at the coordinator. Each forgery would verify by itself, which every test here
+A tail that was cut, yesterday's file, a chain rewritten with fresh hashes by somebody who holds its key, a new ledger
+in the place of the old one; at a site and at the coordinator. Each forgery verifies by itself, which every test here
 shows first.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ import pytest
 from federation.killing import COORDINATOR, SITES, Story, plan_for
 from federation.reading import check
 from ledger.test_tampering import bodies, replace_rows, rewritten, rows_of
-from quietsum import failpoints
 from quietsum.errors import LedgerBroken, TooFewParties
 from quietsum.ledger import Head, Ledger
 from quietsum.ledger.keys import load_key
 from quietsum.ledger.verify import verify_file
-from quietsum.party.service import SiteService
 
 FILES = ("ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.head", "ledger.db.key")
 

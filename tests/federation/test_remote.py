@@ -12,6 +12,7 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ from quietsum.privacy.units import PrivacyUnit
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG, logger="quietsum")
-    monkeypatch.setattr(remotes.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(remotes, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 def test_all_sites_are_in_the_round_and_both_books_tell_the_same(tmp_path: Path) -> None:

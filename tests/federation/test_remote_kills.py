@@ -65,7 +65,7 @@ def told(story: Story) -> Story:
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
 def test_killed_at_every_step_of_every_side_both_books_show_what_left(folder: Path, style: str) -> None:
-    """Each story kills the coordinator at another step, and the sites too, until every visit of all has had its turn."""
+    """Each story kills the coordinator at another step, and the sites too, until every visit of all had its turn."""
     steps, killed = visits(folder, style), Counter[Visit]()
     assert min(map(len, steps.values())) > 40
     for number, mine in enumerate(steps[COORDINATOR]):

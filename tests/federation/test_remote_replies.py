@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from quietsum.party.service import SiteService
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG, logger="quietsum")
-    monkeypatch.setattr(remotes.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(remotes, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 # --------------------------------------------------------------------------------------------------- spoilt replies

@@ -31,7 +31,7 @@ from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
 from quietsum.ledger.verify import Verification, verify_rows
-from quietsum.ledger.witnesses import Testimony, testimonies_from, testimonies_to
+from quietsum.ledger.witnesses import Testimony, heads_from, heads_to
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 
@@ -407,7 +407,7 @@ class Ledger:
         """All heads of other ledgers in the order in which they came."""
         for entry in self.entries():
             if entry.kind is Kind.WITNESS:
-                yield entry, testimonies_from(entry.body["heads"])
+                yield entry, heads_from(entry.body["heads"])
 
     def sign(self, message: bytes) -> str:
         """The ledger's signature under a ``message`` of its owner; no head is ever mistaken for one."""
@@ -419,7 +419,7 @@ class Ledger:
         """Keep what was told, unless something newer is known: another process of ours may have been quicker."""
         if seen is not None:
             kept = {name: told for name, told in seen.items() if self._accounts.succeeds(name, told)}
-            body = {"run": run, "round": round, "attempt": attempt, "heads": testimonies_to(kept), "blind": _blind()}
+            body = {"run": run, "round": round, "attempt": attempt, "heads": heads_to(kept), "blind": _blind()}
             add(Kind.WITNESS, body)
 
     # ------------------------------------------------------------------------------------- the machinery

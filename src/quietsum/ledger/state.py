@@ -21,7 +21,7 @@ from quietsum.ledger.encoding import canonical, digest, head_message, label, rea
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.keys import VerifyingKey
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of
-from quietsum.ledger.witnesses import testimonies_from, testimonies_to
+from quietsum.ledger.witnesses import heads_from, heads_to
 
 __all__ = ["BLIND", "FORMAT", "State"]
 
@@ -190,8 +190,8 @@ class State:
         _require_blind(body)
         if body["run"] not in self.accounts.runs:
             raise InvalidParameter("run", body["run"], "is not in the ledger")
-        heads = testimonies_from(body["heads"])
-        _require_same("heads", body["heads"], testimonies_to(heads))
+        heads = heads_from(body["heads"])
+        _require_same("heads", body["heads"], heads_to(heads))
         self.accounts.check_witness(heads)
         self.accounts.witnessed |= heads
 

@@ -20,7 +20,7 @@ from quietsum.ledger.encoding import head_message, label
 from quietsum.ledger.entries import Head
 from quietsum.ledger.keys import VerifyingKey
 
-__all__ = ["Testimony", "check_succession", "testimonies_from", "testimonies_to"]
+__all__ = ["Testimony", "check_succession", "heads_from", "heads_to"]
 
 
 @final
@@ -89,13 +89,13 @@ def check_succession(name: str, known: Testimony | None, told: Testimony) -> Non
         )
 
 
-def testimonies_to(heads: Mapping[str, Testimony]) -> dict[str, Any]:
+def heads_to(heads: Mapping[str, Testimony]) -> dict[str, Any]:
     """Testimonies by name as plain values."""
     return {label("name", name): told.to_dict() for name, told in sorted(heads.items())}
 
 
-def testimonies_from(values: object) -> dict[str, Testimony]:
-    """What :func:`testimonies_to` wrote."""
+def heads_from(values: object) -> dict[str, Testimony]:
+    """What :func:`heads_to` wrote."""
     if not isinstance(values, Mapping):
         raise CorruptState("heads are kept by name")
     return {label("name", name): Testimony.from_dict(told) for name, told in values.items()}

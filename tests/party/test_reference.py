@@ -1,0 +1,40 @@
+"""The page about policy.toml and the example say what this version reads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from quietsum.party.__main__ import page
+from quietsum.party.policy_file import load_policy, policy_keys
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference" / "policy-toml.md"
+
+
+def test_the_reference_states_every_key_with_its_default_and_meaning() -> None:
+    """Its tables are written by: python -m quietsum.party reference"""
+    assert REFERENCE.read_text(encoding="utf-8").endswith(page())
+
+
+def test_the_reference_names_every_key_once_and_no_other() -> None:
+    documented = re.findall(r"^\| `([\w.]+)` \|", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(policy_keys())
+
+
+def test_the_command_prints_the_tables_and_knows_nothing_else() -> None:
+    command = [sys.executable, "-m", "quietsum.party"]
+    done = subprocess.run([*command, "reference"], capture_output=True, check=True)
+    assert done.stdout.decode("utf-8") == page()
+    assert subprocess.run([*command, "schema"], capture_output=True, check=False).returncode != 0
+
+
+def test_the_example_is_a_policy_that_takes_the_example_plan() -> None:
+    from quietsum.plan import load_plan, resolve
+    from quietsum.tasks import task_of
+
+    policy, plan = load_policy(ROOT / "examples" / "policy.toml"), load_plan(ROOT / "examples" / "heart.toml")
+    task = task_of(plan)
+    policy.check(resolve(plan, task.parties(), task.dimension))
