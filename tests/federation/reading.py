@@ -97,6 +97,8 @@ def check(story: Story, *dead: str) -> dict[str, Pages]:
     _require(all(len(found) == 1 for found in contents.values()), "one attempt left a site with two contents")
     for site in SITES:
         _check_site(story, site, pages[site])
+        asked = {key for key in pages[site].reserved if key[0] > 0}
+        _require(asked <= pages[COORDINATOR].reserved, f"{site} was charged for what the coordinator never reserved")
     _check_coordinator(story, pages[COORDINATOR])
     return pages
 

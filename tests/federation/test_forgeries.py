@@ -145,8 +145,12 @@ def kept_by(story: Story, side: str, of: str) -> list[Head]:
 
 
 def test_untouched_ledgers_go_on_and_are_found_in_order(story: Story) -> None:
+    """At the end each side holds the other's newest head; the coordinator then writes those of the sites, and no more."""
     assert story.go().outcome == "finished"
-    check(story)
+    pages = check(story)
+    for site in SITES:
+        assert kept_by(story, COORDINATOR, site)[-1].sequence == len(pages[site].acts)
+        assert kept_by(story, site, COORDINATOR)[-1].sequence == len(pages[COORDINATOR].acts) - 1
 
 
 # ---------------------------------------------------------------------------------------------------- found by itself

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,8 +36,6 @@ PlanOption = Annotated[
     typer.Option("--plan", metavar="RUN.TOML", help="Say whether this plan would be taken.", show_default=False),
 ]
 _DEFAULT = Path("policy.toml")
-ADMISSION = 10.0
-"""Seconds in which a key that the coordinator does not know is tried again."""
 
 
 @app.command()
@@ -147,7 +143,7 @@ def serve(
     watch_log(verbose + 1)  # who asked, and what was refused, is what a site wants to see
     loaded = load_policy(policy)
     require_flower()
-    from quietsum.federation.flower.node import NodeRefused, serve_node
+    from quietsum.federation.flower.node import serve_node
     from quietsum.federation.identities import signing_with
     from quietsum.ledger import Ledger
     from quietsum.party.service import SiteService
@@ -171,24 +167,15 @@ def serve(
         for warning in status_of(loaded, ledger)["warnings"]:
             print(textwrap.fill(f"warning: {warning}", 80))
         print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)
-        answer, begun = SiteService(loaded, ledger, node_key=signing_with(key)).answer, time.monotonic()
-        while True:
-            try:
-                serve_node(
-                    answer,
-                    address=coordinator.address,
-                    root_certificate=None if insecure else loaded.path(coordinator.root_certificate),
-                    node_key=key,
-                    insecure=insecure,
-                    stop=stop,
-                    limit=loaded.rules.largest_message,
-                )
-                break
-            except NodeRefused as refusal:  # a coordinator that starts at the same time reads its roster a moment later
-                if time.monotonic() - begun > ADMISSION or stop.is_set():
-                    raise
-                logging.getLogger(__name__).warning("%s; trying again", refusal)
-                stop.wait(2.0)
+        serve_node(
+            SiteService(loaded, ledger, node_key=signing_with(key)).answer,
+            address=coordinator.address,
+            root_certificate=None if insecure else loaded.path(coordinator.root_certificate),
+            node_key=key,
+            insecure=insecure,
+            stop=stop,
+            limit=loaded.rules.largest_message,
+        )
     print("ended; the ledger is closed")
     print_next(["party", "status", "--policy", str(policy)])
 
