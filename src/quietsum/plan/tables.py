@@ -74,7 +74,8 @@ class FederationTable(Table):
     )
     minimum_parties: Rounds = Field(default=1, description="A round with fewer replies than this fails.")
     deadline: Positive | None = Field(
-        default=None, description="Seconds a round may take; on one machine, each party. No limit if unsaid."
+        default=None,
+        description="Seconds a round may take; on one machine, each party. If unsaid no limit, across machines 600.",
     )
     spare_attempts: int = Field(
         default=0, ge=0, le=values.MOST_ROUNDS, description="Rounds that may be lost and repeated; paid for in advance."
