@@ -232,10 +232,11 @@ class Story:
         failpoints.install(self._hook)
         try:
             while True:
+                died = len(self.kills)
                 try:
                     result = self.coordinate(self)
-                    if result.outcome != "too-few-parties":  # both sites died in one round: its operator resumes
-                        return result
+                    if result.outcome != "too-few-parties" or died == len(self.kills):
+                        return result  # else both sites died in one round, and the operator resumes
                 except Killed as killed:
                     for side in killed.args:
                         self.services.pop(side, None)

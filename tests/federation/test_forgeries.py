@@ -145,7 +145,7 @@ def kept_by(story: Story, side: str, of: str) -> list[Head]:
 
 
 def test_untouched_ledgers_go_on_and_are_found_in_order(story: Story) -> None:
-    """At the end each side holds the other's newest head; the coordinator then writes those of the sites, and no more."""
+    """At the end each side holds the other's newest head; the coordinator then writes the sites' own, and no more."""
     assert story.go().outcome == "finished"
     pages = check(story)
     for site in SITES:

@@ -455,6 +455,43 @@ def test_requests_say_the_round_and_no_more(tmp_path: Path) -> None:
     assert "cohort" not in json.dumps([dict(letter.body) for letter in letters if letter.kind == "train"])
 
 
+# --------------------------------------------------------------------------------------------------- the end of a run
+
+
+def test_a_farewell_shows_every_site_the_last_head(tmp_path: Path) -> None:
+    world = World(tmp_path).join()
+    world.round()
+    world.federation.leave("finished")
+    (committed,) = [entry.sequence for entry in world.ledger.entries() if entry.kind is Kind.COMMIT]
+    for name, service in world.services.items():
+        told = service.books.last_seen(world.ledger.identity.ledger)
+        assert told is not None and told.head.sequence >= committed
+        assert service.books.ledger.contains(world.ledger.witnessed()[name].head)
+
+
+@pytest.mark.parametrize("how", ["silent", "garbage", "gone", "refuses"])
+def test_sites_that_do_not_hear_the_farewell_hold_nobody_up(tmp_path: Path, how: str) -> None:
+    world = World(tmp_path).join()
+    world.round()
+    if how == "gone":
+        world.carrier.close()
+    else:
+        said = {"kind": "refused", "body": {"reason": "no"}}
+        spoilt = {"silent": lambda letter: None, "garbage": lambda letter: b"?"}
+        world.rogue(lambda letter, reply: spoilt.get(how, lambda x: world.signed(x, **said))(letter), kind="noted")
+    began = world.clock.now
+    world.federation.leave("finished")
+    assert world.clock.now - began <= 5.5
+    world.federation.close()
+    world.ledger.verify()
+
+
+def test_a_federation_that_never_joined_has_nobody_to_leave(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.federation.leave("refused")
+    assert not world.carrier.sent
+
+
 # ----------------------------------------------------------------------------------------------- our own ledger
 
 

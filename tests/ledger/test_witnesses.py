@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -330,7 +331,8 @@ def test_a_withheld_witness_cannot_be_guessed_from_its_hash(tmp_path: Path) -> N
     hashes = {digest(canonical(entry.body)) for entry in ledger.entries() if entry.kind is Kind.WITNESS}
     guess = {"run": "first", "round": 1, "attempt": 1, "heads": witnesses.heads_to({"north": north.testimony()})}
     assert len(hashes) == 2 and digest(canonical(guess)) not in hashes
-    (first, _) = (entry.body for entry in ledger.entries() if entry.kind is Kind.WITNESS)
+    (first, second) = (entry.body for entry in ledger.entries() if entry.kind is Kind.WITNESS)
+    assert first["blind"] != second["blind"] and len(first["blind"]) == 32
     assert {**guess, "heads": {}} == {key: value for key, value in first.items() if key != "blind"}
     assert digest(canonical({**guess, "heads": {}})) not in hashes, "only its blind keeps the right guess from fitting"
 
@@ -354,8 +356,7 @@ def test_budgets_are_still_checked_behind_a_withheld_witness(tmp_path: Path) -> 
             key = load_key(path, bodies(rows[0])["public_key"])
         (path.parent / "ledger.db.head").unlink()
         more = [over, over._replace(sequence=len(rows) + 2)] if act == "refund" else [over]
-        known = len(rows)
-        replace_rows(path, rewritten([*rows, *more], key, lambda row, known=known: _later(row, row.sequence - known)))
+        replace_rows(path, rewritten([*rows, *more], key, functools.partial(_later, known=len(rows))))
         with Ledger.open(path, read_only=True) as ledger:
             export_ledger(ledger, tmp_path / f"{act}.jsonl")
         if there:
@@ -366,9 +367,10 @@ def test_budgets_are_still_checked_behind_a_withheld_witness(tmp_path: Path) -> 
             verify_export(tmp_path / f"{act}.jsonl")
 
 
-def _later(row: Any, behind: int) -> dict[str, Any]:
+def _later(row: Row, *, known: int) -> dict[str, Any]:
+    """What was added behind the ``known`` entries is about rounds that the plan does not have."""
     body = bodies(row)
-    return {**body, "round": 4 + behind} if behind > 0 else body
+    return {**body, "round": 4 + row.sequence - known} if row.sequence > known else body
 
 
 def test_an_altered_line_of_a_withheld_witness_is_found(tmp_path: Path) -> None:

@@ -160,6 +160,28 @@ def test_garbage_gets_a_reply_that_answers_nothing(content: bytes) -> None:
         assert letter.kind == "unreadable" and letter.answers == ""
 
 
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 3)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "first", "x" * 300]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["plan", "digest", "x"]), inner),
+    max_leaves=6,
+)
+fields = st.sampled_from(["run", "round", "attempt", "plan", "resolved", "outcome", "more"])
+
+
+@given(kind=st.sampled_from(["enrol", "train", "farewell", "update", ""]), body=st.dictionaries(fields, anything))
+def test_a_signed_message_with_any_content_is_refused_or_noted(kind: str, body: dict[str, Any]) -> None:
+    """It passes every check of bytes and signatures, so it meets those behind them; none of them stumbles."""
+    place, server = Place(), Server()
+    server.enrol(place, plan())
+    letter = server.say(place, kind, body, MODEL)
+    assert letter.kind == "refused" or (letter.kind == "noted" and kind == "farewell")
+    assert not place.task.touched and not place.reserved
+
+
 def test_messages_longer_than_the_policy_allows_are_not_read() -> None:
     place, server = Place(policy(rules=Rules(largest_message=1024))), Server()
     assert reason(server.say(place, "hello", {"more": "x" * 1000}), "unreadable").endswith("are allowed")
@@ -350,6 +372,15 @@ def test_a_policy_edited_after_the_enrolment_counts_from_the_next_start() -> Non
     assert len(place.task.touched) == 1
     place.start(policy())
     assert server.train(place, resolved, 2).kind == "update"
+
+
+def test_the_policy_is_asked_before_every_round() -> None:
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    assert server.train(place, resolved, 1).kind == "update"
+    place.service.policy = policy(record=dataclasses.replace(UNIT, smallest_noise=9.0))
+    assert "is below 9" in reason(server.train(place, resolved, 2))
+    assert len(place.task.touched) == len(place.reserved) == 1
 
 
 def test_a_larger_lifetime_in_the_policy_does_not_raise_that_of_the_ledger() -> None:

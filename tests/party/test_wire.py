@@ -249,10 +249,10 @@ def test_eight_mebibytes_of_brackets_cost_nothing() -> None:
 
 @pytest.mark.parametrize("part", [b"[],", b"{},", b'"ab",', b"0.1,", b"999,", b"[[[[]]]],"])
 def test_a_header_made_to_grow_is_bounded(part: bytes) -> None:
-    """JSON may need thirty times its size, so no header is long enough for that to matter."""
+    """JSON needs many times its size while it is read, so no header is long enough for that to matter."""
     header = b'{"a":[' + part * ((wire.LARGEST_HEADER - 20) // len(part)) + b"1]}"
     content = signed(header)
-    assert peak(lambda: refused(content)) < 48 * 2**20
+    assert peak(lambda: refused(content, most=2**28)) < 48 * 2**20
 
 
 def test_a_vector_is_copied_once() -> None:

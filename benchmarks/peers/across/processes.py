@@ -158,13 +158,13 @@ def words_of(pid: int) -> str:
 
 
 class Look:
-    """Looks at the families of a stage twice a second: largest memory, processor time and gauges over time."""
+    """Looks at the families of a stage twice a second: their largest memory, and processor time over time."""
 
-    def __init__(self, stage: Stage, *, apart: str = "", gauges: Callable[[], tuple[float, ...]] = tuple) -> None:
+    def __init__(self, stage: Stage, *, apart: str = "") -> None:
         """``apart``: a descendant with this word in its command line is the family ``coordinator``."""
-        self._stage, self._apart, self._gauges = stage, apart, gauges
+        self._stage, self._apart = stage, apart
         self.largest: dict[str, tuple[float, float]] = {}
-        self.seen: list[tuple[float, ...]] = []
+        self.seen: list[tuple[float, float]] = []
         self._apart_seen = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -196,21 +196,18 @@ class Look:
         for called, total in sums.items():
             before = self.largest.get(called, (0.0, 0.0))
             self.largest[called] = max(before[0], total[0]), max(before[1], total[1])
-        self.seen.append((now, processor, *self._gauges()))
+        self.seen.append((now, processor))
 
     def vanished(self, seconds: float) -> bool:
         """Whether the process apart was seen, and not any more for so long."""
         return bool(self._apart_seen) and time.monotonic() - self._apart_seen > seconds
 
-    def between(self, begin: float, end: float) -> list[float]:
-        """By how much processor seconds and the gauges grew between two moments."""
+    def processor(self, begin: float, end: float) -> float:
+        """Processor seconds of all families between two moments."""
         import numpy as np
 
-        seen = np.array(self.seen)
-        return [
-            float(np.diff(np.interp([begin, end], seen[:, 0], column))[0])
-            for column in seen[:, 1:].T
-        ]  # fmt: skip
+        times, values = zip(*self.seen, strict=True)
+        return float(np.diff(np.interp([begin, end], times, values))[0])
 
 
 # --------------------------------------------------------------------------------------------- counting bytes
@@ -220,10 +217,19 @@ class Counter:
     """Stands before a port and passes on every byte, counted: what goes up to it, and what comes down from it."""
 
     def __init__(self, port: int) -> None:
-        self._to, self.counts = port, [0, 0]
+        self._to = port
+        self._seen: tuple[list[tuple[float, int]], list[tuple[float, int]]] = ([], [])
         self._door = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port = int(self._door.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def between(self, begin: float, end: float) -> list[int]:
+        """Bytes up and down between two moments."""
+        return [sum(length for when, length in list(seen) if begin < when <= end) for seen in self._seen]
+
+    def close(self) -> None:
+        """No more connections."""
+        self._door.close()
 
     def _accept(self) -> None:
         while True:
@@ -236,18 +242,15 @@ class Counter:
             except OSError:
                 outer.close()
                 continue
-            for place, (source, sink) in enumerate(((outer, inner), (inner, outer))):
-                threading.Thread(target=self._pass, args=(source, sink, place), daemon=True).start()
+            for seen, source, sink in zip(self._seen, (outer, inner), (inner, outer), strict=True):
+                threading.Thread(target=_pass, args=(source, sink, seen), daemon=True).start()
 
-    def _pass(self, source: socket.socket, sink: socket.socket, place: int) -> None:
-        source.settimeout(None)
-        with contextlib.suppress(OSError):
-            while piece := source.recv(1 << 16):
-                sink.sendall(piece)
-                self.counts[place] += len(piece)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
 
-    def close(self) -> None:
-        """No more connections."""
-        self._door.close()
+def _pass(source: socket.socket, sink: socket.socket, seen: list[tuple[float, int]]) -> None:
+    source.settimeout(None)
+    with contextlib.suppress(OSError):
+        while piece := source.recv(1 << 16):
+            seen.append((time.time(), len(piece)))
+            sink.sendall(piece)
+    with contextlib.suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)

@@ -36,7 +36,7 @@ PROTOCOL = 1
 """Both sides speak one version; another one is refused by name."""
 MAGIC = b"QSUM1\n"
 LARGEST_HEADER = 2**20
-"""A plan with ten thousand sites fits. Plain JSON may grow almost thirtyfold while it is read, so this bounds memory."""
+"""A plan with ten thousand sites fits. JSON grows manyfold while it is read, so this bounds memory, too."""
 SIGNATURE = 64
 _FIELDS = {"protocol", "kind", "id", "answers", "sender", "knows", "vector", "length", "body"}
 _LENGTH = struct.Struct(">I")
