@@ -191,6 +191,12 @@ class Ledger:
                             worst[unit, observer] = found
             return tuple(worst.values())
 
+    def budgets(self) -> Mapping[tuple[str, str, PrivacyUnit], Budget]:
+        """The lifetime budgets alone, by party, dataset and unit; quick, since nothing is priced."""
+        with self._journal.lock:
+            self._journal.follow()
+            return {key: book.budget for key, book in self._accounts.books.items() if book.budget is not None}
+
     def lifetime(self) -> tuple[Book, ...]:
         """All books, by party, dataset and unit."""
         with self._journal.lock:

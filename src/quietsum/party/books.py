@@ -116,15 +116,14 @@ class SiteBooks:
 
     def check_lifetimes(self) -> None:
         """A ledger's budget never goes down: where the policy has since become stricter, nothing runs at all."""
-        for book in self.ledger.lifetime():
-            allowed = self.policy.budgets.get(book.unit)
-            if book.budget is None or book.dataset != self.policy.dataset.name or allowed is None:
+        for (_, dataset, unit), budget in self.ledger.budgets().items():
+            allowed = self.policy.budgets.get(unit)
+            if dataset != self.policy.dataset.name or allowed is None:
                 continue
-            if allowed.epsilon < book.budget.epsilon or allowed.delta != book.budget.delta:
+            if allowed.epsilon < budget.epsilon or allowed.delta != budget.delta:
                 raise PlanRefused(
-                    f"the ledger's lifetime of ε = {book.budget.epsilon:g} per {book.unit} at δ = "
-                    f"{book.budget.delta:g} does not fit the policy's ε = {allowed.epsilon:g} per {book.unit} at δ = "
-                    f"{allowed.delta:g}"
+                    f"the ledger's lifetime of ε = {budget.epsilon:g} per {unit} at δ = {budget.delta:g} does not fit "
+                    f"the policy's ε = {allowed.epsilon:g} per {unit} at δ = {allowed.delta:g}"
                 )
 
     def knows(self, run: str, coordinator: str) -> bool:

@@ -139,10 +139,10 @@ aggregation = ["mean"]              # also "noisy-sum", "party-noise"
 trust_server_sampling = false
 
 [record]                            # what one record may cost
-epsilon = 8.0                       # over all runs together
-delta = 1e-5
 run = 3.0                           # in one run
 smallest_noise = 0.5
 largest_clip = 1.0
+epsilon = 8.0                       # over all runs together
+delta = 1e-5
 """
 """A policy to begin with."""

@@ -249,6 +249,7 @@ class SiteService:
             log.warning("round %d, attempt %d of %s came again, and is answered once", number, attempt, run)
             return self._reply(letter, "lost", {"reason": "this attempt, or a later one, was answered before"})
         self._allowed(lambda: self.policy.check(resolved))
+        self._allowed(self.books.check_lifetimes)
         try:
             reach("party:before-reserve")
             receipt, charges = self.books.reserve(run, resolved, number, attempt, letter.sender)
