@@ -355,3 +355,27 @@ def test_amplified_and_plain_are_not_mixed_up() -> None:
         open_run(ledger, step=event, limit=15.0)
         ledger.reserve("first", 1, 1, [charge(step=event)])
     assert epsilons(drawn)[RECORD] < 0.7 * epsilons(plain)[RECORD]
+
+
+def test_a_sites_own_books_are_not_exported_where_a_draw_protects_it(tmp_path: Path) -> None:
+    """An entry for each round that it was asked in tells when it was drawn."""
+    from quietsum.errors import QuietsumError
+    from quietsum.ledger.export import export_ledger
+
+    for enrolled, refused in ((("client",), True), ((), False)):
+        ledger = memory_ledger()
+        unit = PrivacyUnit.CLIENT if enrolled else PrivacyUnit.RECORD
+        terms = Terms(
+            limits=(Budget(epsilon=9.0, delta=1e-5, unit=unit),), enrolled=tuple(PrivacyUnit(u) for u in enrolled)
+        )
+        ledger.open_run(
+            "first", plan={"rounds": 2}, terms=terms, planned=[charge(10, unit=unit)],
+            datasets=[Dataset(party="Basel", dataset="heart", size=300)],
+        )  # fmt: skip
+        path = tmp_path / f"{unit}.jsonl"
+        if refused:
+            with pytest.raises(QuietsumError, match="hand out the coordinator's export"):
+                export_ledger(ledger, path)
+            assert not path.exists()
+        else:
+            assert export_ledger(ledger, path)[0] == 3

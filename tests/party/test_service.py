@@ -520,3 +520,24 @@ def test_a_full_disk_at_any_write_is_a_stated_outcome_and_nothing_leaves_unpaid(
         reserved = sum(entry.kind is Kind.RESERVE and entry.body["round"] > 0 for entry in ledger.entries())
         assert len(place.task.touched) <= reserved
     assert failed == len(cases)
+
+
+@pytest.mark.parametrize("again", ["the disk has room again", "the site was told to allow more"])
+def test_a_request_that_was_refused_is_refused_when_it_comes_again(again: str) -> None:
+    """The coordinator took its charge back when it heard no; an answer to the same bytes would be behind its books."""
+    store = Full(append=1, stays=False)
+    place, server, resolved = Place(policy(), store=store), Server(), plan()
+    server.enrol(place, resolved)
+    body = {"run": "first", "round": 1, "attempt": 1, "plan": resolved.plan.digest}
+    content = server.write("train", body, MODEL)
+    if again == "the disk has room again":
+        store.armed = True
+        assert "could not be written" in reason(hear(place, content))
+    else:
+        place.service.policy = policy(tasks=(AllowedTask(name="another"),))
+        assert "does not allow task" in reason(hear(place, content))
+        place.service.policy = policy()
+    store.armed = False
+    assert reason(hear(place, content)) == "this request was refused before"
+    assert not place.task.touched
+    assert server.train(place, resolved, 1, 2).kind == "update", "the next attempt is another request"

@@ -100,6 +100,7 @@ class RemoteFederation:
         self._greeted: dict[str, float] = {}
         self._claims: dict[str, str] = {}  # who a node says it is: its next greeting shows what we have kept of it
         self._told: dict[str, Testimony] = {}
+        self._turned_away: dict[str, str] = {}
         self._heads: dict[str, Testimony] = {}
         self._run = ""
         self._resolved: ResolvedPlan | None = None
@@ -140,6 +141,7 @@ class RemoteFederation:
         if there < needed:
             told = [f"{name} refuses: {reason}" for name, reason in refused.items()]
             told += [f"not there: {', '.join(missing[:8])}"] if missing else []
+            told += [f"a node refuses: {reason}" for reason in dict.fromkeys(self._turned_away.values())]
             raise TooFewParties(
                 f"{there} of {len(names)} sites take part, the plan needs {needed}; no data was touched. "
                 + "; ".join(told)
@@ -354,6 +356,7 @@ class RemoteFederation:
         if sent.kind == "hello":
             if letter.kind == "refused":
                 log.warning("node %s refuses: %s", sent.node, _reason(letter))
+                self._turned_away[sent.node] = _reason(letter)
                 return None
             self._welcome(letter, sent)
             return None

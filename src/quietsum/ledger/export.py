@@ -41,6 +41,7 @@ def operator_only(entry: Entry) -> bool:
 def export_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> tuple[int, int]:
     """Write the ledger to ``path``; (entries, bodies withheld). The file appears whole or not at all."""
     path = Path(path)
+    _refuse_own_books(ledger)
     entries = withheld = 0
     handle, name = -1, ""
     try:
@@ -60,6 +61,17 @@ def export_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> tuple[int, in
             with contextlib.suppress(OSError):
                 os.unlink(name)
     return entries, withheld
+
+
+def _refuse_own_books(ledger: Ledger) -> None:
+    """The books of a site itself have an entry for each round that it was asked in, and its amplification rests on
+    nobody knowing which those were (rule 5)."""
+    for entry in ledger.entries():
+        if entry.kind is Kind.RUN and entry.body["terms"].get("enrolled"):
+            raise QuietsumError(
+                f"this is a site's own ledger, and its entries tell in which rounds of {entry.body['run']!r} the site "
+                "was drawn; whoever knows that gets no amplification: hand out the coordinator's export instead"
+            )
 
 
 def _line(entry: Entry, secret: bool) -> dict[str, Any]:

@@ -9,6 +9,7 @@ all the code that answers. Nothing that comes is ever executed.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import logging
@@ -49,6 +50,10 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 NodeSigns = Callable[[bytes], bytes]
 """A signature of the site's node key, by which the coordinator knows it."""
+
+
+MOST_REFUSALS = 10_000
+"""So many refused requests are remembered: come again, they are refused again."""
 
 
 def identity_message(request: str, party: str, public_key: str) -> bytes:
@@ -94,6 +99,7 @@ class SiteService:
         self._rng, self._task = rng or system_randomness(), task or self._own_task
         self._runs: dict[tuple[str, str], _Enrolled] = {}
         self._session = secrets.token_hex(8)
+        self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
 
     def answer(self, content: bytes) -> bytes:
         """The reply to one message, whatever it is; empty where not even a refusal can be signed."""
@@ -113,16 +119,22 @@ class SiteService:
             return self._answered(letter)
         except _Refused as refusal:
             log.warning("%r refused: %s", letter.kind[:40], refusal)
-            return self._reply(letter, "refused", {"reason": str(refusal)})
+            return self._refuse(letter, str(refusal))
         except LedgerBroken as error:
             log.error("nothing is done any more until the ledger is in order: %s", error)
-            return self._reply(letter, "refused", {"reason": "its own ledger is not in order"})
+            return self._refuse(letter, "its own ledger is not in order")
         except StoreFailed as error:
             log.error("refused, since the ledger takes no entry: %s", error)
-            return self._reply(letter, "refused", {"reason": "its ledger could not be written"})
+            return self._refuse(letter, "its ledger could not be written")
         except Exception as error:  # ours, and nobody's business elsewhere
             log.exception("a %s could not be answered", letter.kind)
             return self._reply(letter, "lost", {"reason": f"its work failed ({type(error).__name__})"})
+
+    def _refuse(self, letter: wire.Letter, reason: str) -> bytes:
+        """Say no, and remember it: the coordinator may take the charge back, so this request is never answered later."""
+        if letter.kind == "train":
+            self._refusals.append(letter.digest)
+        return self._reply(letter, "refused", {"reason": reason})
 
     def _answered(self, letter: wire.Letter) -> bytes:
         self._check_coordinator(letter)
@@ -232,6 +244,8 @@ class SiteService:
 
     def _train(self, letter: wire.Letter) -> bytes:
         run, coordinator = self._run_of(letter), letter.sender.ledger
+        if letter.digest in self._refusals:
+            raise _Refused("this request was refused before")
         number, attempt = (_whole(letter.body, name) for name in ("round", "attempt"))
         enrolled = self._enrolled(run, coordinator)
         resolved = enrolled.resolved
