@@ -47,8 +47,8 @@ not by a certificate:
   at the coordinator  quietsum keys admit KEYS node.pub --party NAME
 Compare the fingerprint by telephone. The private key never travels.
 
-To take a party out, delete its table in parties.toml, and unregister its node
-where a SuperLink knows it already: flwr supernode unregister.
+To take a party out, delete its table in parties.toml; a running SuperLink reads
+the roster again on SIGHUP.
 See what a folder holds and what expires: quietsum keys show KEYS
 """
 

@@ -273,7 +273,7 @@ def _lesson(error: sqlite3.Error, path: Path) -> QuietsumError:
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "full" in text or "I/O" in text:
         return StoreFailed(
             f"the disk took no more for {path} ({text}); nothing was recorded, so nothing may be sent: "
-            "free some space and run the same command again"
+            "free some space and try again; a run goes on with --resume"
         )
     if code == sqlite3.SQLITE_BUSY or "locked" in text:
         return StoreFailed(
