@@ -127,7 +127,7 @@ class Server:
         self.ledger = ledger or fresh()
 
     def write(self, kind: str, body: Mapping[str, Any], vector: np.ndarray | None = None, **more: Any) -> bytes:
-        return wire.write(kind, body, self.ledger, vector=vector, **more)[0]
+        return wire.write(kind, body, self.ledger, vector=vector, **{"to": "north", **more})[0]
 
     def say(self, place: Place, kind: str, body: Mapping[str, Any], vector: Any = None, **more: Any) -> wire.Letter:
         return hear(place, self.write(kind, body, vector, **more))

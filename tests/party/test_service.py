@@ -213,11 +213,10 @@ def test_a_site_whose_lifetime_is_spent_refuses_in_the_middle_of_a_run(caplog: p
         assert server.enrol(place, resolved, run).kind == "enrolled"
     assert server.train(place, resolved, 1).kind == "update"
     assert server.train(place, resolved, 2).kind == "update"
-    before = place.ledger.head
     letter = server.train(place, resolved, run="second")
     assert reason(letter) == "its budget is spent"
     assert "the next charge does not fit" in caplog.text
-    assert len(place.task.touched) == 2 and place.ledger.head == before
+    assert len(place.task.touched) == len(place.reserved) == 2
 
 
 def test_a_run_costs_no_more_attempts_than_its_plan_has() -> None:
@@ -327,7 +326,7 @@ def test_a_coordinator_whose_ledger_went_back_is_refused() -> None:
     store, key = MemoryStore(), SigningKey.generate()
     young = Server(Ledger.begin(store, key))
     place, resolved = Place(), plan()
-    old = young.write("train", body_of(resolved), MODEL)
+    old = young.write("train", body_of(resolved, round=2), MODEL)
     young.ledger.declare_public(party="a", dataset="b", reason="made up")
     young.enrol(place, resolved)
     assert young.train(place, resolved).kind == "update"
@@ -359,19 +358,20 @@ def test_a_policy_edited_after_the_enrolment_counts_from_the_next_start() -> Non
     place, server, resolved = Place(), Server(), plan()
     server.enrol(place, resolved)
     assert server.train(place, resolved, 1).kind == "update"
-    for stricter, words in (
+    for attempt, (stricter, words) in enumerate((
         (policy(record=dataclasses.replace(UNIT, smallest_noise=9.0)), "is below 9"),
         (policy(record=dataclasses.replace(UNIT, run=0.1)), "for one run"),
         (policy(rules=Rules(aggregation=("noisy-sum",))), "aggregation by 'mean' is not allowed"),
         (policy(tasks=(AllowedTask(name="others"),)), "does not allow task 'points'"),
         (policy(record=dataclasses.replace(UNIT, epsilon=5.0, run=5.0)), "lifetime"),
-    ):
+    ), start=1):  # fmt: skip
         place.start(stricter)
-        assert words in reason(server.train(place, resolved, 2))
+        assert words in reason(server.train(place, resolved, 2, attempt))
         assert words in reason(server.enrol(place, resolved))
     assert len(place.task.touched) == 1
     place.start(policy())
-    assert server.train(place, resolved, 2).kind == "update"
+    assert "was answered before" in reason(server.train(place, resolved, 2, attempt), "lost"), "no is no, for good"
+    assert server.train(place, resolved, 2, attempt + 1).kind == "update"
 
 
 def test_the_policy_is_asked_before_every_round() -> None:
@@ -400,13 +400,13 @@ def test_a_larger_lifetime_in_the_policy_does_not_raise_that_of_the_ledger() -> 
 @pytest.mark.parametrize(
     ("fails", "told"),
     [
-        (ValueError("row 7, Ms Smith"), "its work failed (ValueError)"),
-        (MemoryError("Ms Smith"), "its work failed (MemoryError)"),
-        (SystemExit("Ms Smith"), "its work failed (SystemExit)"),
+        (ValueError("row 7, Ms Smith"), "its work failed"),
+        (MemoryError("Ms Smith"), "its work failed"),
+        (SystemExit("Ms Smith"), "its work failed"),
         (DataMissing("the file of Ms Smith"), "it has no data"),
-        (StoreFailed("Ms Smith"), "its work failed (StoreFailed)"),
-        (LedgerBroken("Ms Smith"), "its work failed (LedgerBroken)"),
-        (wire.Unreadable("Ms Smith"), "its work failed (Unreadable)"),
+        (StoreFailed("Ms Smith"), "its work failed"),
+        (LedgerBroken("Ms Smith"), "its work failed"),
+        (wire.Unreadable("Ms Smith"), "its work failed"),
     ],
 )
 def test_work_that_fails_is_charged_and_told_by_its_kind(

@@ -26,6 +26,7 @@ __all__ = [
     "ListenOption",
     "SuperLinkOption",
     "WaitOption",
+    "called",
     "flower",
     "require_flower",
     "superlink",
@@ -45,6 +46,7 @@ SuperLinkOption = Annotated[
         "--superlink", metavar="DIR", help="With --on flower: use the running one of this folder.", show_default=False
     ),
 ]
+PATIENCE = 120.0
 WaitOption = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long sites may take to come.")]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure-loopback", help="No TLS, for a trial on one machine; refused elsewhere.")
@@ -99,6 +101,17 @@ def flower(
         made = RemoteFederation(FlowerTransport(access), roster=roster, patience=wait)
         stack.callback(made.close)
         yield made
+
+
+def called(*, keys: Path | None, listen: str | None, folder: Path | None, wait: float, insecure: bool) -> list[str]:
+    """The words of ``quietsum run`` that ask the same sites in the same way again."""
+    words = ["--on", "flower"]
+    for name, value in (("--keys", keys), ("--listen", listen), ("--superlink", folder)):
+        if value is not None:
+            words += [name, str(value)]
+    if wait != PATIENCE:
+        words += ["--wait", f"{wait:g}"]
+    return [*words, "--insecure-loopback"] if insecure else words
 
 
 def _link(keys: Path, listen: str, folder: Path, insecure: bool) -> SuperLink:

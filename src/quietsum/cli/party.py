@@ -84,14 +84,15 @@ def check(
     policy = load_policy(path)
     problem = ""
     if plan is not None:
+        from quietsum.party.service import own_task, tried
         from quietsum.plan import load_plan, resolve
-        from quietsum.tasks import task_of
 
         loaded = load_plan(plan)
-        task = task_of(loaded)
-        resolved = resolve(loaded, task.parties(), task.dimension)
         try:
+            task = own_task(policy, loaded)
+            resolved = resolve(loaded, task.parties(), task.dimension)
             policy.check(resolved)
+            tried(lambda: task, resolved, policy.name)
             _fits(policy, resolved)
         except QuietsumError as refusal:
             problem = str(refusal)
@@ -143,8 +144,10 @@ def serve(
     watch_log(verbose + 1)  # who asked, and what was refused, is what a site wants to see
     loaded = load_policy(policy)
     require_flower()
+    from quietsum.federation.certificates import read_certificates
     from quietsum.federation.flower.node import serve_node
-    from quietsum.federation.identities import signing_with
+    from quietsum.federation.identities import signing
+    from quietsum.federation.nodekeys import read_node_key
     from quietsum.ledger import Ledger
     from quietsum.party.service import SiteService
     from quietsum.party.status import status_of
@@ -159,6 +162,10 @@ def serve(
             "coordinator.root_certificate", "", "is missing", "take ca.crt from whoever runs the coordinator"
         )
     key = loaded.path(coordinator.node_key)
+    sign = signing(read_node_key(key))  # a mistake here must leave no ledger behind
+    root = None if insecure else loaded.path(coordinator.root_certificate)
+    if root is not None:
+        read_certificates(root)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -166,11 +173,13 @@ def serve(
         _introduce(loaded)
         for warning in status_of(loaded, ledger)["warnings"]:
             print(textwrap.fill(f"warning: {warning}", 80))
+        service = SiteService(loaded, ledger, node_key=sign)
+        _say_who_counts(loaded, service.books.coordinators())
         print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)
         serve_node(
-            SiteService(loaded, ledger, node_key=signing_with(key)).answer,
+            service.answer,
             address=coordinator.address,
-            root_certificate=None if insecure else loaded.path(coordinator.root_certificate),
+            root_certificate=root,
             node_key=key,
             insecure=insecure,
             stop=stop,
@@ -180,18 +189,35 @@ def serve(
     print_next(["party", "status", "--policy", str(policy)])
 
 
+def _say_who_counts(policy: Policy, known: tuple[str, ...]) -> None:
+    """Where the policy pins no coordinator: that the first one counts, which one that is, and how to pin it."""
+    if policy.coordinator.ledger:
+        return
+    told = f"the one it enrolled with first, {known[0]}," if known else "the first coordinator that it enrols with"
+    pin = known[0] if known else "…"
+    print(textwrap.fill(f'{told} counts; pin it in the policy with coordinator.ledger = "{pin}"', 80))
+
+
 @app.command()
 def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> None:
     """Show what this site has spent, for whom and when.
 
     Example: quietsum party status --policy policy.toml
     """
+    from quietsum.errors import QuietsumError
     from quietsum.ledger import Ledger
+    from quietsum.ledger.places import exists
     from quietsum.party.policy_file import load_policy
     from quietsum.party.status import status_of
 
     loaded = load_policy(policy)
-    with Ledger.open(loaded.path(loaded.site.ledger), read_only=True) as ledger:
+    place = loaded.path(loaded.site.ledger)
+    if not exists(place):
+        raise QuietsumError(
+            f"there is no ledger at {place}; quietsum party serve makes one. If there was one, restore it: a new one has "
+            "forgotten what was spent"
+        )
+    with Ledger.open(place, read_only=True) as ledger:
         values = status_of(loaded, ledger)
     if as_json:
         print_json(values)

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli import options as opt
-from quietsum.cli.across import InsecureOption, KeysOption, ListenOption, SuperLinkOption, WaitOption, flower
+from quietsum.cli.across import (
+    PATIENCE,
+    InsecureOption,
+    KeysOption,
+    ListenOption,
+    SuperLinkOption,
+    WaitOption,
+    called,
+    flower,
+)
 from quietsum.cli.logs import watch_log
 from quietsum.cli.output import print_next
 from quietsum.errors import InvalidParameter
@@ -59,7 +68,7 @@ def run(
     keys: KeysOption = None,
     listen: ListenOption = None,
     superlink: SuperLinkOption = None,
-    wait: WaitOption = 120.0,
+    wait: WaitOption = PATIENCE,
     insecure: InsecureOption = False,
     workspace: opt.WorkspaceOption = None,
     verbose: opt.VerboseOption = 0,
@@ -95,6 +104,10 @@ def run(
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     watch_log(verbose)
     place = Workspace.at(workspace)
+    if resume is not None:
+        from quietsum.runs.run import check_whom
+
+        check_whom(place.find(resume), sites=on == "flower", workspace=place)  # before a SuperLink is started
     progress = Progress()
     watcher = JsonLines(sys.stdout) if as_json else progress
     with _tracking(mlflow) as tracker:  # closed after the report is written, so that it is sent too
@@ -113,7 +126,10 @@ def run(
                     result = _started(place, str(plan), name, watcher, how)
         finally:
             progress.stop()
-        return _finish(result, place, workspace, as_json)
+        again = (
+            [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
+        )
+        return _finish(result, place, workspace, as_json, again)
 
 
 def _tracking(uri: str | None) -> contextlib.AbstractContextManager[MlflowWatcher | None]:
@@ -145,7 +161,7 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
     if not how.quiet:
         _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
     with contextlib.ExitStack() as stack:
-        watchers = _Watching(watcher, stack, how.tracker)
+        watchers = _Watching(watcher, stack, how)
         return start(
             loaded, workspace=place, name=name, watchers=[watchers], task=task, workers=how.workers,
             federation=how.federation, opened=watchers.opened,
@@ -161,7 +177,7 @@ def _resumed(place: Workspace, name: str, watcher: Watcher, how: _How) -> RunRes
     if not how.quiet:
         print(f"run {folder.run} goes on after its last checkpoint")
     with contextlib.ExitStack() as stack:
-        watchers = _Watching(watcher, stack, how.tracker)
+        watchers = _Watching(watcher, stack, how)
         return resume(
             folder, workspace=place, watchers=[watchers], task=task, workers=how.workers, federation=how.federation,
             opened=watchers.opened,
@@ -171,15 +187,18 @@ def _resumed(place: Workspace, name: str, watcher: Watcher, how: _How) -> RunRes
 class _Watching:
     """The watcher on the screen, and once there is a run folder, the files in it and the tracking store."""
 
-    def __init__(self, first: Watcher, stack: contextlib.ExitStack, tracker: MlflowWatcher | None) -> None:
+    def __init__(self, first: Watcher, stack: contextlib.ExitStack, how: _How) -> None:
         self._watchers: list[Watcher] = [first]
         self._stack = stack
-        self._tracker = tracker
+        self._tracker, self._tell = how.tracker, how.federation is not None and not how.quiet
 
     def opened(self, folder: RunFolder) -> None:
         from quietsum.runs.progress import JsonLines
         from quietsum.runs.record import Recorder
 
+        if self._tell:
+            text = f"this coordinator's ledger is {folder.ledger}; sites pin it as coordinator.ledger"
+            print(textwrap.fill(text, 80), flush=True)
         self._watchers.append(self._stack.enter_context(JsonLines(folder.path / "events.jsonl")))
         self._watchers.append(self._stack.enter_context(Recorder(folder.path / "run.db")))
         if self._tracker is not None:
@@ -214,7 +233,7 @@ def _introduce(resolved: Any, title: str) -> None:
     print()
 
 
-def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json: bool) -> int:
+def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json: bool, again: list[str]) -> int:
     from quietsum import report
     from quietsum.cli.output import print_json
 
@@ -238,7 +257,7 @@ def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json:
     if result.outcome == "budget":
         print_next(["ledger", "show", *where])
     else:
-        print_next(["run", "--resume", result.folder.run, *where])
+        print_next(["run", "--resume", result.folder.run, *again, *where])
     return code
 
 

@@ -305,7 +305,7 @@ class RemoteFederation:
         assert self._ledger is not None
         site = self._known.get(party)
         knows = self._heads.get(party or self._claims.get(node, ""))
-        content, digest = wire.write(kind, body, self._ledger, knows=knows, vector=vector)
+        content, digest = wire.write(kind, body, self._ledger, to=party, knows=knows, vector=vector)
         where = site.node if site is not None else node
         try:
             message = self._transport.send(where, content, lasting=lasting)
@@ -355,7 +355,8 @@ class RemoteFederation:
     def _heard(self, letter: wire.Letter, sent: _Sent, asking: _Asking | None) -> Reply | None:
         if sent.kind == "hello":
             if letter.kind == "refused":
-                log.warning("node %s refuses: %s", sent.node, _reason(letter))
+                if self._turned_away.get(sent.node) != _reason(letter):
+                    log.warning("node %s refuses: %s", sent.node, _reason(letter))
                 self._turned_away[sent.node] = _reason(letter)
                 return None
             self._welcome(letter, sent)

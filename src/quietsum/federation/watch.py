@@ -80,7 +80,9 @@ class PartyDropped(RunEvent):
 class RoundFinished(RunEvent):
     """A new model, with its metrics and what has been spent so far if the schedule runs as planned.
 
-    ``limits`` holds the plan's own ε by unit, ``clip`` the bound of the next round where it adapts.
+    ``spent`` tells by its size who has refused, since a refusal takes a charge back; ``reserved`` is the same as if
+    nobody had, and what others than the operator may see. ``limits`` holds the plan's own ε by unit, ``clip`` the bound
+    of the next round where it adapts.
     """
 
     kind: ClassVar[str] = "round-finished"
@@ -94,6 +96,7 @@ class RoundFinished(RunEvent):
     spent: tuple[Guarantee, ...]
     limits: Mapping[str, float]
     clip: float | None = None
+    reserved: tuple[Guarantee, ...] = ()
 
 
 @final
@@ -126,7 +129,7 @@ def to_dict(event: RunEvent) -> dict[str, Any]:
     values: dict[str, Any] = {"event": event.kind}
     for field in dataclasses.fields(event):
         value = getattr(event, field.name)
-        if field.name == "spent":
+        if field.name in ("spent", "reserved"):
             value = [guarantee.to_dict() for guarantee in value]
         elif isinstance(value, Mapping):
             value = dict(value)

@@ -43,14 +43,14 @@ class RunState:
     """One run while the ledger is read or written."""
 
     __slots__ = (
-        "attempts", "committed", "datasets", "entry", "open", "plan_hash", "refunds", "reservations", "shares", "terms",
+        "attempts", "committed", "datasets", "entry", "open", "plan_hash", "refunds", "reserved", "shares", "terms",
     )  # fmt: skip
 
     def __init__(self, entry: int, plan_hash: str, terms: Terms, datasets: dict[str, str]) -> None:
         self.entry, self.plan_hash, self.terms, self.datasets = entry, plan_hash, terms, datasets
         self.shares: dict[Account, Share] = {}
         self.attempts: dict[int, int] = {}  # the last one of each round
-        self.reservations = 0
+        self.reserved: set[tuple[int, int]] = set()
         self.open: dict[tuple[int, int], Reservation] = {}
         self.committed = 0
         self.refunds = 0

@@ -6,6 +6,7 @@ order, remembers where it is, and goes on from there; it needs the ledger's entr
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import final
@@ -16,7 +17,8 @@ from quietsum.ledger.entries import RESTORE, Kind
 from quietsum.ledger.ledger import Ledger
 from quietsum.ledger.spending import Prices, Tally, cost_of
 from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.units import Observer, PrivacyUnit
 
 __all__ = ["RunHistory"]
 
@@ -36,6 +38,7 @@ class RunHistory:
         self._terms = Terms()
         self._tallies: dict[Account, Tally] = {}
         self._gross: dict[Account, Tally] = {}
+        self._observers: dict[Account, tuple[Observer, ...]] = {}
         self._reserved: dict[int, tuple[Charge, ...]] = {}
         self._committed: list[tuple[int, dict[Account, Tally]]] = []
 
@@ -61,6 +64,7 @@ class RunHistory:
                 charges = tuple(Charge.from_dict(values) for values in body["charges"])  # type: ignore[attr-defined]
                 self._reserved[sequence] = charges
                 for charge in charges:
+                    self._observers[charge.party, charge.unit] = charge.observers
                     for tallies in (self._tallies, self._gross):
                         tallies.setdefault((charge.party, charge.unit), Tally()).add(cost_of(charge))
             case Kind.REFUND:
@@ -88,15 +92,35 @@ class RunHistory:
         """ε of the worst party at the plan's own δ, refunds counted; 0 where nothing was charged."""
         return self._worst(self._tallies, unit)
 
+    def reserved(self) -> tuple[Guarantee, ...]:
+        """ε per unit and observer of the worst party, as if nobody had refused; otherwise as :meth:`Ledger.spent`.
+
+        Guarantees: a refund changes nothing in it, so that its size does not tell who took part (rule 5).
+        """
+        found = []
+        for unit in PrivacyUnit:
+            same = {(self._observers[one], tally.key()): tally for one, tally in self._gross.items() if one[1] is unit}
+            priced = [(observers, self._priced(tally, unit)) for (observers, _), tally in same.items()]
+            for observer in Observer:
+                if any(observer in observers for observers, _ in priced):
+                    seen = [one if observer in observers else _without(one) for observers, one in priced]
+                    worst = max(seen, key=lambda one: one.epsilon)
+                    found.append(dataclasses.replace(worst, observer=observer))
+        return tuple(found)
+
+    def _priced(self, tally: Tally, unit: PrivacyUnit) -> Guarantee:
+        terms, limit = self._terms, self._terms.limit(unit)
+        if limit is not None:
+            return self._prices.guarantee(tally.key(), terms.accounting, terms.neighbours, unit, limit.delta)
+        return Guarantee(  # style none: there is no δ to ask at
+            epsilon=math.inf, epsilon_lower=math.inf, delta=0.0, unit=unit, neighbours=terms.neighbours,
+            method="a release without protection",
+        )  # fmt: skip
+
     def _worst(self, tallies: Mapping[Account, Tally], unit: PrivacyUnit) -> float:
-        limit = self._terms.limit(unit)
-        if limit is None:  # style none: charged without protection
-            return math.inf if any(account[1] is unit for account in tallies) else 0.0
-        found = [
-            self._prices.guarantee(
-                tally.key(), self._terms.accounting, self._terms.neighbours, unit, limit.delta
-            ).epsilon
-            for account, tally in tallies.items()
-            if account[1] is unit
-        ]
+        found = [self._priced(tally, unit).epsilon for account, tally in tallies.items() if account[1] is unit]
         return max(found, default=0.0)
+
+
+def _without(one: Guarantee) -> Guarantee:
+    return dataclasses.replace(one, epsilon=math.inf, method="not protected against it")

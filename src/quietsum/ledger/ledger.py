@@ -191,6 +191,18 @@ class Ledger:
                             worst[unit, observer] = found
             return tuple(worst.values())
 
+    def declared_public(self) -> Mapping[tuple[str, str], str]:
+        """Datasets without a gate, by party and name, with the reason."""
+        with self._journal.lock:
+            self._journal.follow()
+            return dict(self._accounts.public)
+
+    def reservations(self, run: str) -> frozenset[tuple[int, int]]:
+        """Round and attempt of everything that was ever reserved in a run."""
+        with self._journal.lock:
+            self._journal.follow()
+            return frozenset(self._run(run).reserved)
+
     def budgets(self) -> Mapping[tuple[str, str, PrivacyUnit], Budget]:
         """The lifetime budgets alone, by party, dataset and unit; quick, since nothing is priced."""
         with self._journal.lock:
@@ -400,14 +412,19 @@ class Ledger:
             self._journal.follow()
             return dict(self._accounts.witnessed)
 
-    def witness(self, run: str, seen: Mapping[str, Testimony]) -> None:
-        """Keep heads of other ledgers that came without a round: at the end of a run, say. Known ones are left out."""
+    def witness(self, run: str, seen: Mapping[str, Testimony], *, refused: tuple[int, int] | None = None) -> None:
+        """Keep heads of other ledgers that came without a round: at the end of a run, say. Known ones are left out.
+
+        ``refused`` is the round and attempt that a site says no to: from then on its books take neither that attempt
+        nor an earlier one of the round.
+        """
         run = label("run", run)
+        round, attempt = (0, 0) if refused is None else refused
         with self._journal.writing("witness") as add:
             self._run(run)
             fresh = {name: told for name, told in seen.items() if self._accounts.witnessed.get(name) != told}
-            if fresh:
-                self._witness(add, run, 0, 0, fresh)
+            if fresh or refused is not None:
+                self._witness(add, run, whole_number("round", round), whole_number("attempt", attempt), fresh)
 
     def receipts(self) -> Iterator[tuple[Entry, Mapping[str, Testimony]]]:
         """All heads of other ledgers in the order in which they came."""

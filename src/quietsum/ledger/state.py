@@ -146,7 +146,7 @@ class State:
         if self._prices is not None and not self._blind:
             self.accounts.check_budgets(body["run"], found, self._prices)
         run.attempts[body["round"]] = body["attempt"]
-        run.reservations += 1
+        run.reserved.add((body["round"], body["attempt"]))
         run.open[body["round"], body["attempt"]] = Reservation(entry.sequence, tuple(charge for charge, _ in found))
         for charge, cost in found:
             share = run.shares[charge.party, charge.unit]
@@ -194,6 +194,11 @@ class State:
         _require_same("heads", body["heads"], heads_to(heads))
         self.accounts.check_witness(heads)
         self.accounts.witnessed |= heads
+        run, attempt = self.accounts.runs[body["run"]], body["attempt"]
+        if (
+            run.terms.enrolled is not None and body["round"] > 0
+        ):  # a site's own: reserved with this, or refused for good
+            run.attempts[body["round"]] = max(attempt, run.attempts.get(body["round"], 0))
 
     def _charges(self, values: Any) -> tuple[tuple[Charge, Cost], ...]:
         """Charges and costs; the rounds of a run charge the same, so they are read once."""

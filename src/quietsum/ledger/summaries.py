@@ -41,7 +41,7 @@ def summary_of(name: str, run: RunState) -> RunSummary:
         sequence=run.entry,
         plan_hash=run.plan_hash,
         rounds=len(run.attempts),
-        attempts=run.reservations,
+        attempts=len(run.reserved),
         committed=run.committed,
         refunds=run.refunds,
         datasets=tuple(sorted(run.datasets.items())),

@@ -2,8 +2,9 @@
 
 A chain alone forgets: cut its tail, restore yesterday's file or write it anew, and it verifies. So a coordinator and
 its sites exchange their newest heads with every request and reply, and each writes the other's into its chain. Whoever
-goes back behind a head that the other has kept is found out at the next word they exchange, and later by anybody who
-holds the two ledgers side by side (``quietsum ledger receipts``, then ``quietsum ledger verify --anchor``).
+goes back behind a head that the other has kept is found at the next word that two honest sides exchange, and later by
+anybody who holds the two ledgers side by side (``quietsum ledger receipts``, then ``quietsum ledger verify --anchor``).
+A site alone cannot tell a chain that was rewritten *and made longer*: it sees heads, not what lies between them.
 
 All heads of one attempt are one entry, however many there are, and exports withhold it: how many sites answered would
 tell who did (rule 5).
@@ -20,6 +21,8 @@ from quietsum.ledger.encoding import head_message, label
 from quietsum.ledger.entries import Head
 from quietsum.ledger.keys import VerifyingKey
 
+LONGEST = 2**53
+"""Entries that a ledger may have."""
 __all__ = ["Testimony", "check_succession", "heads_from", "heads_to"]
 
 
@@ -42,6 +45,8 @@ class Testimony:
         except ValueError:
             raise InvalidParameter("public_key", self.public_key, "is no Ed25519 key", "pass on what came") from None
         head = self.head
+        if head.sequence > LONGEST:
+            raise InvalidParameter("head", head.sequence, "is no entry of any ledger")
         if key.hex != self.public_key or key.ledger != head.ledger:
             raise InvalidParameter("public_key", self.public_key, f"is not that of ledger {head.ledger}")
         message = head_message(ledger=head.ledger, sequence=head.sequence, hash=head.hash)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import PlanRefused
 from quietsum.failpoints import reach
-from quietsum.ledger import Charge, Dataset, Ledger, Receipt, Terms, Testimony
+from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
 from quietsum.plan.charging import charge, span, units
 from quietsum.plan.values import SamplingPlan
@@ -114,8 +114,25 @@ class SiteBooks:
             rounds=resolved.plan.federation.rounds,
         )
 
+    def protect(self) -> None:
+        """Where the policy protects data that the ledger still calls public, set its budgets: what was spent counts.
+
+        :class:`~quietsum.errors.InvalidParameter` where the ledger has known a larger budget, or another δ.
+        """
+        mine = self.policy.dataset
+        if (self.policy.name, mine.name) not in self.ledger.declared_public():
+            return
+        for unit, allowed in self.policy.budgets.items():
+            self.ledger.raise_budget(
+                party=self.policy.name, dataset=mine.name, unit=unit, epsilon=allowed.epsilon, delta=allowed.delta,
+                reason="the site's policy protects what was declared public before",
+            )  # fmt: skip
+
     def check_lifetimes(self) -> None:
         """A ledger's budget never goes down: where the policy has since become stricter, nothing runs at all."""
+        mine = self.policy.dataset
+        if self.policy.budgets and (self.policy.name, mine.name) in self.ledger.declared_public():
+            raise PlanRefused(f"the ledger calls {mine.name!r} public, and the policy protects it; start serving again")
         for (_, dataset, unit), budget in self.ledger.budgets().items():
             allowed = self.policy.budgets.get(unit)
             if dataset != self.policy.dataset.name or allowed is None:
@@ -132,8 +149,32 @@ class SiteBooks:
         return any(known.run == name for known in self.ledger.runs())
 
     def answered(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
-        """Whether this attempt, or a later one of its round, was reserved before."""
-        return self.ledger.next_attempt(name_in_books(run, coordinator), number) > attempt
+        """Whether this attempt, or a later one of its round, was reserved or refused before."""
+        name = name_in_books(run, coordinator)
+        return self.knows(run, coordinator) and self.ledger.next_attempt(name, number) > attempt
+
+    def reserved(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
+        """Whether this very attempt was reserved, so that its data may have been touched."""
+        name = name_in_books(run, coordinator)
+        return self.knows(run, coordinator) and (number, attempt) in self.ledger.reservations(name)
+
+    def refuse(self, run: str, number: int, attempt: int, coordinator: Testimony) -> None:
+        """Write down that this attempt was refused, so that it is never answered, by no later process either."""
+        if self.knows(run, coordinator.ledger) and not self.answered(run, coordinator.ledger, number, attempt):
+            name = name_in_books(run, coordinator.ledger)
+            self.ledger.witness(name, self._seen(run, coordinator), refused=(number, attempt))
+
+    def check_booked(self, run: str, resolved: ResolvedPlan, coordinator: str) -> None:
+        """What the site enrolled with is no less than its policy asks for now."""
+        booked = self._entry(run, coordinator).body["planned"]
+        for one in self._planned(resolved):
+            if one.unit in enrolled_units(resolved) and one.to_dict() not in booked:
+                alone = dataclasses.replace(one, event=self._alone(resolved, one.unit).event)
+                if alone.to_dict() not in booked:
+                    raise PlanRefused(
+                        f"the site enrolled in {run!r} when its policy still trusted the server's draw of parties, and "
+                        f"was charged less per {one.unit} than it asks for now"
+                    )
 
     def reserve(
         self, run: str, resolved: ResolvedPlan, number: int, attempt: int, coordinator: Testimony
@@ -141,9 +182,7 @@ class SiteBooks:
         """Reserve one attempt before any data is touched; BudgetExhausted where it does not fit."""
         name = name_in_books(run, coordinator.ledger)
         if enrolled_units(resolved):  # paid for as a whole, so nothing but this count ends it
-            used = sum(known.attempts - 1 for known in self.ledger.runs() if known.run == name)
-            if used >= resolved.attempts:
-                raise PlanRefused(f"the plan has {resolved.attempts} attempts, and this site was asked for all of them")
+            self._check_quota(name, resolved, number)
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
         receipt = self.ledger.reserve(name, number, attempt, charges, seen=self._seen(run, coordinator))
@@ -155,10 +194,12 @@ class SiteBooks:
 
     def resolved(self, run: str, coordinator: str) -> ResolvedPlan:
         """The plan with which the site has enrolled."""
+        return resolved_from(self._entry(run, coordinator).body["plan"]["resolved"])
+
+    def _entry(self, run: str, coordinator: str) -> Entry:
         name = name_in_books(run, coordinator)
         known = next(known for known in self.ledger.runs() if known.run == name)
-        entry = next(self.ledger.entries(known.sequence))
-        return resolved_from(entry.body["plan"]["resolved"])
+        return next(self.ledger.entries(known.sequence))
 
     def coordinators(self) -> tuple[str, ...]:
         """The ledgers of all coordinators in whose runs this site has enrolled, the first one first."""
@@ -178,6 +219,20 @@ class SiteBooks:
         return self.ledger.witnessed().get(name_in_books(run, coordinator))
 
     # ------------------------------------------------------------------------------------------- the plan's part
+
+    def _check_quota(self, name: str, resolved: ResolvedPlan, number: int) -> None:
+        """A site that paid for the whole plan is asked no more often than the plan has rounds of each noise."""
+        factor = resolved.plan.stage(number).noise
+        allowed = span(resolved, resolved.attempts).get(factor, 0)
+        asked = [round for round, _ in self.ledger.reservations(name) if round > 0]
+        if sum(resolved.plan.stage(round).noise == factor for round in asked) >= allowed:
+            raise PlanRefused(
+                f"the plan has {allowed} attempts at the noise of round {number}, and the site was asked for them all"
+            )
+
+    def _alone(self, resolved: ResolvedPlan, unit: PrivacyUnit) -> Charge:
+        """The whole plan's charge as if everyone were asked in every round."""
+        return charge(_everyone(resolved), self.policy.name, unit, span(resolved, resolved.attempts))
 
     def _planned(self, resolved: ResolvedPlan) -> tuple[Charge, ...]:
         over, name = span(resolved, resolved.attempts), self.policy.name

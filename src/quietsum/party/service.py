@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan
 
-__all__ = ["SiteService", "identity_message"]
+__all__ = ["SiteService", "identity_message", "own_task", "tried"]
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ NodeSigns = Callable[[bytes], bytes]
 """A signature of the site's node key, by which the coordinator knows it."""
 
 
+AGAIN = "this attempt, or a later one, was answered before"
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
 
@@ -62,7 +63,11 @@ def identity_message(request: str, party: str, public_key: str) -> bytes:
 
 
 class _Refused(QuietsumError):
-    """The site says no, and has not touched its data."""
+    """The site says no, and has not touched its data. ``for_good``: the same request can never be taken."""
+
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
 
 
 @final
@@ -96,10 +101,12 @@ class SiteService:
     ) -> None:
         self.policy, self.books = policy, SiteBooks(policy, ledger)
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
-        self._rng, self._task = rng or system_randomness(), task or self._own_task
+        self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
         self._runs: dict[tuple[str, str], _Enrolled] = {}
         self._session = secrets.token_hex(8)
         self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
+        self._said = ""
+        self.books.protect()
 
     def answer(self, content: bytes) -> bytes:
         """The reply to one message, whatever it is; empty where not even a refusal can be signed."""
@@ -118,8 +125,10 @@ class SiteService:
         try:
             return self._answered(letter)
         except _Refused as refusal:
-            log.warning("%r refused: %s", letter.kind[:40], refusal)
-            return self._refuse(letter, str(refusal))
+            told = f"{letter.kind[:40]!r} refused: {refusal}"
+            log.log(logging.DEBUG if told == self._said else logging.WARNING, "%s", told)  # greetings come often
+            self._said = told
+            return self._refuse(letter, str(refusal), for_good=refusal.for_good)
         except LedgerBroken as error:
             log.error("nothing is done any more until the ledger is in order: %s", error)
             return self._refuse(letter, "its own ledger is not in order")
@@ -128,13 +137,42 @@ class SiteService:
             return self._refuse(letter, "its ledger could not be written")
         except Exception as error:  # ours, and nobody's business elsewhere
             log.exception("a %s could not be answered", letter.kind)
-            return self._reply(letter, "lost", {"reason": f"its work failed ({type(error).__name__})"})
+            return self._reply(letter, "lost", {"reason": _kind(error)})
 
-    def _refuse(self, letter: wire.Letter, reason: str) -> bytes:
-        """Say no, and remember it: the coordinator may take the charge back, so this request is never answered later."""
+    def _refuse(self, letter: wire.Letter, reason: str, *, for_good: bool = False) -> bytes:
+        """Say no, unless the attempt was reserved before: then data may have been touched, and it is lost.
+
+        A refusal is written down: the coordinator may take the charge back, so the attempt is never answered later.
+        """
         if letter.kind == "train":
-            self._refusals.append(letter.digest)
+            if self._reserved(letter):
+                return self._reply(letter, "lost", {"reason": AGAIN})
+            if not for_good:  # a policy may be changed, a budget raised, a disk emptied
+                self._refusals.append(letter.digest)
+                self._note_refusal(letter)
         return self._reply(letter, "refused", {"reason": reason})
+
+    def _reserved(self, letter: wire.Letter) -> bool:
+        """Whether the books hold a reservation for this attempt; yes where they cannot be read."""
+        try:
+            run, number, attempt = self._key(letter)
+        except _Refused:
+            return False
+        try:
+            return self.books.reserved(run, letter.sender.ledger, number, attempt)
+        except Exception:
+            log.exception("the books do not say whether this attempt was reserved")
+            return True
+
+    def _note_refusal(self, letter: wire.Letter) -> None:
+        try:
+            run, number, attempt = self._key(letter)
+            self.books.refuse(run, number, attempt, letter.sender)
+        except QuietsumError as error:  # it is remembered by this process all the same
+            log.info("the refusal is not in the books: %s", error)
+
+    def _key(self, letter: wire.Letter) -> tuple[str, int, int]:
+        return self._run_of(letter), _whole(letter.body, "round"), _whole(letter.body, "attempt")
 
     def _answered(self, letter: wire.Letter) -> bytes:
         self._check_coordinator(letter)
@@ -153,6 +191,8 @@ class SiteService:
 
     def _check_coordinator(self, letter: wire.Letter) -> None:
         """It is the one coordinator of this site, and neither ledger has gone back behind what the other has kept."""
+        if letter.to != self.policy.name and (letter.kind != "hello" or letter.to):
+            raise _Refused("the message is for another site")
         told, pinned = letter.sender.ledger, self.policy.coordinator.ledger
         known = (pinned,) if pinned else self.books.coordinators()
         if known and told not in known:
@@ -211,16 +251,7 @@ class SiteService:
         """Ask the policy, make the task and try it on made-up records; all before anything is charged."""
         self.policy.check(resolved)
         self.books.check_lifetimes()
-        try:
-            task = self._task(resolved.plan)
-            if task.dimension != resolved.dimension:
-                raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
-            rehearse(task, resolved, self.policy.name)
-        except PlanRefused:
-            raise
-        except (Exception, SystemExit) as error:
-            log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
-            raise PlanRefused(f"its task cannot run here ({type(error).__name__})") from None
+        task = tried(lambda: self._task(resolved.plan), resolved, self.policy.name)
         limit = resolved.plan.federation.deadline
         site = Site(
             self.policy.name,
@@ -232,36 +263,33 @@ class SiteService:
         )
         return _Enrolled(resolved, site)
 
-    def _own_task(self, plan: Plan) -> Task:
-        """The plan's task with this site's own options: where its files are is nobody else's business."""
-        from quietsum.tasks import task_of
-
-        here = self.policy.task(plan.task.name, plan.task.options).here
-        options = {**plan.task.options, **here}
-        return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
-
     # ---------------------------------------------------------------------------------------------- training
 
     def _train(self, letter: wire.Letter) -> bytes:
-        run, coordinator = self._run_of(letter), letter.sender.ledger
+        coordinator = letter.sender.ledger
+        run, number, attempt = self._key(letter)
         if letter.digest in self._refusals:
             raise _Refused("this request was refused before")
-        number, attempt = (_whole(letter.body, name) for name in ("round", "attempt"))
+        known = self._runs.get((run, coordinator))
+        if (known is None or known.answered is None) and self.books.answered(run, coordinator, number, attempt):
+            return self._came_again(letter, run, number, attempt)
         enrolled = self._enrolled(run, coordinator)
         resolved = enrolled.resolved
         if letter.body.get("plan") != resolved.plan.digest:
-            raise _Refused("the request belongs to another plan than the one that this site has enrolled with")
+            problem = "the request belongs to another plan than the one that this site has enrolled with"
+            raise _Refused(problem, for_good=True)
         if number > resolved.plan.federation.rounds:
-            raise _Refused(f"the plan has {resolved.plan.federation.rounds} rounds, this is round {number}")
+            problem = f"the plan has {resolved.plan.federation.rounds} rounds, this is round {number}"
+            raise _Refused(problem, for_good=True)
         params = letter.vector
         if params is None or params.shape != (resolved.dimension,) or not np.isfinite(params).all():
-            raise _Refused(f"the model that came is not {resolved.dimension} finite numbers")
+            problem = f"the model that came is not {resolved.dimension} finite numbers"
+            raise _Refused(problem, for_good=True)
         model = hashlib.sha256(params.tobytes()).hexdigest()
         if enrolled.answered is not None and enrolled.answered[0] == (number, attempt, model):
             return enrolled.answered[1]
         if self.books.answered(run, coordinator, number, attempt):
-            log.warning("round %d, attempt %d of %s came again, and is answered once", number, attempt, run)
-            return self._reply(letter, "lost", {"reason": "this attempt, or a later one, was answered before"})
+            return self._came_again(letter, run, number, attempt)
         self._allowed(lambda: self.policy.check(resolved))
         self._allowed(self.books.check_lifetimes)
         try:
@@ -274,7 +302,7 @@ class SiteService:
             raise _Refused(str(error)) from None
         except InvalidParameter as error:  # another process of this site has just reserved the same attempt
             log.warning("round %d, attempt %d of %s: %s", number, attempt, run, error)
-            return self._reply(letter, "lost", {"reason": "this attempt, or a later one, was answered before"})
+            return self._reply(letter, "lost", {"reason": AGAIN})
         reach("party:reserved")
         try:
             delta = enrolled.site.answer((run, number, attempt, model), params)
@@ -295,6 +323,10 @@ class SiteService:
         reach("party:before-reply")
         return reply
 
+    def _came_again(self, letter: wire.Letter, run: str, number: int, attempt: int) -> bytes:
+        log.warning("round %d, attempt %d of %s came again, and is answered once", number, attempt, run)
+        return self._reply(letter, "lost", {"reason": AGAIN})
+
     def _enrolled(self, run: str, coordinator: str) -> _Enrolled:
         """The run as this process knows it; after a restart, as the ledger does."""
         found = self._runs.get((run, coordinator))
@@ -302,7 +334,9 @@ class SiteService:
             return found
         if not self.books.knows(run, coordinator):
             raise _Refused("the site has not enrolled in this run")
-        found = self._allowed(lambda: self._begin(self.books.resolved(run, coordinator)))
+        resolved = self._allowed(lambda: self.books.resolved(run, coordinator))
+        self._allowed(lambda: self.books.check_booked(run, resolved, coordinator))
+        found = self._allowed(lambda: self._begin(resolved))
         self._runs[run, coordinator] = found
         return found
 
@@ -348,6 +382,30 @@ class SiteService:
         return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector)[0]
 
 
+def own_task(policy: Policy, plan: Plan) -> Task:
+    """The plan's task with this site's own options: where its files are is nobody else's business."""
+    from quietsum.tasks import task_of
+
+    here = policy.task(plan.task.name, plan.task.options).here
+    options = {**plan.task.options, **here}
+    return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
+
+
+def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str) -> Task:
+    """The task, made and tried on made-up records; :class:`~quietsum.errors.PlanRefused` where it cannot run here."""
+    try:
+        task = make()
+        if task.dimension != resolved.dimension:
+            raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
+        rehearse(task, resolved, party)
+        return task
+    except PlanRefused:
+        raise
+    except (Exception, SystemExit) as error:
+        log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
+        raise PlanRefused(f"its task cannot run here ({type(error).__name__})") from None
+
+
 def _whole(body: Mapping[str, Any], name: str) -> int:
     value = body.get(name)
     if type(value) is not int or value < 1:
@@ -358,9 +416,9 @@ def _whole(body: Mapping[str, Any], name: str) -> int:
 def _kind(error: BaseException) -> str:
     match error:
         case AnsweredBefore():
-            return "this attempt, or a later one, was answered before"
+            return AGAIN
         case TooLate():
             return "it had not finished by the deadline"
         case NotTouched():
             return "it has no data"
-    return f"its work failed ({type(error).__name__})"
+    return "its work failed"  # how, may depend on data

@@ -75,6 +75,11 @@ def _runs(ledger: Ledger) -> list[dict[str, Any]]:
 def _warnings(policy: Policy, ledger: Ledger) -> list[str]:
     """Where policy and ledger say different things about a lifetime."""
     told = []
+    if policy.budgets and (policy.name, policy.dataset.name) in ledger.declared_public():
+        told.append(
+            "the ledger still calls the dataset public; the next quietsum party serve sets the policy's budgets, and "
+            "what was released before counts"
+        )
     for book in ledger.lifetime():
         allowed = policy.budgets.get(book.unit)
         if book.dataset != policy.dataset.name or book.budget is None or allowed is None:

@@ -38,7 +38,7 @@ MAGIC = b"QSUM1\n"
 LARGEST_HEADER = 2**20
 """A plan with ten thousand sites fits. JSON grows manyfold while it is read, so this bounds memory, too."""
 SIGNATURE = 64
-_FIELDS = {"protocol", "kind", "id", "answers", "sender", "knows", "vector", "length", "body"}
+_FIELDS = {"protocol", "kind", "id", "to", "answers", "sender", "knows", "vector", "length", "body"}
 _LENGTH = struct.Struct(">I")
 
 Vector = NDArray[np.float64]
@@ -65,6 +65,7 @@ class Signs(Protocol):
 class Letter:
     """One message: its ``kind``, plain values in ``body``, and a ``vector`` where it carries a model or an update.
 
+    ``to`` is the site that a request is for, empty where that is not known yet or it is a reply.
     ``sender`` is the sender's own newest head, ``knows`` the newest head of the receiver that the sender has kept.
     ``digest`` is the SHA-256 of its header, ``answers`` that of the request to which it is the reply.
     """
@@ -73,6 +74,7 @@ class Letter:
     body: Mapping[str, Any]
     sender: Testimony
     id: str
+    to: str = ""
     answers: str = ""
     knows: Testimony | None = None
     vector: Vector | None = None
@@ -84,6 +86,7 @@ def write(
     body: Mapping[str, Any],
     ledger: Signs,
     *,
+    to: str = "",
     knows: Testimony | None = None,
     answers: str = "",
     vector: Vector | None = None,
@@ -95,6 +98,7 @@ def write(
             "protocol": PROTOCOL,
             "kind": kind,
             "id": secrets.token_hex(16),
+            "to": to,
             "answers": answers,
             "sender": ledger.testimony().to_dict(),
             "knows": None if knows is None else knows.to_dict(),
@@ -129,7 +133,7 @@ def read(content: bytes, *, most: int) -> Letter:
         raise Unreadable(f"it speaks version {shown} of the protocol, this side {PROTOCOL}; use the same quietsum")
     if set(values) != _FIELDS or not isinstance(values["body"], dict):
         raise Unreadable("its header has other fields than a message")
-    if not all(isinstance(values[name], str) for name in ("kind", "id", "answers")):
+    if not all(isinstance(values[name], str) for name in ("kind", "id", "to", "answers")):
         raise Unreadable("its header has fields of another type")
     try:
         sender = Testimony.from_dict(values["sender"])
@@ -144,6 +148,7 @@ def read(content: bytes, *, most: int) -> Letter:
         body=values["body"],
         sender=sender,
         id=values["id"],
+        to=values["to"],
         answers=values["answers"],
         knows=knows,
         vector=_vector(raw, values["vector"], values["length"]),

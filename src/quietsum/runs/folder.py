@@ -5,7 +5,7 @@
     quietsum-workspace/
       ledger.db  ledger.db.key  ledger.db.head      budgets belong to data, not to runs: nothing here is ever refunded
       runs/heart-20260301-101500/
-        run.json                      which run this is, and of which ledger
+        run.json                      which run this is, of which ledger, and whether it asks sites elsewhere
         plan.toml                     the plan as it was frozen, every default spelled out
         checkpoints/round-000020.safetensors
         run.db  events.jsonl          what the operator may see
@@ -129,13 +129,13 @@ class Workspace:
             raise InvalidParameter("name", run, "is taken", f"go on with --resume {run}, or choose another name")
         return run
 
-    def create(self, plan: Plan, *, head: Head, name: str | None = None) -> RunFolder:
-        """A new run folder with its frozen plan, there as a whole or not at all."""
+    def create(self, plan: Plan, *, head: Head, name: str | None = None, sites: bool = False) -> RunFolder:
+        """A new run folder with its frozen plan, there as a whole or not at all; ``sites`` says whether it asks sites."""
         run = self.free_name(plan, name)
         target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
         about = {
             "format": FORMAT, "run": run, "plan": plan.digest, "created": now(),
-            "ledger": head.ledger, "sequence": head.sequence,
+            "ledger": head.ledger, "sequence": head.sequence, "sites": sites,
         }  # fmt: skip
         try:
             shutil.rmtree(draft, ignore_errors=True)  # of a dead process with our number: in containers, 1
@@ -156,7 +156,10 @@ class Workspace:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """One run on disk. ``sequence`` is the ledger's entry that it began with: clocks jump, entries do not."""
+    """One run on disk. ``sequence`` is the ledger's entry that it began with: clocks jump, entries do not.
+
+    ``sites`` says whether its rounds ask sites elsewhere; folders that do not say are of runs on one machine.
+    """
 
     path: Path
     run: str
@@ -164,6 +167,7 @@ class RunFolder:
     plan_digest: str
     created: str
     sequence: int
+    sites: bool = False
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -179,16 +183,18 @@ class RunFolder:
                     "use the version that wrote it"
                 )
             texts = {name: about[name] for name in ("run", "ledger", "plan", "created")}
-            sequence = whole_number("sequence", about["sequence"], 1)
+            sequence, sites = whole_number("sequence", about["sequence"], 1), about.get("sites", False)
         except CorruptState:
             raise
         except (OSError, ValueError, LookupError, TypeError, QuietsumError) as error:
             raise CorruptState(f"{marker} cannot be read ({error}); restore it from a backup") from None
         if not all(isinstance(text, str) for text in texts.values()):
             raise CorruptState(f"{marker} holds values that are no texts; restore it from a backup")
+        if not isinstance(sites, bool):  # a guess would ask the wrong ones
+            raise CorruptState(f"{marker} does not say whether the run asks sites; restore it from a backup")
         return cls(
             path=path, run=texts["run"], ledger=texts["ledger"], plan_digest=texts["plan"], created=texts["created"],
-            sequence=sequence,
+            sequence=sequence, sites=sites,
         )  # fmt: skip
 
     @property

@@ -1,13 +1,14 @@
 """A watcher that writes a run into an MLflow tracking store: ε and δ of every round, metrics, plan, model and report.
 
 ``privacy_epsilon/record`` and ``privacy_delta/record`` (one pair a unit: record, person, client) have the round as
-their step. The live ε is the ledger's own, if the schedule runs as planned; where the server and the recipients of the
-model would learn different amounts, the larger one is sent, and a tag says against whom it holds. What the run may
-claim stands in its report. An infinite ε is no number: a tag then says that there is no guarantee.
+their step. The live ε is what the ledger has reserved, if the schedule runs as planned; where the server and the
+recipients of the model would learn different amounts, the larger one is sent, and a tag says against whom it holds.
+What the run may claim stands in its report. An infinite ε is no number: a tag then says that there is no guarantee.
 
 The store is for the operator's circle, and every run there has the tag ``operator_only``. Tracking stores are read by
 more people than run folders are, so who took part is never sent: not who was asked, kept or dropped, how many, or why,
-nor the reason why a run stopped, which may name a party.
+nor the reason why a run stopped, which may name a party. A refusal before data was touched takes its charge back in the
+ledger; the ε that is sent counts it all the same, because a smaller one would tell who refused.
 
 Guarantees: whatever the store does, no round waits for it and no run fails with it. A thread of its own does the
 talking, from a queue with a bound; what cannot be sent is tried again while the run goes on, told in one warning of
@@ -58,6 +59,20 @@ CALM = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 """How MLflow behaves as long as a watcher is open, where nobody has said otherwise."""
+_SECRET = (
+    (re.compile(r"(?<!\S)([^\s:@]*://)?\S*@"), r"\1***@"),
+    (re.compile(r"([?&;][^\s?&;=]+=)[^\s&;]*"), r"\1***"),
+    (
+        re.compile(
+            r"([\w-]{0,40}(?:passw|pwd|token|secret|credential|signature|authori[sz]ation|api[_-]?key|access[_-]?key)[\w-]*"
+            r"[\"']?\s*[=:]\s*)(?:(?:Basic|Bearer|Digest)\s+)?(?!\*\*\*)\S+",
+            re.IGNORECASE,
+        ),
+        r"\1***",
+    ),
+    (re.compile(r"\b(Basic|Bearer|Digest)\s+(?!\*\*\*)\S+", re.IGNORECASE), r"\1 ***"),
+)
+"""What :func:`without_secrets` takes out."""
 
 
 @final
@@ -144,7 +159,7 @@ class MlflowWatcher:
             self._thread.start()
 
     def _round(self, event: RoundFinished) -> None:
-        numbers, tags = spent_values(event.spent)
+        numbers, tags = spent_values(event.reserved)  # never event.spent, which tells who refused
         for name, value in event.metrics.items():
             key = _key(name)
             tags[f"quietsum.metric.{key}.on"] = event.metrics_on[name]
@@ -288,7 +303,7 @@ class MlflowWatcher:
 
 
 def spent_values(spent: tuple[Guarantee, ...]) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics and tags of what is spent: for each unit the largest ε, with its δ, and against whom it holds."""
+    """Metrics and tags of what is reserved: for each unit the largest ε, with its δ, and against whom it holds."""
     numbers: dict[str, float] = {}
     tags: dict[str, str] = {}
     for unit in PrivacyUnit:
@@ -326,12 +341,19 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
 
 
 def without_secrets(text: str) -> str:
-    """An address, or a text with addresses in it, without user names and passwords.
+    """An address, or a text with addresses in it, without anything that may be a secret.
 
-    >>> without_secrets("at https://ann:secret@mlflow.example.org/x")
-    'at https://***@mlflow.example.org/x'
+    Gone are user names and passwords, whatever is in them but spaces, every value of a query, and what follows words
+    such as ``password``, ``token`` or ``Bearer``.
+
+    >>> without_secrets("at https://ann:sec/ret@mlflow.example.org/x?sslmode=require&password=geheim")
+    'at https://***@mlflow.example.org/x?sslmode=***&password=***'
+    >>> without_secrets("Authorization: Bearer abc, api_key='abc'")
+    'Authorization: *** api_key=***'
     """
-    return re.sub(r"//[^/\s]*@", "//***@", text)
+    for pattern, instead in _SECRET:
+        text = pattern.sub(instead, text)
+    return text
 
 
 def _key(name: str) -> str:

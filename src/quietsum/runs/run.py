@@ -2,7 +2,8 @@
 
 Every round ends in a checkpoint that names the ledger's head. Resuming recomputes what the checkpoint claims from its
 own history and from the ledger, and refuses when they disagree. A round that was reserved and not checkpointed is made
-again as a new attempt with fresh noise, and charged again: a crash over-counts, it never forgets.
+again as a new attempt with fresh noise, and charged again: a crash over-counts, it never forgets. A run that asks sites
+elsewhere goes on with them or not at all, and one of this machine never turns to sites.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
@@ -17,6 +19,7 @@ from quietsum.aggregation.optimizers import check_slots
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
+    InvalidParameter,
     LedgerBroken,
     QuietsumError,
     TooFewParties,
@@ -39,7 +42,7 @@ from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
 from quietsum.tasks import FederatedTask, Metrics, NumpyTask, task_of
 
-__all__ = ["RunResult", "check_anchors", "claims", "resume", "start"]
+__all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +89,7 @@ def start(
         reach("run:before-open")
         _open(ledger, run, resolved)
         reach("run:opened")
-        folder = workspace.create(plan, head=ledger.head, name=run)
+        folder = workspace.create(plan, head=ledger.head, name=run, sites=isinstance(federation, Joins))
         reach("run:folder")
         with folder.locked():
             state = first_state(resolved, task.initial())
@@ -116,8 +119,10 @@ def resume(
     """Go on after the last checkpoint of ``folder``.
 
     Guarantees: the ledger must be the run's own and must contain the checkpoint's head, the ε in the checkpoint must
-    come out again from its history, and that history must be the ledger's up to the head; otherwise nothing runs.
+    come out again from its history, and that history must be the ledger's up to the head; otherwise nothing runs. Who
+    was asked before is asked again: see :func:`check_whom`.
     """
+    check_whom(folder, sites=isinstance(federation, Joins), workspace=workspace)
     plan = folder.plan()
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
@@ -150,6 +155,26 @@ def resume(
             opened(folder)
         with _federation(federation, task, resolved, workers) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, tuple(watchers))
+
+
+def check_whom(folder: RunFolder, *, sites: bool, workspace: Workspace) -> None:
+    """Refuse to go on with a run of sites on this machine, or the other way round.
+
+    Guarantees: rounds that sites were enrolled for are never made up from the coordinator's own copy of the data, which
+    no policy of theirs would see, and sites are never asked in the name of a run that they were not enrolled in.
+    """
+    if folder.sites == sites:
+        return
+    command = ["quietsum", "run", "--resume", folder.run]
+    if folder.sites:
+        problem = "asks sites elsewhere; on this machine alone it would go on without asking any of them"
+        command += ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"]
+    else:
+        problem = "was made on this machine alone; no site was enrolled in it"
+    if workspace.path != Workspace.at().path:
+        command += ["--workspace", str(workspace.path)]
+    other = " (or --listen HOST:PORT instead of --superlink)" if folder.sites else ""
+    raise InvalidParameter("run", folder.run, problem, f"go on with: {shlex.join(command)}{other}")
 
 
 def check_anchors(ledger: Ledger, workspace: Workspace) -> int:
@@ -263,7 +288,7 @@ def _go_on(
                 RoundFinished(
                     round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
                     metrics=dict(measured.values), metrics_on=_on(measured),
-                    spent=ledger.spent(folder.run), limits=limits, clip=state.clip,
+                    spent=ledger.spent(folder.run), reserved=history.reserved(), limits=limits, clip=state.clip,
                 ),
             )  # fmt: skip
     except BudgetExhausted as problem:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -20,6 +21,8 @@ __all__ = ["Ending", "File", "Opening", "Piece", "Round", "Store"]
 
 BATCH = 100
 """MLflow takes at most so many parameters and tags at once."""
+PAGE = 100
+_PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,9 +155,18 @@ class Store:
         return run if ours and found.info.lifecycle_stage == "active" else None
 
     def _found(self, opening: Opening, experiment: str) -> str | None:
-        where = f"tags.`quietsum.run` = '{opening.run}' and tags.`quietsum.ledger` = '{opening.ledger}'"
-        found = self._client.search_runs([experiment], filter_string=where, max_results=1)
-        return str(found[0].info.run_id) if found else None
+        """The MLflow run with this run's tags. A filter knows no escapes, so what it cannot hold is compared here."""
+        wanted = {"quietsum.run": opening.run, "quietsum.ledger": opening.ledger}
+        where = " and ".join(f"tags.`{name}` = '{text}'" for name, text in wanted.items() if _PLAIN.fullmatch(text))
+        token: str | None = None
+        while True:
+            page = self._client.search_runs([experiment], filter_string=where, max_results=PAGE, page_token=token)
+            for run in page:
+                if all(run.data.tags.get(name) == text for name, text in wanted.items()):
+                    return str(run.info.run_id)
+            token = page.token
+            if not token:
+                return None
 
     def _tag(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag

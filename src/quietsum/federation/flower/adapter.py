@@ -80,8 +80,17 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientIntercept
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from quietsum.federation.flower.gate import KEY_HEADER, REQUEST_LIMIT, ROSTER_PATH, SECRET_HEADER, Gate
+from quietsum.federation.flower.gate import (
+    DISK_FLOOR,
+    DISK_FULL,
+    KEY_HEADER,
+    REQUEST_LIMIT,
+    ROSTER_PATH,
+    SECRET_HEADER,
+    Gate,
+)
 from quietsum.federation.flower.parcel import Parcel
+from quietsum.federation.flower.replies import objection
 
 __all__ = [
     "MESSAGE_TYPE",
@@ -94,7 +103,9 @@ __all__ = [
     "Reply",
     "RunLost",
     "Unreachable",
+    "Untrusted",
     "gate_word",
+    "guard_fleet",
     "impatient",
     "pinned",
     "public_key_to_bytes",
@@ -112,10 +123,20 @@ TASK_HEARTBEAT = 15.0
 SUPERLINK_NODE = 1
 _SERVERAPP = "flwr-serverapp"
 _ACTIVATION_FAILED = 2004
+_NOT_YET, _EXPIRED, _WRONG_NAME, _WRONG_ADDRESS = 9, 10, 62, 64  # OpenSSL's numbers (x509_vfy.h)
+_UNSIGNED = (2, 7, 18, 19, 20, 21)
 
 
 class Unreachable(Exception):
     """Nobody answered, or not in time, or not in Flower's language. Worth another try."""
+
+
+class Untrusted(Unreachable):
+    """Somebody answers, and is not to be spoken to: TLS failed. ``words`` tell a site why, and what to do."""
+
+    def __init__(self, text: str, words: str) -> None:
+        self.words = words
+        super().__init__(text)
 
 
 class Refused(Exception):
@@ -210,7 +231,7 @@ class _Signed:
         self.public = public_key_to_bytes(key.public_key())
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        now = datetime.datetime.now(tz=datetime.UTC).isoformat()
+        now = datetime.datetime.fromtimestamp(_now(), tz=datetime.UTC).isoformat()
         context.request.headers.update(
             {
                 KEY_HEADER: base64.b64encode(self.public).decode("ascii"),
@@ -221,6 +242,11 @@ class _Signed:
         return call_next(context)
 
 
+def _now() -> float:
+    """This machine's clock."""
+    return time.time()
+
+
 def _asked(call: Callable[[_Request], _Response], request: _Request) -> _Response:
     """The answer to one request; every way to fail is :class:`Unreachable` or :class:`Refused`."""
     try:
@@ -228,13 +254,39 @@ def _asked(call: Callable[[_Request], _Response], request: _Request) -> _Respons
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         if status in (408, 429) or status >= 500:
-            raise Unreachable(f"HTTP {status}") from None
+            full = ": the coordinator's disk is full" if status == DISK_FULL else ""
+            raise Unreachable(f"HTTP {status}{full}") from None
         code, text = _flower_error(error.response)
         raise Refused(status, code, text, _skew(error.response)) from None
     except (httpx.HTTPError, httpx.StreamError, ValueError) as error:
-        raise Unreachable(f"{type(error).__name__}: {error}") from None
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, httpx.ConnectError) and (failure := _tls_failure(error)) is not None:
+            raise Untrusted(text, _tls_words(failure)) from None
+        raise Unreachable(text) from None
     except RuntimeError as error:  # a client that was closed by another thread
         raise Unreachable(str(error)) from None
+
+
+def _tls_failure(error: BaseException | None) -> ssl.SSLError | None:
+    """Why TLS failed, where that is why nobody was reached (httpx wraps it twice); not that a line was cut."""
+    for _ in range(5):
+        if error is None or isinstance(error, ssl.SSLError):
+            return None if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) else error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _tls_words(error: ssl.SSLError) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS failed ({error.reason or error}): is that port a SuperLink's, and does it speak TLS?"
+    what = error.verify_message.rstrip(".")
+    if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
+        return f"its certificate does not fit: {what}. Dial a name that it was made out for, or have it made out anew"
+    if error.verify_code in (_EXPIRED, _NOT_YET):
+        return f"its certificate, or ca.crt, does not fit this day: {what}. Have it renewed; is this clock right?"
+    if error.verify_code in _UNSIGNED:
+        return f"its certificate was not signed by this ca.crt ({what}). Compare ca.crt with the coordinator's"
+    return f"its certificate does not fit: {what}"
 
 
 def _flower_error(response: httpx.Response) -> tuple[int, str]:
@@ -252,7 +304,7 @@ def _skew(response: httpx.Response) -> float:
         theirs = email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
     except (KeyError, ValueError, TypeError):
         return 0.0
-    return time.time() - theirs
+    return _now() - theirs
 
 
 def _tree(parcel: Parcel) -> ObjectTree:
@@ -327,7 +379,7 @@ class NodeEnd:
         return Letter(
             run=data.run_id,
             name=data.message_id,
-            kind=data.message_type if found[0].HasField("content") else "",
+            kind=data.message_type if found[0].HasField("content") and data.src_node_id == SUPERLINK_NODE else "",
             declared=_declared(data),
             lasting=data.ttl,
             metadata=data,
@@ -612,20 +664,17 @@ def impatient(seconds: float) -> type[asyncio.Protocol]:
     return Impatient
 
 
-def serve_superlink(arguments: Sequence[str], *, public: socket.socket, private: socket.socket, secret: str) -> None:
-    """Be a SuperLink, on two sockets that are bound already, until SIGTERM.
+def guard_fleet(limit: int) -> None:
+    """Have Flower's Fleet calls in this process go through ours; see :mod:`.replies`.
 
     A node that comes back after a kill is let in at once: Flower would keep it out for as long as it believes the
     killed process to be alive. The key says who it is, and the newest process with that key is the one that counts.
     """
-    import importlib
-
-    import uvicorn
-    from flwr.superlink.main import create_app
+    from fastapi import HTTPException
+    from flwr.supercore.utils import int64_to_uint64
     from flwr.superlink.servicer.fleet import fleet_handlers
 
-    program = importlib.import_module("flwr.superlink.cli.flower_superlink")  # a function hides it by its name
-    activate = fleet_handlers.activate_node
+    activate, push = fleet_handlers.activate_node, fleet_handlers.push_messages
 
     def activate_again(request: Any, state: Any) -> Any:
         known = state.get_node_id_by_public_key(request.public_key)
@@ -633,14 +682,51 @@ def serve_superlink(arguments: Sequence[str], *, public: socket.socket, private:
             state.deactivate_node(known)
         return activate(request, state)
 
-    fleet_handlers.activate_node = activate_again
+    def push_reply(request: Any, state: Any) -> Any:
+        def addressee(name: str) -> int | None:
+            found = state.get_valid_message_ins(name)
+            return None if found is None else int64_to_uint64(found["dst_node_id"])
+
+        found = objection(request, addressee=addressee, superlink=SUPERLINK_NODE, limit=limit)
+        if found is not None:
+            raise HTTPException(*found)
+        return push(request, state)
+
+    fleet_handlers.activate_node, fleet_handlers.push_messages = activate_again, push_reply
+
+
+def serve_superlink(
+    arguments: Sequence[str],
+    *,
+    public: socket.socket,
+    private: socket.socket,
+    secret: str,
+    folder: str,
+    limit: int,
+    disk_floor: int = DISK_FLOOR,
+) -> None:
+    """Be a SuperLink, on two sockets that are bound already, until SIGTERM. ``folder`` is where its database is."""
+    import importlib
+    import shutil
+
+    import uvicorn
+    from flwr.superlink.main import create_app
+
+    program = importlib.import_module("flwr.superlink.cli.flower_superlink")  # a function hides it by its name
+    guard_fleet(limit)
     sys.argv = ["flower-superlink", *arguments]
     config = program._parse_superlink_lifespan_config()
     app = create_app(config, program.SuperLinkLifespan)
     host, port = private.getsockname()[:2]
     server = uvicorn.Server(
         uvicorn.Config(
-            Gate(app, private=(host, port), secret=secret),
+            Gate(
+                app,
+                private=(host, port),
+                secret=secret,
+                free=lambda: shutil.disk_usage(folder).free,
+                floor=disk_floor,
+            ),
             http=impatient(20.0),
             ws="none",
             access_log=False,
@@ -681,6 +767,9 @@ def _main() -> None:
         public=socket.socket(fileno=given["public"]),
         private=socket.socket(fileno=given["private"]),
         secret=given["secret"],
+        folder=given["folder"],
+        limit=given["limit"],
+        disk_floor=given["disk_floor"],
     )
 
 

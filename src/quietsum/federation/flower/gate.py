@@ -7,6 +7,9 @@ roster; Flower then checks the signature. The other interfaces live on a loopbac
 
 The roster is kept here because Flower never takes a key back that was taken off its register once: one run with a
 short roster would shut the others' sites out for good.
+
+The gate also keeps the disk from being filled: nothing is taken from sites while less than a floor is free, so that
+the coordinator, whose ledger stands on the same disk more often than not, can always write it.
 """
 
 from __future__ import annotations
@@ -14,19 +17,41 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import logging
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, final
 
-from quietsum.federation.flower.parcel import CHUNK
+from quietsum.federation.flower.parcel import CHUNK, INLINE
 
-__all__ = ["KEY_HEADER", "REQUEST_LIMIT", "ROSTER_PATH", "SECRET_HEADER", "Gate"]
+__all__ = [
+    "CALL_LIMIT",
+    "DISK_FLOOR",
+    "DISK_FULL",
+    "KEY_HEADER",
+    "OBJECT_LIMIT",
+    "REQUEST_LIMIT",
+    "ROSTER_PATH",
+    "SECRET_HEADER",
+    "Gate",
+]
 
 SECRET_HEADER = "quietsum-secret"
 KEY_HEADER = "flwr-public-key"
 """Where Flower's nodes put their public key: base64 of its PEM text."""
 ROSTER_PATH = "/quietsum/roster"
 REQUEST_LIMIT = 2 * CHUNK
-"""Bytes of a request or an answer: one object and its wrapping."""
+"""Bytes of an answer, or of a request by the private socket: one object and its wrapping."""
+OBJECT_LIMIT = CHUNK + INLINE
+"""Bytes of a request by which a site hands over one object: a chunk or a root, with its wrapping."""
+CALL_LIMIT = INLINE
+"""Bytes of any other request of a site's; the longest announces a reply and names its chunks."""
+DISK_FLOOR = 512 * 1024 * 1024
+"""Bytes that stay free on a SuperLink's disk, unless said otherwise."""
+DISK_FULL = 507
+_PUSH_OBJECT, _PUSHES = "/v1/fleet/push-object", frozenset({"/v1/fleet/push-object", "/v1/fleet/push-messages"})
+_SAY_AGAIN = 60.0
+_log = logging.getLogger("quietsum")
 _FLEET = frozenset(
     f"/v1/fleet/{call}"
     for call in (
@@ -52,7 +77,9 @@ class Gate:
 
     Guarantees: a request that came in by the public socket reaches one of the eight Fleet calls, and does so in the
     name of a key of the roster, or reaches nothing; one that came in by the private socket carries the secret; no
-    body is longer than ``REQUEST_LIMIT`` or takes longer than ``patience`` seconds.
+    body is longer than its limit (``OBJECT_LIMIT``, ``CALL_LIMIT``, by the private socket ``REQUEST_LIMIT``) or takes
+    longer than ``patience`` seconds. While ``free()``, the bytes that are left on the disk, is below ``floor``, sites
+    hand nothing over (507); what is on its way at that moment, an object for each connection, still comes in.
     """
 
     def __init__(
@@ -62,12 +89,15 @@ class Gate:
         private: tuple[str, int],
         secret: str,
         patience: float = 120.0,
+        free: Callable[[], int] | None = None,
+        floor: int = DISK_FLOOR,
     ) -> None:
         self._app, self._private, self._secret, self._patience = app, private, secret.encode(), patience
+        self._free, self._floor, self._told = free, floor, float("-inf")
         self._roster: frozenset[bytes] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request: turned away (404, 408, 412, 413, 503), or handed on with its whole body."""
+        """One request: turned away (404, 408, 412, 413, 503, 507), or handed on with its whole body."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -89,8 +119,12 @@ class Gate:
         if not private and not (len(keys) == 1 and keys[0] in (self._roster or ())):
             await _answered_here(send, 412, b'{"code": 2004, "message": "This key is not on the roster."}')
             return
+        if not private and scope["path"] in _PUSHES and self._disk_is_full():
+            await _answered_here(send, DISK_FULL)  # before its body is read; come again
+            return
+        limit = REQUEST_LIMIT if private else OBJECT_LIMIT if scope["path"] == _PUSH_OBJECT else CALL_LIMIT
         try:
-            body = await asyncio.wait_for(_body(receive), self._patience)
+            body = await asyncio.wait_for(_body(receive, limit), self._patience)
         except (_TooLong, TimeoutError) as problem:
             await _answered_here(send, 413 if isinstance(problem, _TooLong) else 408)
             return
@@ -108,6 +142,18 @@ class Gate:
 
         await self._app(scope, once, send)
 
+    def _disk_is_full(self) -> bool:
+        if self._free is None or (left := self._free()) >= self._floor:
+            return False
+        if time.monotonic() - self._told > _SAY_AGAIN:
+            self._told = time.monotonic()
+            _log.warning(
+                "%d MiB are free on the SuperLink's disk; below %d MiB nothing is taken from sites: make room",
+                left // 2**20,
+                self._floor // 2**20,
+            )
+        return True
+
     def _renewed(self, body: bytes) -> bool:
         try:
             found = json.loads(body)
@@ -123,7 +169,7 @@ class _TooLong(Exception):
     pass
 
 
-async def _body(receive: Receive) -> bytes | None:
+async def _body(receive: Receive, limit: int) -> bytes | None:
     """The whole body of a request; None where the other side went away."""
     body = bytearray()
     while True:
@@ -131,7 +177,7 @@ async def _body(receive: Receive) -> bytes | None:
         if event["type"] != "http.request":
             return None
         body += event.get("body", b"")
-        if len(body) > REQUEST_LIMIT:
+        if len(body) > limit:
             raise _TooLong
         if not event.get("more_body", False):
             return bytes(body)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, final
 
 from quietsum import failpoints
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.federation.flower.parcel import Malformed, Opening, Parcel, cut
+from quietsum.federation.flower.parcel import LIMIT, Malformed, Opening, Parcel, cut
+from quietsum.federation.flower.replies import TOO_LARGE
 from quietsum.federation.flower.superlink import is_loopback
 from quietsum.federation.nodekeys import read_node_key
 
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LIMIT", "NodeRefused", "serve_node"]
 
-LIMIT = 260 * 1024 * 1024
-"""Bytes of a message's content, in both directions, unless said otherwise."""
 _BUSY, _IDLE, _AWAKE = 0.2, 2.0, 5.0  # a poll costs a SuperLink some 10 ms: quick while messages come, then slower
 _BACK_OFF, _LINGER = 30.0, 5.0
+_SAY_AGAIN = 300.0
 _log = logging.getLogger("quietsum")
 
 
@@ -85,9 +85,10 @@ class _Node:
         self._end, self._beats, self._answer = end, beats, answer
         self._address, self._stop, self._limit = address, stop, limit
         self._sent: tuple[Letter, str] | None = None
+        self._told: tuple[object, float] | None = None
 
     def serve(self) -> None:
-        from quietsum.federation.flower.adapter import Refused, Unreachable
+        from quietsum.federation.flower.adapter import Refused, Unreachable, Untrusted
 
         failures = 0
         while not self._stop.is_set():
@@ -95,21 +96,30 @@ class _Node:
                 self._end.activate()
                 self._beats.take_over(self._end)
                 _log.info("connected with the SuperLink at %s", self._address)
-                failures = 0
+                failures, self._told = 0, None
                 self._connected()
+            except Untrusted as problem:
+                said = f"what answers at {self._address} is not taken for the SuperLink: {problem.words}"
+                self._complain(problem.words, said)
             except Unreachable as problem:
-                if failures == 0:
-                    _log.warning("the SuperLink at %s does not answer (%s); trying on", self._address, problem)
+                self._complain(Unreachable, f"the SuperLink at {self._address} does not answer ({problem})")
             except Refused as refused:
                 if refused.unknown_key:
                     raise NodeRefused(
                         f"the SuperLink at {self._address} does not know this node's key (Flower's error 2004); "
                         "have the coordinator take this site's node.pub into its roster"
                     ) from None
-                if failures == 0:
-                    _log.warning("the SuperLink at %s refuses: %s%s", self._address, refused, _clocks(refused))
+                said = f"the SuperLink at {self._address} refuses: {refused}{_clocks(refused)}"
+                self._complain(refused.status, said)
             failures += 1
             self._stop.wait(min(_BACK_OFF, 0.25 * 1.7 ** min(failures, 12)) * random.uniform(0.7, 1.0))
+
+    def _complain(self, what: object, words: str) -> None:
+        """Say it at once where it is something new, and again every few minutes for as long as it lasts."""
+        now = time.monotonic()
+        if self._told is None or self._told[0] != what or now - self._told[1] > _SAY_AGAIN:
+            _log.warning("%s; trying on", words)
+            self._told = (what, now)
 
     def _connected(self) -> None:
         """Until the connection is lost (an exception) or the end is wanted."""
@@ -232,6 +242,10 @@ class _Node:
                 self._sent = (letter, parcel.root)
                 return
             except Refused as refused:
+                if refused.status == TOO_LARGE and not problem:
+                    _log.warning("a reply of %d bytes is not taken (%s)", parcel.length, refused)
+                    parcel, problem = cut(b""), f"the reply is too large: {parcel.length} bytes"
+                    continue
                 _log.warning("a reply is not wanted any more (%s)", refused)
                 return
             except Unreachable as gone:
@@ -246,7 +260,8 @@ def _clocks(refused: object) -> str:
     skew = getattr(refused, "skew", 0.0)
     if abs(skew) < 4:
         return ""
-    return f"; this machine's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the coordinator's"
+    way = "ahead of" if skew > 0 else "behind"
+    return f"; this machine's clock is {abs(skew):.0f} s {way} the coordinator's: set both by a time server"
 
 
 def _trusting(root_certificate: Path) -> ssl.SSLContext:

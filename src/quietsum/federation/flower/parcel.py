@@ -25,13 +25,15 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import final
 
-__all__ = ["CHUNK", "INLINE", "NONCE", "Malformed", "Opening", "Parcel", "cut"]
+__all__ = ["CHUNK", "INLINE", "LIMIT", "NONCE", "Malformed", "Opening", "Parcel", "cut"]
 
 NONCE = 16
 INLINE = 256 * 1024
 """How much of the content travels in the root itself."""
 CHUNK = 2 * 1024 * 1024
 """Bytes of a chunk. Whoever carries a parcel holds one of them at a time."""
+LIMIT = 260 * 1024 * 1024
+"""Bytes of a message's content, in both directions, unless said otherwise."""
 _ROOT, _PIECE = "Message", "ArrayChunk"
 
 

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, final
 
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter, QuietsumError, whole_number
+from quietsum.federation.flower.gate import DISK_FLOOR
+from quietsum.federation.flower.parcel import LIMIT
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -49,6 +52,10 @@ class SuperLink:
 
     ``certificate`` and ``key`` are the server's (PEM files), ``authority`` the file with the certificate that signed
     it. ``insecure=True`` does without all three, on a loopback host only. Port 0 takes a free one (see ``address``).
+
+    Guarantees: a site is heard only in its own name, only in reply, and with no more than ``limit`` bytes of content
+    (somewhat more on the disk) for each message that was sent to it; while less than ``disk_floor`` bytes are free on
+    the folder's disk, nothing is taken from sites at all. They try again until somebody has made room.
     """
 
     def __init__(
@@ -61,7 +68,10 @@ class SuperLink:
         key: Path | None = None,
         authority: Path | None = None,
         insecure: bool = False,
+        limit: int = LIMIT,
+        disk_floor: int = DISK_FLOOR,
     ) -> None:
+        limit, disk_floor = whole_number("limit", limit, 1), whole_number("disk_floor", disk_floor, 0)
         if insecure and not is_loopback(host):
             raise InvalidParameter(
                 "insecure", True, f"would send models and updates in the clear to {host}", "use TLS: quietsum keys make"
@@ -74,6 +84,13 @@ class SuperLink:
             if file is not None and not file.is_file():
                 raise InvalidParameter("certificate", str(file), "is no file", "check the path; quietsum keys show")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if (free := shutil.disk_usage(folder).free) < disk_floor:
+            raise InvalidParameter(
+                "folder",
+                str(folder),
+                f"is on a disk with {free // 2**20} MiB free, and {disk_floor // 2**20} MiB are to stay free",
+                "make room, or choose a folder on another disk",
+            )
         self._folder = folder
         before = _read_access(folder)
         self._secret = str(before.get("secret") or secrets.token_urlsafe(32))
@@ -99,6 +116,9 @@ class SuperLink:
             "public": public.fileno(),
             "private": private.fileno(),
             "secret": self._secret,
+            "folder": str(folder),
+            "limit": limit,
+            "disk_floor": disk_floor,
         }
         try:
             self._process = _started(folder / "superlink.log", words, (public.fileno(), private.fileno()))
