@@ -1,0 +1,176 @@
+"""What only a site's own books can tell: what was reserved or refused before, and whether it was charged enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from party.asking import MODEL, UNIT, Place, Server, body_of, hear, plan, policy, reason
+from quietsum.errors import InvalidParameter
+from quietsum.ledger import Ledger
+from quietsum.party.policy import AllowedTask, Rules, SiteDataset
+from quietsum.party.status import status_of
+from quietsum.privacy.units import PrivacyUnit
+
+PUBLIC = SiteDataset(name="points-north", size=120, public="made up")
+STAGES = [{"rounds": 1, "noise": 0.5}, {"rounds": 3, "noise": 3.0}]
+
+
+# ---------------------------------------------------------------------------------------- public, then protected
+
+
+def test_data_that_was_public_has_a_gate_as_soon_as_the_policy_protects_it() -> None:
+    place, server = Place(policy(record=None, dataset=PUBLIC)), Server()
+    resolved = plan()
+    server.enrol(place, resolved)
+    assert server.train(place, resolved).kind == "update"
+    whole = resolved.limits[0].epsilon
+    strict = policy(record=dataclasses.replace(UNIT, epsilon=whole * 1.01, run=whole * 1.01))
+    told = status_of(strict, place.ledger)
+    assert any("still calls the dataset public" in warning for warning in told["warnings"])
+
+    place.start(strict)
+    assert place.ledger.declared_public() == {}
+    kinds = [server.enrol(place, resolved, f"run {number}").kind for number in range(6)]
+    assert "refused" in kinds, "what was released while it was public counts"
+    spent = status_of(strict, place.ledger)["budgets"][0]
+    assert spent["spent_epsilon"] > 0 and spent["epsilon"] == whole * 1.01
+
+
+def test_data_that_was_released_without_protection_is_never_lent_again() -> None:
+    place, server = Place(policy(record=None, dataset=PUBLIC)), Server()
+    bare = plan(privacy={"style": "none"})
+    server.enrol(place, bare)
+    assert server.train(place, bare).kind == "update"
+    place.start(policy())
+    assert reason(server.enrol(place, plan(), "second")) == "its budget does not allow this plan"
+
+
+def test_a_budget_that_was_larger_once_does_not_shrink_behind_the_owners_back() -> None:
+    place = Place()
+    place.ledger.raise_budget(party="north", dataset="points-north", epsilon=99.0, delta=UNIT.delta, reason="board")
+    place.ledger.declare_public(party="north", dataset="points-north", reason="published")
+    with pytest.raises(InvalidParameter, match="below the present budget"):
+        place.start(policy())
+
+
+# --------------------------------------------------------------------------------------------- reserved, or refused
+
+
+def test_a_request_that_comes_again_after_a_restart_with_a_stricter_policy_is_lost_and_not_refused() -> None:
+    """The coordinator takes a charge back for a refusal; this one was paid and its update has left."""
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    content = server.write("train", body_of(resolved), MODEL)
+    assert hear(place, content).kind == "update"
+    place.start(policy(tasks=(AllowedTask(name="another"),)))
+    assert "was answered before" in reason(hear(place, content), "lost")
+    assert "does not allow task" in reason(server.train(place, resolved, 2)), "the control: a new one is refused"
+
+
+def test_a_failure_after_the_reservation_is_lost_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quietsum.ledger import StoreFailed
+
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    content = server.write("train", body_of(resolved), MODEL)
+    honest, calls = Ledger.testimony, []
+
+    def failing(self: Ledger) -> object:
+        calls.append(len(place.reserved))
+        if self is place.ledger and len(calls) == 1:
+            raise StoreFailed("the disk went away for a moment")
+        return honest(self)
+
+    monkeypatch.setattr(Ledger, "testimony", failing)
+    assert reason(hear(place, content), "lost")
+    assert place.committed == 1 and calls[0] == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_refused_is_not_answered_later_by_no_other_process_either(restarted: bool) -> None:
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    content = server.write("train", body_of(resolved), MODEL)
+    place.start(policy(tasks=(AllowedTask(name="another"),)))
+    assert "does not allow task" in reason(hear(place, content))
+    if restarted:
+        place.start(policy())
+    else:
+        place.service.policy = policy()
+    assert hear(place, content).kind in ("lost", "refused") and not place.task.touched
+    place.start(policy())
+    assert server.train(place, resolved, 1, 2).kind == "update"
+    place.ledger.verify()
+
+
+def test_a_message_for_another_site_is_refused_before_its_heads_are_looked_at() -> None:
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    stranger = Place().ledger.testimony()
+    letter = server.say(place, "train", body_of(resolved), MODEL, to="south", knows=stranger)
+    assert reason(letter) == "the message is for another site"
+    assert server.say(place, "hello", {}, to="").kind == "here"
+    assert not place.task.touched
+
+
+# ------------------------------------------------------------------------------------------------ charged enough
+
+
+def test_a_site_that_paid_for_the_whole_plan_is_asked_no_more_often_than_the_plan_has_rounds_of_each_noise() -> None:
+    scheduled = plan("user", federation={"rounds": 4, "spare_attempts": 0}, schedule=STAGES)
+    place, server = Place(policy("user")), Server()
+    assert server.enrol(place, scheduled).kind == "enrolled"
+    kinds = [server.train(place, scheduled, 1, attempt).kind for attempt in (1, 2, 3)]
+    assert kinds == ["update", "refused", "refused"], "round 1 is the only one with little noise"
+    assert [server.train(place, scheduled, number).kind for number in (2, 3, 4)] == ["update"] * 3
+    assert len(place.task.touched) == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "goes_on"), [(True, False, False), (False, True, True), (True, True, True)]
+)
+    ("before", "after", "goes_on"), [(True, False, False), (False, True, True), (True, True, True)]
+)
+def test_trust_that_was_taken_back_ends_a_run_that_was_charged_by_it(before: bool, after: bool, goes_on: bool) -> None:
+    def trusting(trust: bool) -> object:
+        return policy("user", rules=Rules(aggregation=("noisy-sum",), trust_server_sampling=trust))
+
+    drawn = plan(
+        "user",
+        federation={"rounds": 3, "spare_attempts": 0, "sampling": {"kind": "poisson", "rate": 0.5}},
+    )
+    place, server = Place(trusting(before)), Server()
+    assert server.enrol(place, drawn).kind == "enrolled"
+    assert server.train(place, drawn, 1).kind == "update"
+    place.start(trusting(after))
+    letter = server.train(place, drawn, 2)
+    assert letter.kind == ("update" if goes_on else "refused"), letter.body
+    if not goes_on:
+        assert "still trusted the server's draw" in reason(letter)
+
+
+def test_the_site_shows_what_the_accountant_says_of_its_whole_plan() -> None:
+    """Two oracles for the figure of a status: the closed form of the Gaussian, and the plan's own forecast."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    resolved = plan("user")
+    held = policy("user")
+    place, server = Place(held), Server()
+    server.enrol(place, resolved)
+    (line,) = status_of(held, place.ledger)["budgets"]
+    assert line["unit"] == PrivacyUnit.CLIENT
+    noise = resolved.client_noise / math.sqrt(resolved.attempts)
+    delta = resolved.limit_of(PrivacyUnit.CLIENT).delta
+
+    def gap(epsilon: float) -> float:  # Balle, Wang 2018, Theorem 8
+        half, shift = 1 / (2 * noise), epsilon * noise
+        return float(norm.cdf(half - shift) - math.exp(epsilon) * norm.cdf(-half - shift) - delta)
+
+    mine = place.ledger.spent_by_party(place.ledger.runs()[0].run)
+    (found,) = [guarantee for (_, unit), guarantee in mine.items() if unit is PrivacyUnit.CLIENT]
+    assert np.isclose(found.epsilon, brentq(gap, 1e-6, 200.0), rtol=1e-6)
