@@ -146,6 +146,7 @@ def serve(
     require_flower()
     from quietsum.federation.certificates import read_certificates
     from quietsum.federation.flower.node import serve_node
+    from quietsum.federation.flower.superlink import is_loopback
     from quietsum.federation.identities import signing
     from quietsum.federation.nodekeys import read_node_key
     from quietsum.ledger import Ledger
@@ -162,10 +163,14 @@ def serve(
             "coordinator.root_certificate", "", "is missing", "take ca.crt from whoever runs the coordinator"
         )
     key = loaded.path(coordinator.node_key)
-    sign = signing(read_node_key(key))  # a mistake here must leave no ledger behind
+    sign = signing(read_node_key(key))  # up to where the ledger is opened, a mistake leaves nothing behind
     root = None if insecure else loaded.path(coordinator.root_certificate)
     if root is not None:
         read_certificates(root)
+    if insecure and not is_loopback(coordinator.address.rpartition(":")[0].strip("[]")):
+        raise InvalidParameter(
+            "coordinator.address", coordinator.address, "would be told this site's updates in the clear", "use TLS"
+        )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -190,12 +195,11 @@ def serve(
 
 
 def _say_who_counts(policy: Policy, known: tuple[str, ...]) -> None:
-    """Where the policy pins no coordinator: that the first one counts, which one that is, and how to pin it."""
+    """Where the policy pins no coordinator: that the first one counts, and how to pin it."""
     if policy.coordinator.ledger:
         return
-    told = f"the one it enrolled with first, {known[0]}," if known else "the first coordinator that it enrols with"
-    pin = known[0] if known else "…"
-    print(textwrap.fill(f'{told} counts; pin it in the policy with coordinator.ledger = "{pin}"', 80))
+    told = "no coordinator is pinned: the first one that this site enrols with counts"
+    print(textwrap.fill(f'{told}; pin it in the policy with coordinator.ledger = "{known[0] if known else "…"}"', 80))
 
 
 @app.command()
@@ -214,8 +218,8 @@ def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> 
     place = loaded.path(loaded.site.ledger)
     if not exists(place):
         raise QuietsumError(
-            f"there is no ledger at {place}; quietsum party serve makes one. If there was one, restore it: a new one has "
-            "forgotten what was spent"
+            f"there is no ledger at {place}; quietsum party serve makes one. If there was one, restore it: a new one "
+            "has forgotten what was spent"
         )
     with Ledger.open(place, read_only=True) as ledger:
         values = status_of(loaded, ledger)

@@ -235,6 +235,7 @@ class SiteService:
         try:
             enrolled = self._begin(resolved)
             self.books.enrol(run, resolved, letter.sender)
+            self.books.check_booked(run, resolved, letter.sender.ledger)  # it may have enrolled under another policy
         except BudgetExhausted as error:
             log.warning("%s: %s", run, error)
             raise _Refused("its budget does not allow this plan") from None

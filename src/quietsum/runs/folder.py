@@ -130,7 +130,7 @@ class Workspace:
         return run
 
     def create(self, plan: Plan, *, head: Head, name: str | None = None, sites: bool = False) -> RunFolder:
-        """A new run folder with its frozen plan, there as a whole or not at all; ``sites`` says whether it asks sites."""
+        """A new run folder with its frozen plan, there as a whole or not at all; ``sites`` is whether it asks sites."""
         run = self.free_name(plan, name)
         target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
         about = {
