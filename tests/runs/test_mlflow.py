@@ -39,8 +39,9 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs import mlflow as watching
+from quietsum.runs import tracking
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.mlflow import LONGEST_VALUE, MlflowWatcher, flat, spent_values
+from quietsum.runs.mlflow import LONGEST_VALUE, MlflowWatcher, flat, spent_values, without_secrets
 from quietsum.runs.run import RunResult, resume, start
 from quietsum.runs.tracking import Ending, File, Opening, Piece, Round, Store
 from quietsum.tasks import task_of
@@ -139,7 +140,7 @@ def test_a_run_in_a_real_store_has_its_epsilons_metrics_plan_and_model(
     assert warnings(heard) == []
     (run,) = runs_in(store)
     assert history(store, run, "privacy_epsilon/record") == [
-        (one.round, max(found.epsilon for found in one.spent)) for one in seen.rounds
+        (one.round, max(found.epsilon for found in one.reserved)) for one in seen.rounds
     ]
     assert history(store, run, "privacy_delta/record") == [(number, 1e-5) for number in (1, 2, 3, 4)]
     assert history(store, run, "accuracy") == [(one.round, one.metrics["accuracy"]) for one in seen.rounds]
@@ -221,6 +222,36 @@ def test_a_resumed_run_is_found_again_by_its_note_or_by_its_tags(store: str, not
     assert len(runs_in(store)) == (2 if note == "of another run" else 1)
 
 
+def opening(folder: Path, run: str, ledger: str = "0123") -> Opening:
+    tags = {"quietsum.run": run, "quietsum.ledger": ledger}
+    folder.mkdir(exist_ok=True)
+    return Opening(folder=folder, run=run, ledger=ledger, experiment="quietsum", tags=tags, params={})
+
+
+@pytest.mark.parametrize("name", ["o'brien", 'say "a"', "both ' and \"", "tags.`x` = 'y", "%", "plain", "zoë"])
+def test_a_run_is_found_again_whatever_it_is_called(
+    store: str, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "PAGE", 1)  # so that there are pages
+    for folder, run in (("a", "another"), ("b", name), ("c", "o"), ("d", "brien")):
+        Store(store).send([opening(tmp_path / folder, run)])
+    Store(store).send([opening(tmp_path / "e", name, ledger="4567")])
+    (tmp_path / "b" / "mlflow.json").unlink()  # only the tags are left
+    Store(store).send([opening(tmp_path / "b", name)])
+    assert len(runs_in(store)) == 5
+    found = json.loads((tmp_path / "b" / "mlflow.json").read_text())["run_id"]
+    (run,) = [one for one in runs_in(store) if one.info.run_id == found]
+    assert (run.data.tags["quietsum.run"], run.data.tags["quietsum.ledger"]) == (name, "0123")
+
+
+def test_the_control_a_quote_in_a_filter_is_no_filter(store: str) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    with pytest.raises(MlflowException):
+        MlflowClient(tracking_uri=store).search_runs(["0"], filter_string="tags.`quietsum.run` = 'o'brien'")
+
+
 def test_runs_of_one_name_in_two_workspaces_are_two_runs_there(store: str) -> None:
     tiny(store, "one")
     tiny(store, "other")
@@ -278,8 +309,35 @@ def events() -> Iterator[RunEvent]:
 def finished_round(number: int, *spent: Guarantee, value: float = 0.75) -> RoundFinished:
     return RoundFinished(
         round=number, rounds=9, asked=4711, kept=("Bigtown",), metrics={"accuracy": value},
-        metrics_on={"accuracy": "public rows"}, spent=spent, limits={"record": 1.0},
+        metrics_on={"accuracy": "public rows"}, spent=(), reserved=spent, limits={"record": 1.0},
     )  # fmt: skip
+
+
+def test_rule_5_the_epsilon_that_is_tracked_does_not_tell_that_the_worst_party_refused(store: str) -> None:
+    class Seen(list[RoundFinished]):
+        def saw(self, event: RunEvent) -> None:
+            if isinstance(event, RoundFinished):
+                self.append(event)
+
+    tracked, old_way, told = [], [], []
+    for name, refusing in (("everyone", []), ("without", ["south"])):
+        plan = tiny_plan(
+            federation={"simulate": {"refusing": refusing}, "minimum_parties": 1},
+            training={"sample_rate": None, "batch_size": 4},  # of 8 rows in the south, of 12 in the north
+        )
+        seen = Seen()
+        with MlflowWatcher(store) as watcher:
+            start(
+                plan, workspace=Workspace(path=Path(name)), name=name, task=TinyTask(), watchers=[watcher, seen],
+                opened=watcher.opened,
+            )  # fmt: skip
+        (run,) = [one for one in runs_in(store) if one.data.tags["quietsum.run"] == name]
+        tracked.append(history(store, run, "privacy_epsilon/record"))
+        told.append({key: text for key, text in run.data.tags.items() if key.startswith("quietsum.privacy")})
+        old_way.append([spent_values(one.spent)[0]["privacy_epsilon/record"] for one in seen])
+    assert tracked[0] == tracked[1] and len(tracked[0]) == 3 and told[0] == told[1]
+    assert [epsilon for _, epsilon in tracked[0]] == old_way[0]
+    assert max(old_way[1]) < 0.9 * max(old_way[0]), "the control: by what is spent one sees it"
 
 
 def test_an_infinite_epsilon_is_a_tag_and_never_a_number(store: str) -> None:
@@ -582,6 +640,42 @@ def test_what_is_no_store_is_refused_before_anything_is_spent(uri: str) -> None:
     Path("run.toml").write_text(HEART, encoding="utf-8")
     result = CliRunner().invoke(app, ["run", "run.toml", "--mlflow", uri])
     assert result.exit_code == 2 and not Path("quietsum-workspace").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://ann:geheim@host/x",
+        "https://geheim@host/x",
+        "https://ann:ge/geheim@host/x",
+        "https://ann:a@geheim@host/x",
+        "https://ann:geheim?geheim=a&b@host/x",
+        "postgresql://ann://geheim@host/x",
+        "postgresql://host/x?password=geheim",
+        "postgresql://host/x?sslmode=require&password=geheim#geheim",
+        "https://host/x?sig=geheim&token=geheim;key=geheim",
+        "could not open 'mysql+pymysql://ann:geheim@host/x?a=geheim' (twice: http://host/?t=geheim)",
+        "connection to host failed: user=ann password=geheim",
+        "{'password': 'geheim', \"access_token\": \"geheim\"}",
+        "PGPASSWORD=geheim MLFLOW_TRACKING_TOKEN: geheim",
+        "Authorization: Bearer geheim",
+        "the header was Basic geheim",
+    ],
+)
+def test_no_secret_of_an_address_is_told(text: str) -> None:
+    told = without_secrets(text)
+    assert "geheim" not in told and "***" in told
+    assert ("host" in told) == ("host" in text), "where it was is still told"
+    assert without_secrets(told) == told
+
+
+@pytest.mark.parametrize("text", ["https://mlflow.example.org:5000/a/b", "sqlite:///mlflow.db", "no such table: runs"])
+def test_the_control_what_holds_no_secret_is_told_as_it_is(text: str) -> None:
+    assert without_secrets(text) == text
+
+
+def test_a_very_long_answer_is_masked_in_no_time() -> None:
+    assert without_secrets("x" * 10**6) == "x" * 10**6  # a quadratic search would take minutes
 
 
 def test_where_mlflow_is_missing_one_learns_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,11 @@ from quietsum.errors import (
     QuietsumError,
     TooFewParties,
 )
-from quietsum.federation.watch import RunEvent
+from quietsum.federation.local import LocalFederation
+from quietsum.federation.messages import Joins
+from quietsum.federation.watch import RoundFinished, RunEvent
 from quietsum.ledger import Ledger
+from quietsum.ledger.history import RunHistory
 from quietsum.plan import Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
@@ -485,6 +488,139 @@ def test_an_old_format_names_its_version(tmp_path: Path) -> None:
     marker.write_text(marker.read_text().replace('"format": 1', '"format": 0'))
     with pytest.raises(CorruptState, match="format 0"):
         Workspace(path=tmp_path).find("run")
+
+
+# ------------------------------------------------------------------------------------------- whom a run asks
+
+
+class Sites:
+    """Sites elsewhere, as far as a run can tell: they must be joined first."""
+
+    def __init__(self, diary: Path) -> None:
+        task, plan = TinyTask(diary=str(diary)), tiny_plan()
+        self.inner = LocalFederation.of(task, resolve(plan, task.parties(), task.dimension))
+        self.joined = 0
+
+    def registered(self) -> Any:
+        return self.inner.registered()
+
+    def ask(self, request: Any, cohort: Any, fold: Any) -> Any:
+        return self.inner.ask(request, cohort, fold)
+
+    def join(self, run: str, resolved: Any, ledger: Ledger) -> None:
+        self.joined += 1
+
+    def leave(self, outcome: str) -> None: ...
+
+
+def stopped_with_sites(tmp_path: Path) -> tuple[Workspace, RunFolder]:
+    """A run of sites that was stopped by hand after its first round."""
+    place, sites = Workspace(path=tmp_path), Sites(tmp_path / "theirs")
+    assert isinstance(sites, Joins)
+    with pytest.raises(KeyboardInterrupt):
+        start(
+            tiny_plan(), workspace=place, name="run", task=TinyTask(diary=str(tmp_path / "own")), federation=sites,
+            watchers=[StopAfter(1)],
+        )  # fmt: skip
+    assert not (tmp_path / "own").exists() and touches(tmp_path / "theirs") == {"north": 1, "south": 1}
+    return place, place.find("run")
+
+
+def test_a_run_of_sites_does_not_go_on_without_them(tmp_path: Path) -> None:
+    place, folder = stopped_with_sites(tmp_path)
+    before = spent(tmp_path, "run")
+    with pytest.raises(InvalidParameter, match="asks sites elsewhere") as refused:
+        resume(folder, workspace=place, task=TinyTask(diary=str(tmp_path / "own")))
+    command = f"quietsum run --resume run --on flower --keys DIR --superlink DIR --workspace {tmp_path} (or --listen"
+    assert command in str(refused.value)
+    assert not (tmp_path / "own").exists() and spent(tmp_path, "run") == before
+    sites = Sites(tmp_path / "theirs")
+    assert resume(folder, workspace=place, task=TinyTask(), federation=sites).outcome == "finished"
+    assert sites.joined == 1 and touches(tmp_path / "theirs") == {"north": 3, "south": 3}
+
+
+def test_the_control_a_folder_that_has_forgotten_its_sites_is_finished_on_this_machine(tmp_path: Path) -> None:
+    place, folder = stopped_with_sites(tmp_path)
+    marker = folder.path / "run.json"
+    values = json.loads(marker.read_text())
+    assert values.pop("sites") is True
+    marker.write_text(json.dumps(values))  # as older versions wrote it
+    resume(place.find("run"), workspace=place, task=TinyTask(diary=str(tmp_path / "own")))
+    assert touches(tmp_path / "own") == {"north": 2, "south": 2}
+
+
+def test_a_run_of_one_machine_does_not_turn_to_sites(tmp_path: Path) -> None:
+    folder, sites = stopped(tmp_path, tiny_plan(), 1), Sites(tmp_path / "theirs")
+    with pytest.raises(InvalidParameter, match="go on with: quietsum run --resume run --workspace") as refused:
+        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask(), federation=sites)
+    assert "flower" not in str(refused.value)
+    assert sites.joined == 0 and not (tmp_path / "theirs").exists()
+
+
+def test_the_command_that_a_refusal_names_has_no_workspace_where_the_usual_one_is_meant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+    place, folder = stopped_with_sites(tmp_path / "quietsum-workspace")
+    with pytest.raises(InvalidParameter, match="--workspace"):
+        resume(folder, workspace=place, task=TinyTask())
+    with pytest.raises(InvalidParameter) as refused:
+        resume(folder, workspace=Workspace.at(), task=TinyTask())
+    assert "--workspace" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_a_folder_that_does_not_say_plainly_whether_it_asks_sites_is_not_guessed_at(
+    tmp_path: Path, value: object
+) -> None:
+    marker = go(tmp_path, name="run").folder.path / "run.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sites": value}))
+    with pytest.raises(CorruptState, match="whether the run asks sites"):
+        Workspace(path=tmp_path).find("run")
+
+
+# ---------------------------------------------------------------------------------- what others may see of ε
+
+UNEQUAL = {"sample_rate": None, "batch_size": 4}  # 4 of 8 rows in the south, of 12 in the north: the south pays more
+
+
+def rounds_of(tmp_path: Path, refusing: list[str], **changes: Any) -> list[RoundFinished]:
+    seen: list[RoundFinished] = []
+
+    class Seen:
+        def saw(self, event: RunEvent) -> None:
+            if isinstance(event, RoundFinished):
+                seen.append(event)
+
+    federation = {"simulate": {"refusing": refusing}, "minimum_parties": 1}
+    plan = tiny_plan(federation=federation, training=UNEQUAL, **changes)
+    task = TinyTask(public="made up for a test")
+    start(plan, workspace=Workspace(path=tmp_path), name="run", task=task, watchers=[Seen()])
+    assert len(seen) == 3
+    return seen
+
+
+@pytest.mark.parametrize("style", ["sample", "none"])
+def test_rule_5_what_is_reserved_does_not_tell_who_refused(tmp_path: Path, style: str) -> None:
+    changes = {"privacy": {"style": "none", "record": None}} if style == "none" else {}
+    everyone = rounds_of(tmp_path / "everyone", [], **changes)
+    without = rounds_of(tmp_path / "without", ["south"], **changes)
+    assert [one.reserved for one in everyone] == [one.reserved for one in without]
+    assert [one.reserved for one in everyone] == [one.spent for one in everyone], "who all stay, pay what is reserved"
+    if style == "sample":
+        for before, after in zip(everyone, without, strict=True):
+            assert after.spent[0].epsilon < 0.9 * before.spent[0].epsilon, "the control: what is spent does tell"
+
+
+def test_what_is_reserved_is_priced_once_however_many_rounds_there_were(tmp_path: Path) -> None:
+    rounds = rounds_of(tmp_path, ["south"])
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        history = RunHistory(ledger, "run").read()
+        assert history.reserved() == rounds[-1].reserved
+        assert history._prices.computed == 2, "one a party"
+        assert [epsilon for _, epsilon in history.by_round()] == [one.reserved[0].epsilon for one in rounds]
+        assert history._prices.computed == 6, "the control: all rounds"
 
 
 def test_duplicate_party_names_are_refused(tmp_path: Path) -> None:

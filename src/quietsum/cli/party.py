@@ -84,7 +84,7 @@ def check(
     policy = load_policy(path)
     problem = ""
     if plan is not None:
-        from quietsum.party.service import own_task, tried
+        from quietsum.party.trial import own_task, tried
         from quietsum.plan import load_plan, resolve
 
         loaded = load_plan(plan)

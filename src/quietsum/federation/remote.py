@@ -12,7 +12,6 @@ what is unreadable, unsigned, of another run, or does not charge what the plan s
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +23,14 @@ from numpy.typing import NDArray
 from quietsum.aggregation import Fold
 from quietsum.errors import CorruptState, LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
+from quietsum.federation.exchange import Asking, Found, Known, Sent, lost, reason_of
 from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
 from quietsum.federation.transport import Arrival, Transport
 from quietsum.ledger import Charge, Ledger, Testimony
 from quietsum.ledger.witnesses import check_succession
 from quietsum.party import wire
 from quietsum.party.books import charges_digest, resolved_to, site_charges
-from quietsum.party.service import identity_message
+from quietsum.party.wire import identity_message
 from quietsum.plan import ResolvedPlan
 
 __all__ = ["DEADLINE", "NodeAccepts", "RemoteFederation"]
@@ -47,28 +47,6 @@ _FAREWELL = 5.0
 NodeAccepts = Callable[[bytes, bytes], bool]
 """Whether a signature under a message is that of a site's node key."""
 Vector = NDArray[np.float64]
-
-
-@final
-@dataclasses.dataclass(kw_only=True)
-class _Known:
-    """A site that has answered a greeting: where it is, and its process."""
-
-    node: str
-    session: str
-    enrolled: bool = False
-
-
-@final
-@dataclasses.dataclass(kw_only=True)
-class _Sent:
-    """A message under way: to whom, of which kind, and the hash by which its reply names it."""
-
-    node: str
-    kind: str
-    digest: str
-    party: str = ""
-    session: str = ""
 
 
 @final
@@ -95,8 +73,8 @@ class RemoteFederation:
         """
         self._transport, self._roster, self._patience, self._most = transport, roster, patience, most
         self._clock = clock
-        self._known: dict[str, _Known] = {}
-        self._sent: dict[str, _Sent] = {}
+        self._known: dict[str, Known] = {}
+        self._sent: dict[str, Sent] = {}
         self._greeted: dict[str, float] = {}
         self._claims: dict[str, str] = {}  # who a node says it is: its next greeting shows what we have kept of it
         self._told: dict[str, Testimony] = {}
@@ -222,7 +200,7 @@ class RemoteFederation:
         assert self._resolved is not None
         limit = self._resolved.plan.federation.deadline or DEADLINE
         end, waiting = self._clock() + limit, dict.fromkeys(cohort)
-        asking = _Asking(request, {name: self._expected(name, request.round) for name in cohort})
+        asking = Asking(request, {name: self._expected(name, request.round) for name in cohort})
         while waiting and (left := end - self._clock()) > 0:
             self._greet(waiting)
             for name in list(waiting):
@@ -242,7 +220,7 @@ class RemoteFederation:
         assert self._resolved is not None
         return charges_digest(site_charges(self._resolved, party, number))
 
-    def _go_on(self, asking: _Asking | None, name: str, lasting: float) -> None:
+    def _go_on(self, asking: Asking | None, name: str, lasting: float) -> None:
         """Send what comes next for ``name``: the plan, where its process has not seen it yet, then the request."""
         assert self._resolved is not None
         site = self._known.get(name)
@@ -313,30 +291,30 @@ class RemoteFederation:
             log.info("%s could not be sent to %s: %s", kind, party or node, error)
             return
         session = site.session if site is not None else ""
-        self._sent[message] = _Sent(node=where, kind=kind, digest=digest, party=party, session=session)
+        self._sent[message] = Sent(node=where, kind=kind, digest=digest, party=party, session=session)
 
     # ------------------------------------------------------------------------------------------------ replies
 
-    def _take(self, arrival: Arrival, asking: _Asking | None = None) -> _Found | None:
+    def _take(self, arrival: Arrival, asking: Asking | None = None) -> Found | None:
         """What became of a message; a reply where it ends what a party was asked."""
         sent = self._sent.pop(arrival.message, None)
         if sent is None:  # forgotten, or never sent
             return None
         if arrival.problem:
             log.info("no reply to a %s for %s: %s", sent.kind, sent.party or sent.node, arrival.problem)
-            return _lost(sent, "its reply did not arrive") if sent.kind == "train" else None
+            return lost(sent, "its reply did not arrive") if sent.kind == "train" else None
         try:
             letter = wire.read(arrival.content, most=self._most)
             if letter.kind == "unreadable" and not letter.answers:
-                raise wire.Unreadable(f"it could not read the {sent.kind}: {_reason(letter)}")
+                raise wire.Unreadable(f"it could not read the {sent.kind}: {reason_of(letter)}")
             if letter.answers != sent.digest:
                 raise wire.Unreadable("it answers another request")
             self._check_ours(letter)
             found = self._heard(letter, sent, asking)
-            return None if found is None else _Found(party=sent.party, reply=found)
+            return None if found is None else Found(party=sent.party, reply=found)
         except (wire.Unreadable, CorruptState) as error:
             log.warning("a reply of %s is left out: %s", sent.party or f"node {sent.node}", error)
-            return _lost(sent, f"its reply is left out: {error}") if sent.kind in ("train", "enrol") else None
+            return lost(sent, f"its reply is left out: {error}") if sent.kind in ("train", "enrol") else None
 
     def _check_ours(self, letter: wire.Letter) -> None:
         """A site that has kept a head of ours which our ledger does not contain has found us out."""
@@ -352,12 +330,12 @@ class RemoteFederation:
                 remedy="restore the newest copy, then resume; nothing was asked of anybody",
             )
 
-    def _heard(self, letter: wire.Letter, sent: _Sent, asking: _Asking | None) -> Reply | None:
+    def _heard(self, letter: wire.Letter, sent: Sent, asking: Asking | None) -> Reply | None:
         if sent.kind == "hello":
             if letter.kind == "refused":
-                if self._turned_away.get(sent.node) != _reason(letter):
-                    log.warning("node %s refuses: %s", sent.node, _reason(letter))
-                self._turned_away[sent.node] = _reason(letter)
+                if self._turned_away.get(sent.node) != reason_of(letter):
+                    log.warning("node %s refuses: %s", sent.node, reason_of(letter))
+                self._turned_away[sent.node] = reason_of(letter)
                 return None
             self._welcome(letter, sent)
             return None
@@ -368,11 +346,11 @@ class RemoteFederation:
             if site is not None:
                 site.enrolled = False  # the next round begins with the plan again
             if asking is not None and asking.asked(party) > (sent.kind == "train"):
-                return Lost(party=party, reason=f"asked a second time, it refused: {_reason(letter)}")
-            return Refusal(party=party, reason=_reason(letter))
+                return Lost(party=party, reason=f"asked a second time, it refused: {reason_of(letter)}")
+            return Refusal(party=party, reason=reason_of(letter))
         self._heads[party] = self._told[party] = letter.sender
         if letter.kind == "lost":
-            return Lost(party=party, reason=_reason(letter))
+            return Lost(party=party, reason=reason_of(letter))
         if sent.kind == "enrol" and letter.kind == "enrolled":
             if site is not None and site.session == sent.session:
                 site.enrolled = True
@@ -383,7 +361,7 @@ class RemoteFederation:
             return None
         raise wire.Unreadable(f"a {letter.kind[:20]!r} is no reply to a {sent.kind}")
 
-    def _update(self, letter: wire.Letter, party: str, asking: _Asking) -> Reply:
+    def _update(self, letter: wire.Letter, party: str, asking: Asking) -> Reply:
         request, body = asking.request, letter.body
         if (body.get("round"), body.get("attempt")) != (request.round, request.attempt) or letter.vector is None:
             raise wire.Unreadable("it is not about this round")
@@ -395,7 +373,7 @@ class RemoteFederation:
             raise wire.Unreadable("it charged other events than the plan says")
         return Update(party=party, delta=letter.vector)
 
-    def _welcome(self, letter: wire.Letter, sent: _Sent) -> None:
+    def _welcome(self, letter: wire.Letter, sent: Sent) -> None:
         """A node that says who it is: believed where its node key says so, and its ledger is the one it was."""
         party, session = letter.body.get("party"), letter.body.get("session")
         if letter.kind != "here" or not isinstance(party, str) or not isinstance(session, str):
@@ -418,38 +396,4 @@ class RemoteFederation:
         check_succession(party, self._heads.get(party), letter.sender)
         log.info("site %s is there (node %s)", party, sent.node)
         self._heads.setdefault(party, letter.sender)  # one we have kept stays: the site must still contain it
-        self._known[party] = _Known(node=sent.node, session=session)
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class _Asking:
-    """A round under way: its request, and the hash of the charges that each site must report."""
-
-    request: TrainRequest
-    expected: Mapping[str, str]
-    requests: list[str] = dataclasses.field(default_factory=list)
-
-    def asked(self, party: str) -> int:
-        """How often the request went to ``party``: a process of it that is gone may have touched the data."""
-        return self.requests.count(party)
-
-
-@final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What a party is done with."""
-
-    party: str
-    reply: Reply
-
-
-def _lost(sent: _Sent, reason: str) -> _Found:
-    return _Found(party=sent.party, reply=Lost(party=sent.party, reason=reason))
-
-
-def _reason(letter: wire.Letter) -> str:
-    """Why, in one line that a log can hold: what came is somebody else's text."""
-    found = letter.body.get("reason")
-    words = found[:500] if isinstance(found, str) else ""
-    return "".join(sign if sign.isprintable() else " " for sign in words).strip() or "no reason given"
+        self._known[party] = Known(node=sent.node, session=session)

@@ -10,7 +10,6 @@ all the code that answers. Nothing that comes is ever executed.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import logging
 import math
@@ -36,14 +35,16 @@ from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from
-from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate, rehearse
+from quietsum.party.trial import own_task, tried
+from quietsum.party.wire import identity_message
+from quietsum.party.work import AnsweredBefore, Site, Task, TooLate
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan
 
-__all__ = ["SiteService", "identity_message", "own_task", "tried"]
+__all__ = ["SiteService"]
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +56,6 @@ NodeSigns = Callable[[bytes], bytes]
 AGAIN = "this attempt, or a later one, was answered before"
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
-
-
-def identity_message(request: str, party: str, public_key: str) -> bytes:
-    """What a node key signs: that it answers this request, under this name, with this ledger."""
-    return f"quietsum-node-1\n{request}\n{party}\n{public_key}".encode()
 
 
 class _Refused(QuietsumError):
@@ -381,30 +377,6 @@ class SiteService:
         knows = None if letter is None else self.books.last_seen(letter.sender.ledger)
         answers = "" if letter is None else letter.digest
         return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector)[0]
-
-
-def own_task(policy: Policy, plan: Plan) -> Task:
-    """The plan's task with this site's own options: where its files are is nobody else's business."""
-    from quietsum.tasks import task_of
-
-    here = policy.task(plan.task.name, plan.task.options).here
-    options = {**plan.task.options, **here}
-    return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
-
-
-def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str) -> Task:
-    """The task, made and tried on made-up records; :class:`~quietsum.errors.PlanRefused` where it cannot run here."""
-    try:
-        task = make()
-        if task.dimension != resolved.dimension:
-            raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
-        rehearse(task, resolved, party)
-        return task
-    except PlanRefused:
-        raise
-    except (Exception, SystemExit) as error:
-        log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
-        raise PlanRefused(f"its task cannot run here ({type(error).__name__})") from None
 
 
 def _whole(body: Mapping[str, Any], name: str) -> int:

@@ -30,7 +30,7 @@ from quietsum.ledger import Testimony
 from quietsum.ledger.encoding import canonical, is_canonical, message_to_sign
 from quietsum.ledger.keys import VerifyingKey
 
-__all__ = ["LARGEST_HEADER", "PROTOCOL", "Letter", "Signs", "Unreadable", "read", "write"]
+__all__ = ["LARGEST_HEADER", "PROTOCOL", "Letter", "Signs", "Unreadable", "identity_message", "read", "write"]
 
 PROTOCOL = 1
 """Both sides speak one version; another one is refused by name."""
@@ -185,3 +185,8 @@ def _vector(raw: memoryview, stated: object, length: object) -> Vector | None:
     if not np.isfinite(vector).all():
         raise Unreadable("its numbers are not all finite")
     return vector
+
+
+def identity_message(request: str, party: str, public_key: str) -> bytes:
+    """What a node key signs: that it answers this request, under this name, with this ledger."""
+    return f"quietsum-node-1\n{request}\n{party}\n{public_key}".encode()

@@ -16,8 +16,13 @@ from flwr.common.constant import (
     HEARTBEAT_MIN_INTERVAL,
     HEARTBEAT_PATIENCE,
     SUPERLINK_NODE_ID,
+    SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
 )
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.server.superlink.linkstate import SqlLinkState
 from flwr.supercore.constant import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -32,7 +37,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_sig
 from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.utils import int64_to_uint64
 from flwr.superlink.main import create_app
+from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -122,9 +129,47 @@ def test_a_superlink_can_be_built_and_its_activation_be_wrapped() -> None:
     assert list(inspect.signature(create_app).parameters) == ["config", "superlink_lifespan_class"]
     assert inspect.isclass(program.SuperLinkLifespan)
     assert list(inspect.signature(fleet_handlers.activate_node).parameters) == ["request", "state"]
+    assert list(inspect.signature(fleet_handlers.push_messages).parameters) == ["request", "state"]
     router = importlib.import_module("flwr.superlink.routers.fleet.router")
-    assert "return fleet_handlers.activate_node(" in inspect.getsource(router), "ours would be passed by"
+    for call in ("activate_node", "push_messages"):
+        assert f"return fleet_handlers.{call}(" in inspect.getsource(router), "ours would be passed by"
     options = program._parse_args_run_superlink().format_help()
     tls = ["--insecure", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile", "--enable-supernode-auth"]
     for option in [*tls, "--isolation", "--database", "--disable-runtime-dependency-installation"]:
         assert option in options
+
+
+def test_what_a_call_says_of_its_node_was_checked_and_what_a_message_says_was_not() -> None:
+    """See :mod:`quietsum.federation.flower.replies`; that Flower does not check is shown over a SuperLink, unguarded."""
+    checked = inspect.getsource(node_auth.authenticate_node)
+    assert "get_node_id_by_public_key(public_key) != node_id" in checked, "request.node would be anybody's word"
+    assert "src_node_id" not in checked
+    pushed = PushMessagesRequest.DESCRIPTOR.fields_by_name
+    assert set(pushed) == {"node", "messages_list", "message_object_trees", "clientapp_runtime_list"}, (
+        "a new part of the call: does a guard look at it?"
+    )
+    assert set(ObjectTree.DESCRIPTOR.fields_by_name) == {"object_id", "children"}
+
+
+def test_a_message_that_is_no_reply_is_one_to_a_node() -> None:
+    kept = inspect.getsource(SqlLinkState.store_message_and_object_tree)
+    reply, other = kept.index("store_message_res("), kept.index("store_message_ins(")
+    assert kept.index("if message.metadata.reply_to_message_id:") < reply < kept.index("else:") < other
+    assert list(inspect.signature(SqlLinkState.get_valid_message_ins).parameters) == ["self", "message_id"]
+    assert int64_to_uint64(-1) == 2**64 - 1
+
+
+def test_only_objects_that_were_announced_are_kept_and_their_size_is_nobodys_concern() -> None:
+    """So the number of objects in a reply's tree, and the gate's bound on each, bound what a reply takes."""
+    stored = inspect.getsource(SqlLinkState.store_object)
+    assert stored.index("_claim_pending_object(") < stored.index("object_store.put(")
+    assert "len(object_content)" not in stored
+
+
+def test_a_refusal_of_ours_reaches_the_node_as_it_is() -> None:
+    handled = inspect.getsource(importlib.import_module("flwr.supercore.error.http"))
+    assert "except HTTPException as err:" in handled
+
+
+def test_the_clocks_that_flower_takes() -> None:
+    assert (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE) == (5, 300)  # seconds a site may be ahead, and behind

@@ -7,12 +7,21 @@ from typing import Any
 
 import pytest
 
-from quietsum.federation.flower.gate import KEY_HEADER, REQUEST_LIMIT, ROSTER_PATH, SECRET_HEADER, Gate
+from quietsum.federation.flower.gate import (
+    CALL_LIMIT,
+    DISK_FULL,
+    KEY_HEADER,
+    OBJECT_LIMIT,
+    REQUEST_LIMIT,
+    ROSTER_PATH,
+    SECRET_HEADER,
+    Gate,
+)
 
 PRIVATE, PUBLIC = ("127.0.0.1", 4000), ("10.0.0.1", 4000)
 SECRET = {SECRET_HEADER: "s3cret"}
 BASEL = {KEY_HEADER: "basel"}
-PULL = "/v1/fleet/pull-messages"
+PULL, PUSH, PUSH_OBJECT = "/v1/fleet/pull-messages", "/v1/fleet/push-messages", "/v1/fleet/push-object"
 
 
 async def through(scope: Any, receive: Any, send: Any) -> None:
@@ -106,10 +115,43 @@ def test_an_empty_roster_is_a_roster() -> None:
         assert call(gate, PUBLIC, PULL, headers, b"")[0] == 412
 
 
-def test_a_body_is_bounded_in_bytes_and_in_time() -> None:
-    assert call(make_gate(), PUBLIC, PULL, BASEL, b"x" * REQUEST_LIMIT)[0] == 299
-    assert call(make_gate(), PUBLIC, PULL, BASEL, b"x" * REQUEST_LIMIT, b"x")[0] == 413
+@pytest.mark.parametrize(
+    ("server", "path", "headers", "limit"),
+    [
+        (PUBLIC, PULL, BASEL, CALL_LIMIT),
+        (PUBLIC, PUSH, BASEL, CALL_LIMIT),
+        (PUBLIC, PUSH_OBJECT, BASEL, OBJECT_LIMIT),
+        (PRIVATE, PUSH_OBJECT, SECRET, REQUEST_LIMIT),
+    ],
+)
+def test_a_body_is_bounded_in_bytes(server: Any, path: str, headers: dict[str, str], limit: int) -> None:
+    assert call(make_gate(), server, path, headers, b"x" * limit)[0] == 299
+    assert call(make_gate(), server, path, headers, b"x" * limit, b"x")[0] == 413
+
+
+def test_a_body_is_bounded_in_time() -> None:
     assert call(make_gate(patience=0.05), PUBLIC, PULL, BASEL)[0] == 408
+
+
+def test_below_the_floor_sites_hand_nothing_over_and_hear_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    left = [1000]
+    gate = make_gate(free=lambda: left[0], floor=1000)
+    for path in (PUSH, PUSH_OBJECT):
+        assert call(gate, PUBLIC, path, BASEL, b"")[0] == 299  # the floor itself is enough
+    left[0] = 999
+    with caplog.at_level("WARNING", logger="quietsum"):
+        for path in (PUSH, PUSH_OBJECT):
+            assert call(gate, PUBLIC, path, BASEL)[0] == DISK_FULL  # without a look at the body
+    assert [record.getMessage().count("make room") for record in caplog.records] == [1]  # not once for each
+    assert call(gate, PUBLIC, PULL, BASEL, b"")[0] == 299
+    assert call(gate, PRIVATE, "/v1/runtime/push-object", SECRET, b"")[0] == 299
+    assert call(gate, PUBLIC, PUSH, {KEY_HEADER: "stranger"}, b"")[0] == 412  # strangers learn nothing of the disk
+    left[0] = 1000
+    assert call(gate, PUBLIC, PUSH, BASEL, b"")[0] == 299
+
+
+def test_without_a_floor_nobody_looks_at_the_disk() -> None:
+    assert call(make_gate(), PUBLIC, PUSH, BASEL, b"")[0] == 299
 
 
 @pytest.mark.parametrize("kind", ["websocket"])

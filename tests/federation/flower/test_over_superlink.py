@@ -21,9 +21,10 @@ from federation.flower.trial import Sites, collect, make_keys, start_superlink, 
 from quietsum.errors import InvalidParameter
 from quietsum.federation.flower.adapter import Access, CoordinatorEnd, gate_word, public_key_to_bytes
 from quietsum.federation.flower.coordinator import CarrierGone, FlowerTransport
-from quietsum.federation.flower.gate import KEY_HEADER, REQUEST_LIMIT, SECRET_HEADER
+from quietsum.federation.flower.gate import CALL_LIMIT, KEY_HEADER, OBJECT_LIMIT, REQUEST_LIMIT, SECRET_HEADER
 from quietsum.federation.flower.node import serve_node
-from quietsum.federation.flower.parcel import CHUNK, INLINE, Parcel, cut
+from quietsum.federation.flower.parcel import CHUNK, INLINE, LIMIT, Parcel, cut
+from quietsum.federation.flower.replies import objects_of
 from quietsum.federation.flower.superlink import SuperLink, read_access
 
 pytestmark = pytest.mark.slow
@@ -259,7 +260,7 @@ def test_only_the_calls_of_nodes_are_open_to_the_world(trial: Trial) -> None:
         known = secret | {KEY_HEADER: gate_word(trial.roster["Basel"])}  # type: ignore[arg-type]
         assert status(public, "/v1/fleet/pull-messages", secret) == 412  # nobody's call
         assert status(public, "/v1/fleet/pull-messages", known) == 401  # a known key, and no signature
-        assert status(public, "/v1/fleet/push-object", known, b"x" * (REQUEST_LIMIT + 1)) == 413
+        assert status(public, "/v1/fleet/push-object", known, b"x" * (OBJECT_LIMIT + 1)) == 413
 
 
 def test_the_files_of_a_superlink_are_its_owners_alone(trial: Trial) -> None:
@@ -381,4 +382,8 @@ def test_another_certificate_than_the_pinned_one_is_no_superlink_of_ours(trial: 
 
 
 def test_chunks_are_smaller_than_what_the_gate_takes() -> None:
-    assert CHUNK + INLINE < REQUEST_LIMIT
+    wrapping = 1000
+    names = 65 * objects_of(LIMIT)
+    assert CHUNK + wrapping < OBJECT_LIMIT < REQUEST_LIMIT
+    assert INLINE + names + wrapping < OBJECT_LIMIT
+    assert 70 * objects_of(LIMIT) + wrapping < CALL_LIMIT

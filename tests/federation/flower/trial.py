@@ -37,13 +37,14 @@ def make_keys(folder: Path, names: Sequence[str]) -> dict[str, object]:
     return roster
 
 
-def start_superlink(folder: Path, *, port: int = 0) -> SuperLink:
+def start_superlink(folder: Path, *, port: int = 0, **more: int) -> SuperLink:
     return SuperLink(
         folder / "link",
         port=port,
         certificate=folder / "server.crt",
         key=folder / "server.key",
         authority=folder / "ca.crt",
+        **more,
     )
 
 

@@ -1,0 +1,43 @@
+"""A plan's task at a site: made with the site's own options, tried on made-up records before anything is charged."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quietsum.errors import PlanRefused
+from quietsum.party.work import Task, rehearse
+
+if TYPE_CHECKING:
+    from quietsum.party.policy import Policy
+    from quietsum.plan import Plan, ResolvedPlan
+
+__all__ = ["own_task", "tried"]
+
+log = logging.getLogger(__name__)
+
+
+def own_task(policy: Policy, plan: Plan) -> Task:
+    """The plan's task with this site's own options: where its files are is nobody else's business."""
+    from quietsum.tasks import task_of
+
+    here = policy.task(plan.task.name, plan.task.options).here
+    options = {**plan.task.options, **here}
+    return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
+
+
+def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str) -> Task:
+    """The task, made and tried on made-up records; :class:`~quietsum.errors.PlanRefused` where it cannot run here."""
+    try:
+        task = make()
+        if task.dimension != resolved.dimension:
+            raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
+        rehearse(task, resolved, party)
+        return task
+    except PlanRefused:
+        raise
+    except (Exception, SystemExit) as error:
+        log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
+        raise PlanRefused(f"its task cannot run here ({type(error).__name__})") from None
