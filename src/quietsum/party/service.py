@@ -37,7 +37,7 @@ from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from
 from quietsum.party.trial import own_task, tried
 from quietsum.party.wire import identity_message
-from quietsum.party.work import AnsweredBefore, Site, Task, TooLate
+from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
