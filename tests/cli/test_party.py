@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from federation.sites import PLAN, places_for, plan_of, remote
+from federation.sites import PLAN, Place, places_for, plan_of, remote
 from quietsum.cli.app import app
+from quietsum.ledger import Ledger
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 
@@ -146,9 +147,91 @@ def test_a_site_does_not_start_without_keys(policy: Path, remove: str, told: str
     assert not policy.with_name("ledger.db").exists()
 
 
+BROKEN_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
+
+
+@pytest.fixture
+def quiet(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The policy of a site whose key and certificate are in order, and whose connection ends at once."""
+    pytest.importorskip("flwr")
+    quietsum("keys", "make", tmp_path / "keys", "--party", "va")
+    for name in ("node.key", "ca.crt"):
+        (tmp_path / "keys" / "va" / name).rename(tmp_path / name)
+    monkeypatch.setattr("quietsum.federation.flower.node.serve_node", lambda answer, **how: None)
+    monkeypatch.setattr("signal.signal", lambda *how: None)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("node.key", None, "cannot be read"),
+        ("node.key", "", "no whole private key"),
+        ("node.key", BROKEN_KEY, "no whole private key"),
+        ("node.key", 0o644, "chmod 600"),
+        ("ca.crt", None, "ca.crt"),
+        ("ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no whole PEM certificate"),
+        ("ca.crt", BROKEN_KEY, "no whole PEM certificate"),
+    ],
+)
+def test_a_mistake_in_the_keys_leaves_nothing_behind(
+    quiet: Path, name: str, content: str | int | None, told: str
+) -> None:
+    path = quiet.with_name(name)
+    if content is None:
+        path.unlink()
+    elif isinstance(content, int):
+        path.chmod(content)
+    else:
+        path.write_text(content, encoding="utf-8")
+    result = quietsum("party", "serve", "--policy", quiet, code=2)
+    assert told in result.stderr and str(path) in result.stderr
+    assert "waiting for" not in result.stdout and not list(quiet.parent.glob("ledger.db*"))
+
+
+def test_the_control_with_its_keys_in_order_a_site_has_a_ledger_and_waits(quiet: Path) -> None:
+    told = quietsum("party", "serve", "--policy", quiet).stdout
+    assert "waiting for fl.example.org:9092" in told and quiet.with_name("ledger.db").exists()
+
+
+def test_a_site_says_that_the_first_coordinator_counts_until_one_is_pinned(quiet: Path, tmp_path: Path) -> None:
+    def told() -> str:
+        text = quietsum("party", "serve", "--policy", quiet).stdout
+        assert widest(text) <= 80
+        return " ".join(text.split())
+
+    assert (
+        'the first one that this site enrols with counts; pin it in the policy with coordinator.ledger = "…"' in told()
+    )
+    plan = plan_of()
+    places = places_for(plan, tmp_path)
+    federation, _, services = remote({**places, "va": Place(places["va"].policy, tmp_path)})
+    start(plan, workspace=Workspace.at(tmp_path / "workspace"), federation=federation)
+    for service in services.values():
+        service.books.ledger.close()
+    text = quiet.read_text(encoding="utf-8").replace("epsilon = 8.0", "epsilon = 10.0").replace("1e-5", "1e-4")
+    quiet.write_text(text, encoding="utf-8")
+    with Ledger.open(tmp_path / "workspace" / "ledger.db", read_only=True) as ledger:
+        name = ledger.identity.ledger
+    assert (
+        f'the first one that this site enrols with counts; pin it in the policy with coordinator.ledger = "{name}"'
+        in told()
+    )
+    text = quiet.read_text(encoding="utf-8").replace("[coordinator]", f'[coordinator]\nledger = "{name}"')
+    quiet.write_text(text, encoding="utf-8")
+    assert "no coordinator is pinned" not in told(), "the control: now it is"
+
+
+def test_a_status_without_a_ledger_says_who_makes_one(policy: Path) -> None:
+    told = quietsum("party", "status", "--policy", policy, code=2).stderr
+    assert "quietsum party serve makes one" in told and "quietsum run" not in told
+    assert not policy.with_name("ledger.db").exists(), "looking writes nothing"
+
+
 def test_without_tls_only_loopback_is_served(policy: Path, tmp_path: Path) -> None:
     quietsum("keys", "node", tmp_path / "own")
     text = policy.read_text(encoding="utf-8").replace('"node.key"', '"own/node.key"')
     policy.write_text(text, encoding="utf-8")
     told = quietsum("party", "serve", "--policy", policy, "--insecure-loopback", code=2).stderr
     assert "in the clear" in told, "fl.example.org is not this machine"
+    assert not policy.with_name("ledger.db").exists()

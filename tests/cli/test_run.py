@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -14,8 +15,10 @@ from typer.testing import CliRunner, Result
 
 from ledger.build import tamper
 from quietsum.cli.app import app
+from quietsum.errors import TooFewParties
+from quietsum.federation.local import LocalFederation
 from quietsum.ledger import Ledger
-from quietsum.plan import load_plan
+from quietsum.plan import load_plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
@@ -323,6 +326,92 @@ def test_resuming_a_finished_run_spends_nothing() -> None:
     before = spent()
     assert quietsum("run", "--resume", "latest").exit_code == 0
     assert spent() == before
+
+
+class Sites:
+    """Sites elsewhere without a network: none comes until ``there``."""
+
+    def __init__(self) -> None:
+        task, plan = task_named("tiny:TinyTask"), load_plan(TINY)
+        self.inner = LocalFederation.of(task, resolve(plan, task.parties(), task.dimension))
+        self.there, self.asked, self.links = False, 0, list[dict[str, Any]]()
+
+    @contextlib.contextmanager
+    def flower(self, **how: Any) -> Iterator[Sites]:
+        self.links.append(how)
+        yield self
+
+    def registered(self) -> Any:
+        return self.inner.registered()
+
+    def ask(self, request: Any, cohort: Any, fold: Any) -> Any:
+        self.asked += 1
+        return self.inner.ask(request, cohort, fold)
+
+    def join(self, run: str, resolved: Any, ledger: Ledger) -> None:
+        if not self.there:
+            raise TooFewParties("0 of 2 sites have come")
+
+    def leave(self, outcome: str) -> None: ...
+
+
+@pytest.fixture
+def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
+    found = Sites()
+    monkeypatch.setattr("quietsum.cli.run.flower", found.flower)
+    return found
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("--keys", "keys", "--superlink", "a folder"),
+        ("--keys", "keys", "--listen", "0.0.0.0:9092", "--wait", "7.5"),
+        ("--keys", "keys", "--listen", "127.0.0.1:9092", "--insecure-loopback"),
+    ],
+)
+def test_a_run_of_sites_goes_on_with_them_as_it_says(sites: Sites, how: tuple[str, ...]) -> None:
+    stopped = run(TINY, "--on", "flower", *how, code=6)
+    words = next_command(stopped)
+    assert words == ["run", "--resume", "run", "--on", "flower", *how]
+    assert max(map(len, stopped.stdout.splitlines())) <= 80
+    sites.there = True
+    assert quietsum(*words).exit_code == 0 and sites.asked == 3
+    first, second = sites.links
+    assert first == second, "the SuperLink and the keys are the same"
+
+
+def test_a_run_of_sites_is_not_finished_on_this_machine_by_a_command_that_forgets_them(sites: Sites) -> None:
+    run(TINY, "--on", "flower", "--keys", "keys", "--superlink", "link", code=6)
+    before = spent()
+    for name in ("run", "latest"):
+        refused = quietsum("run", "--resume", name)
+        assert refused.exit_code == 2, refused.output
+        assert "quietsum run --resume run --on flower --keys DIR --superlink DIR" in words(refused.stderr)
+    assert spent() == before and sites.asked == 0
+
+
+def test_a_run_of_this_machine_starts_no_superlink(sites: Sites) -> None:
+    interrupted()
+    refused = quietsum("run", "--resume", "run", "--on", "flower", "--keys", "keys", "--superlink", "link")
+    assert refused.exit_code == 2 and "go on with: quietsum run --resume run" in words(refused.stderr)
+    assert sites.links == []
+    assert quietsum("run", "--resume", "run").exit_code == 0, "the control: as it says"
+
+
+def test_a_coordinator_says_by_which_name_sites_pin_it(sites: Sites) -> None:
+    how = ("--on", "flower", "--keys", "keys", "--superlink", "link")
+    told = run(TINY, *how, code=6).stdout
+    with Ledger.open(Workspace.at().ledger, read_only=True) as ledger:
+        line = f"this coordinator's ledger is {ledger.identity.ledger}; sites pin it as coordinator.ledger"
+    assert line in words(told) and max(map(len, told.splitlines())) <= 80
+    assert line in words(quietsum("run", "--resume", "run", *how).stdout)
+    for text in quietsum("run", "--resume", "run", *how, "--json").stdout.splitlines():
+        json.loads(text)
+
+
+def test_the_control_a_run_of_one_machine_has_nobody_to_tell() -> None:
+    assert "coordinator" not in run().stdout
 
 
 def test_an_interruption_leaves_a_terminal_in_order_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -359,3 +359,17 @@ def test_the_sentence_bounds_the_best_attacker_and_rounds_against_itself() -> No
     cut = 0.75
     reached = 50 * (1 + np.mean(present.sum(axis=1) > cut) - np.mean(absent.sum(axis=1) > cut))
     assert reached < right < reached + 5
+
+
+def test_a_run_across_machines_says_that_the_sites_keep_books_and_not_who_took_part(tmp_path: Path) -> None:
+    from federation.sites import places_for, plan_of, remote
+
+    plan = plan_of()
+    federation, carrier, _ = remote(places_for(plan, tmp_path))
+    del carrier.sites["node-va"]
+    workspace = Workspace.at(tmp_path / "workspace")
+    result = start(plan, workspace=workspace, federation=federation)
+    values = report.build(result.folder, workspace)
+    assert values["ledger"]["sites_keep_books"] is True
+    text = page(values)
+    assert "Every site also keeps a ledger of its own" in text and "left out" not in text

@@ -62,6 +62,7 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
         books = _books(ledger, resolved)
         history = RunHistory(ledger, folder.run).read()
         head, public_key = ledger.head, ledger.identity.public_key
+        own_books = any(entry.body["run"] == folder.run for entry, _ in ledger.receipts())
     measured = None if last is None else task.evaluate(last.state.model)
     limit = resolved.limit
     return {
@@ -97,7 +98,7 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
         "parties": _parties(resolved),
         "plan": plan.to_dict(),
         "plan_digest": plan.digest,
-        "ledger": {"head": head.to_dict(), "public_key": public_key},
+        "ledger": {"head": head.to_dict(), "public_key": public_key, "sites_keep_books": own_books},
     }
 
 

@@ -161,6 +161,12 @@ def _ledger(values: Mapping[str, Any]) -> Iterable[str]:
         "<p>Every number above can be recomputed from the ledger: <code>quietsum ledger verify --anchor report.json"
         "</code>. Keep this page: its head shows later whether the ledger was cut or rewritten.</p>"
     )
+    if ledger["sites_keep_books"]:
+        yield (
+            "<p>Every site also keeps a ledger of its own and may refuse. The heads of those ledgers, and of this one "
+            "at the sites, came with every request and reply; <code>quietsum ledger receipts</code> lists them, for "
+            "either side to verify the other's books.</p>"
+        )
 
 
 def _terms(values: Mapping[str, Any]) -> Iterable[str]:

@@ -140,7 +140,7 @@ def test_a_superlink_can_be_built_and_its_activation_be_wrapped() -> None:
 
 
 def test_what_a_call_says_of_its_node_was_checked_and_what_a_message_says_was_not() -> None:
-    """See :mod:`quietsum.federation.flower.replies`; that Flower does not check is shown over a SuperLink, unguarded."""
+    """See :mod:`quietsum.federation.flower.replies`; over an unguarded SuperLink a test shows what comes of it."""
     checked = inspect.getsource(node_auth.authenticate_node)
     assert "get_node_id_by_public_key(public_key) != node_id" in checked, "request.node would be anybody's word"
     assert "src_node_id" not in checked
