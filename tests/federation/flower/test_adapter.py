@@ -8,14 +8,20 @@ import email.utils
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.recorddict_pb2 import RecordDict
 
 from quietsum.federation.flower.adapter import (
+    MESSAGE_TYPE,
+    SUPERLINK_NODE,
     Access,
     CoordinatorEnd,
     NodeEnd,
@@ -162,3 +168,14 @@ def test_who_connects_and_says_nothing_is_hung_up_on() -> None:
         running.should_exit = True
         thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("sender", "kind"), [(SUPERLINK_NODE, MESSAGE_TYPE), (77, "")])
+def test_a_message_of_another_node_is_of_no_kind_that_a_site_answers(sender: int, kind: str) -> None:
+    data = Metadata(message_id="m", src_node_id=sender, message_type=MESSAGE_TYPE, group_id="1")
+    found = PullMessagesResponse(messages_list=[Message(metadata=data, content=RecordDict())])
+    node = NodeEnd("127.0.0.1:1", KEY, None)
+    node._client = types.SimpleNamespace(PullMessages=lambda _: found)  # type: ignore[assignment]
+    letter = node.receive()
+    assert letter is not None
+    assert letter.kind == kind
