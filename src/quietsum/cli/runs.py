@@ -88,7 +88,8 @@ def show(
     print(f"\nfolder  {folder.path}")
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "running":
-        print_next(["run", "--resume", folder.run, *_where(workspace)])
+        sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []
+        print_next(["run", "--resume", folder.run, *sites, *_where(workspace)])
     else:
         print_next(["ledger", "verify", *_where(workspace)])
 

@@ -200,8 +200,9 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file, at least one."""
     from cryptography import x509
 
+    content = content_of(path)
     try:
-        return x509.load_pem_x509_certificates(content_of(path))
+        return x509.load_pem_x509_certificates(content)
     except ValueError:
         raise CorruptState(f"{path} holds no whole PEM certificate; put it back from a copy") from None
 
@@ -211,8 +212,9 @@ def read_server_key(path: Path) -> Any:
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    content = content_of(path)
     try:
-        return load_pem_private_key(content_of(path), password=None)
+        return load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise CorruptState(
             f"{path} holds no whole PEM private key without a passphrase; put it back from a copy"
