@@ -235,3 +235,25 @@ def test_without_tls_only_loopback_is_served(policy: Path, tmp_path: Path) -> No
     told = quietsum("party", "serve", "--policy", policy, "--insecure-loopback", code=2).stderr
     assert "in the clear" in told, "fl.example.org is not this machine"
     assert not policy.with_name("ledger.db").exists()
+
+
+def test_two_processes_do_not_serve_one_site(policy: Path, tmp_path: Path) -> None:
+    import fcntl
+
+    quietsum("keys", "node", tmp_path / "own")
+    text = policy.read_text(encoding="utf-8").replace('"node.key"', '"own/node.key"')
+    policy.write_text(text.replace("fl.example.org", "127.0.0.1"), encoding="utf-8")
+    with (tmp_path / "ledger.db.serving").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        told = quietsum("party", "serve", "--policy", policy, "--insecure-loopback", code=2).stderr
+    assert "another process serves the site" in told and not (tmp_path / "ledger.db").exists()
+
+
+def test_a_broken_ledger_is_no_refusal_of_a_plan(policy: Path, tmp_path: Path) -> None:
+    from quietsum.ledger import Ledger
+
+    Ledger.open(tmp_path / "ledger.db", create=True).close()
+    (tmp_path / "ledger.db.head").write_text("nonsense", encoding="utf-8")
+    plan = tmp_path / "run.toml"
+    plan.write_text(PLAN.replace("epsilon = 4.0, delta = 1e-4", "epsilon = 2.0, delta = 1e-5"), encoding="utf-8")
+    quietsum("party", "check", policy, "--plan", plan, code=4)

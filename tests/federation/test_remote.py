@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from federation import sites
 from federation.sites import Place, facts_of, policy_for
 from federation.world import (
     HYBRID,
@@ -577,3 +578,31 @@ def test_the_control_another_seed_gives_another_model(tmp_path: Path, monkeypatc
         world.round()
         found.append(world.state.params)
     assert not np.array_equal(*found)
+
+
+# ----------------------------------------------------------------------------------------------- before a round
+
+
+def test_a_round_is_not_reserved_while_too_few_sites_are_connected(tmp_path: Path) -> None:
+    """A carrier that died would have every round of the plan paid for and nobody asked."""
+    from quietsum.runs.folder import Workspace
+    from quietsum.runs.run import resume, start
+
+    plan = sites.plan_of(sites.PLAN.replace("rounds = 2", "rounds = 3\nminimum_parties = 2"))
+    places = sites.places_for(plan, tmp_path)
+    federation, carrier, _ = sites.remote(places)
+    honest, rounds = federation.testimonies, []
+
+    def leaving() -> Any:
+        rounds.append(1)
+        carrier.sites = {"node-va": carrier.sites["node-va"]}
+        return honest()
+
+    federation.testimonies = leaving  # type: ignore[method-assign]
+    workspace = Workspace.at(tmp_path / "workspace")
+    stopped = start(plan, workspace=workspace, federation=federation)
+    assert (stopped.outcome, stopped.round) == ("too-few-parties", 1) and "nothing was reserved" in str(stopped.error)
+    with Ledger.open(workspace.ledger, read_only=True) as ledger:
+        assert ledger.reservations(stopped.folder.run) == {(1, 1)}
+    again, _, _ = sites.remote(places)
+    assert resume(stopped.folder, workspace=workspace, federation=again).outcome == "finished"

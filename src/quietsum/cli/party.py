@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +80,8 @@ def check(
 
     Example: quietsum party check policy.toml --plan run.toml
     """
-    from quietsum.errors import QuietsumError
+    from quietsum.errors import LedgerBroken, QuietsumError
+    from quietsum.ledger import StoreFailed
     from quietsum.party.policy_file import load_policy
 
     policy = load_policy(path)
@@ -94,6 +97,8 @@ def check(
             policy.check(resolved)
             tried(lambda: task, resolved, policy.name)
             _fits(policy, resolved)
+        except (LedgerBroken, StoreFailed):
+            raise
         except QuietsumError as refusal:
             problem = str(refusal)
     if as_json:
@@ -174,7 +179,8 @@ def serve(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with Ledger.open(loaded.path(loaded.site.ledger), create=True) as ledger:
+    place = loaded.path(loaded.site.ledger)
+    with _alone(place), Ledger.open(place, create=True) as ledger:
         _introduce(loaded)
         for warning in status_of(loaded, ledger)["warnings"]:
             print(textwrap.fill(f"warning: {warning}", 80))
@@ -200,6 +206,22 @@ def _say_who_counts(policy: Policy, known: tuple[str, ...]) -> None:
         return
     told = "no coordinator is pinned: the first one that this site enrols with counts"
     print(textwrap.fill(f'{told}; pin it in the policy with coordinator.ledger = "{known[0] if known else "…"}"', 80))
+
+
+@contextlib.contextmanager
+def _alone(ledger: Path) -> Iterator[None]:
+    """One process serves a site: two would take each other's messages."""
+    import fcntl
+
+    from quietsum.errors import QuietsumError
+
+    ledger.parent.mkdir(parents=True, exist_ok=True)
+    with ledger.with_name(ledger.name + ".serving").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise QuietsumError(f"another process serves the site of {ledger}; end it first") from None
+        yield
 
 
 @app.command()

@@ -138,6 +138,13 @@ class Joins(Protocol):
         """Find the sites; :class:`~quietsum.errors.TooFewParties` before anything is charged where they do not come."""
         ...
 
+    def ready(self) -> None:
+        """Called before each round is reserved: :class:`~quietsum.errors.TooFewParties` where nobody could be asked.
+
+        It must not depend on who would be drawn.
+        """
+        ...
+
     def leave(self, outcome: str) -> None:
         """Tell the sites that the run has ended, as far as they can be reached; nothing depends on it."""
         ...

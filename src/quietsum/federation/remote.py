@@ -160,6 +160,34 @@ class RemoteFederation:
         if simulate.drop_outs or simulate.stragglers or simulate.refusing:
             raise PlanRefused("federation.simulate rehearses bad luck on one machine; remove it to ask real sites")
 
+    def ready(self) -> None:
+        """Wait, ``patience`` at most, until as many sites are connected as a round needs. Nothing is reserved before.
+
+        Where the carrier or all sites are gone, rounds would be paid for and nobody asked. Who would be drawn plays no
+        part in it.
+        """
+        assert self._resolved is not None
+        names, needed = self.registered(), self._resolved.plan.federation.minimum_parties
+        end = self._clock() + self._patience
+        while (there := self._connected(names)) < needed:
+            left = end - self._clock()
+            if left <= 0:
+                raise TooFewParties(
+                    f"{there} of {len(names)} sites are connected, a round needs {needed}; nothing was reserved. "
+                    "Resume when they are back"
+                )
+            self._greet(dict.fromkeys(names))
+            for arrival in self._arrived(min(_NAP, left)):
+                self._take(arrival)
+
+    def _connected(self, names: Sequence[str]) -> int:
+        try:
+            nodes = set(self._transport.nodes())
+        except QuietsumError as error:
+            log.info("the carrier does not answer: %s", error)
+            return 0
+        return sum(name in self._known and self._known[name].node in nodes for name in names)
+
     def leave(self, outcome: str) -> None:
         """Send every site the last head, and wait a moment for the word that it was kept."""
         if self._ledger is None:

@@ -416,14 +416,16 @@ class Ledger:
         """Keep heads of other ledgers that came without a round: at the end of a run, say. Known ones are left out.
 
         ``refused`` is the round and attempt that a site says no to: from then on its books take neither that attempt
-        nor an earlier one of the round.
+        nor an earlier one of the round. :class:`~quietsum.errors.InvalidParameter` where it was reserved before.
         """
         run = label("run", run)
         round, attempt = (0, 0) if refused is None else refused
         with self._journal.writing("witness") as add:
-            self._run(run)
+            state = self._run(run)
+            if refused is not None and (round, attempt) in state.reserved:
+                raise InvalidParameter("attempt", attempt, f"of round {round} was reserved before", "it is not refused")
             fresh = {name: told for name, told in seen.items() if self._accounts.witnessed.get(name) != told}
-            if fresh or refused is not None:
+            if fresh or (refused is not None and attempt > state.attempts.get(round, 0)):
                 self._witness(add, run, whole_number("round", round), whole_number("attempt", attempt), fresh)
 
     def receipts(self) -> Iterator[tuple[Entry, Mapping[str, Testimony]]]:

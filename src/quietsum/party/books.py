@@ -20,6 +20,7 @@ from quietsum.errors import PlanRefused
 from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
+from quietsum.ledger.spending import exceeds
 from quietsum.plan.charging import charge, span, units
 from quietsum.plan.values import SamplingPlan
 from quietsum.privacy.guarantee import Budget
@@ -119,10 +120,14 @@ class SiteBooks:
 
         :class:`~quietsum.errors.InvalidParameter` where the ledger has known a larger budget, or another δ.
         """
-        mine = self.policy.dataset
-        if (self.policy.name, mine.name) not in self.ledger.declared_public():
+        mine, known = self.policy.dataset, self.ledger.budgets()
+        missing = [unit for unit in self.policy.budgets if (self.policy.name, mine.name, unit) not in known]
+        if (self.policy.name, mine.name) in self.ledger.declared_public():
+            missing = list(self.policy.budgets)
+        elif len(missing) == len(self.policy.budgets):  # its first run sets them all; if some are there, go on with it
             return
-        for unit, allowed in self.policy.budgets.items():
+        for unit in missing:
+            allowed = self.policy.budgets[unit]
             self.ledger.raise_budget(
                 party=self.policy.name, dataset=mine.name, unit=unit, epsilon=allowed.epsilon, delta=allowed.delta,
                 reason="the site's policy protects what was declared public before",
@@ -142,6 +147,13 @@ class SiteBooks:
                     f"the ledger's lifetime of ε = {budget.epsilon:g} per {unit} at δ = {budget.delta:g} does not fit "
                     f"the policy's ε = {allowed.epsilon:g} per {unit} at δ = {allowed.delta:g}"
                 )
+        for book in self.ledger.lifetime():
+            if book.dataset != mine.name or book.budget is None or book.guarantee is None:
+                continue
+            if exceeds(book.guarantee.epsilon, book.budget.epsilon):
+                raise PlanRefused(
+                    f"more was spent per {book.unit} than its lifetime of ε = {book.budget.epsilon:g} per {book.unit}"
+                )
 
     def knows(self, run: str, coordinator: str) -> bool:
         """Whether the site has enrolled in this run."""
@@ -160,13 +172,20 @@ class SiteBooks:
 
     def refuse(self, run: str, number: int, attempt: int, coordinator: Testimony) -> None:
         """Write down that this attempt was refused, so that it is never answered, by no later process either."""
-        if self.knows(run, coordinator.ledger) and not self.answered(run, coordinator.ledger, number, attempt):
+        if self.knows(run, coordinator.ledger):
             name = name_in_books(run, coordinator.ledger)
             self.ledger.witness(name, self._seen(run, coordinator), refused=(number, attempt))
 
     def check_booked(self, run: str, resolved: ResolvedPlan, coordinator: str) -> None:
-        """What the site enrolled with is no less than its policy asks for now."""
+        """What the site enrolled with is no less than its policy asks for now, and no more than it allows."""
         booked = self._entry(run, coordinator).body["planned"]
+        client = self.policy.client
+        spent = self.ledger.spent_by_party(name_in_books(run, coordinator)).get((self.policy.name, PrivacyUnit.CLIENT))
+        if client is not None and spent is not None and exceeds(spent.epsilon, client.of_a_run):
+            raise PlanRefused(
+                f"the site enrolled in {run!r} for ε = {spent.epsilon:.6g} per client, more than the "
+                f"{client.of_a_run:g} that its policy allows for one run now"
+            )
         for one in self._planned(resolved):
             if one.unit in enrolled_units(resolved) and one.to_dict() not in booked:
                 alone = dataclasses.replace(one, event=self._alone(resolved, one.unit).event)

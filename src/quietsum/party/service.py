@@ -70,8 +70,8 @@ class _Refused(QuietsumError):
 class _Enrolled:
     """A run that this process works for."""
 
-    def __init__(self, resolved: ResolvedPlan, site: Site) -> None:
-        self.resolved, self.site = resolved, site
+    def __init__(self, resolved: ResolvedPlan, task: Task) -> None:
+        self.resolved, self.task = resolved, task
         self.answered: tuple[tuple[int, int, str], bytes] | None = None
 
 
@@ -145,7 +145,8 @@ class SiteService:
                 return self._reply(letter, "lost", {"reason": AGAIN})
             if not for_good:  # a policy may be changed, a budget raised, a disk emptied
                 self._refusals.append(letter.digest)
-                self._note_refusal(letter)
+                if not self._noted(letter):
+                    return self._reply(letter, "lost", {"reason": reason})
         return self._reply(letter, "refused", {"reason": reason})
 
     def _reserved(self, letter: wire.Letter) -> bool:
@@ -160,12 +161,18 @@ class SiteService:
             log.exception("the books do not say whether this attempt was reserved")
             return True
 
-    def _note_refusal(self, letter: wire.Letter) -> None:
+    def _noted(self, letter: wire.Letter) -> bool:
+        """Write the refusal down; without that, a later process might answer what the coordinator has taken back."""
         try:
             run, number, attempt = self._key(letter)
+        except _Refused:
+            return True  # it can never be answered
+        try:
             self.books.refuse(run, number, attempt, letter.sender)
-        except QuietsumError as error:  # it is remembered by this process all the same
-            log.info("the refusal is not in the books: %s", error)
+        except QuietsumError as error:
+            log.warning("the refusal could not be written down: %s", error)
+            return False
+        return True
 
     def _key(self, letter: wire.Letter) -> tuple[str, int, int]:
         return self._run_of(letter), _whole(letter.body, "round"), _whole(letter.body, "attempt")
@@ -188,7 +195,7 @@ class SiteService:
     def _check_coordinator(self, letter: wire.Letter) -> None:
         """It is the one coordinator of this site, and neither ledger has gone back behind what the other has kept."""
         if letter.to != self.policy.name and (letter.kind != "hello" or letter.to):
-            raise _Refused("the message is for another site")
+            raise _Refused("the message is for another site", for_good=True)
         told, pinned = letter.sender.ledger, self.policy.coordinator.ledger
         known = (pinned,) if pinned else self.books.coordinators()
         if known and told not in known:
@@ -249,16 +256,19 @@ class SiteService:
         self.policy.check(resolved)
         self.books.check_lifetimes()
         task = tried(lambda: self._task(resolved.plan), resolved, self.policy.name)
-        limit = resolved.plan.federation.deadline
-        site = Site(
+        return _Enrolled(resolved, task)
+
+    def _site(self, enrolled: _Enrolled) -> Site:
+        """One that answers once: which attempts were answered before is for the books to say."""
+        limit = enrolled.resolved.plan.federation.deadline
+        return Site(
             self.policy.name,
-            task=task,
-            resolved=resolved,
+            task=enrolled.task,
+            resolved=enrolled.resolved,
             rng=self._rng,
             deadline=math.inf if limit is None else limit,
             clock=self._clock,
         )
-        return _Enrolled(resolved, site)
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -300,9 +310,13 @@ class SiteService:
         except InvalidParameter as error:  # another process of this site has just reserved the same attempt
             log.warning("round %d, attempt %d of %s: %s", number, attempt, run, error)
             return self._reply(letter, "lost", {"reason": AGAIN})
+        except (LedgerBroken, StoreFailed):
+            raise
+        except QuietsumError as error:  # whatever the books object to: nothing was reserved
+            raise _Refused(str(error)) from None
         reach("party:reserved")
         try:
-            delta = enrolled.site.answer((run, number, attempt, model), params)
+            delta = self._site(enrolled).answer((run, number, attempt, model), params)
         except (Exception, SystemExit) as error:  # data may have been touched: charged, and told by its kind alone
             log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
             return self._reply(letter, "lost", {"reason": _kind(error)})

@@ -268,6 +268,8 @@ def _go_on(
         if isinstance(federation, Joins):
             federation.join(folder.run, resolved, ledger)
         for number in range(done + 1, rounds + 1):
+            if isinstance(federation, Joins):
+                federation.ready()
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,

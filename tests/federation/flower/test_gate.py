@@ -144,7 +144,9 @@ def test_below_the_floor_sites_hand_nothing_over_and_hear_all_the_same(caplog: p
             assert call(gate, PUBLIC, path, BASEL)[0] == DISK_FULL  # without a look at the body
     assert [record.getMessage().count("make room") for record in caplog.records] == [1]  # not once for each
     assert call(gate, PUBLIC, PULL, BASEL, b"")[0] == 299
-    assert call(gate, PRIVATE, "/v1/runtime/push-object", SECRET, b"")[0] == 299
+    for path in ("/v1/runtime/push-object", "/v1/runtime/push-messages"):  # nobody is asked for what cannot come in
+        assert call(gate, PRIVATE, path, SECRET, b"")[0] == DISK_FULL
+    assert call(gate, PRIVATE, "/v1/runtime/pull-messages", SECRET, b"")[0] == 299
     assert call(gate, PUBLIC, PUSH, {KEY_HEADER: "stranger"}, b"")[0] == 412  # strangers learn nothing of the disk
     left[0] = 1000
     assert call(gate, PUBLIC, PUSH, BASEL, b"")[0] == 299

@@ -49,7 +49,8 @@ CALL_LIMIT = INLINE
 DISK_FLOOR = 512 * 1024 * 1024
 """Bytes that stay free on a SuperLink's disk, unless said otherwise."""
 DISK_FULL = 507
-_PUSH_OBJECT, _PUSHES = "/v1/fleet/push-object", frozenset({"/v1/fleet/push-object", "/v1/fleet/push-messages"})
+_PUSH_OBJECT = "/v1/fleet/push-object"
+_PUSHES = frozenset(f"/v1/{side}/push-{what}" for side in ("fleet", "runtime") for what in ("object", "messages"))
 _SAY_AGAIN = 60.0
 _log = logging.getLogger("quietsum")
 _FLEET = frozenset(
@@ -119,7 +120,7 @@ class Gate:
         if not private and not (len(keys) == 1 and keys[0] in (self._roster or ())):
             await _answered_here(send, 412, b'{"code": 2004, "message": "This key is not on the roster."}')
             return
-        if not private and scope["path"] in _PUSHES and self._disk_is_full():
+        if scope["path"] in _PUSHES and self._disk_is_full():  # also where sites would be asked for what cannot come in
             await _answered_here(send, DISK_FULL)  # before its body is read; come again
             return
         limit = REQUEST_LIMIT if private else OBJECT_LIMIT if scope["path"] == _PUSH_OBJECT else CALL_LIMIT
