@@ -255,11 +255,16 @@ class SiteBooks:
 
     def _planned(self, resolved: ResolvedPlan) -> tuple[Charge, ...]:
         over, name = span(resolved, resolved.attempts), self.policy.name
-        trusted = resolved if self.policy.rules.trust_server_sampling else _everyone(resolved)
+        trusted = resolved if self._trusting else _everyone(resolved)
         return tuple(
             charge(trusted if unit in enrolled_units(resolved) else resolved, name, unit, over)
             for unit in units(resolved)
         )
+
+    @property
+    def _trusting(self) -> bool:
+        """Whether the server's draw is believed; where nobody is protected there is nothing to lose by it."""
+        return self.policy.rules.trust_server_sampling or not self.policy.budgets
 
     def _terms(self, resolved: ResolvedPlan) -> Terms:
         terms = resolved.terms()
@@ -271,7 +276,7 @@ class SiteBooks:
     def _limits(self, limits: Sequence[Budget]) -> tuple[Budget, ...]:
         """The plan's own limits; per client, without trust in the server's draw, the policy's for one run."""
         client = self.policy.client
-        if self.policy.rules.trust_server_sampling or client is None:
+        if self._trusting or client is None:
             return tuple(limits)
         return tuple(
             dataclasses.replace(limit, epsilon=client.of_a_run) if limit.unit is PrivacyUnit.CLIENT else limit
