@@ -29,7 +29,7 @@ picture: .venv/base.stamp
 	$(BIN)/quietsum show latest --workspace build/picture --output docs/_static/heart.svg
 
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-fail-under=95 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-fail-under=95 $(ARGS)
 
 lint: .venv/test.stamp
 	$(BIN)/python -m ruff check .

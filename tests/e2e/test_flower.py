@@ -21,7 +21,7 @@ from quietsum.cli.app import app
 from quietsum.ledger import Kind, Ledger
 
 pytest.importorskip("flwr")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("flower")]  # one stage, one story
+pytestmark = pytest.mark.slow  # one stage, one story: in processes, a file is not shared out
 
 SITES = ("cleveland", "hungarian", "va")
 SIZES = {"cleveland": 199, "hungarian": 172, "va": 85}

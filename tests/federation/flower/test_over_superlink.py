@@ -27,7 +27,7 @@ from quietsum.federation.flower.parcel import CHUNK, INLINE, LIMIT, Parcel, cut
 from quietsum.federation.flower.replies import objects_of
 from quietsum.federation.flower.superlink import SuperLink, read_access
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("superlink")]  # one SuperLink for all of them
+pytestmark = pytest.mark.slow
 NAMES = ("Basel", "Cleveland", "Hungary")
 SPARE = ("Dublin", "Porto", "Zurich")
 
