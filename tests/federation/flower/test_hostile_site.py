@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Metadata
+from flwr.supercore.runtime import RuntimeHttpClient
 
 from federation.flower.trial import collect, make_keys, start_superlink, transport, until
 from quietsum.errors import InvalidParameter
@@ -203,7 +205,7 @@ def test_an_honest_site_whose_reply_the_superlink_does_not_take_says_so(tmp_path
     assert not site.is_alive()
 
 
-def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites(
+def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites_and_none_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     floor = 2**60  # no disk has that much free
@@ -217,8 +219,11 @@ def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites(
         link.admit(roster)  # type: ignore[arg-type]
         with transport(link) as carrier:
             full = Scene(tmp_path, link, carrier)
-            _, letter = full.sent_to(full.alice, b"sites still hear")
             before = full.stored()
+            name = carrier.send(str(full.alice._node.node_id), b"train", lasting=2.0)
+            assert "disk is full" in collect(carrier, 1)[name].problem
+            assert full.alice.receive() is None
+            letter = Letter(run=1, name="", kind="", declared=0, lasting=9.0, metadata=Metadata())
             with pytest.raises(adapter.Unreachable, match="disk is full"):  # which a site tries again
                 pushed(full.alice, letter, cut(bytes(200_000)))
             with pytest.raises(adapter.Unreachable, match="disk is full"):
@@ -229,7 +234,11 @@ def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites(
 
 
 def test_no_name_of_a_call_was_forgotten() -> None:
-    """The calls by which a site hands something over are the two that the disk's floor holds for."""
+    """The calls that hand something over, a site's and a coordinator's, are those that the disk's floor holds for."""
     from quietsum.federation.flower import gate
 
-    assert {path for path in gate._FLEET if "push" in path} == gate._PUSHES
+    assert {path for path in gate._FLEET if "push" in path} <= gate._PUSHES
+    others = {path for path in gate._PUSHES if path not in gate._FLEET}
+    assert others == {"/v1/runtime/push-object", "/v1/runtime/push-messages"}
+    text = inspect.getsource(RuntimeHttpClient)
+    assert all(f'"{path}"' in text for path in others), "as Flower spells them"
