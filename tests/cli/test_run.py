@@ -352,6 +352,8 @@ class Sites:
         if not self.there:
             raise TooFewParties("0 of 2 sites have come")
 
+    def ready(self) -> None: ...
+
     def leave(self, outcome: str) -> None: ...
 
 

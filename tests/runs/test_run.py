@@ -510,6 +510,8 @@ class Sites:
     def join(self, run: str, resolved: Any, ledger: Ledger) -> None:
         self.joined += 1
 
+    def ready(self) -> None: ...
+
     def leave(self, outcome: str) -> None: ...
 
 
