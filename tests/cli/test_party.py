@@ -55,7 +55,7 @@ def test_a_name_that_no_policy_takes_is_refused_before_a_file_is_written(tmp_pat
     ("change", "told"),
     [
         (("epsilon = 4.0", "epsilon = 2.0"), ""),
-        (("epsilon = 4.0", "epsilon = 4.0"), "ε = 4 per record is more than 3 for one run"),
+        (("epsilon = 4.0", "epsilon = 4.0"), "ε = 4 per record is more than ε = 3 per record for one run"),
         (('style = "sample"\nrecord = { epsilon = 4.0, delta = 1e-4 }', 'style = "none"'), "promises nothing"),
     ],
 )

@@ -84,7 +84,7 @@ TAMPERED: dict[str, tuple[Callable[[ResolvedPlan], dict[str, Any]], str]] = {
     "noise far lowered": (lambda r: changed(r, record_noise=0.1), "is below 1"),
     "noise left out": (lambda r: changed(r, record_noise=None), "style and its noise per record do not fit"),
     "noise for clients added": (lambda r: changed(r, client_noise=2.0), "style and its noise per client do not fit"),
-    "ε raised": (lambda r: changed(r, limits=limits(r, epsilon=11.0)), "is more than 10 for one run"),
+    "ε raised": (lambda r: changed(r, limits=limits(r, epsilon=11.0)), "is more than ε = 10 per record for one run"),
     "ε below what it costs": (lambda r: changed(r, limits=limits(r, epsilon=0.01)), "and states ε"),
     "δ raised": (lambda r: changed(r, limits=limits(r, delta=1e-2)), "δ = 0.01 per record is more than 0.001"),
     "no limit": (lambda r: changed(r, limits=[]), "states no ε per record"),

@@ -184,7 +184,7 @@ class SiteBooks:
         if client is not None and spent is not None and exceeds(spent.epsilon, client.of_a_run):
             raise PlanRefused(
                 f"the site enrolled in {run!r} for ε = {spent.epsilon:.6g} per client, more than the "
-                f"{client.of_a_run:g} that its policy allows for one run now"
+                f"ε = {client.of_a_run:g} per client that its policy allows for one run now"
             )
         for one in self._planned(resolved):
             if one.unit in enrolled_units(resolved) and one.to_dict() not in booked:

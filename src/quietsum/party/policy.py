@@ -263,7 +263,7 @@ class Policy:
             yield f"the plan states no ε per {unit}"
             return
         if limit.epsilon > budget.of_a_run:
-            yield f"ε = {limit.epsilon:g} per {unit} is more than {budget.of_a_run:g} for one run"
+            yield f"ε = {limit.epsilon:g} per {unit} is more than ε = {budget.of_a_run:g} per {unit} for one run"
         if limit.delta > budget.delta:
             yield f"δ = {limit.delta:g} per {unit} is more than {budget.delta:g}"
         plan = resolved.plan

@@ -92,6 +92,7 @@ def _warnings(policy: Policy, ledger: Ledger) -> list[str]:
         if allowed.epsilon < book.budget.epsilon or allowed.delta != book.budget.delta:
             told.append(
                 f"the ledger's lifetime of ε = {book.budget.epsilon:g} per {book.unit} at δ = {book.budget.delta:g} is "
-                f"more than the policy's ε = {allowed.epsilon:g} at δ = {allowed.delta:g}: every plan is refused"
+                f"not the policy's ε = {allowed.epsilon:g} per {book.unit} at δ = {allowed.delta:g}: every plan is "
+                "refused"
             )
     return told

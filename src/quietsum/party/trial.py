@@ -40,4 +40,4 @@ def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str) -> Task:
         raise
     except (Exception, SystemExit) as error:
         log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
-        raise PlanRefused(f"its task cannot run here ({type(error).__name__})") from None
+        raise PlanRefused("its task cannot run here") from None  # why, its own log says
