@@ -1,8 +1,10 @@
-"""What all tests share: reproducible random examples. Whatever else a test needs, it builds in plain sight."""
+"""What all tests share: reproducible random examples, a log that is heard. Whatever else a test needs, it builds in plain sight."""
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,3 +18,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first, so that no process is left alone with them at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.fixture(autouse=True)
+def log_is_heard() -> Iterator[None]:
+    """Each test finds the logger as a fresh process has it, whatever ran before in this one."""
+    logger = logging.getLogger("quietsum")
+    handlers, level = list(logger.handlers), logger.level
+    logger.handlers[:] = []
+    logger.setLevel(logging.WARNING)
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)

@@ -24,7 +24,7 @@ from quietsum.privacy.gridlaws import GridLaw, dominating_law, merged_law
 from quietsum.privacy.pld import PldAccountant, pld_bounds, pld_delta_bounds
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
-logging.getLogger().setLevel(logging.ERROR)  # the other library warns about its own coarser lower bounds
+logging.getLogger("absl").setLevel(logging.ERROR)  # the other library warns about its own coarser lower bounds
 
 
 def gaussian_delta(mean: float, epsilon: float) -> float:
