@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 
 import mpmath
@@ -23,8 +22,6 @@ from quietsum.privacy.convolution import sum_losses
 from quietsum.privacy.gridlaws import GridLaw, dominating_law, merged_law
 from quietsum.privacy.pld import PldAccountant, pld_bounds, pld_delta_bounds
 from quietsum.privacy.units import Neighbours, PrivacyUnit
-
-logging.getLogger("absl").setLevel(logging.ERROR)  # the other library warns about its own coarser lower bounds
 
 
 def gaussian_delta(mean: float, epsilon: float) -> float:
