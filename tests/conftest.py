@@ -1,4 +1,4 @@
-"""What all tests share: reproducible random examples, a log that is heard. Whatever else a test needs, it builds in plain sight."""
+"""What all tests share: reproducible random examples, a log that is heard. The rest a test builds in plain sight."""
 
 from __future__ import annotations
 
