@@ -278,6 +278,19 @@ def test_after_a_restart_a_request_is_lost_and_nothing_is_released_twice() -> No
     assert server.train(place, resolved, 2, 2).kind == "update" and len(place.task.touched) == 3
 
 
+@pytest.mark.parametrize("style", sorted(STYLES))
+def test_what_was_refused_before_the_site_enrolled_is_never_answered(style: str) -> None:
+    """The coordinator has taken that charge back; a carrier that repeats the request changes nothing."""
+    place, server, resolved = Place(policy(style)), Server(), plan(style)
+    content = server.write("train", body_of(resolved), MODEL)
+    assert reason(hear(place, content)) == "the site has not enrolled in this run"
+    server.ledger.declare_public(party="south", dataset="roads", reason="any entry: its books have moved on")
+    assert server.enrol(place, resolved).kind == "enrolled"
+    place.start(policy(style))  # it has forgotten all that is not in its ledger
+    assert "an older copy was put back" in reason(hear(place, content)) and not place.task.touched
+    assert server.train(place, resolved, 1, 2).kind == "update"
+
+
 def test_attempts_may_be_skipped_and_never_go_back() -> None:
     place, server, resolved = Place(), Server(), plan()
     server.enrol(place, resolved)

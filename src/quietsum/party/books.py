@@ -71,8 +71,9 @@ class SiteBooks:
         self._coordinators: dict[str, object] = {}
 
     def enrol(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> Receipt | None:
-        """Open the run, and reserve and commit what the whole plan costs this client. A second time changes nothing.
+        """Open the run, and reserve and commit what the whole plan costs this client; a second time charges nothing.
 
+        The coordinator's head is kept: a request that it wrote earlier, and this site refused, is never taken later.
         :class:`~quietsum.errors.PlanRefused` or :class:`~quietsum.errors.BudgetExhausted` where it does not fit; then
         nothing was charged.
         """
@@ -95,6 +96,7 @@ class SiteBooks:
         )
         reach("party:opened")
         if not whole or self.ledger.next_attempt(name, 0) > 1:
+            self.note(run, coordinator)  # whatever was asked and refused before is older than this
             return None
         receipt = self.ledger.reserve(
             name, 0, 1, [one for one in planned if one.unit in whole], seen=self._seen(run, coordinator)
