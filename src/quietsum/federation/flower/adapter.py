@@ -23,6 +23,7 @@ import datetime
 import email.utils
 import io
 import json
+import logging
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, final
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # both are read when Flower is imported
@@ -75,11 +77,13 @@ from flwr.proto.runtime_pb2 import (
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
+from quietsum.federation.flower.childlog import speak_plainly, watch_length
 from quietsum.federation.flower.gate import (
     DISK_FLOOR,
     DISK_FULL,
@@ -714,6 +718,8 @@ def serve_superlink(
 
     program = importlib.import_module("flwr.superlink.cli.flower_superlink")  # a function hides it by its name
     guard_fleet(limit)
+    speak_plainly([FLOWER_LOGGER, logging.getLogger("quietsum")])
+    watch_length(Path(folder) / "superlink.log")
     sys.argv = ["flower-superlink", *arguments]
     config = program._parse_superlink_lifespan_config()
     app = create_app(config, program.SuperLinkLifespan)
