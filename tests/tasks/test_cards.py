@@ -151,6 +151,8 @@ def test_both_networks_read_records_with_their_cards(small: Path, network: str, 
     trains = ~np.isin(parts(payments), held)
     assert rows.shape == (trains.sum(), FEATURES) and len(labels) == len(rows) == len(task.people())
     np.testing.assert_array_equal(task.people(), payments.cards[trains])
+    for made, real in zip(task.example(), (rows, labels), strict=True):
+        assert (made.shape[1:], made.dtype) == (real.shape[1:], real.dtype)
     model = task.model()
     assert task.loss(model, (rows, labels)).shape == labels.shape
     scored = task.evaluate(model)

@@ -168,7 +168,9 @@ def test_declared_sizes_fit_what_is_there(sizes: Mapping[str, int], lesson: str)
         site_sizes = sizes
 
     with pytest.raises(InvalidParameter, match=lesson):
-        FederatedTorch(Wrong()).parties()
+        task = FederatedTorch(Wrong())
+        task.parties()  # by what is declared, where no record is
+        task.rehearse()
 
 
 def test_a_declared_site_without_records_is_a_party_like_any_other() -> None:
@@ -343,6 +345,31 @@ def test_a_rehearsal_finds_a_model_that_does_not_fit() -> None:
     FederatedTorch(AtClinics()).rehearse(orders(mechanism=NOISE, sampling=Poisson(rate=0.3), expected_batch=6.0))
     with pytest.raises(InvalidParameter, match="cannot read made-up records"):
         FederatedTorch(Wrong()).rehearse()
+
+
+def unreadable(*_: object) -> Any:
+    raise AssertionError("a record was read")
+
+
+def test_a_rehearsal_unseen_finds_the_same_and_reads_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Declared):
+        def example(self) -> tuple[Tensor, ...]:
+            return torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64)
+
+    class Wrong(Elsewhere):
+        def model(self) -> nn.Module:
+            return nn.Linear(3, 2)
+
+    for name in ("records", "sites", "people"):
+        monkeypatch.setattr(AtClinics, name, unreadable)
+    task = FederatedTorch(Elsewhere())
+    assert [(facts.name, facts.size) for facts in task.parties()] == [("east", 25), ("north", 30), ("south", 20)]
+    task.rehearse_unseen(orders(mechanism=NOISE, sampling=Poisson(rate=0.3), expected_batch=6.0))
+    FederatedTorch(Declared()).rehearse_unseen()  # without an example there is nothing to try yet
+    with pytest.raises(InvalidParameter, match="cannot read made-up records"):
+        FederatedTorch(Wrong()).rehearse_unseen()
+    with pytest.raises(AssertionError, match="a record was read"):
+        task.rehearse()  # the control
 
 
 def test_labels_of_protected_records_are_not_told_about() -> None:

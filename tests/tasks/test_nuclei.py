@@ -163,6 +163,8 @@ def test_records_are_those_that_the_rule_names(tmp_path: Path, monkeypatch: pyte
     assert len(values) == len(masks) == task.size == len(numbers) == len(task.sites())
     np.testing.assert_array_equal(masks.numpy(), arrays()["masks"][numbers])
     assert task.sites() == tuple(("256x256", "256x320")[number % 2] for number in numbers)
+    for made, real in zip(task.example(), (values, masks), strict=True):
+        assert (made.shape[1:], made.dtype) == (real.shape[1:], real.dtype)
     score = task.evaluate(task.model())
     assert next(iter(score.values)) == "dice"
     assert score.on == f"{RECORDS - len(numbers)} published test pictures held out"

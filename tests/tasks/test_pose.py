@@ -203,6 +203,8 @@ def test_both_networks_read_records_of_odd_subjects(small: Path, network: str, e
     assert np.unique(task.people()).tolist() == wanted
     assert len(values) == len(labels) == len(task.people()) == 10 * len(wanted)
     assert values.shape[1:] == ((FEATURES,) if network == "linear" else (3, FRAMES, 20))
+    for made, real in zip(task.example(), (values, labels), strict=True):
+        assert (made.shape[1:], made.dtype) == (real.shape[1:], real.dtype)
     model = task.model()
     assert task.loss(model, (values, labels)).shape == labels.shape
     scored = task.evaluate(model)

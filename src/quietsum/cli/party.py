@@ -56,10 +56,9 @@ def new(
     Example: quietsum party new policy.toml --name Basel --size 303
     """
     from quietsum.errors import InvalidParameter
-    from quietsum.party.policy_file import EXAMPLE, parse_policy
+    from quietsum.party.policy_file import first_policy, parse_policy
 
-    values = {"name": name, "address": address, "task": task, "dataset": dataset, "size": size}
-    text = EXAMPLE.format(path=path, **values)
+    text = first_policy(path=path, name=name, address=address, dataset=dataset, size=size, task=task)
     parse_policy(text, str(path))
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -95,7 +94,7 @@ def check(
             task = own_task(policy, loaded)
             resolved = resolve(loaded, task.parties(), task.dimension)
             policy.check(resolved)
-            tried(lambda: task, resolved, policy.name)
+            tried(lambda: task, resolved, policy.name, unseen=False)  # told to the holder alone
             _fits(policy, resolved)
         except (LedgerBroken, StoreFailed):
             raise

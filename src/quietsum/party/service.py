@@ -37,7 +37,7 @@ from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from
 from quietsum.party.trial import own_task, tried
 from quietsum.party.wire import identity_message
-from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate
+from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate, rehearse
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
@@ -70,9 +70,15 @@ class _Refused(QuietsumError):
 class _Enrolled:
     """A run that this process works for."""
 
-    def __init__(self, resolved: ResolvedPlan, task: Task) -> None:
-        self.resolved, self.task = resolved, task
+    def __init__(self, resolved: ResolvedPlan, task: Task, party: str, *, due: bool) -> None:
+        self.resolved, self.task, self._party, self._due = resolved, task, party, due
         self.answered: tuple[tuple[int, int, str], bytes] | None = None
+
+    def first(self) -> None:
+        """Once its data is paid for: try the task on records of the real shape, which nobody could look at before."""
+        if self._due:
+            rehearse(self.task, self.resolved, self._party)
+            self._due = False
 
 
 @final
@@ -252,11 +258,12 @@ class SiteService:
         return self._reply(letter, "enrolled", {"plan": resolved.plan.digest})
 
     def _begin(self, resolved: ResolvedPlan) -> _Enrolled:
-        """Ask the policy, make the task and try it on made-up records; all before anything is charged."""
+        """Ask the policy, make the task and try it on made-up records; nothing is charged yet, so no record is read."""
         self.policy.check(resolved)
         self.books.check_lifetimes()
-        task = tried(lambda: self._task(resolved.plan), resolved, self.policy.name)
-        return _Enrolled(resolved, task)
+        name, protected = self.policy.name, not self.policy.dataset.public
+        task, due = tried(lambda: self._task(resolved.plan), resolved, name, unseen=protected)
+        return _Enrolled(resolved, task, name, due=due)
 
     def _site(self, enrolled: _Enrolled) -> Site:
         """One that answers once: which attempts were answered before is for the books to say."""
@@ -268,6 +275,7 @@ class SiteService:
             rng=self._rng,
             deadline=math.inf if limit is None else limit,
             clock=self._clock,
+            first=enrolled.first,
         )
 
     # ---------------------------------------------------------------------------------------------- training
@@ -317,7 +325,9 @@ class SiteService:
         reach("party:reserved")
         try:
             delta = self._site(enrolled).answer((run, number, attempt, model), params)
-        except (Exception, SystemExit) as error:  # data may have been touched: charged, and told by its kind alone
+        except BaseException as error:  # data may have been touched: charged, and told by its kind alone
+            if isinstance(error, KeyboardInterrupt):
+                raise
             log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
             return self._reply(letter, "lost", {"reason": _kind(error)})
         reach("party:before-commit")

@@ -28,16 +28,21 @@ def own_task(policy: Policy, plan: Plan) -> Task:
     return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
 
 
-def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str) -> Task:
-    """The task, made and tried on made-up records; :class:`~quietsum.errors.PlanRefused` where it cannot run here."""
+def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str, *, unseen: bool) -> tuple[Task, bool]:
+    """The task, made and tried on made-up records; :class:`~quietsum.errors.PlanRefused` where it cannot run here.
+
+    With ``unseen`` no record of the site is read: nothing is paid yet, and even a refusal would tell of it. Beside the
+    task: whether more is to be tried as soon as it is.
+    """
     try:
         task = make()
         if task.dimension != resolved.dimension:
             raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
-        rehearse(task, resolved, party)
-        return task
+        return task, rehearse(task, resolved, party, unseen=unseen)
     except PlanRefused:
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a library's panic is no Exception
+        if isinstance(error, KeyboardInterrupt):
+            raise
         log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
         raise PlanRefused("its task cannot run here") from None  # why, its own log says

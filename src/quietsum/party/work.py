@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.descent import gradients_of, private_steps
-from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rehearsed, Rehearses, Rows
+from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rehearsed, Rehearses, RehearsesUnseen, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,9 @@ class Site:
     them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system and is never
     restored. Where the party itself adds the client's noise, what leaves is one release of ``orders.client``, also when
     its work failed, in whatever way, or took too long: whether it did may depend on its data. The ``deadline`` is
-    counted from the moment its own work begins, so no other party can make it late.
+    counted from the moment its own work begins, so no other party can make it late. That hides a slow party where
+    somebody waits for it, in one process; across machines its answer is late all the same, and everybody sees that.
+    ``first`` is part of the work, before the training: what it raises is hidden or told in the same way.
     """
 
     def __init__(
@@ -67,9 +69,10 @@ class Site:
         refuses: str = "",
         deadline: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        first: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
-        self._deadline, self._clock = deadline, clock
+        self._deadline, self._clock, self._first = deadline, clock, first
         self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
         self._answered: dict[str, tuple[int, int]] = {}
         if rng.for_tests and resolved.protected and not resolved.facts_of(name).public:
@@ -130,13 +133,15 @@ class Site:
             if orders.client is None:  # words of the task, which touched the data: no refusal
                 raise QuietsumError(f"the task raised {type(error).__name__}, which only the party may") from None
             return np.zeros(self._task.dimension)
-        except (Exception, SystemExit):
-            if orders.client is None:
+        except BaseException as error:  # a library's panic is no Exception; only whoever ends the process goes through
+            if orders.client is None or isinstance(error, KeyboardInterrupt):
                 raise
             return np.zeros(self._task.dimension)
 
     def _trained(self, params: Vector, orders: LocalOrders) -> Vector:
         task = self._task
+        if self._first is not None:
+            self._first()
         if isinstance(task, FederatedTask):
             return task.train(self.name, params, orders, self._rng)
         return private_steps(
@@ -154,11 +159,18 @@ class Site:
         )
 
 
-def rehearse(task: Task, resolved: ResolvedPlan, party: str) -> None:
-    """Try the task on its made-up examples, where it has some, so that its own mistakes are heard of."""
+def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> bool:
+    """Try the task on made-up examples, so that its own mistakes are heard of; whether more can be tried once paid for.
+
+    With ``unseen`` no record is read or counted, not even for its shape: so a site does before its first charge, and
+    whoever holds no data.
+    """
     if isinstance(task, Rehearses):
-        task.rehearse(resolved.orders(party))
-        return
+        if not unseen:
+            task.rehearse(resolved.orders(party))
+        elif isinstance(task, RehearsesUnseen):
+            task.rehearse_unseen(resolved.orders(party))
+        return unseen
     person = resolved.plan.privacy.person
     if person is not None and not isinstance(task, FederatedTask | NamesPeople):
         problem = f"is promised something, and {task.name} does not say whose its rows are"
@@ -166,6 +178,7 @@ def rehearse(task: Task, resolved: ResolvedPlan, party: str) -> None:
     if isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
         rows = task.example()
         gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
+    return False
 
 
 def released(mechanism: GaussianMechanism, delta: object, dimension: int, rng: RandomSource) -> Vector:

@@ -82,7 +82,7 @@ def start(
     """
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    rehearse(task, resolved, resolved.parties[0].name)
+    rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
@@ -126,7 +126,7 @@ def resume(
     plan = folder.plan()
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    rehearse(task, resolved, resolved.parties[0].name)
+    rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is

@@ -127,6 +127,10 @@ class CardsTask:
             return nn.Sequential(starting_at(nn.Linear(FEATURES, 1), _SHARE))
         return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), starting_at(nn.Linear(32, 1), _SHARE, zero=False))
 
+    def example(self) -> tuple[Tensor, ...]:
+        """A made-up payment."""
+        return torch.zeros(1, FEATURES), torch.zeros(1, dtype=torch.int64)
+
     def records(self) -> tuple[Tensor, ...]:
         """Features and labels of the training cards' payments."""
         return self._part(self._trains())

@@ -34,7 +34,7 @@ from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
 from quietsum.tasks.protocol import Floats, Metrics
-from quietsum.tasks.torch_protocol import DeclaresSites, HasPeople, HasSites, TorchTask
+from quietsum.tasks.torch_protocol import DeclaresSites, HasExample, HasPeople, HasSites, TorchTask
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
@@ -165,8 +165,9 @@ class FederatedTorch:
 
     @cached_property
     def _facts(self) -> tuple[PartyFacts, ...]:
-        found, public = self.partition, str(self.task.public)
-        sizes = self._declared or dict(zip(found.names, found.sizes.tolist(), strict=True))
+        public, sizes = str(self.task.public), self._declared  # declared sizes are known where no record is
+        if sizes is None:
+            sizes = dict(zip(self.partition.names, self.partition.sizes.tolist(), strict=True))
         own = self.split.kind == "natural" and self._count is None
         together = not own or bool(getattr(self.task, "one_holder", False))
         return tuple(
@@ -174,7 +175,7 @@ class FederatedTorch:
                 name=name, size=sizes[name], public=public, dataset=self.name if together else f"{self.name}-{name}",
                 holder=HOLDER if together else "",
             )
-            for name in found.names
+            for name in sizes
         )  # fmt: skip
 
     @cached_property
@@ -186,7 +187,7 @@ class FederatedTorch:
             problem = "has protected records, whose number at a party is private unless it is declared"
             remedy = "give the task site_sizes, declared sizes by site, and let its sites take part as they are"
             raise InvalidParameter("task", self.name, problem, remedy)
-        return {str(name): whole_number("site_sizes", size) for name, size in self.task.site_sizes.items()}
+        return {str(name): whole_number("site_sizes", size) for name, size in sorted(self.task.site_sizes.items())}
 
     # -------------------------------------------------------------------------------------------------- training
 
@@ -256,10 +257,20 @@ class FederatedTorch:
             records = Records.of(self._records)
         except DataMissing:
             return  # a party without data says so itself, and is not charged
-        device = self._many.device
-        check = bool(str(self.task.public).strip()) or device.type == "cuda"  # one bad label ends a card's work for all
+        # one bad label ends a card's work for all
+        check = bool(str(self.task.public).strip()) or self._many.device.type == "cuda"
+        self._try(records, orders, check_labels=check)
+
+    def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
+        """The same with the task's own ``example()``, where it has one. Guarantees: no record is read or counted."""
+        if orders is not None:
+            self._refuse_strangers(orders)
+        if isinstance(self.task, HasExample):
+            self._try(Records.of(tuple(self.task.example())), orders, check_labels=False)
+
+    def _try(self, records: Records, orders: LocalOrders | None, *, check_labels: bool) -> None:
         with training(self._model):
-            rehearse(self._model, self.task.loss, records, device, check_labels=check)
+            rehearse(self._model, self.task.loss, records, self._many.device, check_labels=check_labels)
         if orders is not None:
             self._steps.check(records, orders)
 

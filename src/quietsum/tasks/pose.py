@@ -135,6 +135,11 @@ class PoseTask:
         nn.init.zeros_(last.bias)
         return nn.Sequential(last)
 
+    def example(self) -> tuple[Tensor, ...]:
+        """A made-up sequence in which nobody moves."""
+        shape = (FEATURES,) if self.network == "linear" else (3, FRAMES, JOINTS)
+        return torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64)
+
     def records(self) -> tuple[Tensor, ...]:
         """Features, or sequences as (n, 3, 32, 20), and actions 0 – 19."""
         return self._part(self._trains())

@@ -190,6 +190,15 @@ class Rehearses(Protocol):
 
 
 @runtime_checkable
+class RehearsesUnseen(Protocol):
+    """A federated task that can also try itself where no record may be read yet: at a site, before anything is paid."""
+
+    def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
+        """What :meth:`Rehearses.rehearse` does, as far as it can be done without a record, or the number of them."""
+        ...
+
+
+@runtime_checkable
 class NamesPeople(Protocol):
     """A numpy task that knows whose each row is."""
 

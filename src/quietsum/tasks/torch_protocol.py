@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-__all__ = ["DeclaresSites", "HasPeople", "HasSites", "Settings", "TorchTask"]
+__all__ = ["DeclaresSites", "HasExample", "HasPeople", "HasSites", "Settings", "TorchTask"]
 
 
 @final
@@ -90,6 +90,15 @@ class DeclaresSites(Protocol):
     @property
     def site_sizes(self) -> Mapping[str, int]:
         """The public size of each site."""
+        ...
+
+
+@runtime_checkable
+class HasExample(Protocol):
+    """A task with made-up records, so that a site hears of its mistakes before a record is read and paid for."""
+
+    def example(self) -> tuple[Tensor, ...]:
+        """A few records that nobody needs to protect, of the shape and type of the real ones. No data is touched."""
         ...
 
 

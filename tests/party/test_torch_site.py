@@ -1,0 +1,169 @@
+"""A site with a torch model: no record is read or counted before its charge is on disk, and nobody hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from party.asking import STYLES, Place, Server, hear, policy, reason
+from quietsum.party.books import resolved_to
+from quietsum.party.policy import AllowedTask, SiteDataset
+from quietsum.party.service import SiteService
+from quietsum.plan import Plan, ResolvedPlan, resolve
+from quietsum.tasks import Metrics
+from quietsum.tasks.federated import FederatedTorch
+from quietsum.tasks.torch_protocol import Settings
+
+
+class Lines:
+    """A straight line through protected points, of which each site has its own. The coordinator has none."""
+
+    name, title, public, size = "lines", "lines", "", 200
+    settings = Settings(learning_rate=0.1, optimizer="sgd", training={})
+    site_sizes: Mapping[str, int] = {"north": 120, "south": 80}
+
+    def __init__(self, diary: list[str] | None = None, *, count: int = 110, width: int = 3, fails: str = "") -> None:
+        self.diary, self.count, self.width, self.fails = diary if diary is not None else [], count, width, fails
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 1)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        difference: Tensor = model(batch[0]).squeeze(-1) - batch[1]
+        return difference**2
+
+    def sites(self) -> list[str]:
+        self.diary.append("sites")
+        return ["north"] * self.count
+
+    def records(self) -> tuple[Tensor, ...]:
+        self.diary.append("records")
+        if self.fails:
+            raise ValueError(self.fails)
+        return torch.randn(self.count, self.width), torch.randn(self.count)
+
+    def evaluate(self, model: nn.Module) -> Metrics:
+        return Metrics(values={"nothing": 0.0}, on="nothing")
+
+
+class WithExample(Lines):
+    def example(self) -> tuple[Tensor, ...]:
+        return torch.zeros(1, 3), torch.zeros(1)
+
+
+def nobody() -> list[str]:
+    raise AssertionError("the coordinator read a record")
+
+
+def at_the_coordinator(style: str) -> ResolvedPlan:
+    """The plan as it is made where no record is."""
+    elsewhere = WithExample()
+    elsewhere.sites = elsewhere.records = nobody  # type: ignore[method-assign, assignment]
+    task = FederatedTorch(elsewhere)
+    values: dict[str, Any] = {
+        "task": {"name": "lines"},
+        "federation": {"rounds": 2, "spare_attempts": 1, "deadline": 60.0},
+        "training": {"sample_rate": 0.25, "local_steps": 2},
+        "privacy": STYLES[style],
+    }
+    return resolve(Plan.from_dict(values), task.parties(), task.dimension)
+
+
+def site(lines: Lines, style: str) -> Place:
+    held = policy(style, dataset=SiteDataset(name="lines-north", size=120), tasks=(AllowedTask(name="lines"),))
+    place = Place(held)
+    place.service = SiteService(held, place.ledger, task=lambda _: FederatedTorch(lines))
+    return place
+
+
+def ask(place: Place, server: Server, resolved: ResolvedPlan, number: int = 1) -> Any:
+    body = {"run": "first", "round": number, "attempt": 1, "plan": resolved.plan.digest}
+    return hear(place, server.write("train", body, np.zeros(resolved.dimension)))
+
+
+@pytest.mark.parametrize("style", ["sample", "party"])
+@pytest.mark.parametrize("kind", [Lines, WithExample])
+def test_records_are_read_after_their_charge_is_on_disk(style: str, kind: type[Lines]) -> None:
+    paid: list[int] = []
+
+    class Watched(kind):  # type: ignore[misc, valid-type]
+        def sites(self) -> list[str]:
+            paid.append(len(place.reserved))
+            return list(super().sites())
+
+        def records(self) -> tuple[Tensor, ...]:
+            paid.append(len(place.reserved))
+            return tuple(super().records())
+
+    place, server, resolved = site(Watched(), style), Server(), at_the_coordinator(style)
+    assert server.enrol(place, resolved).kind == "enrolled" and paid == []
+    update = ask(place, server, resolved)
+    assert update.kind == "update" and update.vector is not None and paid and min(paid) == 1
+    assert ask(place, server, resolved, 2).kind == "update"
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "more records than declared": {"count": 121},
+    "no record at all": {"count": 0},
+    "another shape": {"width": 4},
+    "a file that cannot be read": {"fails": "row 17, patient Smith, has no label"},
+}
+
+
+@pytest.mark.parametrize("what", sorted(WRONG))
+@pytest.mark.parametrize("style", ["sample", "party"])
+def test_what_is_wrong_with_the_records_is_told_to_nobody_before_it_is_paid_for(
+    what: str, style: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One record more or less must not turn an answer around at no cost."""
+    place, server, resolved = site(WithExample(**WRONG[what]), style), Server(), at_the_coordinator(style)
+    assert server.enrol(place, resolved).body == {"plan": resolved.plan.digest}
+    reply = ask(place, server, resolved)
+    assert len(place.reserved) == 1
+    if style == "party":  # whether it failed may depend on data: noise leaves, whatever happened
+        assert reply.kind == "update" and reply.vector is not None and np.abs(reply.vector).max() > 0
+    elif what != "no record at all":  # of nothing there is still a noisy sum
+        assert reason(reply, "lost") == "its work failed"
+    assert "Smith" not in caplog.text
+
+
+def test_a_mistake_in_the_task_is_found_on_its_example_before_anything_is_charged() -> None:
+    class Wrong(WithExample):
+        def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+            return super().loss(model, batch).mean()
+
+    diary: list[str] = []
+    place, server, resolved = site(Wrong(diary), "sample"), Server(), at_the_coordinator("sample")
+    assert reason(server.enrol(place, resolved)) == "its task cannot run here"
+    assert not place.reserved and diary == []
+
+
+def test_without_an_example_the_same_mistake_is_found_once_it_is_paid_for() -> None:
+    class Wrong(Lines):
+        def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+            return super().loss(model, batch).mean()
+
+    place, server, resolved = site(Wrong(), "sample"), Server(), at_the_coordinator("sample")
+    assert server.enrol(place, resolved).kind == "enrolled"
+    assert reason(ask(place, server, resolved), "lost") == "its work failed" and len(place.reserved) == 1
+
+
+def test_public_records_are_tried_when_the_site_enrols() -> None:
+    """The control: nobody in them is protected, so their owner may as well hear of it now."""
+    diary: list[str] = []
+    lines, server = WithExample(diary, count=121), Server()
+    held = policy(
+        "sample",
+        dataset=SiteDataset(name="lines-north", size=120, public="made up"),
+        tasks=(AllowedTask(name="lines"),),
+        record=None,
+    )
+    place = Place(held)
+    place.service = SiteService(held, place.ledger, task=lambda _: FederatedTorch(lines))
+    values = resolved_to(at_the_coordinator("sample"))
+    assert reason(server.enrol(place, values)) == "its task cannot run here" and "sites" in diary
