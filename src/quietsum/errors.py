@@ -100,6 +100,10 @@ class PlanRefused(QuietsumError, ValueError):
     """A plan that would break a promise or makes no sense. Nothing was started and nothing was charged."""
 
 
+class PlanUnderstates(PlanRefused):
+    """A plan that costs more than it says."""
+
+
 class TooFewParties(QuietsumError):
     """Fewer parties replied than the plan needs. What was reserved stays charged."""
 

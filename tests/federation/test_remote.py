@@ -264,7 +264,7 @@ def test_a_site_that_refuses_at_the_start_is_told_by_its_reason(
 
 
 REFUSED: dict[str, tuple[Callable[[ResolvedPlan], ResolvedPlan], str]] = {
-    "a lowered noise": (lambda r: dataclasses.replace(r, record_noise=1.0), "and states ε"),
+    "a lowered noise": (lambda r: dataclasses.replace(r, record_noise=1.0), "the plan costs more than it states"),
     "no limits": (lambda r: dataclasses.replace(r, limits=()), "states no ε per record"),
     "another dimension": (lambda r: dataclasses.replace(r, dimension=3), "its task has"),
     "an unknown task": (

@@ -12,7 +12,9 @@ from party.asking import MODEL, UNIT, Place, Server, body_of, hear, plan, policy
 from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
 from quietsum.party import wire
-from quietsum.party.policy import AllowedTask, Rules, SiteDataset
+from quietsum.party.books import SiteBooks
+from quietsum.party.policy import AllowedTask, Rules, SiteDataset, SiteName
+from quietsum.party.refusing import NOT_BOOKED
 from quietsum.party.status import status_of
 from quietsum.privacy.units import PrivacyUnit
 
@@ -41,13 +43,29 @@ def test_data_that_was_public_has_a_gate_as_soon_as_the_policy_protects_it() -> 
     assert spent["spent_epsilon"] > 0 and spent["epsilon"] == whole * 1.01
 
 
-def test_data_that_was_released_without_protection_is_never_lent_again() -> None:
+def test_data_that_was_released_without_protection_is_never_lent_again(caplog: pytest.LogCaptureFixture) -> None:
     place, server = Place(policy(record=None, dataset=PUBLIC)), Server()
     bare = plan(privacy={"style": "none"})
     server.enrol(place, bare)
     assert server.train(place, bare).kind == "update"
     place.start(policy())
-    assert "more was spent per record" in reason(server.enrol(place, plan(), "second"))
+    assert reason(server.enrol(place, plan(), "second")) == NOT_BOOKED
+    assert "more was spent per record" in caplog.text
+
+
+def test_under_another_name_the_same_data_has_no_second_lifetime() -> None:
+    """A dataset's budget is kept with the site's name; whoever bears another one would begin anew."""
+    place, server, resolved = Place(), Server(), plan()
+    assert server.enrol(place, resolved).kind == "enrolled"
+    renamed = policy(site=SiteName(name="clinic-7"))
+    with pytest.raises(InvalidParameter, match="is not the name under which the ledger keeps 'points-north'") as told:
+        place.start(renamed)
+    assert "be 'north' again" in str(told.value)
+    with pytest.raises(InvalidParameter, match="be 'north' again"):
+        SiteBooks(renamed, place.ledger).rehearse(resolved)
+    place.start(policy(site=SiteName(name="clinic-7"), dataset=SiteDataset(name="other points", size=120)))
+    place.start(policy())  # the control: a dataset of its own, and the old name
+    assert server.train(place, resolved).kind == "update"
 
 
 def test_a_budget_that_was_larger_once_does_not_shrink_behind_the_owners_back() -> None:
@@ -134,7 +152,9 @@ def test_a_site_that_paid_for_the_whole_plan_is_asked_no_more_often_than_the_pla
 @pytest.mark.parametrize(
     ("before", "after", "goes_on"), [(True, False, False), (False, True, True), (True, True, True)]
 )
-def test_trust_that_was_taken_back_ends_a_run_that_was_charged_by_it(before: bool, after: bool, goes_on: bool) -> None:
+def test_trust_that_was_taken_back_ends_a_run_that_was_charged_by_it(
+    before: bool, after: bool, goes_on: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     def trusting(trust: bool) -> object:
         return policy("user", rules=Rules(aggregation=("noisy-sum",), trust_server_sampling=trust))
 
@@ -150,7 +170,7 @@ def test_trust_that_was_taken_back_ends_a_run_that_was_charged_by_it(before: boo
     letter = server.train(place, drawn, 2)
     assert letter.kind == ("update" if goes_on else "refused"), letter.body
     if not goes_on:
-        assert "still trusted the server's draw" in reason(letter)
+        assert reason(letter) == NOT_BOOKED and "still trusted the server's draw" in caplog.text
 
 
 def test_the_site_shows_what_the_accountant_says_of_its_whole_plan() -> None:
@@ -179,7 +199,9 @@ def test_the_site_shows_what_the_accountant_says_of_its_whole_plan() -> None:
 # ------------------------------------------------------------------------------------- a policy that became stricter
 
 
-def test_a_client_lifetime_also_ends_runs_that_were_enrolled_while_the_data_was_public() -> None:
+def test_a_client_lifetime_also_ends_runs_that_were_enrolled_while_the_data_was_public(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Their rounds charge nothing per client any more, so only the book as a whole can say that it is overdrawn."""
     open_policy = policy("user", client=None, dataset=PUBLIC)
     place, server, resolved = Place(open_policy), Server(), plan("user")
@@ -189,11 +211,14 @@ def test_a_client_lifetime_also_ends_runs_that_were_enrolled_while_the_data_was_
     whole = resolved.limits[0].epsilon
     place.start(policy("user", client=dataclasses.replace(UNIT, epsilon=whole * 1.2, run=whole * 1.1)))
     for run in runs:
-        assert "more was spent per client" in reason(server.train(place, resolved, run=run))
+        assert reason(server.train(place, resolved, run=run)) == NOT_BOOKED
+    assert caplog.text.count("more was spent per client") == len(runs)
     assert not place.task.touched
 
 
-def test_a_largest_run_that_was_lowered_ends_runs_that_were_enrolled_for_more() -> None:
+def test_a_largest_run_that_was_lowered_ends_runs_that_were_enrolled_for_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     drawn = plan("user", federation={"rounds": 3, "sampling": {"kind": "poisson", "rate": 0.5}})
     place, server = Place(policy("user")), Server()
     assert server.enrol(place, drawn).kind == "enrolled"
@@ -202,7 +227,8 @@ def test_a_largest_run_that_was_lowered_ends_runs_that_were_enrolled_for_more() 
     lower = dataclasses.replace(UNIT, run=book.guarantee.epsilon * 0.9)
     assert lower.of_a_run > drawn.limits[0].epsilon, "the plan's own, amplified figure is below it"
     place.start(policy("user", client=lower))
-    assert "that its policy allows for one run now" in reason(server.train(place, drawn))
+    assert reason(server.train(place, drawn)) == NOT_BOOKED
+    assert "that its policy allows for one run now" in caplog.text
     place.start(policy("user"))
     assert server.train(place, drawn, 2).kind == "update"
 

@@ -41,6 +41,7 @@ from quietsum.ledger.store import MemoryStore, Row, StoreFailed
 from quietsum.party import wire
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Rules
+from quietsum.party.refusing import NOT_BOOKED
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan, ResolvedPlan
 from quietsum.privacy.events import Gaussian, Repeated
@@ -62,7 +63,11 @@ def what_leaves(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
 def test_a_plan_that_is_allowed_is_paid_for_and_answered(style: str) -> None:
     """The control of everything below: with these plans and policies, data is touched."""
     place, server, resolved = Place(policy(style)), Server(), plan(style)
-    assert server.enrol(place, resolved).body == {"plan": resolved.plan.digest}
+    enrolled = server.enrol(place, resolved)
+    assert set(enrolled.body) == {"plan", "charges"} and enrolled.body["plan"] == resolved.plan.digest
+    assert [Charge.from_dict(one).unit for one in enrolled.body["charges"]] == (
+        [PrivacyUnit.CLIENT] if style in ("user", "hybrid") else []
+    )
     assert not place.task.touched
     update = server.train(place, resolved)
     assert update.kind == "update" and update.vector is not None and update.vector.shape == (3,)
@@ -376,7 +381,7 @@ def test_a_policy_edited_after_the_enrolment_counts_from_the_next_start() -> Non
         (policy(record=dataclasses.replace(UNIT, run=0.1)), "for one run"),
         (policy(rules=Rules(aggregation=("noisy-sum",))), "aggregation by 'mean' is not allowed"),
         (policy(tasks=(AllowedTask(name="others"),)), "does not allow task 'points'"),
-        (policy(record=dataclasses.replace(UNIT, epsilon=5.0, run=5.0)), "lifetime"),
+        (policy(record=dataclasses.replace(UNIT, epsilon=5.0, run=5.0)), NOT_BOOKED),
     ), start=1):  # fmt: skip
         place.start(stricter)
         assert words in reason(server.train(place, resolved, 2, attempt))
@@ -410,6 +415,10 @@ def test_a_larger_lifetime_in_the_policy_does_not_raise_that_of_the_ledger() -> 
 # ------------------------------------------------------------------------------------------------------ what fails
 
 
+class Panic(BaseException):
+    """What libraries written in Rust raise: no Exception."""
+
+
 @pytest.mark.parametrize(
     ("fails", "told"),
     [
@@ -420,6 +429,7 @@ def test_a_larger_lifetime_in_the_policy_does_not_raise_that_of_the_ledger() -> 
         (StoreFailed("Ms Smith"), "its work failed"),
         (LedgerBroken("Ms Smith"), "its work failed"),
         (wire.Unreadable("Ms Smith"), "its work failed"),
+        (Panic("Ms Smith"), "its work failed"),
     ],
 )
 def test_work_that_fails_is_charged_and_told_by_its_kind(
@@ -434,8 +444,9 @@ def test_work_that_fails_is_charged_and_told_by_its_kind(
     assert server.train(place, resolved, 1, 2).kind == "update"
 
 
-def test_with_noise_at_the_party_nobody_sees_that_its_work_failed() -> None:
-    place, server, resolved = Place(policy("party"), fails=ValueError("Ms Smith")), Server(), plan("party")
+@pytest.mark.parametrize("fails", [ValueError("Ms Smith"), SystemExit("Ms Smith"), Panic("Ms Smith")])
+def test_with_noise_at_the_party_nobody_sees_that_its_work_failed(fails: BaseException) -> None:
+    place, server, resolved = Place(policy("party"), fails=fails), Server(), plan("party")
     server.enrol(place, resolved)
     update = server.train(place, resolved)
     assert update.kind == "update" and update.vector is not None and update.vector.any()

@@ -80,12 +80,12 @@ def unpromised(resolved: ResolvedPlan) -> dict[str, Any]:
 
 
 TAMPERED: dict[str, tuple[Callable[[ResolvedPlan], dict[str, Any]], str]] = {
-    "noise lowered": (lambda r: changed(r, record_noise=2.0), "and states ε"),
+    "noise lowered": (lambda r: changed(r, record_noise=2.0), "the plan costs more than it states"),
     "noise far lowered": (lambda r: changed(r, record_noise=0.1), "is below 1"),
     "noise left out": (lambda r: changed(r, record_noise=None), "style and its noise per record do not fit"),
     "noise for clients added": (lambda r: changed(r, client_noise=2.0), "style and its noise per client do not fit"),
     "ε raised": (lambda r: changed(r, limits=limits(r, epsilon=11.0)), "is more than ε = 10 per record for one run"),
-    "ε below what it costs": (lambda r: changed(r, limits=limits(r, epsilon=0.01)), "and states ε"),
+    "ε below what it costs": (lambda r: changed(r, limits=limits(r, epsilon=0.01)), "costs more than it states"),
     "δ raised": (lambda r: changed(r, limits=limits(r, delta=1e-2)), "δ = 0.01 per record is more than 0.001"),
     "no limit": (lambda r: changed(r, limits=[]), "states no ε per record"),
     "another limit": (lambda r: changed(r, limits=limits(r, unit="client")), "states no ε per record"),  # type: ignore[arg-type]
@@ -100,10 +100,10 @@ TAMPERED: dict[str, tuple[Callable[[ResolvedPlan], dict[str, Any]], str]] = {
     "digest changed": (lambda r: changed(r, digest="0" * 64), "not the one whose hash came with it"),
     "rounds changed without the hash": (
         lambda r: changed(r, plan={**values_of(r)["plan"], "federation": {"rounds": 50}}), "not the one whose hash"),
-    "rounds changed": (lambda r: in_table(r, "federation", rounds=5000), "and states ε"),
-    "attempts added": (lambda r: in_table(r, "federation", spare_attempts=5000), "and states ε"),
-    "steps added": (lambda r: in_table(r, "training", local_steps=5000), "and states ε"),
-    "rate raised": (lambda r: in_table(r, "training", sample_rate=1.0), "and states ε"),
+    "rounds changed": (lambda r: in_table(r, "federation", rounds=5000), "the plan costs more than it states"),
+    "attempts added": (lambda r: in_table(r, "federation", spare_attempts=5000), "the plan costs more than it states"),
+    "steps added": (lambda r: in_table(r, "training", local_steps=5000), "the plan costs more than it states"),
+    "rate raised": (lambda r: in_table(r, "training", sample_rate=1.0), "the plan costs more than it states"),
     "clip raised": (lambda r: with_plan(r, lambda p: p["privacy"]["record"].update(max_grad_norm=9.0)), "is above 4"),
     "quieter stages": (lambda r: staged(r, 0.01), "is below 1"),
     "impossible stages": (lambda r: staged(r, 1e-300), ""),
@@ -139,7 +139,7 @@ def test_another_plan_under_the_name_of_a_run_is_refused_and_cannot_be_trained(s
     longer = plan(style, federation={"rounds": 7, "spare_attempts": 3, "deadline": 20.0})
     assert server.enrol(place, resolved).kind == "enrolled"
     before = place.ledger.head
-    assert "was opened with another plan" in reason(server.enrol(place, longer))
+    assert "enrolled in this run with another plan" in reason(server.enrol(place, longer))
     assert "belongs to another plan" in reason(server.train(place, longer, 3))
     assert "this is round 3" in reason(server.train(place, resolved, 3))
     assert not place.task.touched and place.ledger.head == before
@@ -147,10 +147,14 @@ def test_another_plan_under_the_name_of_a_run_is_refused_and_cannot_be_trained(s
 
 
 def test_a_plan_that_was_refused_by_the_books_is_not_enrolled_in() -> None:
-    place, server = Place(policy(record=dataclasses.replace(UNIT, epsilon=plan().limits[0].epsilon / 2))), Server()
+    cost = plan().limits[0].epsilon
+    place, server = Place(policy(record=dataclasses.replace(UNIT, epsilon=cost * 1.2, run=cost))), Server()
+    assert server.enrol(place, plan(), "before").kind == "enrolled"
+    assert [server.train(place, plan(), number, run="before").kind for number in (1, 2)] == ["update", "update"]
+    before = place.ledger.head
     assert reason(server.enrol(place, plan())) == "its budget does not allow this plan"
     assert reason(server.train(place, plan())) == "the site has not enrolled in this run"
-    assert not place.task.touched and place.ledger.head.sequence == 1
+    assert len(place.task.touched) == 2 and place.ledger.head == before
 
 
 def leaves(values: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -122,7 +122,7 @@ def test_what_is_wrong_with_the_records_is_told_to_nobody_before_it_is_paid_for(
 ) -> None:
     """One record more or less must not turn an answer around at no cost."""
     place, server, resolved = site(WithExample(**WRONG[what]), style), Server(), at_the_coordinator(style)
-    assert server.enrol(place, resolved).body == {"plan": resolved.plan.digest}
+    assert server.enrol(place, resolved).body == {"plan": resolved.plan.digest, "charges": []}
     reply = ask(place, server, resolved)
     assert len(place.reserved) == 1
     if style == "party":  # whether it failed may depend on data: noise leaves, whatever happened

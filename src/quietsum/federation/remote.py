@@ -29,7 +29,7 @@ from quietsum.federation.transport import Arrival, Transport
 from quietsum.ledger import Charge, Ledger, Testimony
 from quietsum.ledger.witnesses import check_succession
 from quietsum.party import wire
-from quietsum.party.books import charges_digest, resolved_to, site_charges
+from quietsum.party.books import charges_digest, enrolment_charges, resolved_to, site_charges
 from quietsum.party.wire import identity_message
 from quietsum.plan import ResolvedPlan
 
@@ -380,6 +380,7 @@ class RemoteFederation:
         if letter.kind == "lost":
             return Lost(party=party, reason=reason_of(letter))
         if sent.kind == "enrol" and letter.kind == "enrolled":
+            self._check_enrolment(letter, party)
             if site is not None and site.session == sent.session:
                 site.enrolled = True
             return None
@@ -393,13 +394,16 @@ class RemoteFederation:
         request, body = asking.request, letter.body
         if (body.get("round"), body.get("attempt")) != (request.round, request.attempt) or letter.vector is None:
             raise wire.Unreadable("it is not about this round")
-        try:
-            charges = [Charge.from_dict(values) for values in body["charges"]]
-        except (QuietsumError, LookupError, TypeError, ValueError, AttributeError):
-            raise wire.Unreadable("its charges cannot be read") from None
-        if charges_digest(charges) != asking.expected[party]:
+        if _charged(letter) != asking.expected[party]:
             raise wire.Unreadable("it charged other events than the plan says")
         return Update(party=party, delta=letter.vector)
+
+    def _check_enrolment(self, letter: wire.Letter, party: str) -> None:
+        """A site that pays for the whole plan when it enrols has charged what the plan says, amplified or not."""
+        assert self._resolved is not None
+        told = _charged(letter)
+        if told not in {charges_digest(enrolment_charges(self._resolved, party, trusting=t)) for t in (True, False)}:
+            raise wire.Unreadable("it enrolled with other events than the plan says")
 
     def _welcome(self, letter: wire.Letter, sent: Sent) -> None:
         """A node that says who it is: believed where its node key says so, and its ledger is the one it was."""
@@ -425,3 +429,11 @@ class RemoteFederation:
         log.info("site %s is there (node %s)", party, sent.node)
         self._heads.setdefault(party, letter.sender)  # one we have kept stays: the site must still contain it
         self._known[party] = Known(node=sent.node, session=session)
+
+
+def _charged(letter: wire.Letter) -> str:
+    """The digest of the charges that a site says it has written down."""
+    try:
+        return charges_digest([Charge.from_dict(values) for values in letter.body["charges"]])
+    except (QuietsumError, LookupError, TypeError, ValueError, AttributeError):
+        raise wire.Unreadable("its charges cannot be read") from None

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
-from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, QuietsumError
+from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, PlanUnderstates, QuietsumError
 from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
@@ -220,7 +220,7 @@ class Accounts:
             if limit is not None and cost.protected:
                 found = self._price(tally, terms, charge.unit, limit.delta, prices)
                 if exceeds(found.epsilon, limit.epsilon):
-                    raise PlanRefused(
+                    raise PlanUnderstates(
                         f"the plan costs {charge.party!r} ε = {found.epsilon:.6g} per {charge.unit} at δ = "
                         f"{limit.delta:g} and states ε = {limit.epsilon:.6g} per {charge.unit}; "
                         "state what it costs, or add noise"

@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import PlanRefused
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
@@ -34,6 +34,7 @@ __all__ = [
     "SiteBooks",
     "charges_digest",
     "enrolled_units",
+    "enrolment_charges",
     "name_in_books",
     "resolved_from",
     "resolved_to",
@@ -55,6 +56,12 @@ def site_charges(resolved: ResolvedPlan, party: str, number: int) -> tuple[Charg
     """What one attempt at round ``number`` costs the site: both sides compute it, and must come to the same."""
     whole = enrolled_units(resolved)
     return tuple(one for one in resolved.charges([party], number) if one.unit not in whole)
+
+
+def enrolment_charges(resolved: ResolvedPlan, party: str, *, trusting: bool) -> tuple[Charge, ...]:
+    """What a site is charged as a whole when it enrols: amplified by the server's draw where it trusts that draw."""
+    believed, over = resolved if trusting else _everyone(resolved), span(resolved, resolved.attempts)
+    return tuple(charge(believed, party, unit, over) for unit in enrolled_units(resolved))
 
 
 def charges_digest(charges: Sequence[Charge]) -> str:
@@ -107,6 +114,7 @@ class SiteBooks:
 
     def rehearse(self, resolved: ResolvedPlan) -> None:
         """Raise what :meth:`enrol` would raise in a new run; nothing is written."""
+        self.check_name()
         self.check_lifetimes()
         self.ledger.would_open(
             "a plan that is only looked at",
@@ -122,6 +130,7 @@ class SiteBooks:
 
         :class:`~quietsum.errors.InvalidParameter` where the ledger has known a larger budget, or another δ.
         """
+        self.check_name()
         mine, known = self.policy.dataset, self.ledger.budgets()
         missing = [unit for unit in self.policy.budgets if (self.policy.name, mine.name, unit) not in known]
         if (self.policy.name, mine.name) in self.ledger.declared_public():
@@ -133,6 +142,17 @@ class SiteBooks:
             self.ledger.raise_budget(
                 party=self.policy.name, dataset=mine.name, unit=unit, epsilon=allowed.epsilon, delta=allowed.delta,
                 reason="the site's policy protects what was declared public before",
+            )  # fmt: skip
+
+    def check_name(self) -> None:
+        """The ledger is of this site: under another name the same data would begin a second lifetime."""
+        mine = self.policy.dataset.name
+        known = {(party, dataset) for party, dataset, _ in self.ledger.budgets()} | set(self.ledger.declared_public())
+        others = sorted(party for party, dataset in known if dataset == mine and party != self.policy.name)
+        if others:
+            raise InvalidParameter(
+                "site.name", self.policy.name, f"is not the name under which the ledger keeps {mine!r}",
+                f"a dataset has one lifetime: be {others[0]!r} again",
             )  # fmt: skip
 
     def check_lifetimes(self) -> None:
@@ -178,6 +198,11 @@ class SiteBooks:
             name = name_in_books(run, coordinator.ledger)
             self.ledger.witness(name, self._seen(run, coordinator), refused=(number, attempt))
 
+    def enrolled_with(self, run: str, resolved: ResolvedPlan, coordinator: str) -> list[dict[str, Any]]:
+        """The charges with which the site enrolled, as plain values: what the coordinator compares with its own."""
+        planned, whole = self._entry(run, coordinator).body["planned"], enrolled_units(resolved)
+        return [dict(one) for one in planned if one["unit"] in whole]
+
     def check_booked(self, run: str, resolved: ResolvedPlan, coordinator: str) -> None:
         """What the site enrolled with is no less than its policy asks for now, and no more than it allows."""
         booked = self._entry(run, coordinator).body["planned"]
@@ -188,14 +213,13 @@ class SiteBooks:
                 f"the site enrolled in {run!r} for ε = {spent.epsilon:.6g} per client, more than the "
                 f"ε = {client.of_a_run:g} per client that its policy allows for one run now"
             )
-        for one in self._planned(resolved):
-            if one.unit in enrolled_units(resolved) and one.to_dict() not in booked:
-                alone = dataclasses.replace(one, event=self._alone(resolved, one.unit).event)
-                if alone.to_dict() not in booked:
-                    raise PlanRefused(
-                        f"the site enrolled in {run!r} when its policy still trusted the server's draw of parties, and "
-                        f"was charged less per {one.unit} than it asks for now"
-                    )
+        enough = [enrolment_charges(resolved, self.policy.name, trusting=trust) for trust in {False, self._trusting}]
+        for alternatives in zip(*enough, strict=True):
+            if not any(one.to_dict() in booked for one in alternatives):
+                raise PlanRefused(
+                    f"the site enrolled in {run!r} when its policy still trusted the server's draw of parties, and "
+                    f"was charged less per {alternatives[0].unit} than it asks for now"
+                )
 
     def reserve(
         self, run: str, resolved: ResolvedPlan, number: int, attempt: int, coordinator: Testimony
@@ -251,17 +275,10 @@ class SiteBooks:
                 f"the plan has {allowed} attempts at the noise of round {number}, and the site was asked for them all"
             )
 
-    def _alone(self, resolved: ResolvedPlan, unit: PrivacyUnit) -> Charge:
-        """The whole plan's charge as if everyone were asked in every round."""
-        return charge(_everyone(resolved), self.policy.name, unit, span(resolved, resolved.attempts))
-
     def _planned(self, resolved: ResolvedPlan) -> tuple[Charge, ...]:
         over, name = span(resolved, resolved.attempts), self.policy.name
-        trusted = resolved if self._trusting else _everyone(resolved)
-        return tuple(
-            charge(trusted if unit in enrolled_units(resolved) else resolved, name, unit, over)
-            for unit in units(resolved)
-        )
+        whole = {one.unit: one for one in enrolment_charges(resolved, name, trusting=self._trusting)}
+        return tuple(whole.get(unit) or charge(resolved, name, unit, over) for unit in units(resolved))
 
     @property
     def _trusting(self) -> bool:

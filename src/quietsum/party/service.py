@@ -16,7 +16,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
@@ -34,10 +34,11 @@ from quietsum.ledger.encoding import label
 from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
-from quietsum.party.books import SiteBooks, name_in_books, resolved_from
+from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
+from quietsum.party.refusing import AGAIN, NOT_BOOKED, Refused, allowed, booked, kind_of, whole
 from quietsum.party.trial import own_task, tried
 from quietsum.party.wire import identity_message
-from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate, rehearse
+from quietsum.party.work import Site, Task, rehearse
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
@@ -48,22 +49,12 @@ __all__ = ["SiteService"]
 
 log = logging.getLogger(__name__)
 
-Found = TypeVar("Found")
 NodeSigns = Callable[[bytes], bytes]
 """A signature of the site's node key, by which the coordinator knows it."""
 
 
-AGAIN = "this attempt, or a later one, was answered before"
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
-
-
-class _Refused(QuietsumError):
-    """The site says no, and has not touched its data. ``for_good``: the same request can never be taken."""
-
-    def __init__(self, reason: str, *, for_good: bool = False) -> None:
-        super().__init__(reason)
-        self.for_good = for_good
 
 
 @final
@@ -126,7 +117,7 @@ class SiteService:
             return self._written("unreadable", {"reason": str(error)})
         try:
             return self._answered(letter)
-        except _Refused as refusal:
+        except Refused as refusal:
             told = f"{letter.kind[:40]!r} refused: {refusal}"
             log.log(logging.DEBUG if told == self._said else logging.WARNING, "%s", told)  # greetings come often
             self._said = told
@@ -139,7 +130,7 @@ class SiteService:
             return self._refuse(letter, "its ledger could not be written")
         except Exception as error:  # ours, and nobody's business elsewhere
             log.exception("a %s could not be answered", letter.kind)
-            return self._reply(letter, "lost", {"reason": _kind(error)})
+            return self._reply(letter, "lost", {"reason": kind_of(error)})
 
     def _refuse(self, letter: wire.Letter, reason: str, *, for_good: bool = False) -> bytes:
         """Say no, unless the attempt was reserved before: then data may have been touched, and it is lost.
@@ -159,7 +150,7 @@ class SiteService:
         """Whether the books hold a reservation for this attempt; yes where they cannot be read."""
         try:
             run, number, attempt = self._key(letter)
-        except _Refused:
+        except Refused:
             return False
         try:
             return self.books.reserved(run, letter.sender.ledger, number, attempt)
@@ -171,7 +162,7 @@ class SiteService:
         """Write the refusal down; without that, a later process might answer what the coordinator has taken back."""
         try:
             run, number, attempt = self._key(letter)
-        except _Refused:
+        except Refused:
             return True  # it can never be answered
         try:
             self.books.refuse(run, number, attempt, letter.sender)
@@ -181,7 +172,7 @@ class SiteService:
         return True
 
     def _key(self, letter: wire.Letter) -> tuple[str, int, int]:
-        return self._run_of(letter), _whole(letter.body, "round"), _whole(letter.body, "attempt")
+        return self._run_of(letter), whole(letter.body, "round"), whole(letter.body, "attempt")
 
     def _answered(self, letter: wire.Letter) -> bytes:
         self._check_coordinator(letter)
@@ -194,18 +185,18 @@ class SiteService:
                 return self._train(letter)
             case "farewell":
                 return self._farewell(letter)
-        raise _Refused(f"a message of kind {letter.kind[:40]!r} is unknown here")
+        raise Refused(f"a message of kind {letter.kind[:40]!r} is unknown here")
 
     # ------------------------------------------------------------------------------------------ who speaks
 
     def _check_coordinator(self, letter: wire.Letter) -> None:
         """It is the one coordinator of this site, and neither ledger has gone back behind what the other has kept."""
         if letter.to != self.policy.name and (letter.kind != "hello" or letter.to):
-            raise _Refused("the message is for another site", for_good=True)
+            raise Refused("the message is for another site", for_good=True)
         told, pinned = letter.sender.ledger, self.policy.coordinator.ledger
         known = (pinned,) if pinned else self.books.coordinators()
         if known and told not in known:
-            raise _Refused(
+            raise Refused(
                 f"it works for the coordinator whose ledger is {known[0]}, not {told}; the site's policy "
                 "names it under coordinator.ledger"
             )
@@ -227,7 +218,7 @@ class SiteService:
                 last = self.books.last_seen_in(self._run_of(letter), told)
                 check_succession("the coordinator", last, letter.sender)
             except CorruptState as error:
-                raise _Refused(str(error)) from None
+                raise Refused(str(error)) from None
 
     def _hello(self, letter: wire.Letter) -> bytes:
         body = {"party": self.policy.name, "session": self._session, "signature": ""}
@@ -240,27 +231,34 @@ class SiteService:
 
     def _enrol(self, letter: wire.Letter) -> bytes:
         run = self._run_of(letter)
-        resolved = self._allowed(lambda: resolved_from(letter.body.get("resolved", {})))
+        resolved = allowed(lambda: resolved_from(letter.body.get("resolved", {})))
         try:
+            self._check_same(run, resolved, letter.sender.ledger)
             enrolled = self._begin(resolved)
-            self.books.enrol(run, resolved, letter.sender)
-            self.books.check_booked(run, resolved, letter.sender.ledger)  # it may have enrolled under another policy
-        except BudgetExhausted as error:
-            log.warning("%s: %s", run, error)
-            raise _Refused("its budget does not allow this plan") from None
-        except (LedgerBroken, StoreFailed):
+            booked(run, lambda: self.books.enrol(run, resolved, letter.sender))
+            # it may have enrolled under another policy
+            booked(run, lambda: self.books.check_booked(run, resolved, letter.sender.ledger))
+        except (Refused, LedgerBroken, StoreFailed):
             raise
         except QuietsumError as error:  # no data was touched yet, so whatever is wrong with the plan is a refusal
-            raise _Refused(str(error)) from None
+            raise Refused(str(error)) from None
         self._runs.setdefault((run, letter.sender.ledger), enrolled)  # only what the books hold, and never another plan
         log.info("enrolled in %s: task %s", run, resolved.plan.task.name)
         reach("party:before-enrolled-reply")
-        return self._reply(letter, "enrolled", {"plan": resolved.plan.digest})
+        charges = self.books.enrolled_with(run, resolved, letter.sender.ledger)
+        return self._reply(letter, "enrolled", {"plan": resolved.plan.digest, "charges": charges})
+
+    def _check_same(self, run: str, resolved: ResolvedPlan, coordinator: str) -> None:
+        """A run has one plan, to the last digit of its noise."""
+        if self.books.knows(run, coordinator):
+            known = booked(run, lambda: self.books.resolved(run, coordinator))
+            if resolved_to(known) != resolved_to(resolved):
+                raise Refused("the site has enrolled in this run with another plan")
 
     def _begin(self, resolved: ResolvedPlan) -> _Enrolled:
         """Ask the policy, make the task and try it on made-up records; nothing is charged yet, so no record is read."""
         self.policy.check(resolved)
-        self.books.check_lifetimes()
+        booked(resolved.plan.task.name, self.books.check_lifetimes)
         name, protected = self.policy.name, not self.policy.dataset.public
         task, due = tried(lambda: self._task(resolved.plan), resolved, name, unseen=protected)
         return _Enrolled(resolved, task, name, due=due)
@@ -284,7 +282,7 @@ class SiteService:
         coordinator = letter.sender.ledger
         run, number, attempt = self._key(letter)
         if letter.digest in self._refusals:
-            raise _Refused("this request was refused before")
+            raise Refused("this request was refused before")
         known = self._runs.get((run, coordinator))
         if (known is None or known.answered is None) and self.books.answered(run, coordinator, number, attempt):
             return self._came_again(letter, run, number, attempt)
@@ -292,36 +290,40 @@ class SiteService:
         resolved = enrolled.resolved
         if letter.body.get("plan") != resolved.plan.digest:
             problem = "the request belongs to another plan than the one that this site has enrolled with"
-            raise _Refused(problem, for_good=True)
+            raise Refused(problem, for_good=True)
         if number > resolved.plan.federation.rounds:
             problem = f"the plan has {resolved.plan.federation.rounds} rounds, this is round {number}"
-            raise _Refused(problem, for_good=True)
+            raise Refused(problem, for_good=True)
         params = letter.vector
         if params is None or params.shape != (resolved.dimension,) or not np.isfinite(params).all():
             problem = f"the model that came is not {resolved.dimension} finite numbers"
-            raise _Refused(problem, for_good=True)
+            raise Refused(problem, for_good=True)
         model = hashlib.sha256(params.tobytes()).hexdigest()
         if enrolled.answered is not None and enrolled.answered[0] == (number, attempt, model):
             return enrolled.answered[1]
         if self.books.answered(run, coordinator, number, attempt):
             return self._came_again(letter, run, number, attempt)
-        self._allowed(lambda: self.policy.check(resolved))
-        self._allowed(self.books.check_lifetimes)
+        allowed(lambda: self.policy.check(resolved))
+        booked(run, self.books.check_lifetimes)
         try:
             reach("party:before-reserve")
             receipt, charges = self.books.reserve(run, resolved, number, attempt, letter.sender)
         except BudgetExhausted as error:
             log.warning("%s: %s", run, error)
-            raise _Refused("its budget is spent") from None
-        except (PlanRefused, CorruptState) as error:
-            raise _Refused(str(error)) from None
+            raise Refused("its budget is spent") from None
+        except PlanRefused as error:
+            log.warning("%s: %s", run, error)
+            raise Refused(NOT_BOOKED) from None
+        except CorruptState as error:  # about the coordinator's own ledger
+            raise Refused(str(error)) from None
         except InvalidParameter as error:  # another process of this site has just reserved the same attempt
             log.warning("round %d, attempt %d of %s: %s", number, attempt, run, error)
             return self._reply(letter, "lost", {"reason": AGAIN})
         except (LedgerBroken, StoreFailed):
             raise
         except QuietsumError as error:  # whatever the books object to: nothing was reserved
-            raise _Refused(str(error)) from None
+            log.warning("%s: %s", run, error)
+            raise Refused(NOT_BOOKED) from None
         reach("party:reserved")
         try:
             delta = self._site(enrolled).answer((run, number, attempt, model), params)
@@ -329,7 +331,7 @@ class SiteService:
             if isinstance(error, KeyboardInterrupt):
                 raise
             log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
-            return self._reply(letter, "lost", {"reason": _kind(error)})
+            return self._reply(letter, "lost", {"reason": kind_of(error)})
         reach("party:before-commit")
         try:
             self._ledger.commit(receipt)
@@ -354,10 +356,10 @@ class SiteService:
         if found is not None:
             return found
         if not self.books.knows(run, coordinator):
-            raise _Refused("the site has not enrolled in this run")
-        resolved = self._allowed(lambda: self.books.resolved(run, coordinator))
-        self._allowed(lambda: self.books.check_booked(run, resolved, coordinator))
-        found = self._allowed(lambda: self._begin(resolved))
+            raise Refused("the site has not enrolled in this run")
+        resolved = booked(run, lambda: self.books.resolved(run, coordinator))
+        booked(run, lambda: self.books.check_booked(run, resolved, coordinator))
+        found = allowed(lambda: self._begin(resolved))
         self._runs[run, coordinator] = found
         return found
 
@@ -371,20 +373,13 @@ class SiteService:
     # ---------------------------------------------------------------------------------------------- small things
 
     @staticmethod
-    def _allowed(ask: Callable[[], Found]) -> Found:
-        try:
-            return ask()
-        except PlanRefused as refusal:
-            raise _Refused(str(refusal)) from None
-
-    @staticmethod
     def _run_of(letter: wire.Letter) -> str:
         try:
             run = label("run", letter.body.get("run"))
             name_in_books(run, letter.sender.ledger)  # which is longer
             return run
         except InvalidParameter:
-            raise _Refused("the message names no run") from None
+            raise Refused("the message names no run") from None
 
     def _reply(
         self, letter: wire.Letter, kind: str, body: Mapping[str, Any], vector: np.ndarray[Any, Any] | None = None
@@ -401,21 +396,3 @@ class SiteService:
         knows = None if letter is None else self.books.last_seen(letter.sender.ledger)
         answers = "" if letter is None else letter.digest
         return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector)[0]
-
-
-def _whole(body: Mapping[str, Any], name: str) -> int:
-    value = body.get(name)
-    if type(value) is not int or value < 1:
-        raise _Refused(f"the message names no {name}")
-    return value
-
-
-def _kind(error: BaseException) -> str:
-    match error:
-        case AnsweredBefore():
-            return AGAIN
-        case TooLate():
-            return "it had not finished by the deadline"
-        case NotTouched():
-            return "it has no data"
-    return "its work failed"  # how, may depend on data

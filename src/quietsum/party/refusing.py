@@ -1,0 +1,78 @@
+"""How a site says no: what may be told, and what stays in its own log.
+
+A coordinator hears what is wrong with its plan or its message, and which line of the policy forbids it. It does not
+hear why the site's books object: what was spent, with whom and under which budget, is the site's own business. Nor how
+work failed, since that may depend on data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, final
+
+from quietsum.errors import BudgetExhausted, LedgerBroken, PlanRefused, PlanUnderstates, QuietsumError
+from quietsum.ledger import StoreFailed
+from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
+
+__all__ = ["AGAIN", "NOT_BOOKED", "Refused", "allowed", "booked", "kind_of", "whole"]
+
+log = logging.getLogger("quietsum.party.service")
+
+Found = TypeVar("Found")
+
+AGAIN = "this attempt, or a later one, was answered before"
+NOT_BOOKED = "its books do not take this plan"
+
+
+@final
+class Refused(QuietsumError):
+    """The site says no, and has not touched its data. ``for_good``: the same request can never be taken."""
+
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
+
+
+def allowed(ask: Callable[[], Found]) -> Found:
+    """What ``ask`` says; a :class:`Refused` with its words where it refuses the plan, which the coordinator knows."""
+    try:
+        return ask()
+    except PlanRefused as refusal:
+        raise Refused(str(refusal)) from None
+
+
+def booked(about: str, ask: Callable[[], Found]) -> Found:
+    """What the books say; where they object, the site's log has their words and the coordinator a sentence."""
+    try:
+        return ask()
+    except (LedgerBroken, StoreFailed):
+        raise
+    except QuietsumError as error:
+        log.warning("%s: %s", about, error)
+        match error:
+            case BudgetExhausted():
+                raise Refused("its budget does not allow this plan") from None
+            case PlanUnderstates():
+                raise Refused("the plan costs more than it states") from None
+        raise Refused(NOT_BOOKED) from None
+
+
+def whole(body: Mapping[str, Any], name: str) -> int:
+    """A whole number from 1 on that a message names."""
+    value = body.get(name)
+    if type(value) is not int or value < 1:
+        raise Refused(f"the message names no {name}")
+    return value
+
+
+def kind_of(error: BaseException) -> str:
+    """All that is told of work that failed."""
+    match error:
+        case AnsweredBefore():
+            return AGAIN
+        case TooLate():
+            return "it had not finished by the deadline"
+        case NotTouched():
+            return "it has no data"
+    return "its work failed"  # how, may depend on data
