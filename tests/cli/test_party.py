@@ -90,7 +90,8 @@ def test_a_spent_budget_is_seen_before_anybody_asks(tmp_path: Path) -> None:
     assert "lifetime" in quietsum("party", "check", policy, "--plan", big, code=2).stderr
 
     told = quietsum("party", "status", "--policy", policy).stdout
-    assert "per record" in told and "spent over all runs" in told and widest(told) <= 80
+    assert "ε 10 per record" in told and "spent over all runs" in told and widest(told) <= 80
+    assert "neighbours, against the server and recipients of the model" in " ".join(told.split())
     values = json.loads(quietsum("party", "status", "--policy", policy, "--json").stdout)
     (run,) = values["runs"]
     assert (run["reserved"], run["committed"], run["task"]) == (2, 2, "heart")
@@ -101,6 +102,99 @@ def test_a_spent_budget_is_seen_before_anybody_asks(tmp_path: Path) -> None:
     assert "every plan is refused" in told, "a ledger's budget never goes down"
     policy.write_text(policy.read_text(encoding="utf-8").replace("epsilon = 9.5", "epsilon = 12.0"), encoding="utf-8")
     assert "quietsum ledger raise" in " ".join(quietsum("party", "status", "--policy", policy).stdout.split())
+
+
+def site(folder: Path, style: str, runs: int) -> Path:
+    """The policy of a site that has taken part so often."""
+    from party.asking import MODEL, UNIT, Server, Watched, plan, wire
+    from party.asking import policy as policy_with
+    from quietsum.party.books import resolved_to
+    from quietsum.party.service import SiteService
+
+    units = [unit.value for unit in policy_with(style).budgets]
+    budget = f"epsilon = {UNIT.epsilon}\ndelta = {UNIT.delta}\n"
+    path = folder / "policy.toml"
+    path.write_text(
+        '[site]\nname = "north"\n[coordinator]\naddress = "127.0.0.1:9092"\n[dataset]\nname = "points-north"\n'
+        'size = 120\n[[tasks]]\nname = "points"\n[rules]\naggregation = ["mean", "noisy-sum", "party-noise"]\n'
+        + "".join(f"[{unit}]\n{budget}" for unit in units),
+        encoding="utf-8",
+    )
+    server, asked = Server(), plan(style)
+    with Ledger.open(folder / "ledger.db", create=True) as ledger:
+        service = SiteService(policy_with(style), ledger, task=lambda _: Watched())
+        for number in range(runs):
+            name = f"run-{number}"
+            body = {"run": name, "round": 1, "attempt": 1, "plan": asked.plan.digest}
+            for kind, words, vector in (
+                ("enrol", {"run": name, "resolved": resolved_to(asked)}, None),
+                ("train", body, MODEL),
+            ):
+                letter = wire.read(service.answer(server.write(kind, words, vector)), most=2**22)
+                assert letter.kind in ("enrolled", "update"), letter.body
+    return path
+
+
+def told_by(path: Path) -> str:
+    shown = quietsum("party", "status", "--policy", path).stdout
+    assert widest(shown) <= 80
+    return " ".join(shown.split())
+
+
+def test_after_several_runs_a_status_tells_the_share_of_the_filter_and_not_that_all_is_spent(tmp_path: Path) -> None:
+    told = told_by(site(tmp_path, "sample", 3))
+    assert "ε 30 per record, δ 0.001 0.1 % (filter) 3" in told
+    assert "all runs together ε ≤ 30 per record at δ = 0.001, between add-or-remove-one neighbours, " in told
+    assert "0.1 % of it is used, which is a share of the filter and no ε" in told
+    assert "30.0000" not in told
+    shown = " ".join(quietsum("ledger", "show", "--workspace", tmp_path).stdout.split())
+    assert "ε 30 per record, δ 0.001 0.1 % (filter) 3" in shown, "the same words about the same book"
+
+
+def test_a_share_is_never_shown_as_none_where_something_was_spent() -> None:
+    from quietsum.cli.party import _bound, _share
+
+    line = {"unit": "record", "epsilon": 30.0, "delta": 1e-3, "bound_epsilon": 30.0, "neighbours": "zero-out"}
+    line |= {"held_by": "filter", "spent_fraction": 1e-6, "observers": ["server", "recipients"]}
+    assert _share(line) == "under 0.1 % (filter)" and "; under 0.1 % of it is used" in _bound(line)
+    assert _share({**line, "spent_fraction": 0.9999}) == "100.0 % (filter)"
+    assert _share({**line, "held_by": "no gate", "spent_fraction": None}) == "no gate"
+    assert _share({**line, "held_by": "overdrawn"}) == "more than it"
+    assert "does not hold" in _bound({**line, "held_by": "overdrawn"})
+    assert _share({**line, "held_by": "nothing spent"}) == "nothing" and not _bound(
+        {**line, "held_by": "nothing spent"}
+    )
+
+
+def test_noise_at_the_server_is_said_to_protect_against_recipients_only(tmp_path: Path) -> None:
+    only = "against recipients of the model only"
+    told = told_by(site(tmp_path, "user", 1))
+    so_far, _, runs = told.partition("so far")[2].partition("run-0:")
+    assert only in so_far and only in runs and "against the server" not in told
+    (tmp_path / "other").mkdir()
+    told = told_by(site(tmp_path / "other", "party", 1))
+    so_far, _, runs = told.partition("so far")[2].partition("run-0:")
+    assert "between replace-one neighbours, against the server and recipients" in so_far and only not in so_far + runs
+
+
+def test_a_site_under_another_name_is_told_whose_the_books_are(tmp_path: Path) -> None:
+    path = site(tmp_path, "sample", 1)
+    assert "warning" not in told_by(path), "the control: its own name"
+    path.write_text(path.read_text(encoding="utf-8").replace('"north"', '"clinic-7"'), encoding="utf-8")
+    told = told_by(path)
+    assert "under the name 'north'" in told and "every plan is refused until it bears that name again" in told
+    assert "ε 30 per record, δ 0.001 nothing 0" in told and "as north with dataset points-north" in told
+
+
+def test_a_policy_that_wants_a_relation_says_so(policy: Path) -> None:
+    assert "neighbours" not in quietsum("party", "check", policy).stdout
+    policy.write_text(policy.read_text(encoding="utf-8") + 'neighbours = "replace-one"\n', encoding="utf-8")
+    assert "between replace-one neighbours" in quietsum("party", "check", policy).stdout
+
+
+def test_a_policy_for_much_data_has_a_delta_that_fits(tmp_path: Path) -> None:
+    quietsum("party", "new", tmp_path / "large.toml", "--size", "3000000")
+    assert "at δ = 1e-08" in quietsum("party", "check", tmp_path / "large.toml").stdout
 
 
 def test_receipts_are_anchors_for_the_other_side(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from quietsum.party.policy import (
     mode_of,
 )
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 FACTS = (
     PartyFacts(name="north", dataset="visits", size=1000),
@@ -65,6 +65,7 @@ def unit(**changes: Any) -> UnitPolicy:
 RECORDS = {"style": "sample", "record": RECORD}
 CLIENTS = {"style": "user", "client": CLIENT}
 BOTH = {"style": "hybrid", "record": RECORD, "client": CLIENT}
+REPLACED = {**RECORDS, "neighbours": "replace-one"}
 AT_PARTY = {"style": "user", "client": {**CLIENT, "noise_at": "party"}, "neighbours": "replace-one"}
 ADAPTIVE = {"style": "user", "client": {**CLIENT, "adaptive": {"count_noise": 2.0}}}
 PEOPLE = {"style": "sample", "record": RECORD, "person": {"id": "patient", "max_records": 2}}
@@ -126,6 +127,15 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, dic
     ("only by nothing", {"rules": Rules(aggregation=())}, {}, {}, None),
     ("is not floating-point safe", {}, {"privacy": {**RECORDS, "noise": "fast"}}, None, {"privacy": RECORDS}),
     ("the plan promises nothing", {}, {"privacy": NONE}, OPEN, None),
+    ("the plan protects by add-or-remove-one per record, the policy wants replace-one",
+     {"record": unit(neighbours=Neighbours.REPLACE_ONE)}, {}, None, {"privacy": REPLACED}),
+    ("the plan protects by replace-one per record, the policy wants add-or-remove-one or zero-out",
+     {"record": unit(neighbours=("add-or-remove-one", "zero-out"))}, {"privacy": REPLACED}, None, {}),
+    ("the plan protects by add-or-remove-one per person, the policy wants zero-out",
+     {"person": unit(neighbours="zero-out")}, {"privacy": PEOPLE}, None,
+     {"privacy": {**PEOPLE, "neighbours": "zero-out"}}),
+    ("the plan protects by replace-one per client, the policy wants zero-out",
+     {"record": None, "client": unit(neighbours="zero-out")}, {"privacy": AT_PARTY}, ONLY_CLIENT, None),
 ]  # fmt: skip
 
 
@@ -215,6 +225,52 @@ def test_budgets_are_positive_numbers(value: float) -> None:
             unit(smallest_noise=value)
     with pytest.raises(InvalidParameter):
         unit(delta=value)
+
+
+def test_one_run_may_not_cost_more_than_all_of_them() -> None:
+    with pytest.raises(
+        InvalidParameter, match=r"run = 50\.1 is more than epsilon = 50, .*all runs together.*lower run"
+    ):
+        unit(run=50.1)
+    assert unit(run=50.0).of_a_run == 50.0
+
+
+@pytest.mark.parametrize("name", ["record", "person"])
+def test_a_delta_is_below_one_in_n_as_in_plans(name: str) -> None:
+    """At the same limit, and in the same words, as a plan is refused for it."""
+    from quietsum.refusals import REFUSALS
+
+    (row,) = (row for row in REFUSALS if row.name == "delta-too-large")
+    for delta in (0.001, 0.5):
+        with pytest.raises(InvalidParameter, match=rf"^{name}\.delta = {delta} is not below 1/n ") as error:
+            policy(**{name: unit(delta=delta)})
+        assert f"for n = 1,000 records: {row.why}; {row.instead}" in str(error.value)
+        with pytest.raises(PlanRefused, match=r"record\.delta = .* is not below 1/n for n = 1,000 records"):
+            plan(privacy={"style": "sample", "record": {**RECORD, "delta": delta}})
+    policy(**{name: unit(delta=0.00099)})
+    plan(privacy={"style": "sample", "record": {**RECORD, "delta": 0.00099}})
+
+
+def test_a_delta_per_client_is_for_the_plan_to_hold_since_no_site_knows_how_many_there_are() -> None:
+    policy(record=None, client=unit(delta=0.4))
+
+
+def test_neighbours_are_words_of_plans_and_all_of_them_where_nothing_is_said() -> None:
+    assert UNIT.neighbours == tuple(Neighbours)
+    assert unit(neighbours="zero-out").neighbours == (Neighbours.ZERO_OUT,)
+    for wrong in ("replace", ["zero-out", "swap"], [None], 7):
+        with pytest.raises(InvalidParameter, match="is unknown; choose among add-or-remove-one, zero-out, replace-one"):
+            unit(neighbours=wrong)
+    for wrong in ([], ()):
+        with pytest.raises(InvalidParameter, match="allows no plan"):
+            unit(neighbours=wrong)
+
+
+def test_units_have_a_relation_in_common_since_a_plan_has_only_one() -> None:
+    replace, zero = unit(neighbours="replace-one"), unit(neighbours="zero-out")
+    with pytest.raises(InvalidParameter, match="a plan has one relation for all its units"):
+        policy(record=replace, client=zero)
+    policy(record=replace, client=unit(neighbours=["zero-out", "replace-one"]))
 
 
 def test_a_policy_protects_its_data_or_says_why_not() -> None:

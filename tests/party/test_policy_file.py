@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.party.policy import Policy
-from quietsum.party.policy_file import EXAMPLE, load_policy, policy_keys
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.party.policy_file import first_policy, load_policy, parse_policy, policy_keys
+from quietsum.privacy.units import Neighbours, PrivacyUnit
 
-TEXT = EXAMPLE.format(
+TEXT = first_policy(
     path="policy.toml", name="north", address="server.example.org:9092", dataset="visits", size=1000, task="heart"
 )
 
@@ -72,6 +72,12 @@ MISTAKES = [
     ("delta = 1e-5", "delta = 1.0", ["record.delta = 1.0 must be below 1"]),
     ("delta = 1e-5", "delta = 0.0", ["record.delta = 0.0 must be greater than 0"]),
     ("run = 3.0 ", "run = 0.0 ", ["record.run = 0.0 must be greater than 0"]),
+    ("run = 3.0 ", "run = 300.0 ", ["record.run = 300.0 is more than epsilon = 8"]),
+    ("delta = 1e-5", "delta = 0.5", ["record.delta = 0.5 is not below 1/n for n = 1,000 records", "1/(10 n)"]),
+    ("delta = 1e-5", "delta = 1e-5\nneighbours = 'replace'", ["record.neighbours[0]", "did you mean 'replace-one'?"]),
+    ("delta = 1e-5", "delta = 1e-5\nneighbours = []", ["record.neighbours = '[]' allows no plan"]),
+    ("delta = 1e-5", "delta = 1e-5\nneighbours = 7", ["record.neighbours = 7 is not a list"]),
+    ("delta = 1e-5", "delta = 1e-5\nneighbors = 'zero-out'", ["did you mean record.neighbours?"]),
     ("smallest_noise = 0.5", "smallest_noise = nan", ["record.smallest_noise"]),
     ("smallest_noise = 0.5", "smallest_noise = inf", ["record.smallest_noise"]),
     ("largest_clip = 1.0", "largest_clip = inf", ["record.largest_clip"]),
@@ -115,6 +121,22 @@ def test_a_policy_without_a_budget_is_refused(tmp_path: Path) -> None:
 def test_rules_may_be_left_out(tmp_path: Path) -> None:
     start, end = TEXT.index("[rules]"), TEXT.index("[record]")
     assert load(tmp_path, TEXT[:start] + TEXT[end:]).rules.aggregation == ("mean",)
+
+
+def test_neighbours_are_a_word_or_a_list(tmp_path: Path) -> None:
+    def found(line: str) -> tuple[Neighbours, ...]:
+        return load(tmp_path, TEXT + line).budgets[PrivacyUnit.RECORD].neighbours
+
+    assert found("") == tuple(Neighbours)
+    assert found('neighbours = "replace-one"') == (Neighbours.REPLACE_ONE,)
+    assert found('neighbours = ["zero-out", "replace-one"]') == (Neighbours.ZERO_OUT, Neighbours.REPLACE_ONE)
+
+
+@pytest.mark.parametrize("size", [1, 9_999, 10_000, 10_001, 123_456, 10**9])
+def test_a_first_policy_has_a_delta_that_its_size_allows(size: int) -> None:
+    text = first_policy(path="p", name="north", address="server:1", dataset="visits", size=size, task="heart")
+    delta = parse_policy(text, "p").budgets[PrivacyUnit.RECORD].delta
+    assert delta <= 1e-5 and delta * 10 * size <= 1 + 1e-9
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import typer
 from quietsum.cli import options as opt
 from quietsum.cli.across import require_flower
 from quietsum.cli.output import console, figure, print_json, print_next
+from quietsum.privacy.units import Neighbours, Observer
 
 if TYPE_CHECKING:
     from quietsum.party.policy import Policy
@@ -263,6 +264,10 @@ def _introduce(policy: Policy) -> None:
     for unit, allowed in policy.budgets.items():
         text = f"  per {unit}: ε ≤ {allowed.epsilon:g} over all runs at δ = {allowed.delta:g}"
         print(f"{text}, ≤ {allowed.of_a_run:g} in one")
+        if len(allowed.neighbours) < len(Neighbours):
+            print(f"    between {' or '.join(allowed.neighbours)} neighbours")
+        if Observer.SERVER not in policy.observers(unit):
+            print("    against recipients of the model only: by noisy-sum the server sees updates")
     print(textwrap.fill(f"  tasks: {', '.join(task.name for task in policy.tasks)}", 80, subsequent_indent="    "))
     trusted = "amplified by the server's draw" if policy.rules.trust_server_sampling else "without amplification"
     if "client" in policy.budgets:
@@ -275,18 +280,52 @@ def _print_budgets(values: dict[str, Any]) -> None:
     if not values["budgets"]:
         return
     table = Table(box=None, pad_edge=False, title="spent over all runs", title_justify="left")
-    for name in ("per", "ε spent", "of", "δ", "plans"):
-        table.add_column(name, justify="left" if name == "per" else "right")
+    for name in ("lifetime budget", "spent", "plans"):
+        table.add_column(name, justify="right" if name == "plans" else "left")
     for line in values["budgets"]:
-        table.add_row(
-            line["unit"],
-            figure(line["spent_epsilon"]),
-            f"{line['epsilon']:g}",
-            f"{line['delta']:g}",
-            str(line["plans"]),
-        )
+        budget = f"ε {line['epsilon']:g} per {line['unit']}, δ {line['delta']:g}"
+        table.add_row(budget, _share(line), str(line["plans"]))
     print()
     console().print(table)
+    for line in values["budgets"]:
+        if told := _bound(line):
+            print(textwrap.fill(told, 80))
+
+
+def _share(line: dict[str, Any]) -> str:
+    """What was spent, in the words of ``quietsum ledger show``."""
+    from quietsum.party.status import FILTER, NO_GATE, NOTHING, OVERDRAWN
+
+    words = {NOTHING: "nothing", NO_GATE: "no gate", OVERDRAWN: "more than it"}
+    filtered = " (filter)" if line["held_by"] == FILTER else ""
+    return words.get(line["held_by"]) or f"{_percent(line['spent_fraction'])}{filtered}"
+
+
+def _percent(share: float) -> str:
+    return "under 0.1 %" if share < 0.0005 else f"{100 * share:.1f} %"
+
+
+def _bound(line: dict[str, Any]) -> str:
+    """What holds, between which neighbours and against whom; for several runs, that their share is no ε."""
+    from quietsum.party.status import FILTER, ONE_RUN, OVERDRAWN
+
+    held, unit = line["held_by"], line["unit"]
+    if held == OVERDRAWN:
+        return f"the budget per {unit} does not hold: the dataset was used beyond it while it was declared public"
+    if held not in (ONE_RUN, FILTER):
+        return ""
+    scope = f"per {unit} at δ = {line['delta']:g}, between {line['neighbours']} neighbours, {_against(line)}"
+    if held == ONE_RUN:
+        return f"so far ε ≤ {figure(line['bound_epsilon'])} {scope}"
+    return (
+        f"all runs together ε ≤ {line['bound_epsilon']:g} {scope}. A filter lets no run exceed that; "
+        f"{_percent(line['spent_fraction'])} of it is used, which is a share of the filter and no ε"
+    )
+
+
+def _against(line: dict[str, Any]) -> str:
+    trusted = "server" not in line["observers"]
+    return "against " + ("recipients of the model only" if trusted else "the server and recipients of the model")
 
 
 def _print_runs(values: dict[str, Any]) -> None:
@@ -306,4 +345,7 @@ def _print_runs(values: dict[str, Any]) -> None:
     for line in values["runs"]:
         for spent in line["spent"]:
             text = f"{line['run']}: ε = {figure(spent['epsilon'])} per {spent['unit']} at δ = {spent['delta']:g}"
-            print(textwrap.fill(text, 80))
+            here = (values["site"], values["dataset"]["name"]) == (line["party"], line["dataset"])
+            where = "" if here else f", as {line['party']} with dataset {line['dataset']}"
+            against = "" if "server" in spent["observers"] else f", {_against(spent)}"
+            print(textwrap.fill(f"{text}{against}{where}", 80))

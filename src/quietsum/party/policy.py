@@ -12,7 +12,7 @@ them would release data behind the back of the other book.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,7 +20,7 @@ from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_pr
 from quietsum.ledger.encoding import label
 from quietsum.plan.charging import units
 from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
@@ -97,21 +97,32 @@ class SiteDataset:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UnitPolicy:
-    """What one unit may cost over all runs (``epsilon`` at ``delta``), and in one (``run``), and by which noise."""
+    """What one unit may cost over all runs (``epsilon`` at ``delta``), and in one (``run``), and by which noise.
+
+    ``neighbours`` are the relations by which a plan may protect the unit, one word or several: the same noise has
+    another ε under each of them, and without this line the plan chooses.
+    """
 
     epsilon: float
     delta: float
     run: float | None = None
     smallest_noise: float = 0.0
     largest_clip: float | None = None
+    neighbours: tuple[Neighbours, ...] = tuple(Neighbours)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "neighbours", _relations(self.neighbours))
         positive("epsilon", self.epsilon)
         open_probability("delta", self.delta)
         non_negative("smallest_noise", self.smallest_noise)
         for name in ("run", "largest_clip"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
+        if self.run is not None and self.run > self.epsilon:
+            raise InvalidParameter(
+                "run", self.run, f"is more than epsilon = {self.epsilon:g}, which is for all runs together: one run "
+                "could never spend it", "lower run, or leave it out",
+            )  # fmt: skip
 
     def lifetime(self, unit: PrivacyUnit) -> Budget:
         """The budget of all runs together."""
@@ -121,6 +132,17 @@ class UnitPolicy:
     def of_a_run(self) -> float:
         """The largest ε of one run."""
         return self.epsilon if self.run is None else self.run
+
+
+def _relations(value: object) -> tuple[Neighbours, ...]:
+    words = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    known = [one.value for one in Neighbours]
+    for word in words:
+        if word not in known:
+            raise InvalidParameter("neighbours", word, "is unknown", f"choose among {', '.join(known)}")
+    if not words:
+        raise InvalidParameter("neighbours", "[]", "allows no plan", f"choose among {', '.join(known)}")
+    return tuple(dict.fromkeys(Neighbours(str(word)) for word in words))
 
 
 @final
@@ -183,6 +205,25 @@ class Policy:
                 "dataset.public", self.dataset.public, "stands beside a budget",
                 "data is protected or it is not: remove one of the two",
             )  # fmt: skip
+        for unit in (PrivacyUnit.RECORD, PrivacyUnit.PERSON):
+            if unit in self.budgets:
+                self._check_delta(unit, self.budgets[unit].delta)
+        wanted = [set(one.neighbours) for one in self.budgets.values()]
+        if wanted and not set.intersection(*wanted):
+            raise InvalidParameter(
+                f"{next(iter(self.budgets))}.neighbours", " or ".join(next(iter(self.budgets.values())).neighbours),
+                "has none in common with another unit's, and a plan has one relation for all its units",
+                "allow the same one for each unit",
+            )  # fmt: skip
+
+    def _check_delta(self, unit: PrivacyUnit, delta: float) -> None:
+        """The house's own rule for plans; per client it needs the number of clients, which only a plan states."""
+        from quietsum.refusals import REFUSALS
+
+        if delta * self.dataset.size >= 1:
+            rule = next(row for row in REFUSALS if row.name == "delta-too-large")
+            problem = f"is not below 1/n for n = {self.dataset.size:,} records: {rule.why}"
+            raise InvalidParameter(f"{unit}.delta", delta, problem, rule.instead)
 
     @property
     def name(self) -> str:
@@ -194,6 +235,12 @@ class Policy:
         """What is protected, by unit."""
         found = {PrivacyUnit.RECORD: self.record, PrivacyUnit.PERSON: self.person, PrivacyUnit.CLIENT: self.client}
         return {unit: one for unit, one in found.items() if one is not None}
+
+    def observers(self, unit: PrivacyUnit) -> tuple[Observer, ...]:
+        """Against whom ``unit`` is protected by every plan that the rules allow: the server's noise hides nothing from
+        the server."""
+        trusting = unit is PrivacyUnit.CLIENT and "noisy-sum" in self.rules.aggregation
+        return (Observer.RECIPIENTS,) if trusting else tuple(Observer)
 
     def path(self, name: str) -> Path:
         """A path of the file, seen from where the file lies."""
@@ -267,6 +314,9 @@ class Policy:
         if limit.delta > budget.delta:
             yield f"δ = {limit.delta:g} per {unit} is more than {budget.delta:g}"
         plan = resolved.plan
+        if (relation := plan.privacy.neighbours) not in budget.neighbours:
+            wanted = " or ".join(budget.neighbours)
+            yield f"the plan protects by {relation} per {unit}, the policy wants {wanted}"
         stages = plan.schedule  # they add up to the plan's rounds, or the plan is refused
         least, widest = min([s.noise for s in stages] or [1.0]), max([s.clip for s in stages] or [1.0])
         mechanism = (

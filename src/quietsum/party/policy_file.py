@@ -7,16 +7,20 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from quietsum.party import policy as values
 from quietsum.plan.problems import keys_of, parse_toml, read_toml, value_of
 from quietsum.plan.tables import Table
 
-__all__ = ["EXAMPLE", "PolicyTable", "load_policy", "parse_policy", "policy_keys"]
+__all__ = ["PolicyTable", "first_policy", "load_policy", "parse_policy", "policy_keys"]
 
 Positive = Annotated[float, Field(gt=0)]
 Delta = Annotated[float, Field(gt=0, lt=1)]
+Relations = Annotated[
+    list[Literal["add-or-remove-one", "zero-out", "replace-one"]],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 _NEW = "write a fresh one with: quietsum party new policy.toml"
 
 
@@ -76,10 +80,16 @@ class UnitTable(Table):
 
     value = values.UnitPolicy
     epsilon: Positive = Field(description="The largest ε of all runs together.")
-    delta: Delta = Field(description="The δ that belongs to it.")
-    run: Positive | None = Field(default=None, description="The largest ε of one run; that of all runs if unsaid.")
+    delta: Delta = Field(description="The δ that belongs to it; for records and people below 1/size.")
+    run: Positive | None = Field(
+        default=None, description="The largest ε of one run, at most epsilon; that of all runs if unsaid."
+    )
     smallest_noise: float = Field(default=0.0, ge=0, description="The smallest noise multiplier.")
     largest_clip: Positive | None = Field(default=None, description="The largest clip.")
+    neighbours: Relations = Field(
+        default=["add-or-remove-one", "zero-out", "replace-one"],
+        description="How a plan may compare datasets, a word or a list; the same noise has another ε by each.",
+    )
 
 
 class PolicyTable(Table):
@@ -109,12 +119,25 @@ def parse_policy(text: str, where: str) -> values.Policy:
     return found
 
 
+def first_policy(*, path: object, name: str, address: str, dataset: str, size: int, task: str) -> str:
+    """A policy to begin with, as a text: its δ is a power of ten, at most 1/(10 n) and 1e-5.
+
+    >>> text = first_policy(path="p", name="Bern", address="h:1", dataset="visits", size=200_000, task="heart")
+    >>> text.splitlines()[-1]
+    'delta = 1e-7'
+    """
+    digits = max(5, len(str(10 * size - 1)))
+    return _FIRST.format(
+        path=path, name=name, address=address, dataset=dataset, size=size, task=task, delta=f"1e-{digits}"
+    )
+
+
 def policy_keys() -> dict[str, str]:
     """Every key of ``policy.toml`` by its full path, with its meaning."""
     return keys_of(PolicyTable)
 
 
-EXAMPLE = """\
+_FIRST = """\
 # What may be asked of this site's data, whoever asks. Check it with:
 #   quietsum party check {path}
 
@@ -143,6 +166,5 @@ run = 3.0                           # in one run
 smallest_noise = 0.5
 largest_clip = 1.0
 epsilon = 8.0                       # over all runs together
-delta = 1e-5
+delta = {delta}
 """
-"""A policy to begin with."""
