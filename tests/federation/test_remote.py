@@ -34,6 +34,7 @@ from federation.world import (
     kind_of,
 )
 from quietsum.errors import LedgerBroken, PlanRefused, QuietsumError, TooFewParties
+from quietsum.federation import doorway
 from quietsum.federation import remote as remotes
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.remote import RemoteFederation
@@ -44,17 +45,24 @@ from quietsum.ledger.keys import load_key
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.party import wire
-from quietsum.party.policy import Rules, SiteDataset
+from quietsum.party.policy import AllowedTask, Rules, SiteDataset
 from quietsum.party.service import SiteService
 from quietsum.party.work import Site
 from quietsum.plan import Plan, ResolvedPlan, load_plan
 from quietsum.privacy.units import PrivacyUnit
 
 
+def door(world: World) -> doorway.Doorway:
+    """What the coordinator has under way."""
+    found = world.federation._door
+    assert found is not None
+    return found
+
+
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG, logger="quietsum")
-    monkeypatch.setattr(remotes, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(doorway, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 def test_all_sites_are_in_the_round_and_both_books_tell_the_same(tmp_path: Path) -> None:
@@ -162,10 +170,102 @@ def test_a_site_that_never_answers_costs_the_round_its_deadline_and_no_more(
     assert world.clock.now - began == pytest.approx(20.0, abs=1e-6)
     assert set(result.kept) == set(NAMES) - set(silent)
     assert world.dropped == dict.fromkeys(silent, "it had not replied by the deadline of 20 s")
-    assert not world.federation._sent or all(sent.kind == "hello" for sent in world.federation._sent.values())
+    assert not door(world).sent or all(sent.kind == "hello" for sent in door(world).sent.values())
     world.carrier.spoil = lambda node, reply: reply
     began = world.clock.now
     assert set(world.round(2).kept) == set(NAMES) and world.clock.now == began
+
+
+def test_a_round_does_not_wait_for_its_deadline_where_a_site_stays_away(tmp_path: Path) -> None:
+    world = World(tmp_path, RECORDS.replace("deadline = 20.0", "deadline = 500.0"), start=OTHERS).join()
+    began = world.clock.now
+    assert world.round().kept == OTHERS
+    assert world.dropped == {"va": "it was not connected for 30 s"} and remotes.ABSENT == 30.0
+    assert world.clock.now - began == pytest.approx(30.0, abs=1.0)
+
+
+def test_a_site_at_work_is_waited_for_while_its_connection_comes_and_goes(tmp_path: Path) -> None:
+    """It has the request: it may reply with the next connection, and it is charged in any case."""
+    world = World(tmp_path, RECORDS.replace("deadline = 20.0", "deadline = 500.0")).join()
+    late = world.clock.now + 100.0
+    answer, held = world.carrier.sites["node-va"], list[bytes]()
+
+    def slow(content: bytes) -> bytes:
+        if kind_of(content) != "train":
+            return answer(content)
+        held.append(answer(content))
+        return b""
+
+    world.carrier.sites["node-va"] = slow
+    world.carrier.spoil = lambda node, reply: reply or None
+    nodes = world.carrier.nodes
+    world.carrier.nodes = lambda: [node for node in nodes() if node != "node-va" or not held]  # type: ignore[method-assign]
+    arrived = world.carrier.arrived
+
+    def arrives(wait: float) -> Any:
+        found = arrived(wait)
+        if held and world.clock.now > late:
+            message = next(name for name, sent in door(world).sent.items() if sent.kind == "train")
+            return [*found, Arrival(message=message, content=held.pop())]
+        return found
+
+    world.carrier.arrived = arrives  # type: ignore[method-assign]
+    assert set(world.round().kept) == set(NAMES) and world.clock.now > late
+
+
+def test_while_the_carrier_is_away_nobody_is_called_absent(tmp_path: Path) -> None:
+    world = World(tmp_path, RECORDS.replace("deadline = 20.0", "deadline = 100.0"), start=OTHERS).join()
+    nodes, began = world.carrier.nodes, world.clock.now
+
+    def gone() -> Any:
+        if world.clock.now - began < 60.0:
+            raise QuietsumError("the carrier is gone")
+        return nodes()
+
+    world.carrier.nodes = gone  # type: ignore[method-assign]
+    assert world.round().kept == OTHERS and world.clock.now - began == pytest.approx(90.0, abs=1.0)
+
+
+def test_a_site_that_refused_and_went_is_not_asked_again_and_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path).join()
+    world.services["va"].books.ledger.close()
+    stricter = dataclasses.replace(world.places["va"].policy, tasks=(AllowedTask(name="other"),))
+    world.services["va"] = dataclasses.replace(world.places["va"], policy=stricter).start()
+    assert world.round(1).kept == OTHERS and "does not allow task 'heart'" in world.dropped["va"]
+    nodes = world.carrier.nodes()
+    del world.carrier.sites["node-va"]
+    world.carrier.nodes = lambda: nodes  # type: ignore[method-assign]  # the carrier has not noticed yet
+    began, sent = world.clock.now, len(world.carrier.sent)
+    assert world.round(2).kept == OTHERS and world.dropped == {"va": "its reply did not arrive"}
+    assert world.clock.now - began < 1.0 and len(world.carrier.sent) - sent < 3 + 4
+    assert caplog.text.count("no reply to 'enrol' for va") == 1
+
+
+def test_while_sites_are_awaited_a_message_that_goes_astray_is_sent_again_after_a_pause(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    answer, looks = world.carrier.sites["node-va"], list[bytes]()
+
+    def flaky(content: bytes) -> bytes:
+        if kind_of(content) == "enrol":
+            looks.append(content)
+        return answer(content)
+
+    world.carrier.sites["node-va"] = flaky
+    arrived = world.carrier.arrived
+
+    def arrives(wait: float) -> Any:
+        found = arrived(wait)
+        lost = {name for name, sent in door(world).sent.items() if (sent.kind, sent.party) == ("enrol", "va")}
+        if world.clock.now - began < 4.0:
+            return [Arrival(message=one.message, problem="gone") if one.message in lost else one for one in found]
+        return found
+
+    began = world.clock.now
+    world.carrier.arrived = arrives  # type: ignore[method-assign]
+    world.join()
+    assert world.round().kept == NAMES and 2 <= len(looks) <= 4
 
 
 def test_without_a_deadline_in_the_plan_a_round_ends_all_the_same(tmp_path: Path) -> None:
@@ -503,7 +603,7 @@ def test_a_site_that_kept_a_head_which_our_ledger_lost_ends_the_run(tmp_path: Pa
     shorter = Ledger.open(tmp_path / "other.db", create=True)
     told = world.services["va"].books.last_seen(world.ledger.identity.ledger)
     assert told is not None and world.ledger.contains(told.head) and not shorter.contains(told.head)
-    world.federation._ledger = _Forgetful(world.ledger)  # type: ignore[assignment]
+    door(world)._ledger = _Forgetful(world.ledger)  # type: ignore[assignment]
     with pytest.raises(LedgerBroken, match="a head that it signed and a site has kept"):
         world.round(2)
 

@@ -20,7 +20,7 @@ from federation.world import (
     World,
     kind_of,
 )
-from quietsum.federation import remote as remotes
+from quietsum.federation import doorway
 from quietsum.federation.remote import RemoteFederation
 from quietsum.federation.transport import Arrival
 from quietsum.ledger import Ledger
@@ -31,10 +31,17 @@ from quietsum.party import wire
 from quietsum.party.service import SiteService
 
 
+def door(world: World) -> doorway.Doorway:
+    """What the coordinator has under way."""
+    found = world.federation._door
+    assert found is not None
+    return found
+
+
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG, logger="quietsum")
-    monkeypatch.setattr(remotes, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(doorway, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 # --------------------------------------------------------------------------------------------------- spoilt replies
@@ -167,7 +174,7 @@ def test_a_greeting_that_was_overtaken_is_no_alarm(tmp_path: Path, caplog: pytes
 
     world.carrier.spoil = lambda node, reply: later(wire.read(reply, most=2**26), reply)
     assert world.round(2).kept == NAMES
-    greeting = next(message for message, sent in world.federation._sent.items() if sent.node == "node-va")
+    greeting = next(message for message, sent in door(world).sent.items() if sent.node == "node-va")
     assert world.federation._take(Arrival(message=greeting, content=held[0])) is None
     assert "tail was cut" not in caplog.text
     world.carrier.spoil = lambda node, reply: reply

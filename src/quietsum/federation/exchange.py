@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import final
 
@@ -20,6 +21,8 @@ class Known:
     node: str
     session: str
     enrolled: bool = False
+    rests: float = -math.inf
+    """Until when it is not asked again: a message to it went astray."""
 
 
 @final
