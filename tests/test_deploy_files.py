@@ -6,6 +6,8 @@ import configparser
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -188,7 +190,28 @@ def test_a_site_may_not_open_a_port_and_a_broken_ledger_is_not_started_again() -
 
 
 def test_a_roster_is_read_again_on_reload() -> None:
-    assert "HUP" in read_unit(DEPLOY / "quietsum-superlink.service")["Service"]["ExecReload"]
+    service = read_unit(DEPLOY / "quietsum-superlink.service")["Service"]
+    words = shlex.split(service["ExecReload"])
+    assert words[:2] == ["/bin/sh", "-c"] and "kill -HUP" in words[2], "a small system has no /bin/kill"
+    assert service["RestartForceExitStatus"] == "SIGHUP", "a signal before anybody listens for it ends the process"
+
+
+def judged(text: str, path: Path) -> str:
+    """What systemd itself says about a unit; nothing where it is fine."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze here")
+    path.write_text(text.replace("/opt/quietsum/bin/quietsum", "/bin/sh"), encoding="utf-8")
+    done = subprocess.run([program, "verify", str(path)], capture_output=True, text=True, timeout=60)
+    return "\n".join(line for line in (done.stdout + done.stderr).splitlines() if path.name in line)
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_systemd_finds_nothing_wrong_with_a_unit(path: Path, tmp_path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert judged(text, tmp_path / path.name) == ""
+    for wrong in (text.replace("UMask=", "Umaks="), text.replace("=yes", "=perhaps")):
+        assert judged(wrong, tmp_path / path.name) != ""
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -204,6 +227,7 @@ def test_the_container_runs_quietsum_as_nobody_in_particular() -> None:
     }  # fmt: skip
     assert json.loads(found["ENTRYPOINT"]) == ["quietsum"] and json.loads(found["CMD"]) == ["--help"]
     assert found["USER"].split(":")[0] not in ("", "0", "root")
+    assert found["VOLUME"] == found["WORKDIR"] == "/var/lib/quietsum" and found["STOPSIGNAL"] == "SIGTERM"
 
 
 def test_the_container_installs_extras_that_exist_and_sees_no_key_or_ledger() -> None:

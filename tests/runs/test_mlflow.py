@@ -8,6 +8,7 @@ import importlib.util
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
 import sqlite3
@@ -489,6 +490,73 @@ def test_a_user_who_wants_more_patience_of_mlflow_gets_it_and_what_was_unset_is_
     assert {name for name in watching.CALM if name in os.environ} == {"MLFLOW_HTTP_REQUEST_TIMEOUT"}
 
 
+@pytest.fixture
+def web_store() -> Iterator[tuple[str, list[str]]]:
+    """As much of a tracking server as one run needs, with a password in its address, and the paths it was asked for."""
+    name = secrets.token_hex(16)  # MLflow remembers where the files of a run go, as long as the process lives
+    run = {"info": {"run_id": name, "run_uuid": name, "experiment_id": "1", "artifact_uri": "mlflow-artifacts:/1/x"}}
+    experiment = {"experiment": {"experiment_id": "1", "name": "quietsum", "lifecycle_stage": "active"}}
+    answers = {
+        "get-by-name": experiment,
+        "create": {"run": run},
+        "get": {"run": run},
+        "update": {"run_info": run["info"]},
+    }
+    asked: list[str] = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append(path)
+            body = json.dumps(answers.get(path.rpartition("/")[2], {})).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def do_PUT(self) -> None:
+            self.do_GET()
+
+        def log_message(self, format: str, *values: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://ann:geheim@127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize("said", ["false", None])
+def test_mlflow_prints_nothing_into_a_commands_output_and_no_password(
+    web_store: tuple[str, list[str]],
+    said: str | None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    heard: pytest.LogCaptureFixture,
+) -> None:
+    (name,) = watching.MUTE
+    monkeypatch.delenv(name, raising=False)
+    if said is not None:
+        monkeypatch.setenv(name, said)
+    uri, asked = web_store
+    tiny(uri)
+    assert asked[-1].endswith("runs/update") and any("mlflow-artifacts" in path for path in asked)
+    assert warnings(heard) == [] and os.environ.get(name) == said
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_control_left_alone_mlflow_prints_the_address_with_its_password(
+    web_store: tuple[str, list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "MUTE", {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "false"})
+    tiny(web_store[0])
+    assert "geheim" in capsys.readouterr().out
+
+
 class Scripted:
     """A store whose answers a test decides: errors to raise first, then it takes everything."""
 
@@ -562,7 +630,7 @@ def test_a_store_that_comes_back_gets_everything_in_order(
         assert back.wait(20)
     assert made.rounds == list(range(1, 121))
     assert isinstance(made.taken[0], Opening) and isinstance(made.taken[-1], Ending)
-    assert [message.split(";")[0].split("1 ")[1] for message in warnings(heard)] == ["does not answer"]
+    assert [message.split(";")[0].split("1 ")[1] for message in warnings(heard)] == ["does not answer, or not well"]
 
 
 def test_a_store_that_is_too_slow_loses_rounds_and_holds_up_nobody(

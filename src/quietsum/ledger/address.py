@@ -2,14 +2,19 @@
 
 It stands in a file beside the key on every coordinator's machine, is shown in messages and may be copied about. So a
 password in it is refused; libpq finds it in a password file, or needs none with a certificate. Only settings that this
-module knows are let through, and off this machine nothing works without TLS.
+module knows are let through.
+
+Off this machine nothing works without TLS, and TLS alone is not enough: whoever answers must prove who it is, before a
+password is sent and before its word counts that an entry was recorded. A certificate proves it (``verify-full``,
+``verify-ca``), or a password that is bound to the channel (``channel_binding=require``). What libpq would add to an
+address, from a service file or the environment, is judged with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import ipaddress
-import os
+import itertools
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -37,7 +42,7 @@ _SHAPES = {  # a password with a / or an @ in it, not escaped in a URL, would en
     "dbname": r"[^@:/?#=\s]*",
     "user": r"[^:/?#=\s]*",
 }
-_TLS = ("require", "verify-ca", "verify-full")
+_PROVEN = ("verify-ca", "verify-full")
 _IN_URL = re.compile(r"(?P<before>[?&])schema=(?P<name>[^&]*)(?P<after>&|$)")
 _IN_WORDS = re.compile(r"(?P<before>^| )schema *= *(?P<name>[^ ]*)(?P<after> |$)")
 
@@ -87,19 +92,35 @@ class Address:
         where = "" if socket else f"[{host}]" if ":" in host else host
         return f"postgresql://{who}{where}{port}/{self.values.get('dbname', '')}?{socket}schema={self.schema}"
 
-    def settings(self, *, read_only: bool) -> dict[str, Any]:
-        """What libpq is given: a dead peer is noticed within a minute, and TLS is the default off this machine."""
+    def settings(self, *, read_only: bool, completed: Mapping[str, str]) -> dict[str, Any]:
+        """What libpq is given: a dead peer is noticed within a minute, and off this machine the server proves itself.
+
+        ``completed`` is this address with what libpq adds from its service file and the environment. Refused are ways
+        to another machine that are not encrypted, or where anybody could answer.
+        """
         given: dict[str, Any] = {
             "connect_timeout": "10", "keepalives_idle": "20", "keepalives_interval": "10", "keepalives_count": "3",
             "tcp_user_timeout": "50000", "application_name": "quietsum ledger",
         }  # fmt: skip
         if not read_only:
             given["target_session_attrs"] = "read-write"
-        if not self._stays_here() and "service" not in self.values:
-            given["sslmode"] = self.values.get("sslmode") or os.environ.get("PGSSLMODE") or "verify-full"
-            if given["sslmode"] not in _TLS:
-                raise self._in_the_clear()
+        if not _stays_here(completed):
+            given["sslmode"] = self._mode(completed)
         return {**given, **self.values, "client_encoding": "UTF8"}
+
+    def _mode(self, completed: Mapping[str, str]) -> str:
+        mode = self.values.get("sslmode") or completed.get("sslmode", "")
+        if "sslmode" not in self.values and mode in ("", "prefer"):  # what libpq does where nobody says anything
+            mode = "verify-full"
+        if mode == "require" and completed.get("channel_binding") != "require":
+            raise QuietsumError(
+                f"with sslmode=require anybody could answer for {self.name}; set sslmode=verify-full and "
+                "sslrootcert=… in the ledger's address, or channel_binding=require beside it, where the role has a "
+                "SCRAM password"
+            )
+        if mode not in (*_PROVEN, "require"):
+            raise self._in_the_clear()
+        return mode
 
     def check_encryption(self, address: str, *, encrypted: bool) -> None:
         """Refuse a connection in the clear to another machine; ``address`` is empty for a local socket."""
@@ -111,12 +132,6 @@ class Address:
         return QuietsumError(
             f"the connection to {self.name} is not encrypted; set sslmode=verify-full and sslrootcert=… in the "
             "ledger's address, and ssl = on at the server"
-        )
-
-    def _stays_here(self) -> bool:
-        hosts = self.values.get("hostaddr") or self.values.get("host") or os.environ.get("PGHOST", "")
-        return all(
-            not host or host.startswith("/") or host == "localhost" or _is_loopback(host) for host in hosts.split(",")
         )
 
 
@@ -144,6 +159,13 @@ def take_schema(text: str) -> tuple[str, str]:
         )
     joint = found["before"] if found["after"] else ""
     return name, text[: found.start()] + joint + text[found.end() :]
+
+
+def _stays_here(completed: Mapping[str, str]) -> bool:
+    """Whether all of several hosts are this machine; as in libpq, a number counts before the name in its place."""
+    names, numbers = (completed.get(part, "").split(",") for part in ("host", "hostaddr"))
+    places = [number or name for name, number in itertools.zip_longest(names, numbers, fillvalue="")]
+    return all(not place or place.startswith("/") or place == "localhost" or _is_loopback(place) for place in places)
 
 
 def _is_loopback(host: str) -> bool:

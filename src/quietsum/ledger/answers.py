@@ -20,7 +20,7 @@ def words_of(error: BaseException) -> str:
     """The server's words in one line, without the statement or anything that was sent."""
     diagnosis = getattr(error, "diag", None)
     text = getattr(diagnosis, "message_primary", None) or str(error)
-    return " ".join(text.split())
+    return " ".join(text.split()).partition(" Either provide the file")[0]  # libpq's advice is to check less
 
 
 def lesson_of(error: Exception, name: str, *, operational: bool) -> QuietsumError:
@@ -50,6 +50,12 @@ def lesson_of(error: Exception, name: str, *, operational: bool) -> QuietsumErro
         return StoreFailed(
             f"{name} may not be written or read by this role, or is a standby ({text}); nothing was recorded: "
             "see docs/how-to/shared-ledger.md for the rights that a ledger needs"
+        )
+    if operational and ("certificate" in text or "SSL" in text) and "client certificate" not in text:
+        return StoreFailed(
+            f"{name} and this side do not come together over TLS ({text}); nothing was recorded, so nothing may be "
+            "sent: see that the server has ssl = on, that sslrootcert=… in the address is the authority which signed "
+            "its certificate, and that the address calls it by a name in there"
         )
     if operational:
         return StoreFailed(

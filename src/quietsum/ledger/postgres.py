@@ -33,7 +33,7 @@ from quietsum.ledger.tables import check_tables, make_tables, tables_in
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["OutcomeUnknown", "PostgresStore", "read_address"]
+__all__ = ["OutcomeUnknown", "PostgresStore", "completed", "read_address"]
 
 PATIENCE = 60.0  # seconds that a writer waits for the others, or for a server that restarts
 IDLE = 120.0  # seconds after which the server gives up on a writer that is silent in the middle of a transaction
@@ -61,6 +61,22 @@ def read_address(conninfo: str) -> Address:
     if found is None:
         raise unreadable()
     return Address.of(schema, {name: str(value) for name, value in found.items() if value is not None})
+
+
+def completed(address: Address) -> dict[str, str]:
+    """The address with what libpq adds to it from a service file and the environment. Nobody is dialled for that."""
+    from psycopg import pq
+    from psycopg.conninfo import make_conninfo
+
+    wanted = ("host", "hostaddr", "sslmode", "channel_binding")
+    # libpq completes an address, then looks at its values, then connects: a value that is none ends it in between
+    text = make_conninfo("", **{**address.values, "target_session_attrs": "nowhere"})
+    found = pq.PGconn.connect_start(text.encode())
+    try:
+        values = {option.keyword.decode(): option.val for option in found.info}
+    finally:
+        found.finish()
+    return {name: value.decode() for name in wanted if (value := values.get(name))}
 
 
 @final
@@ -113,7 +129,7 @@ class PostgresStore:
         """One connection, encrypted unless it stays on this machine, to a server that keeps what it confirms."""
         import psycopg
 
-        settings = self.address.settings(read_only=self._read_only)
+        settings = self.address.settings(read_only=self._read_only, completed=completed(self.address))
         connection = psycopg.connect(**settings, autocommit=True)
         try:
             self.address.check_encryption(connection.info.hostaddr, encrypted=bool(connection.pgconn.ssl_in_use))

@@ -59,6 +59,8 @@ CALM = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
 """How MLflow behaves as long as a watcher is open, where nobody has said otherwise."""
+MUTE = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
+"""The same, whatever anybody has said: MLflow would print the address with its password, into a command's output."""
 _SECRET = (
     (re.compile(r"(?<!\S)([^\s:@]*://)?\S*@"), r"\1***@"),
     (re.compile(r"([?&;][^\s?&;=]+=)[^\s&;]*"), r"\1***"),
@@ -98,7 +100,7 @@ class MlflowWatcher:
         self._outcome = ""
         self._tags: dict[str, str] = {}
         self._told: set[str] = set()
-        self._set: list[str] = []
+        self._before: dict[str, str | None] = {}
         self._lost: Counter[str] = Counter()
         self._moved = 0
         self._closing = self._hopeless = self._closed = False
@@ -151,10 +153,9 @@ class MlflowWatcher:
         )  # fmt: skip
         self._put(File(path=self._folder.path / "plan.toml"))
         if self._thread is None:
-            for name, value in CALM.items():
-                if name not in os.environ:
-                    os.environ[name] = value
-                    self._set.append(name)
+            wanted = {name: value for name, value in CALM.items() if name not in os.environ} | MUTE
+            self._before = {name: os.environ.get(name) for name in wanted}
+            os.environ.update(wanted)
             self._thread = threading.Thread(target=self._talk, name="quietsum-mlflow", daemon=True)
             self._thread.start()
 
@@ -205,8 +206,10 @@ class MlflowWatcher:
         if left:
             self._warn("unsent", f"not sent to {self._where}: {_named(left)}; all of it is in {self._folder.path}")
         if not self._thread.is_alive():
-            for name in self._set:
+            for name, value in self._before.items():
                 os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
     def _last_pieces(self, folder: RunFolder) -> list[Piece]:
         pieces: list[Piece] = []
@@ -244,7 +247,7 @@ class MlflowWatcher:
                 tries += 1
                 unreachable = store.is_silent(error)
                 if unreachable:
-                    self._warn("unreachable", f"{self._where} does not answer; the run goes on without it")
+                    self._warn("unreachable", f"{self._where} does not answer, or not well; the run goes on without it")
                 else:
                     text = " ".join(without_secrets(str(error)).split())[:200]
                     self._warn("refused", f"{self._where} did not take something; the run goes on ({text})")
