@@ -327,9 +327,7 @@ class SiteService:
         reach("party:reserved")
         try:
             delta = self._site(enrolled).answer((run, number, attempt, model), params)
-        except BaseException as error:  # data may have been touched: charged, and told by its kind alone
-            if isinstance(error, KeyboardInterrupt):
-                raise
+        except (Exception, SystemExit) as error:  # data may have been touched: charged, and told by its kind alone
             log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
             return self._reply(letter, "lost", {"reason": kind_of(error)})
         reach("party:before-commit")

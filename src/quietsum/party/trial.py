@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from quietsum.errors import PlanRefused
-from quietsum.party.work import Task, rehearse
+from quietsum.party.work import Task, calmly, rehearse
 
 if TYPE_CHECKING:
     from quietsum.party.policy import Policy
@@ -35,14 +35,12 @@ def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str, *, unsee
     task: whether more is to be tried as soon as it is.
     """
     try:
-        task = make()
+        task = calmly(make)
         if task.dimension != resolved.dimension:
             raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
-        return task, rehearse(task, resolved, party, unseen=unseen)
+        return task, calmly(lambda: rehearse(task, resolved, party, unseen=unseen))
     except PlanRefused:
         raise
-    except BaseException as error:  # a library's panic is no Exception
-        if isinstance(error, KeyboardInterrupt):
-            raise
+    except (Exception, SystemExit) as error:
         log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
         raise PlanRefused("its task cannot run here") from None  # why, its own log says

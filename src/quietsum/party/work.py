@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "rehearse", "released"]
+__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "calmly", "rehearse", "released"]
 
 Vector = NDArray[np.float64]
 Task = FederatedTask | NumpyTask
+Found = TypeVar("Found")
 
 
 class NotTouched(QuietsumError):
@@ -121,7 +122,7 @@ class Site:
         """
         start = self._clock()
         try:
-            delta = self._trained(params, orders)
+            delta = calmly(lambda: self._trained(params, orders))
             if self._clock() - start > self._deadline:
                 raise TooLate(f"its work took longer than the deadline of {self._deadline:g} s")
             return delta
@@ -133,8 +134,8 @@ class Site:
             if orders.client is None:  # words of the task, which touched the data: no refusal
                 raise QuietsumError(f"the task raised {type(error).__name__}, which only the party may") from None
             return np.zeros(self._task.dimension)
-        except BaseException as error:  # a library's panic is no Exception; only whoever ends the process goes through
-            if orders.client is None or isinstance(error, KeyboardInterrupt):
+        except (Exception, SystemExit):
+            if orders.client is None:
                 raise
             return np.zeros(self._task.dimension)
 
@@ -157,6 +158,16 @@ class Site:
             proximal=orders.proximal,
             rng=self._rng,
         )
+
+
+def calmly(work: Callable[[], Found]) -> Found:
+    """What ``work`` returns or raises; a library's panic, which is no Exception, becomes an ordinary failure."""
+    try:
+        return work()
+    except (Exception, SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as panic:
+        raise QuietsumError(f"the task ended in a {type(panic).__name__}") from panic
 
 
 def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> bool:
