@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -463,6 +464,30 @@ def test_the_command_moves_back(tmp_path: Path) -> None:
     assert "sealed for good" in shown("move", "--to", "sqlite", *here)
     assert "16 entries" in shown("verify", *here)
     assert run("move", "--to", "sqlite", *here).exit_code == 2
+
+
+def test_a_ledger_that_moved_away_does_not_look_alive(tmp_path: Path) -> None:
+    path, _ = moved(tmp_path / "one")
+    second(path, tmp_path / "two")
+    here, there = ("--workspace", tmp_path / "one"), ("--workspace", tmp_path / "two")
+    commands = (("show",), ("show", "--run", "first"), ("verify",))
+    for command in commands:
+        assert "goes on at" not in shown(*command, *there), "the control: it goes on there"
+        assert json.loads(shown(*command, *there, "--json"))["moved_to"] is None
+    shown("move", "--to", "sqlite", *here)
+    for command in commands:
+        said = " ".join(shown(*command, *there).split())
+        assert f"moved This ledger goes on at {path} on {socket.gethostname()}. Here it ends" in said
+        assert str(path) in json.loads(shown(*command, *there, "--json"))["moved_to"]
+        assert "goes on at" not in shown(*command, *here), "the control: where it went it goes on"
+
+
+def test_a_sealed_file_says_so(tmp_path: Path) -> None:
+    path, _ = moved(tmp_path)
+    url_path(path).unlink()
+    moved_path(path).rename(path)
+    for command in ("show", "verify"):
+        assert "This ledger goes on at postgresql://" in " ".join(shown(command, "--workspace", tmp_path).split())
 
 
 def test_the_move_command_refuses_in_one_sentence(tmp_path: Path) -> None:

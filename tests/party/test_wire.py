@@ -97,10 +97,15 @@ def test_a_header_that_is_too_long_is_not_written() -> None:
         wire.write("train", {"run": "x" * wire.LARGEST_HEADER}, LEDGER)
 
 
-def test_ten_thousand_sites_fit_into_a_plan_that_travels() -> None:
+def test_as_many_sites_fit_into_a_plan_that_travels_as_is_said() -> None:
+    """Ten thousand with short names; half as many where each says why it is public."""
     facts = {"name": "hospital-00000", "dataset": "heart-00000", "size": 100_000, "public": "", "holder": ""}
-    content, _ = wire.write("enrol", {"resolved": {"parties": [facts] * 10_000}}, LEDGER)
-    assert wire.read(content, most=MOST).kind == "enrol"
+    why = {"public": "the open data set of the university hospital, published under CC BY 4.0"}
+    for parties in ([facts] * 10_000, [facts | why] * 5_000):
+        content, _ = wire.write("enrol", {"resolved": {"parties": parties}}, LEDGER)
+        assert wire.read(content, most=MOST).kind == "enrol"
+    with pytest.raises(InvalidParameter, match="take fewer sites into the plan"):
+        wire.write("enrol", {"resolved": {"parties": [facts | why] * 10_000}}, LEDGER)
 
 
 # ----------------------------------------------------------------------------------------------- cut and altered

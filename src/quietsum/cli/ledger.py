@@ -8,12 +8,14 @@ several coordinators share.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quietsum.cli import options as opt
+from quietsum.cli.ledger_entries import print_entries, print_moved
 from quietsum.cli.output import console, figure, print_json, print_next
 from quietsum.privacy.units import PrivacyUnit
 
@@ -30,7 +32,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-LAST = 8
 RunOption = Annotated[
     str | None, typer.Option("--run", metavar="RUN", help="What one run has spent.", show_default=False)
 ]
@@ -97,9 +98,10 @@ def show(workspace: opt.WorkspaceOption = None, run: RunOption = None, as_json: 
             _print_run(values)
         else:
             _print_books(ledger.lifetime())
-            _print_entries(ledger)
+            print_entries(ledger)
     head = values["head"]
     print(f"\nhead    entry {head['sequence']}, {head['hash'][:16]}…")
+    print_moved(values["moved_to"])
     print_next(["ledger", "verify", *_where(workspace)])
 
 
@@ -108,6 +110,7 @@ def _values(ledger: Ledger) -> dict[str, Any]:
         "ledger": ledger.identity.ledger,
         "public_key": ledger.identity.public_key,
         "head": ledger.head.to_dict(),
+        "moved_to": ledger.moved_to,
         "books": [_book(book) for book in ledger.lifetime()],
         "runs": [
             {"run": run.run, "rounds": run.rounds, "attempts": run.attempts, "committed": run.committed}
@@ -134,6 +137,7 @@ def _run_values(ledger: Ledger, run: str) -> dict[str, Any]:
     return {
         "ledger": ledger.identity.ledger,
         "head": ledger.head.to_dict(),
+        "moved_to": ledger.moved_to,
         "run": run,
         "parties": [{"party": party, **found.to_dict()} for (party, _), found in parties.items()],
         "spent": [found.to_dict() for found in ledger.spent(run)],
@@ -168,47 +172,6 @@ def _spent(book: Book) -> str:
     if book.plans == 0 or book.guarantee is None:
         return "nothing"
     return f"{100 * book.spent_fraction:.1f} %" + (" (filter)" if book.guarantee.method == "Rényi filter" else "")
-
-
-def _print_entries(ledger: Ledger) -> None:
-    from rich.text import Text
-
-    last = ledger.head.sequence
-    print()
-    screen = console()
-    for entry in ledger.entries(max(1, last - LAST + 1)):
-        start = f"{entry.sequence:>{len(str(last))}}  {entry.time[:10]} {entry.time[11:16]}Z  {entry.kind.value:<8} "
-        line = Text(start + _about(entry, screen.width - len(start)))
-        screen.print(line, no_wrap=True, overflow="ellipsis", crop=True)
-
-
-def _about(entry: Entry, room: int) -> str:
-    """What an entry says, the run's name last and shortened in its middle where there is not enough room."""
-    body = entry.body
-    match entry.kind.value:
-        case "genesis":
-            return f"ledger {body['ledger'][:16]}…"
-        case "run":
-            about = f"parties: {len(body['datasets'])}"
-        case "budget":
-            return f"ε {body['epsilon']:g} per {body['unit']}: {body['dataset']} of {body['party']}"
-        case "public":
-            return f"{body['dataset']} of {body['party']}"
-        case "refund":
-            about = f"round {body['round']}, attempt {body['attempt']}, {_short(body['party'], 16)}"
-        case _:
-            about = f"round {body['round']}, attempt {body['attempt']}"
-    return f"{about}  {_short(body['run'], room - len(about) - 2)}"
-
-
-def _short(name: str, room: int) -> str:
-    """A name in at most ``room`` columns, with its beginning and its end."""
-    from rich.cells import cell_len
-
-    if cell_len(name) <= room:
-        return name
-    half = max(1, (room - 1) // 2)
-    return f"{name[:half]}…{name[-half:]}"
 
 
 def _print_run(values: dict[str, Any]) -> None:
@@ -253,7 +216,8 @@ def verify(
     """
     from quietsum.ledger.anchors import read_anchors
 
-    given = {head for path in anchor or () for head in read_anchors(path)}
+    files = {path: read_anchors(path) for path in anchor or ()}
+    given = {head for heads in files.values() for head in heads}
     if export is not None:
         from quietsum.ledger.export import verify_export
 
@@ -263,6 +227,7 @@ def verify(
         from quietsum.ledger.verify import verify_file
 
         path = ledger_path(workspace)
+        _check_files(path, files)
         runs = _kept_by_runs(path)
         found = verify_file(path, anchors=given | runs, every_signature=every_signature)
     if as_json:
@@ -275,6 +240,7 @@ def verify(
         print(f"hidden  {found.withheld} bodies say who took part; the chain covers them")
     if found.marked:
         print("mark    the newest head that was written here is in the chain")
+    print_moved(found.moved_to)
     if found.anchors:
         print(f"anchor  {found.anchors} kept heads are in the chain, {len(runs)} of them from run folders")
         print_next(["ledger", "show", *_where(workspace)])
@@ -283,6 +249,22 @@ def verify(
               "anchor  none: a cut tail or an older copy would look the same")  # fmt: skip
         exported = [] if export is None else ["--export", export]
         print_next(["ledger", "verify", *exported, "--anchor", "report.json", *_where(workspace)])
+
+
+def _check_files(ledger: Path, files: Mapping[Path, tuple[Head, ...]]) -> None:
+    """A file with heads of other ledgers alone is named: it is in the wrong place, or the ledger is another."""
+    from quietsum.errors import LedgerBroken
+    from quietsum.ledger.verify import name_of
+
+    name = name_of(ledger) if files else ""
+    for path, heads in files.items():
+        others = {head.ledger for head in heads}
+        if name and name not in others:
+            raise LedgerBroken(
+                f"here is {name[:16]}…, and {path} holds heads of another ledger, {min(others)[:16]}…: verify it "
+                "there. If the file was kept of the ledger here, that one was replaced, or rewritten with another key",
+                remedy="then restore it from a copy",
+            )
 
 
 def _kept_by_runs(ledger: Path) -> set[Head]:
@@ -296,7 +278,7 @@ def _verification(found: Verification) -> dict[str, Any]:
     return {
         "ledger": found.ledger, "entries": found.entries, "runs": found.runs, "stated": found.stated,
         "computed": found.computed, "signatures": found.signatures, "anchors": found.anchors, "marked": found.marked,
-        "withheld": found.withheld, "head": found.head.to_dict(),
+        "withheld": found.withheld, "moved_to": found.moved_to, "head": found.head.to_dict(),
     }  # fmt: skip
 
 

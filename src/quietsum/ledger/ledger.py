@@ -26,6 +26,7 @@ from quietsum.ledger.entries import Entry, Head, Kind, Receipt, check_link
 from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
 from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import opening
+from quietsum.ledger.places import sealed_to
 from quietsum.ledger.spending import Prices, cost_of
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
@@ -126,6 +127,11 @@ class Ledger:
         with self._journal.lock:
             self._journal.follow()
             return self._journal.head()
+
+    @property
+    def moved_to(self) -> str | None:
+        """Where it goes on, where a move has sealed it here: it can be read then, and never again be written."""
+        return sealed_to(self._journal.store)
 
     def entries(self, start: int = 1) -> Iterator[Entry]:
         """Entries from ``start`` on, each checked against its own hash."""

@@ -11,13 +11,14 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.keys import sync_folder
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.store import LedgerStore, StoreFailed
 
-__all__ = ["exists", "moved_path", "open_store", "read_url", "url_path", "write_durably", "write_url"]
+__all__ = ["exists", "moved_path", "open_store", "read_url", "sealed_to", "url_path", "write_durably", "write_url"]
 
 
 def url_path(ledger: Path) -> Path:
@@ -31,8 +32,17 @@ def moved_path(ledger: Path) -> Path:
 
 
 def exists(ledger: Path) -> bool:
-    """Whether there is a ledger here, in a file or on a server."""
-    return ledger.exists() or url_path(ledger).exists()
+    """Whether there is a ledger here, in a file or on a server.
+
+    An empty file with nothing beside it is none: a start that failed, on a full disk say, leaves it, and the next one
+    begins the ledger in it.
+    """
+    return (ledger.exists() and not _never_begun(ledger)) or url_path(ledger).exists()
+
+
+def _never_begun(ledger: Path) -> bool:
+    beside = (ledger.with_name(ledger.name + end) for end in ("-wal", "-journal", ".key", ".head"))
+    return ledger.is_file() and not ledger.stat().st_size and not any(path.exists() for path in beside)
 
 
 def open_store(ledger: Path, *, create: bool = False, read_only: bool = False) -> LedgerStore:
@@ -53,6 +63,20 @@ def open_store(ledger: Path, *, create: bool = False, read_only: bool = False) -
     from quietsum.ledger.postgres import PostgresStore
 
     return PostgresStore(url, create=create, read_only=read_only)
+
+
+@runtime_checkable
+class Sealable(Protocol):
+    """A store that a move may have closed for good."""
+
+    def sealed(self) -> str | None:
+        """Where the ledger goes on; None where it was not sealed."""
+        ...
+
+
+def sealed_to(store: LedgerStore) -> str | None:
+    """Where the ledger in ``store`` goes on, where a move has sealed it there; None where it goes on there."""
+    return store.sealed() if isinstance(store, Sealable) else None
 
 
 def read_url(ledger: Path) -> str | None:

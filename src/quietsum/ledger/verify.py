@@ -21,12 +21,12 @@ from quietsum.errors import LedgerBroken
 from quietsum.ledger.encoding import is_canonical
 from quietsum.ledger.entries import RESTORE, Entry, Head, Kind, check_link, ledger_name
 from quietsum.ledger.marks import Mark
-from quietsum.ledger.places import open_store
+from quietsum.ledger.places import open_store, sealed_to
 from quietsum.ledger.spending import Prices
 from quietsum.ledger.state import State
 from quietsum.ledger.store import Row
 
-__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "verify_file", "verify_rows"]
+__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "name_of", "verify_file", "verify_rows"]
 
 EACH = 256
 """Of reservations, refunds and commits, the signature of each so-manyth entry is checked."""
@@ -53,6 +53,8 @@ class Verification:
     """Whether a high-water mark lay beside the file; it is in the chain."""
     withheld: int = 0
     """Bodies that an export left out; the chain covers them, their contents were not seen."""
+    moved_to: str | None = None
+    """Where the ledger goes on, where a move has sealed this one; None where it goes on here."""
 
 
 @final
@@ -70,15 +72,30 @@ class Anchors:
         return self._heads.get(sequence, set())
 
     def check_name(self, ledger: str) -> None:
-        """All anchors are heads of this ledger."""
+        """All anchors are heads of this ledger; those of another are a mistake, or what a replaced ledger leaves."""
+        named = {head.ledger for heads in self._heads.values() for head in heads}
+        others = sorted(named - {ledger})
+        if others:
+            which = "some kept heads are" if ledger in named else "the kept heads are all"
+            more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+            raise LedgerBroken(
+                f"names ledger {ledger[:16]}…, and {which} of another ledger, {others[0][:16]}…{more}. Either they "
+                "belong to that one: verify them there, where it is kept. Or this ledger was replaced, or rewritten "
+                "with another key",
+                at=1,
+                remedy="then restore it from a copy",
+            )
+
+    def check_mark(self, ledger: str) -> None:
+        """The high-water mark is a head of this ledger; it lies beside it, so it can be meant for no other."""
         for heads in self._heads.values():
             for head in heads:
                 if head.ledger != ledger:
                     raise LedgerBroken(
-                        f"names another ledger ({ledger}) than the head kept at entry {head.sequence} ({head.ledger}): "
-                        "it was replaced or rewritten with another key",
+                        f"names another ledger ({ledger}) than the mark beside it, of entry {head.sequence} "
+                        f"({head.ledger}): it was replaced or rewritten with another key",
                         at=1,
-                        remedy="restore the ledger, or check that the anchor belongs to it",
+                        remedy="put back the ledger that the mark belongs to",
                     )
 
     def check_entry(self, entry: Entry, state: State) -> int:
@@ -129,9 +146,10 @@ class Reading:
     def take(self, entry: Entry, *, withheld: bool = False) -> None:
         """Judge the next entry, which follows the last one by its hash."""
         (self.state.skip if withheld else self.state.apply)(entry)
+        if entry.sequence == 1:
+            self._marked.check_mark(self.state.ledger)
+            self._kept.check_name(self.state.ledger)
         for kept in (self._kept, self._marked):
-            if entry.sequence == 1:
-                kept.check_name(self.state.ledger)
             self._signatures += kept.check_entry(entry, self.state)
         self._last = entry
         self._checked = self._every or entry.kind in DECISIONS or entry.sequence % EACH == 0
@@ -174,16 +192,27 @@ def verify_rows(
     return reading.conclude()
 
 
+def name_of(path: str | os.PathLike[str]) -> str:
+    """What the ledger of a workspace calls itself, unchecked; empty where it has no entry."""
+    store = open_store(Path(path), read_only=True)
+    try:
+        return next(map(ledger_name, store.rows()), "")
+    finally:
+        store.close()
+
+
 def verify_file(
     path: str | os.PathLike[str], *, anchors: Iterable[Head] = (), every_signature: bool = False
 ) -> Verification:
     """Check the ledger of a workspace, in one pass, without its key and without changing it.
 
-    Where a high-water mark lies beside it, the ledger must contain that head.
+    Where a high-water mark lies beside it, the ledger must contain that head. A sealed ledger is checked like any
+    other, and ``moved_to`` says that it is history.
     """
     store = open_store(Path(path), read_only=True)
     try:
         mark = Mark(Path(path)).read()
-        return verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)
+        found = verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)
+        return dataclasses.replace(found, moved_to=sealed_to(store))
     finally:
         store.close()

@@ -36,7 +36,8 @@ PROTOCOL = 1
 """Both sides speak one version; another one is refused by name."""
 MAGIC = b"QSUM1\n"
 LARGEST_HEADER = 2**20
-"""A plan with ten thousand sites fits. JSON grows manyfold while it is read, so this bounds memory, too."""
+"""A plan names every site: ten thousand with short names fit, or five thousand that also say in a sentence why they are
+public. JSON grows about fortyfold while it is read, so this bounds memory, too."""
 SIGNATURE = 64
 _FIELDS = {"protocol", "kind", "id", "to", "answers", "sender", "knows", "vector", "length", "body"}
 _LENGTH = struct.Struct(">I")
@@ -108,7 +109,8 @@ def write(
         }
     ).encode()
     if len(header) > LARGEST_HEADER:
-        raise InvalidParameter("body", f"{len(header):,} bytes", "is too long for a message", "send less")
+        remedy = f"at most {LARGEST_HEADER:,} fit: take fewer sites into the plan, or shorten what it says of each"
+        raise InvalidParameter("body", f"{len(header):,} bytes", "is too long for a message", remedy)
     signature = bytes.fromhex(ledger.sign(header))
     message = b"".join((MAGIC, _LENGTH.pack(len(header)), header, signature, raw))
     return message, hashlib.sha256(header).hexdigest()
