@@ -138,6 +138,9 @@ def test_the_task_of_the_page_runs_by_the_policy_of_the_page(tmp_path: Path, mon
     (tmp_path / "run.toml").write_text(plan, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    assert CliRunner().invoke(app, ["keys", "make", "keys", "--party", "north"]).exit_code == 0
+    for name in ("node.key", "ca.crt"):
+        (tmp_path / "keys" / "north" / name).rename(tmp_path / name)
     answer = CliRunner().invoke(app, ["party", "check", "policy.toml", "--plan", "run.toml", "--json"])
     assert answer.exit_code == 0, answer.output
     assert json.loads(answer.output)["refused"] == ""

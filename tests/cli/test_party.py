@@ -29,6 +29,10 @@ def widest(told: str) -> int:
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
+    """A new policy, with the key and the certificate that it names."""
+    quietsum("keys", "make", tmp_path / "keys", "--party", "va")
+    for name in ("node.key", "ca.crt"):
+        (tmp_path / "keys" / "va" / name).rename(tmp_path / name)
     path = tmp_path / "policy.toml"
     quietsum("party", "new", path, "--name", "va", "--dataset", "uci-heart-va", "--size", "85")
     return path
@@ -152,18 +156,16 @@ def test_after_several_runs_a_status_tells_the_share_of_the_filter_and_not_that_
 
 
 def test_a_share_is_never_shown_as_none_where_something_was_spent() -> None:
-    from quietsum.cli.party import _bound, _share
+    from quietsum.cli.party_status import bound, share
 
     line = {"unit": "record", "epsilon": 30.0, "delta": 1e-3, "bound_epsilon": 30.0, "neighbours": "zero-out"}
     line |= {"held_by": "filter", "spent_fraction": 1e-6, "observers": ["server", "recipients"]}
-    assert _share(line) == "under 0.1 % (filter)" and "; under 0.1 % of it is used" in _bound(line)
-    assert _share({**line, "spent_fraction": 0.9999}) == "100.0 % (filter)"
-    assert _share({**line, "held_by": "no gate", "spent_fraction": None}) == "no gate"
-    assert _share({**line, "held_by": "overdrawn"}) == "more than it"
-    assert "does not hold" in _bound({**line, "held_by": "overdrawn"})
-    assert _share({**line, "held_by": "nothing spent"}) == "nothing" and not _bound(
-        {**line, "held_by": "nothing spent"}
-    )
+    assert share(line) == "under 0.1 % (filter)" and "; under 0.1 % of it is used" in bound(line)
+    assert share({**line, "spent_fraction": 0.9999}) == "100.0 % (filter)"
+    assert share({**line, "held_by": "no gate", "spent_fraction": None}) == "no gate"
+    assert share({**line, "held_by": "overdrawn"}) == "more than it"
+    assert "does not hold" in bound({**line, "held_by": "overdrawn"})
+    assert share({**line, "held_by": "nothing spent"}) == "nothing" and not bound({**line, "held_by": "nothing spent"})
 
 
 def test_noise_at_the_server_is_said_to_protect_against_recipients_only(tmp_path: Path) -> None:
@@ -192,9 +194,10 @@ def test_a_policy_that_wants_a_relation_says_so(policy: Path) -> None:
     assert "between replace-one neighbours" in quietsum("party", "check", policy).stdout
 
 
-def test_a_policy_for_much_data_has_a_delta_that_fits(tmp_path: Path) -> None:
-    quietsum("party", "new", tmp_path / "large.toml", "--size", "3000000")
-    assert "at δ = 1e-08" in quietsum("party", "check", tmp_path / "large.toml").stdout
+def test_a_policy_for_much_data_has_a_delta_that_fits(policy: Path) -> None:
+    large = policy.with_name("large.toml")
+    quietsum("party", "new", large, "--size", "3000000")
+    assert "at δ = 1e-08" in quietsum("party", "check", large).stdout
 
 
 def test_receipts_are_anchors_for_the_other_side(tmp_path: Path) -> None:
@@ -245,12 +248,9 @@ BROKEN_KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVAT
 
 
 @pytest.fixture
-def quiet(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def quiet(policy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The policy of a site whose key and certificate are in order, and whose connection ends at once."""
     pytest.importorskip("flwr")
-    quietsum("keys", "make", tmp_path / "keys", "--party", "va")
-    for name in ("node.key", "ca.crt"):
-        (tmp_path / "keys" / "va" / name).rename(tmp_path / name)
     monkeypatch.setattr("quietsum.federation.flower.node.serve_node", lambda answer, **how: None)
     monkeypatch.setattr("signal.signal", lambda *how: None)
     return policy
@@ -259,11 +259,11 @@ def quiet(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
-        ("node.key", None, "cannot be read"),
+        ("node.key", None, "is not there"),
         ("node.key", "", "no whole private key"),
         ("node.key", BROKEN_KEY, "no whole private key"),
         ("node.key", 0o644, "chmod 600"),
-        ("ca.crt", None, "ca.crt"),
+        ("ca.crt", None, "is not there"),
         ("ca.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "no whole PEM certificate"),
         ("ca.crt", BROKEN_KEY, "no whole PEM certificate"),
     ],

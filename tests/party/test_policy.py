@@ -288,11 +288,20 @@ def test_a_policy_allows_something() -> None:
         policy(tasks=())
 
 
-@pytest.mark.parametrize("address", ["", "server", "server:", ":9092", "server:0", "server:65536", "server:http"])
+NO_PORT = ("", "server", "server:", ":9092", "server:0", "server:65536", "server:http", "server:²")
+
+
+@pytest.mark.parametrize("address", [*NO_PORT, "server:" + "9" * 5000, "a b:1", "server/x:1", "me@server:1"])
 def test_an_address_is_a_host_with_a_port(address: str) -> None:
     with pytest.raises(InvalidParameter, match="is no host with a port"):
         CoordinatorAddress(address=address)
     assert CoordinatorAddress(address="[::1]:9092")
+
+
+@pytest.mark.parametrize("address", ["https://127.0.0.1:29092", "grpc://server:9092", "https://server"])
+def test_an_address_is_no_url_which_would_be_dialled_for_ever(address: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"is a URL; .*host:port, without https://"):
+        CoordinatorAddress(address=address)
 
 
 def test_a_pinned_ledger_is_a_ledgers_name() -> None:

@@ -309,8 +309,8 @@ def stopped(name: str = "half") -> Any:
 def test_the_report_of_an_unfinished_run_says_so_and_claims_the_whole_plan() -> None:
     values = report.write(stopped(), Workspace.at())
     html = Path("quietsum-workspace/runs/half/report.html").read_text()
-    assert (values["outcome"], values["round"], values["rounds"]) == ("running", 1, 3)
-    assert "1 of 3 rounds, not finished." in html
+    assert (values["outcome"], values["round"], values["rounds"]) == ("interrupted", 1, 3)
+    assert "1 of 3 rounds, not finished, interrupted." in html
     assert [one["epsilon"] for one in values["guarantees"]] == [pytest.approx(2.0, rel=1e-6)] * 2
     assert len(values["spent"]) == 1 and values["spent"][0]["epsilon"] < 1.5
 
@@ -320,6 +320,15 @@ def test_the_report_of_a_run_that_stopped_says_what_stopped_it() -> None:
     assert values["outcome"] == "too-few-parties"
     assert "0 of 3 rounds, stopped, too few parties." in html
     assert [one["epsilon"] for one in values["guarantees"]] == [pytest.approx(2.0, rel=1e-6)] * 2
+
+
+def test_where_no_lower_bound_is_claimed_the_page_says_why_and_shows_no_zero() -> None:
+    values, html = run(TINY.replace("rounds = 3", "rounds = 3\nspare_attempts = 1"))
+    assert [one["epsilon_lower"] for one in values["guarantees"]] == [0.0, 0.0]
+    assert "none stated" in html and "pays for spare attempts" in html and "<td>0.0000</td>" not in html
+    values, html = run(TINY.replace('TinyTask"', 'TinyTask"\noptions = { public = "made up" }'), name="other")
+    assert all(one["epsilon_lower"] > 0 for one in values["guarantees"])
+    assert "none stated" not in html and "spare attempts, or" not in html, "the control"
 
 
 def test_a_finished_run_that_is_resumed_has_the_same_report() -> None:
@@ -363,10 +372,19 @@ def test_the_sentence_bounds_the_best_attacker_and_rounds_against_itself() -> No
 
 def test_a_run_across_machines_says_that_the_sites_keep_books_and_not_who_took_part(tmp_path: Path) -> None:
     from federation.sites import places_for, plan_of, remote
+    from federation.world import Clock
 
-    plan = plan_of()
-    federation, carrier, _ = remote(places_for(plan, tmp_path))
+    plan, clock = plan_of(), Clock()
+    federation, carrier, _ = remote(places_for(plan, tmp_path), clock=clock)
     del carrier.sites["node-va"]
+    arrived = carrier.arrived
+
+    def arrives(wait: float) -> Any:  # nobody waits in truth for who is not there
+        found = arrived(wait)
+        clock.now += 0.0 if found else wait
+        return found
+
+    carrier.arrived = arrives  # type: ignore[method-assign]
     workspace = Workspace.at(tmp_path / "workspace")
     result = start(plan, workspace=workspace, federation=federation)
     values = report.build(result.folder, workspace)

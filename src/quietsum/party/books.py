@@ -21,6 +21,7 @@ from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
 from quietsum.ledger.spending import exceeds
+from quietsum.party.refusing import remedy_here
 from quietsum.plan.charging import charge, span, units
 from quietsum.plan.values import SamplingPlan
 from quietsum.privacy.guarantee import Budget
@@ -88,26 +89,28 @@ class SiteBooks:
         planned = self._planned(resolved)
         self.check_lifetimes()
         reach("party:before-open")
-        self.ledger.open_run(
-            name,
-            plan={
-                "run": run,
-                "coordinator": coordinator.ledger,
-                "federation": {"rounds": resolved.plan.federation.rounds},
-                "resolved": resolved_to(resolved),
-            },
-            terms=self._terms(resolved),
-            planned=planned,
-            datasets=[self._dataset()],
-            lifetimes=self._lifetimes(),
-        )
+        with remedy_here(self.policy):
+            self.ledger.open_run(
+                name,
+                plan={
+                    "run": run,
+                    "coordinator": coordinator.ledger,
+                    "federation": {"rounds": resolved.plan.federation.rounds},
+                    "resolved": resolved_to(resolved),
+                },
+                terms=self._terms(resolved),
+                planned=planned,
+                datasets=[self._dataset()],
+                lifetimes=self._lifetimes(),
+            )
         reach("party:opened")
         if not whole or self.ledger.next_attempt(name, 0) > 1:
             self.note(run, coordinator)  # whatever was asked and refused before is older than this
             return None
-        receipt = self.ledger.reserve(
-            name, 0, 1, [one for one in planned if one.unit in whole], seen=self._seen(run, coordinator)
-        )
+        with remedy_here(self.policy):
+            receipt = self.ledger.reserve(
+                name, 0, 1, [one for one in planned if one.unit in whole], seen=self._seen(run, coordinator)
+            )
         reach("party:enrolled")
         self.ledger.commit(receipt)
         return receipt
@@ -116,14 +119,15 @@ class SiteBooks:
         """Raise what :meth:`enrol` would raise in a new run; nothing is written."""
         self.check_name()
         self.check_lifetimes()
-        self.ledger.would_open(
-            "a plan that is only looked at",
-            terms=self._terms(resolved),
-            planned=self._planned(resolved),
-            datasets=[self._dataset()],
-            lifetimes=self._lifetimes(),
-            rounds=resolved.plan.federation.rounds,
-        )
+        with remedy_here(self.policy):
+            self.ledger.would_open(
+                "a plan that is only looked at",
+                terms=self._terms(resolved),
+                planned=self._planned(resolved),
+                datasets=[self._dataset()],
+                lifetimes=self._lifetimes(),
+                rounds=resolved.plan.federation.rounds,
+            )
 
     def protect(self) -> None:
         """Where the policy protects data that the ledger still calls public, set its budgets: what was spent counts.
@@ -167,7 +171,9 @@ class SiteBooks:
             if allowed.epsilon < budget.epsilon or allowed.delta != budget.delta:
                 raise PlanRefused(
                     f"the ledger's lifetime of ε = {budget.epsilon:g} per {unit} at δ = {budget.delta:g} does not fit "
-                    f"the policy's ε = {allowed.epsilon:g} per {unit} at δ = {allowed.delta:g}"
+                    f"the policy's ε = {allowed.epsilon:g} per {unit} at δ = {allowed.delta:g}, and a ledger's never "
+                    f"goes down: set epsilon = {budget.epsilon} or more and delta = {budget.delta} under [{unit}] in "
+                    "the policy and serve again, or nothing runs"
                 )
         for book in self.ledger.lifetime():
             if book.dataset != mine.name or book.budget is None or book.guarantee is None:
@@ -230,7 +236,8 @@ class SiteBooks:
             self._check_quota(name, resolved, number)
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
-        receipt = self.ledger.reserve(name, number, attempt, charges, seen=self._seen(run, coordinator))
+        with remedy_here(self.policy):
+            receipt = self.ledger.reserve(name, number, attempt, charges, seen=self._seen(run, coordinator))
         return receipt, charges
 
     def note(self, run: str, coordinator: Testimony) -> None:

@@ -70,8 +70,12 @@ class CoordinatorAddress:
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise InvalidParameter("address", self.address, "is no host with a port", 'write "server.example.org:9092"')
+        written = 'write "server.example.org:9092"'
+        if "://" in self.address:
+            raise InvalidParameter("address", self.address, "is a URL", f"{written}: host:port, without https://")
+        number = int(port) if port.isascii() and port.isdecimal() and len(port) <= 5 else 0
+        if not host or set(host) & set(" \t\r\n/@?#") or not 0 < number < 65536:
+            raise InvalidParameter("address", self.address, "is no host with a port", written)
         if self.ledger and (len(self.ledger) != 32 or not set(self.ledger) <= set("0123456789abcdef")):
             raise InvalidParameter("ledger", self.ledger, "is no ledger's name", "copy it from quietsum ledger show")
 

@@ -7,15 +7,21 @@ work failed, since that may depend on data.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, final
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from quietsum.errors import BudgetExhausted, LedgerBroken, PlanRefused, PlanUnderstates, QuietsumError
 from quietsum.ledger import StoreFailed
 from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
+from quietsum.privacy.units import PrivacyUnit
 
-__all__ = ["AGAIN", "NOT_BOOKED", "Refused", "allowed", "booked", "kind_of", "whole"]
+if TYPE_CHECKING:
+    from quietsum.party.policy import Policy
+
+__all__ = ["AGAIN", "NOT_BOOKED", "Refused", "allowed", "booked", "kind_of", "remedy_here", "whole"]
 
 log = logging.getLogger("quietsum.party.service")
 
@@ -56,6 +62,31 @@ def booked(about: str, ask: Callable[[], Found]) -> Found:
             case PlanUnderstates():
                 raise Refused("the plan costs more than it states") from None
         raise Refused(NOT_BOOKED) from None
+
+
+@contextlib.contextmanager
+def remedy_here(policy: Policy) -> Iterator[None]:
+    """A budget that does not suffice, in words that can be acted upon here: a site allows more in two places."""
+    try:
+        yield
+    except BudgetExhausted as error:
+        raise BudgetExhausted(_for_site(str(error), policy)) from None
+
+
+def _for_site(words: str, policy: Policy) -> str:
+    """The ledger's own remedy, with the folder of this site's ledger and, where it is too small, the policy's part."""
+    before, command, rest = words.partition("quietsum ledger raise ")
+    if not command:
+        return words
+    given = shlex.split(rest)
+    options = dict(zip(given[::2], given[1::2], strict=False))
+    wanted, table = options.get("--epsilon", "EPSILON"), options.get("--unit", PrivacyUnit.RECORD.value)
+    allowed = policy.budgets.get(PrivacyUnit(table))
+    first = f"set epsilon = {wanted} or more under [{table}] in the policy, serve again, and then "
+    if allowed is not None and wanted != "EPSILON" and allowed.epsilon >= float(wanted):
+        first = ""
+    folder = policy.path(policy.site.ledger).parent
+    return f"{before}{first}{command}{shlex.join(['--workspace', str(folder)])} {rest}"
 
 
 def whole(body: Mapping[str, Any], name: str) -> int:

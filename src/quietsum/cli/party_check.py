@@ -1,0 +1,189 @@
+"""What keeps a site from serving, found before anybody waits for it: keys, certificate, ledger, tasks, coordinators.
+
+``quietsum party check`` names everything at once and writes nothing; ``quietsum party serve`` asks the same questions
+and stops at the first one. So neither passes what the other refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
+
+if TYPE_CHECKING:
+    from quietsum.ledger import Ledger
+    from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy
+    from quietsum.plan import Plan
+
+__all__ = ["alone", "check_pinned", "hints", "in_books", "in_tasks", "in_the_way", "on_loopback", "refusal_of"]
+
+
+def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
+    """Each mistake in the keys and in the ledger's place that ends ``party serve`` before it begins."""
+    from quietsum.federation.certificates import read_certificates
+    from quietsum.federation.nodekeys import read_node_key
+
+    coordinator = policy.coordinator
+    remedy = "make one with quietsum keys node, and have it admitted"
+    yield from _raised(lambda: read_node_key(_file(policy, "node_key", remedy)))
+    if insecure and not on_loopback(policy):
+        yield InvalidParameter(
+            "coordinator.address", coordinator.address, "would be told this site's updates in the clear", "use TLS"
+        )
+    if not insecure:
+        authority = "take ca.crt from whoever runs the coordinator"
+        yield from _raised(lambda: read_certificates(_file(policy, "root_certificate", authority)))
+    yield from _raised(lambda: _check_place(policy))
+
+
+def _file(policy: Policy, key: str, remedy: str) -> Path:
+    name: str = getattr(policy.coordinator, key)
+    if not name:
+        raise InvalidParameter(f"coordinator.{key}", "", "is missing", remedy)
+    if not (path := policy.path(name)).exists():
+        raise InvalidParameter(f"coordinator.{key}", str(path), "is not there", remedy)
+    return path
+
+
+def _check_place(policy: Policy) -> None:
+    """A ledger is begun in a folder that is there: behind a mistyped path, a new one has forgotten what was spent."""
+    place = policy.path(policy.site.ledger)
+    if place.is_dir():
+        raise InvalidParameter("site.ledger", str(place), "is a folder", "name the file in it, ledger.db say")
+    if not place.parent.is_dir():
+        raise InvalidParameter(
+            "site.ledger", str(place), "lies in a folder that is not there",
+            "mend the path, or make the folder if this site never had a ledger: a new one has forgotten what was spent",
+        )  # fmt: skip
+
+
+def in_tasks(policy: Policy) -> Iterator[QuietsumError]:
+    """Each task of the policy that cannot be made here; it is made, and not asked for a single record."""
+    for allowed in policy.tasks:
+        yield from _raised(partial(_make, allowed))
+
+
+def _make(allowed: AllowedTask) -> object:
+    from quietsum.tasks import TASKS, made_by, nearest_name
+    from quietsum.tasks.trainable import TRAINABLE, trainable_task
+
+    name, options = allowed.name, {**allowed.options, **allowed.here}
+    if ":" in name:
+        return made_by(name, options)
+    if name in TASKS:
+        return TASKS[name](options)
+    if name not in TRAINABLE:
+        remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
+        raise InvalidParameter("tasks.name", name, "is not known", remedy)
+    return trainable_task(name, options)
+
+
+def in_books(policy: Policy, ledger: Ledger) -> Iterator[QuietsumError]:
+    """What is wrong between the policy and the ledger, so that nothing would run."""
+    from quietsum.party.books import SiteBooks
+
+    books = SiteBooks(policy, ledger)
+    yield from _raised(books.check_name)
+    if not policy.budgets or (policy.name, policy.dataset.name) not in ledger.declared_public():
+        yield from _raised(books.check_lifetimes)
+    yield from _raised(lambda: check_pinned(policy, books.coordinators()))
+
+
+def check_pinned(policy: Policy, known: tuple[str, ...]) -> None:
+    """Where a ledger knows several coordinators, a policy says which one it is about."""
+    if not policy.coordinator.ledger and len(known) > 1:
+        raise InvalidParameter(
+            "coordinator.ledger", "", f"is missing, and the ledger knows {len(known)} coordinators",
+            f"pin the one at {policy.coordinator.address}: {' or '.join(known)}",
+        )  # fmt: skip
+
+
+def _raised(ask: Callable[[], object]) -> Iterator[QuietsumError]:
+    """The lesson of ``ask``, if there is one; a ledger that is broken or out of reach is no line among others."""
+    from quietsum.ledger import StoreFailed
+
+    try:
+        ask()
+    except (LedgerBroken, StoreFailed):
+        raise
+    except QuietsumError as problem:
+        yield problem
+
+
+def hints(policy: Policy) -> Iterator[str]:
+    """What is right and worth knowing before serving."""
+    from quietsum.ledger.places import exists
+
+    place = policy.path(policy.site.ledger)
+    if place.parent.is_dir() and not exists(place):
+        yield f"there is no ledger yet; quietsum party serve begins one at {place}"
+    if place.name != "ledger.db":
+        yield f"quietsum ledger looks for ledger.db in a folder, and this one is called {place.name}"
+    if on_loopback(policy) and not policy.coordinator.root_certificate:
+        yield "without coordinator.root_certificate, only --insecure-loopback serves it"
+
+
+def on_loopback(policy: Policy) -> bool:
+    """Whether the coordinator is on this very machine."""
+    from quietsum.federation.flower.superlink import is_loopback
+
+    return is_loopback(policy.coordinator.address.rpartition(":")[0].strip("[]"))
+
+
+def refusal_of(policy: Policy, plan: Plan, ledger: Ledger | None) -> str:
+    """Why the site would refuse ``plan``; empty where it would take it.
+
+    Tried on the site's own ledger, or where there is ``None`` on a copy in memory. Nothing is written.
+    """
+    from quietsum.ledger import Ledger, MemoryStore, StoreFailed
+    from quietsum.ledger.keys import SigningKey
+    from quietsum.party.books import SiteBooks
+    from quietsum.party.trial import own_task, tried
+    from quietsum.plan import resolve
+
+    try:
+        task = own_task(policy, plan)
+        resolved = resolve(plan, task.parties(), task.dimension)
+        policy.check(resolved)
+        tried(lambda: task, resolved, policy.name, unseen=False)  # told to the holder alone
+        books = ledger or Ledger.begin(MemoryStore(), SigningKey.generate())
+        SiteBooks(policy, books).rehearse(resolved)
+    except (LedgerBroken, StoreFailed):
+        raise
+    except QuietsumError as refusal:
+        return str(refusal)
+    return ""
+
+
+@contextlib.contextmanager
+def alone(place: Path, coordinator: CoordinatorAddress) -> Iterator[None]:
+    """One process serves a site for one coordinator: two would take each other's messages.
+
+    Guarantees: processes of several coordinators share the ledger at ``place``, and so its lifetime, if each of them
+    pins its own; one that pins none takes whoever comes first, so it serves by itself.
+    """
+    import fcntl
+
+    pinned, address = coordinator.ledger, coordinator.address.lower()
+    busy = f"another process serves the site of {place}"
+    with contextlib.ExitStack() as held:
+
+        def hold(name: str, how: int, problem: str) -> None:
+            file = held.enter_context(place.with_name(name).open("w"))
+            try:
+                fcntl.flock(file, how | fcntl.LOCK_NB)
+            except OSError:
+                raise QuietsumError(problem) from None
+
+        remedy = "end it first, or, where it serves another coordinator, pin each one in its own policy"
+        name = f"{place.name}.serving"
+        hold(name, fcntl.LOCK_SH if pinned else fcntl.LOCK_EX, f"{busy}; {remedy} (coordinator.ledger)")
+        for word in (address, pinned) if pinned else ():
+            mark = hashlib.sha256(word.encode()).hexdigest()[:12]
+            hold(f"{name}-{mark}", fcntl.LOCK_EX, f"{busy} for the coordinator at {coordinator.address}; end it first")
+        yield
