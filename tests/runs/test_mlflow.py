@@ -42,8 +42,9 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs import mlflow as watching
 from quietsum.runs import tracking
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.mlflow import LONGEST_VALUE, MlflowWatcher, flat, spent_values, without_secrets
+from quietsum.runs.mlflow import LONGEST_VALUE, MlflowWatcher, flat, spent_values
 from quietsum.runs.run import RunResult, resume, start
+from quietsum.runs.store_address import checked, without_secrets
 from quietsum.runs.tracking import Ending, File, Opening, Piece, Round, Store
 from quietsum.tasks import task_of
 from tiny import TinyTask, tiny_plan
@@ -793,3 +794,27 @@ def test_mlflow_is_loaded_late_and_its_telemetry_is_off(store: str) -> None:
 
 def test_a_process_ends_while_a_silent_server_still_holds_its_connection(silent_server: str) -> None:
     assert child(silent_server, 0.2) == "end True\n"
+
+
+@pytest.mark.parametrize("uri", ["http://ann:geheim@mlflow.example.org", "http://ann@10.0.0.7:5000"])
+def test_no_password_travels_in_the_clear(uri: str) -> None:
+    with pytest.raises(InvalidParameter, match="to everybody on the way; use https://") as told:
+        checked(uri)
+    assert "geheim" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"])
+def test_nor_does_one_from_the_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "geheim")
+    with pytest.raises(InvalidParameter, match="everybody on the way"):
+        checked("http://mlflow.example.org")
+    assert checked("https://mlflow.example.org") and checked("http://127.0.0.1:5000") and checked("sqlite:///x.db")
+
+
+def test_what_travels_in_the_clear_is_said_and_what_does_not_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    for uri in ("http://localhost:5000", "http://[::1]:5000", "http://127.0.0.1", "https://mlflow.example.org"):
+        assert checked(uri) == uri and not caplog.records
+    checked("http://mlflow.example.org:5000")
+    assert "travels to mlflow.example.org in the clear" in caplog.text
+    with pytest.raises(InvalidParameter, match="is no address"):
+        checked("http://[half")

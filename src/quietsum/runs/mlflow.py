@@ -33,12 +33,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import QuietsumError
 from quietsum.federation.watch import RoundFinished, RunEvent, RunFinished, RunStarted
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs.checkpoint import head_of
 from quietsum.runs.folder import RunFolder
+from quietsum.runs.store_address import checked, without_secrets
 from quietsum.runs.tracking import Ending, File, Opening, Piece, Round, Store
 
 __all__ = ["MlflowWatcher", "flat", "spent_values"]
@@ -51,7 +52,6 @@ MOST_TRIES = 3
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0
 LONGEST_VALUE = 500
 """What every server of MLflow 2 and 3 takes as a parameter's value; plan.toml has the whole."""
-SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 CALM = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_CONFIGURE_LOGGING": "false",
@@ -61,19 +61,6 @@ CALM = {
 """How MLflow behaves as long as a watcher is open, where nobody has said otherwise."""
 MUTE = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 """The same, whatever anybody has said: MLflow would print the address with its password, into a command's output."""
-_SECRET = (
-    (re.compile(r"(?<!\S)([^\s:@]*://)?\S*@"), r"\1***@"),
-    (re.compile(r"([?&;][^\s?&;=]+=)[^\s&;]*"), r"\1***"),
-    (
-        re.compile(
-            r"([\w-]{0,40}(?:passw|pwd|token|secret|credential|signature|authori[sz]ation|api[_-]?key|access[_-]?key)[\w-]*"
-            r"[\"']?\s*[=:]\s*)(?:(?:Basic|Bearer|Digest)\s+)?(?!\*\*\*)\S+",
-            re.IGNORECASE,
-        ),
-        r"\1***",
-    ),
-    (re.compile(r"\b(Basic|Bearer|Digest)\s+(?!\*\*\*)\S+", re.IGNORECASE), r"\1 ***"),
-)
 """What :func:`without_secrets` takes out."""
 
 
@@ -88,10 +75,7 @@ class MlflowWatcher:
     def __init__(self, uri: str, *, experiment: str = "quietsum", patience: float = PATIENCE, room: int = ROOM) -> None:
         if importlib.util.find_spec("mlflow") is None:
             raise QuietsumError("MLflow is not installed here; pip install 'quietsum[mlflow]', or leave --mlflow out")
-        if not (scheme := uri.split(":", 1)[0].split("+")[0]) or scheme not in SCHEMES or ":" not in uri:
-            remedy = "write https://mlflow.example.org or sqlite:///mlflow.db"
-            raise InvalidParameter("mlflow", without_secrets(uri), "is no address of a tracking store", remedy)
-        self._uri, self._experiment, self._patience, self._room = uri, experiment, patience, room
+        self._uri, self._experiment, self._patience, self._room = checked(uri), experiment, patience, room
         self._pending: deque[Piece] = deque()
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -341,22 +325,6 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             found[key[:250]] = text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
     return found
-
-
-def without_secrets(text: str) -> str:
-    """An address, or a text with addresses in it, without anything that may be a secret.
-
-    Gone are user names and passwords, whatever is in them but spaces, every value of a query, and what follows words
-    such as ``password``, ``token`` or ``Bearer``.
-
-    >>> without_secrets("at https://ann:sec/ret@mlflow.example.org/x?sslmode=require&password=geheim")
-    'at https://***@mlflow.example.org/x?sslmode=***&password=***'
-    >>> without_secrets("Authorization: Bearer abc, api_key='abc'")
-    'Authorization: *** api_key=***'
-    """
-    for pattern, instead in _SECRET:
-        text = pattern.sub(instead, text)
-    return text
 
 
 def _key(name: str) -> str:
