@@ -9,38 +9,32 @@ or replaced is found by :meth:`Ledger.verify` and by any head kept elsewhere. Th
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, final
 
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, positive, whole_number
-from quietsum.ledger.accounts import Accounts, Reservation, RunState, check_raise, check_reason, rounds_of
-from quietsum.ledger.books import Book
+from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
+from quietsum.ledger.accounts import Reservation, RunState, check_raise, check_reason, rounds_of
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
-from quietsum.ledger.encoding import canonical, digest, head_message, label, message_to_sign
-from quietsum.ledger.entries import Entry, Head, Kind, Receipt, check_link
+from quietsum.ledger.encoding import canonical, digest, label, message_to_sign
+from quietsum.ledger.entries import Entry, Kind, Receipt
 from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
 from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import opening
-from quietsum.ledger.places import sealed_to
-from quietsum.ledger.spending import Prices, cost_of
+from quietsum.ledger.reading import LedgerReading
+from quietsum.ledger.spending import cost_of
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
-from quietsum.ledger.summaries import Identity, RunSummary, summary_of
-from quietsum.ledger.verify import Verification, verify_rows
-from quietsum.ledger.witnesses import Testimony, heads_from, heads_to
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.ledger.witnesses import Testimony, heads_to
+from quietsum.privacy.guarantee import Budget
+from quietsum.privacy.units import PrivacyUnit
 
 __all__ = ["Ledger"]
 
 
 @final
-class Ledger:
+class Ledger(LedgerReading):
     """An append-only, hash-chained, signed ledger.
 
     Guarantees: when :meth:`reserve` or :meth:`commit` has returned, the entry survives a crash of the machine; when
@@ -67,10 +61,6 @@ class Ledger:
     5
     >>> ledger.close(); folder.cleanup()
     """
-
-    def __init__(self, journal: Journal) -> None:
-        """A ledger on an open journal; see :meth:`open` and :meth:`begin`."""
-        self._journal, self._prices = journal, Prices()
 
     # --------------------------------------------------------------------------------------- opening
 
@@ -100,142 +90,6 @@ class Ledger:
     def on(cls, store: LedgerStore, key: SigningKey | None, *, clock: Clock = system_clock) -> Self:
         """The ledger that a store of any kind holds; without its key it can be read only."""
         return cls(Journal(store, key, clock))
-
-    def close(self) -> None:
-        """Let go of the file; closing twice is fine."""
-        self._journal.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    # --------------------------------------------------------------------------------------- reading
-
-    @property
-    def identity(self) -> Identity:
-        """The ledger's name and public key."""
-        assert self._journal.state.key is not None
-        return Identity(ledger=self._journal.state.ledger, public_key=self._journal.state.key.hex)
-
-    @property
-    def head(self) -> Head:
-        """The newest entry, signed. Keep it in a checkpoint, report or receipt: it anchors everything before it."""
-        with self._journal.lock:
-            self._journal.follow()
-            return self._journal.head()
-
-    @property
-    def moved_to(self) -> str | None:
-        """Where it goes on, where a move has sealed it here: it can be read then, and never again be written."""
-        return sealed_to(self._journal.store)
-
-    def entries(self, start: int = 1) -> Iterator[Entry]:
-        """Entries from ``start`` on, each checked against its own hash."""
-        for row in self._journal.store.rows(whole_number("start", start, 1)):
-            yield check_link(row, ledger=self._journal.state.ledger, previous=row.previous, sequence=row.sequence)
-
-    def contains(self, head: Head) -> bool:
-        """Whether ``head`` is a head that this ledger had: same name, same hash at its place, signed by its key."""
-        if head.ledger != self.identity.ledger:
-            return False
-        row = next(iter(self._journal.store.rows(head.sequence)), None)
-        if row is None or row.sequence != head.sequence or row.hash != head.hash:
-            return False
-        key = self._journal.state.key
-        message = head_message(ledger=head.ledger, sequence=head.sequence, hash=head.hash)
-        return key is not None and key.accepts(head.signature, message)
-
-    def runs(self) -> tuple[RunSummary, ...]:
-        """All runs in the order in which they were opened."""
-        with self._journal.lock:
-            self._journal.follow()
-            return tuple(summary_of(name, run) for name, run in self._accounts.runs.items())
-
-    def next_attempt(self, run: str, round: int) -> int:
-        """1 + the reservations so far of this round."""
-        with self._journal.lock:
-            self._journal.follow()
-            return self._run(run).attempts.get(whole_number("round", round), 0) + 1
-
-    def spent_by_party(self, run: str) -> Mapping[tuple[str, PrivacyUnit], Guarantee]:
-        """ε of each party and unit in this run, if its schedule runs as planned. Every reservation counts."""
-        with self._journal.lock:
-            self._journal.follow()
-            state = self._run(run)
-            found = {}
-            for account in sorted(state.shares):
-                guarantee = self._accounts.priced(state, account, self._prices)
-                found[account] = dataclasses.replace(guarantee, observer=state.shares[account].observers[0])
-            return found
-
-    def spent(self, run: str) -> tuple[Guarantee, ...]:
-        """ε per unit and observer, of the worst party, if the schedule runs as planned. Every reservation counts.
-
-        Parties hold disjoint data, so the worst one's ε is every one's bound; a mean would hide it. An observer that
-        some charge does not protect against is listed with an infinite ε.
-        """
-        parties = self.spent_by_party(run)
-        with self._journal.lock:
-            state = self._run(run)
-            worst: dict[tuple[PrivacyUnit, Observer], Guarantee] = {}
-            for unit in PrivacyUnit:
-                accounts = [account for account in parties if account[1] is unit]
-                for observer in Observer:
-                    watched = [observer in state.shares[account].observers for account in accounts]
-                    if not any(watched):
-                        continue
-                    for account, protected in zip(accounts, watched, strict=True):
-                        found = dataclasses.replace(parties[account], observer=observer)
-                        if not protected:
-                            found = dataclasses.replace(found, epsilon=math.inf, method="not protected against it")
-                        best = worst.get((unit, observer))
-                        if best is None or found.epsilon > best.epsilon:
-                            worst[unit, observer] = found
-            return tuple(worst.values())
-
-    def declared_public(self) -> Mapping[tuple[str, str], str]:
-        """Datasets without a gate, by party and name, with the reason."""
-        with self._journal.lock:
-            self._journal.follow()
-            return dict(self._accounts.public)
-
-    def reservations(self, run: str) -> frozenset[tuple[int, int]]:
-        """Round and attempt of everything that was ever reserved in a run."""
-        with self._journal.lock:
-            self._journal.follow()
-            return frozenset(self._run(run).reserved)
-
-    def budgets(self) -> Mapping[tuple[str, str, PrivacyUnit], Budget]:
-        """The lifetime budgets alone, by party, dataset and unit; quick, since nothing is priced."""
-        with self._journal.lock:
-            self._journal.follow()
-            return {key: book.budget for key, book in self._accounts.books.items() if book.budget is not None}
-
-    def lifetime(self) -> tuple[Book, ...]:
-        """All books, by party, dataset and unit."""
-        with self._journal.lock:
-            self._journal.follow()
-            accounts = self._accounts
-            return tuple(
-                book.seen(accounts.public.get((book.party, book.dataset), ""), self._prices)
-                for _, book in sorted(accounts.books.items())
-                if book.plans or book.budget is not None
-            )
-
-    def verify(self, anchors: Iterable[Head] = (), *, every_signature: bool = False) -> Verification:
-        """Read everything again and recompute every ε; :class:`LedgerBroken` names the first bad entry.
-
-        ``anchors`` are heads kept elsewhere; they find what a chain alone cannot: a cut tail, yesterday's file, a
-        ledger rewritten with fresh hashes. The high-water mark beside the file counts as one. Signatures are checked
-        of the last head, of all anchors, of every entry but reservations, refunds and commits, and of each 256th of
-        those; with ``every_signature`` of all entries.
-        """
-        mark = None if self._journal.mark is None else self._journal.mark.read()
-        return verify_rows(self._journal.store.rows(1), anchors=anchors, every_signature=every_signature, mark=mark)
 
     # --------------------------------------------------------------------------------------- writing
 
@@ -408,16 +262,6 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------- other ledgers
 
-    def testimony(self) -> Testimony:
-        """This ledger's newest head with its public key, for the other side to keep."""
-        return Testimony(public_key=self.identity.public_key, head=self.head)
-
-    def witnessed(self) -> Mapping[str, Testimony]:
-        """The newest head of each other ledger that was told to this one, by the name of whoever keeps it."""
-        with self._journal.lock:
-            self._journal.follow()
-            return dict(self._accounts.witnessed)
-
     def witness(self, run: str, seen: Mapping[str, Testimony], *, refused: tuple[int, int] | None = None) -> None:
         """Keep heads of other ledgers that came without a round: at the end of a run, say. Known ones are left out.
 
@@ -434,12 +278,6 @@ class Ledger:
             if fresh or (refused is not None and attempt > state.attempts.get(round, 0)):
                 self._witness(add, run, whole_number("round", round), whole_number("attempt", attempt), fresh)
 
-    def receipts(self) -> Iterator[tuple[Entry, Mapping[str, Testimony]]]:
-        """All heads of other ledgers in the order in which they came."""
-        for entry in self.entries():
-            if entry.kind is Kind.WITNESS:
-                yield entry, heads_from(entry.body["heads"])
-
     def sign(self, message: bytes) -> str:
         """The ledger's signature under a ``message`` of its owner; no head is ever mistaken for one."""
         return self._journal.sign(message_to_sign(message))
@@ -454,16 +292,6 @@ class Ledger:
             add(Kind.WITNESS, body)
 
     # ------------------------------------------------------------------------------------- the machinery
-
-    @property
-    def _accounts(self) -> Accounts:
-        return self._journal.state.accounts
-
-    def _run(self, run: str) -> RunState:
-        state = self._accounts.runs.get(label("run", run))
-        if state is None:
-            raise QuietsumError(f"run {run!r} is not in the ledger; `quietsum ledger show` lists the runs")
-        return state
 
     def _find(self, receipt: Receipt) -> tuple[RunState, Reservation]:
         if not isinstance(receipt, Receipt):
