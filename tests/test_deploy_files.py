@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.errors import QuietsumError
+from quietsum.federation.flower.superlink import SuperLinkFailed
+from quietsum.ledger.store import StoreMustWait
 from quietsum.party.policy_file import parse_policy, policy_keys
 from quietsum.plan import load_plan
 
@@ -190,6 +192,14 @@ def test_a_site_may_not_open_a_port_and_a_broken_ledger_is_not_started_again() -
     service = read_unit(DEPLOY / "quietsum-party.service")["Service"]
     assert service["SocketBindDeny"] == "any"
     assert "4" in service["RestartPreventExitStatus"].split(), "exit code 4: the ledger is not in order"
+
+
+@pytest.mark.parametrize(("unit", "codes"), [("quietsum-superlink", {2}), ("quietsum-party", {2, 4})])
+def test_a_service_is_started_again_after_trouble_that_may_pass(unit: str, codes: set[int]) -> None:
+    service = read_unit(DEPLOY / f"{unit}.service")["Service"]
+    assert service["Restart"] == "on-failure" and set(map(int, service["RestartPreventExitStatus"].split())) == codes
+    assert {SuperLinkFailed.exit_code, StoreMustWait.exit_code}.isdisjoint(codes), "a taken port, a full disk"
+    assert {QuietsumError.exit_code} <= codes, "the control: a wrong word"
 
 
 def test_a_roster_is_read_again_on_reload() -> None:

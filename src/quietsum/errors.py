@@ -6,6 +6,7 @@ each of them into one sentence and an exit code; it never shows a traceback for 
 
 from __future__ import annotations
 
+import errno
 import math
 from typing import Any, ClassVar
 
@@ -26,8 +27,9 @@ __all__ = [
 class QuietsumError(Exception):
     """The root of every error that quietsum raises on purpose.
 
-    ``exit_code`` is what a command ends with: 2 for usage and refused plans, 3 for an exhausted budget, 4 for a broken
-    ledger, 6 for too few parties.
+    ``exit_code`` is what a command ends with: 1 for trouble that may pass (a full disk, a taken port, a peer that does
+    not answer), so that starting again may help; 2 for usage and refused plans, 3 for an exhausted budget, 4 for a
+    broken ledger, 5 for a claim that a self-check found false, 6 for too few parties.
     """
 
     exit_code: ClassVar[int] = 2
@@ -108,6 +110,12 @@ class TooFewParties(QuietsumError):
     """Fewer parties replied than the plan needs. What was reserved stays charged."""
 
     exit_code = 6
+
+
+def may_pass(error: OSError) -> bool:
+    """Whether the system's refusal may be over without anybody changing a word: a full disk, a port that is taken."""
+    passing = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EADDRINUSE)
+    return error.errno in passing
 
 
 def finite_number(parameter: str, value: object, remedy: str = "pass a finite number") -> float:

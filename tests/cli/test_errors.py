@@ -11,7 +11,7 @@ import time
 import pytest
 from typer.testing import CliRunner, Result
 
-import quietsum
+import quietsum.cli
 from quietsum.cli.app import app
 
 RUN = ("--noise-multiplier", "1", "--sample-rate", "0.1", "--steps", "100", "--delta", "1e-5")
@@ -175,3 +175,31 @@ def test_an_interrupt_ends_with_130_and_no_traceback() -> None:
     _, errors = child.communicate(timeout=30)
     assert child.returncode == 130
     assert "Traceback" not in errors
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals differ elsewhere")
+@pytest.mark.parametrize("module", ["quietsum.cli.app", "quietsum.cli.party", "typer"])
+def test_ctrl_c_while_the_commands_are_being_imported_ends_without_a_word(module: str) -> None:
+    program = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a test in the background inherits none
+        "class Pressing:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == sys.argv[1]: os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Pressing())\n"
+        "from quietsum.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, module], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_while_the_commands_are_put_together_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quietsum.cli.app.app", press)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended:
+        quietsum.cli.main()
+    assert ended.value.code == 130 and signal.getsignal(signal.SIGINT) is before

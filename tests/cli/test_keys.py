@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.federation.certificates import read_certificates, read_roster
+from quietsum.federation.keyring import make as make_keys
 
 
 @pytest.fixture(autouse=True)
@@ -109,5 +111,16 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 def test_the_text_about_an_existing_pki_names_the_files_and_the_names_that_are_needed() -> None:
     text = quietsum("keys", "pki").stdout
-    for word in ("ca.crt", "server.crt", "server.key", "SAN", "127.0.0.1", "node.pub", "keys admit"):
+    for word in ("ca.crt", "server.crt", "server.key", "SAN", "dial", "node.pub", "keys admit"):
         assert word in text
+
+
+def test_a_certificate_that_has_ended_is_an_exit_code_for_monitoring() -> None:
+    today = datetime.datetime.now(datetime.UTC)
+    for days, code, told in ((10.5, 2, "has expired"), (9.5, 0, "in less than a day"), (8.5, 0, "in 1 day\n")):
+        folder = Path(f"keys-{days}")
+        make_keys(folder, servers=[], parties=["Basel"], days=10, now=today - datetime.timedelta(days=days))
+        shown = quietsum("keys", "show", folder)
+        assert shown.exit_code == code and told in shown.output, shown.output
+        values = quietsum("keys", "show", folder, "--json")
+        assert values.exit_code == code and json.loads(values.stdout)["expired"] == (code == 2)

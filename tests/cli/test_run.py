@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,14 @@ NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # with relative paths, as people type them, lines are as long as they say
     monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+
+
+@pytest.fixture
+def _at_a_keyboard() -> Iterator[None]:
+    """Ctrl-C is heard, also where these tests run in the background of a script."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def quietsum(*arguments: object) -> Result:
@@ -287,6 +297,15 @@ def test_when_all_parties_refuse_it_ends_with_6_and_costs_nothing() -> None:
     assert Path("quietsum-workspace/runs/run/model.safetensors").is_file()
 
 
+def test_a_run_without_a_finished_round_promises_nothing_and_shows_no_score() -> None:
+    told = words(run(REFUSING.replace('TinyTask"', 'TinyTask"\noptions = { public = "made up" }'), code=6).stdout)
+    assert "No round was finished, so this run has no model" in told
+    assert "From this run alone" not in told and "this model" not in told
+    trained = words(run(PUBLIC, name="trained").stdout)
+    assert "From this run alone" in trained and "this model" in trained, "the control"
+    assert "No round was finished" not in trained
+
+
 def test_what_a_refused_round_costs_is_told_truly() -> None:
     # All parties refused before they looked, so all charges went back: the text must not say that it was charged.
     assert "charged all the same" not in words(run(REFUSING, code=6).stderr)
@@ -416,19 +435,81 @@ def test_the_control_a_run_of_one_machine_has_nobody_to_tell() -> None:
     assert "coordinator" not in run().stdout
 
 
-def test_an_interruption_leaves_a_terminal_in_order_and_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def interrupting(number: signal.Signals, kind: str = "round-finished", round: int = 2) -> Iterator[None]:
+    """This process sends itself a signal, once a run has come so far."""
     from quietsum.runs import progress
 
-    honest = progress.Progress.saw
-
-    def press_ctrl_c(self: Any, event: Any) -> None:
+    def press(self: Any, event: Any) -> None:
         honest(self, event)
-        if event.kind == "round-finished" and event.round == 2:
-            raise KeyboardInterrupt
+        if event.kind == kind and getattr(event, "round", round) == round:
+            os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(progress.Progress, "saw", press_ctrl_c)
+    honest = progress.Progress.saw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress.Progress, "saw", press)
+        yield
+
+
+@pytest.mark.usefixtures("_at_a_keyboard")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_says_what_is_kept_and_how_to_go_on(number: signal.Signals, code: int) -> None:
+    before = signal.getsignal(number)
+    with interrupting(number):
+        result = run(TINY, "--workspace", "here", code=code)
+    assert "Traceback" not in result.output and signal.getsignal(number) is before
+    told = words(result.stderr)
+    assert "run run is kept as its last finished round left it; what was charged stays charged" in told
+    assert max(map(len, result.output.splitlines())) <= 80
+    following = next_command(result)
+    assert following == ["run", "--resume", "run", "--workspace", "here"]
+    assert "interrupted" in quietsum("runs", "--workspace", "here").stdout
+    again = quietsum(*following)
+    assert again.exit_code == 0 and "round 3/3" in again.stdout, again.output
+
+
+@pytest.mark.usefixtures("_at_a_keyboard")
+def test_an_interrupted_run_of_sites_names_them_in_the_command_that_goes_on(sites: Sites) -> None:
+    sites.there = True
+    how = ("--on", "flower", "--keys", "keys", "--superlink", "link")
+    with interrupting(signal.SIGINT):
+        result = run(TINY, *how, code=130)
+    assert next_command(result) == ["run", "--resume", "run", *how]
+
+
+@pytest.mark.usefixtures("_at_a_keyboard")
+def test_an_interruption_that_an_import_swallowed_counts_before_anybody_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from quietsum import tasks
+
+    honest = tasks.task_of
+
+    def swallowing(*given: Any, **more: Any) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        return honest(*given, **more)
+
+    monkeypatch.setattr(tasks, "task_of", swallowing)
     result = run(code=130)
-    assert "Traceback" not in result.output
+    assert "round 1" not in result.stdout and spent() in ({}, {"north": 0.0, "south": 0.0})
+
+
+@pytest.mark.usefixtures("_at_a_keyboard")
+def test_before_there_is_a_run_an_interruption_has_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*_: Any, **__: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("quietsum.plan.load_plan", press)
+    result = run(code=130)
+    assert "nothing was charged" in result.stderr and "next:" not in result.stdout
+
+
+@pytest.mark.usefixtures("_at_a_keyboard")
+def test_in_the_background_of_a_script_a_run_does_not_hear_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interrupting(signal.SIGINT):
+        assert "stopped" not in run().stderr
 
 
 # ---------------------------------------------------------------------------------- style none, fast noise

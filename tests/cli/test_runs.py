@@ -120,6 +120,15 @@ def test_an_unfinished_run_is_shown_as_such_claims_the_whole_plan_and_can_be_res
     assert "3 of 3 rounds, finished" in words(quietsum("show").stdout)
 
 
+def test_a_run_that_nobody_holds_was_interrupted_and_one_that_is_held_goes_on() -> None:
+    stopped(TINY, "half")
+    assert "interrupted" in shown(quietsum("runs"))
+    stopped(MORE_NOISE, "other")
+    with Workspace.at().find("other").locked():
+        rows = {row["run"]: row["outcome"] for row in json.loads(quietsum("runs", "--json").stdout)["runs"]}
+    assert rows == {"half": "interrupted", "other": "running"}
+
+
 def test_latest_is_the_run_that_was_started_last(monkeypatch: pytest.MonkeyPatch) -> None:
     # Both start within one second, so a creation time in whole seconds cannot tell them apart.
     monkeypatch.setattr(folders, "now", lambda: "2026-03-01T10:15:00+00:00")

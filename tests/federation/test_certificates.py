@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import socket
 import ssl
 import threading
@@ -322,3 +323,14 @@ def test_files_that_are_missing_foreign_or_huge_are_refused_by_name(tmp_path: Pa
         read_certificates(cut)
     with pytest.raises(CorruptState, match="no whole PEM private key"):
         read_server_key(cut)
+
+
+def test_a_certificate_for_every_name_of_a_domain_is_checked_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = make_authority()
+    with monkeypatch.context() as patch:  # ours are never made out like this, those of a PKI may be
+        patch.setattr("quietsum.federation.certificates._DNS_LABEL", re.compile("[a-z*]+"))
+        server = make_server(authority, ["*.example.org"])
+    assert names_of(certificate(server))[0] == "*.example.org"
+    check_server([certificate(authority)], [certificate(server)])
+    with pytest.raises(QuietsumError, match="signed by any authority"):
+        check_server([certificate(make_authority())], [certificate(server)])

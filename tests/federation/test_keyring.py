@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -230,6 +231,52 @@ def test_a_kill_while_making_leaves_the_whole_folder_or_none(tmp_path: Path) -> 
             make(folder, servers=[], parties=["Basel"])  # nothing stands in the way of a second try
         place += 1
     assert place > 9
+
+
+@posix
+def test_keys_that_a_killed_make_left_are_removed_by_the_next_one(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    assert killed_at("make", folder, 4)
+    (left,) = tmp_path.glob(".keys.*.part")
+    assert (left / "ca.key").exists() and not folder.exists()
+    others = [tmp_path / name for name in (".keys.old.abcdefgh.part", ".keys.abc.part", ".other.abcdefgh.part")]
+    for other in others:
+        other.mkdir()
+    make(folder, servers=[], parties=["Basel"])
+    assert sorted(tmp_path.glob(".*")) == sorted(others), "its own and no others"
+
+
+@posix
+def test_keys_that_somebody_is_just_making_are_left_alone(tmp_path: Path) -> None:
+    def meanwhile(place: str) -> None:
+        if place == "keys:staged":
+            failpoints.install(None)
+            (draft,) = tmp_path.glob(".keys.*.part")
+            make(tmp_path / "keys", servers=[], parties=["Bern"])
+            assert (draft / "Basel" / "node.key").exists()
+
+    failpoints.install(meanwhile)
+    try:
+        with pytest.raises(InvalidParameter, match="exists already"):
+            make(tmp_path / "keys", servers=[], parties=["Basel"])
+    finally:
+        failpoints.install(None)
+    assert [one.party for one in look(tmp_path / "keys").parties] == ["Bern"] and not list(tmp_path.glob(".*"))
+
+
+@posix
+def test_a_second_try_to_add_says_how_to_go_on(keys: Path) -> None:
+    place = 1
+    while not (keys / "Geneva").exists():
+        assert killed_at("add", keys, place)
+        place += 1
+    assert "Geneva" not in read_roster(keys / "parties.toml")
+    with pytest.raises(InvalidParameter) as refused:
+        add(keys, "Geneva")
+    command = str(refused.value).partition("quietsum keys admit ")[2]
+    assert shlex.split(command) == [str(keys), str(keys / "Geneva" / "node.pub"), "--party", "Geneva"]
+    admit(keys, "Geneva", keys / "Geneva" / "node.pub")
+    assert look(keys).warnings == ()
 
 
 @posix

@@ -278,6 +278,15 @@ def test_a_score_of_broken_parameters_is_refused() -> None:
             task.evaluate(broken)
 
 
+def test_a_run_is_compared_with_its_own_parties_only() -> None:
+    task = heart.HeartTask.embedded()
+    two = task.references(["hungarian", "cleveland"])
+    alone = ["cleveland alone, no privacy", "hungarian alone, no privacy"]
+    assert list(two) == ["their rows in one place, no privacy", *alone]
+    every = task.references([party.name for party in task.parties()])
+    assert len(every) == 5 and [every[name] for name in alone] == [two[name] for name in alone]
+
+
 def test_reference_scores_are_the_minimum_and_the_same_every_time() -> None:
     task = HeartTask.embedded()
     first, second = heart.reference_scores(task), heart.reference_scores(task)

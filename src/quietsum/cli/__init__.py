@@ -7,6 +7,16 @@ __all__ = ["main"]
 
 def main() -> None:
     """What the ``quietsum`` command runs."""
+    import signal
+    import sys
+
+    answer = signal.getsignal(signal.SIGINT)
+    if answer is not signal.SIG_IGN:  # as it is in the background of a script
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C in the middle of an import ends it without a word
     from quietsum.cli.app import app
 
-    app(prog_name="quietsum")
+    signal.signal(signal.SIGINT, answer)
+    try:
+        app(prog_name="quietsum")
+    except KeyboardInterrupt:  # while the commands were put together; later ones are caught in the application
+        sys.exit(130)

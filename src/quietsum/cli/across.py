@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import signal
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
 from quietsum.cli import options as opt
+from quietsum.cli.logs import watch_log
 from quietsum.cli.output import print_next
+from quietsum.cli.signals import ENDING, answering
 from quietsum.errors import InvalidParameter, QuietsumError
 
 if TYPE_CHECKING:
@@ -50,6 +54,14 @@ PATIENCE = 120.0
 WaitOption = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long sites may take to come.")]
 InsecureOption = Annotated[
     bool, typer.Option("--insecure-loopback", help="No TLS, for a trial on one machine; refused elsewhere.")
+]
+OwnKeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="DIR", help="The folder that quietsum keys made.", show_default=False),
+]
+OwnListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", help="Where sites dial; 0.0.0.0: every network.", show_default=False),
 ]
 
 
@@ -114,26 +126,42 @@ def called(*, keys: Path | None, listen: str | None, folder: Path | None, wait: 
     return [*words, "--insecure-loopback"] if insecure else words
 
 
-def _link(keys: Path, listen: str, folder: Path, insecure: bool) -> SuperLink:
-    from quietsum.federation.certificates import check_server, read_certificates
-    from quietsum.federation.flower.superlink import SuperLink
-    from quietsum.federation.nodekeys import read_roster
+def _place(listen: str, insecure: bool) -> tuple[str, int]:
+    """Host and port to listen on; without TLS on this machine only."""
+    from quietsum.federation.flower.superlink import is_loopback
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise InvalidParameter("listen", listen, "is no address", "127.0.0.1:9092, or 0.0.0.0:9092 for all networks")
+    host = host.strip("[]")
+    if insecure and not is_loopback(host):
+        problem = "is not this machine alone, and --insecure-loopback would send models and updates in the clear"
+        raise InvalidParameter("listen", listen, problem, "listen on 127.0.0.1, or leave the flag out and use TLS")
+    return host, int(port)
+
+
+def _link(
+    keys: Path, listen: str, folder: Path, insecure: bool, *, give_up: threading.Event | None = None
+) -> SuperLink:
+    from quietsum.federation.flower.superlink import SuperLink
+    from quietsum.federation.keyring import check_serving
+    from quietsum.federation.nodekeys import read_roster
+
+    host, port = _place(listen, insecure)
     roster = read_roster(keys / "parties.toml")
     certificate, key, authority = (keys / name for name in ("server.crt", "server.key", "ca.crt"))
     if not insecure:
-        check_server(read_certificates(authority), read_certificates(certificate))
+        for warning in check_serving(keys, host=host):
+            _warn(warning)
     link = SuperLink(
         folder,
-        host=host.strip("[]"),
-        port=int(port),
+        host=host,
+        port=port,
         certificate=None if insecure else certificate,
         key=None if insecure else key,
         authority=None if insecure else authority,
         insecure=insecure,
+        give_up=give_up,
     )
     try:
         link.admit(roster)
@@ -143,9 +171,26 @@ def _link(keys: Path, listen: str, folder: Path, insecure: bool) -> SuperLink:
     return link
 
 
+def _warn(text: str) -> None:
+    print(textwrap.fill(f"warning: {text}", 80), file=sys.stderr, flush=True)
+
+
+@final
+class _Asked:
+    """What signals have asked of this process: to end (SIGINT, SIGTERM), to read the roster again (SIGHUP)."""
+
+    def __init__(self) -> None:
+        self.end, self.again = threading.Event(), threading.Event()
+
+    def heard(self) -> contextlib.AbstractContextManager[None]:
+        """Signals are taken until this ends."""
+        ending = dict.fromkeys(ENDING, lambda _: self.end.set())
+        return answering({**ending, signal.SIGHUP: lambda _: self.again.set()})
+
+
 def superlink(
-    keys: KeysOption = None,
-    listen: ListenOption = None,
+    keys: OwnKeysOption = None,
+    listen: OwnListenOption = None,
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where it keeps its state.")] = Path(
         "superlink"
     ),
@@ -156,28 +201,56 @@ def superlink(
 
     Example: quietsum superlink --keys keys --listen 0.0.0.0:9092
 
-    Ends with Ctrl-C or SIGTERM. SIGHUP reads the roster again.
+    Ends with Ctrl-C or SIGTERM. SIGHUP reads the roster again; one that cannot
+    be read changes nothing.
     """
-    from quietsum.cli.logs import watch_log
-    from quietsum.federation.nodekeys import read_roster
-
     require_flower()
     watch_log(verbose)
+    if listen is not None:
+        _place(listen, insecure)  # the reason that counts most is told first
     if keys is None or listen is None:
-        raise QuietsumError("quietsum superlink needs --keys DIR and --listen HOST:PORT, 0.0.0.0:9092 say")
-    stop, again = threading.Event(), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    signal.signal(signal.SIGHUP, lambda *_: again.set())
-    with _link(keys, listen, folder, insecure) as link:
-        print(f"SuperLink at {link.address}, process {link.pid}; its folder is {folder}", flush=True)
-        print_next(["run", "run.toml", "--on", "flower", "--keys", str(keys), "--superlink", str(folder)])
-        while not stop.wait(0.5):
-            if not link.running:
-                from quietsum.federation.flower.superlink import SuperLinkFailed
+        given = {"--keys DIR": keys, "--listen HOST:PORT": listen}
+        missing = " and ".join(name for name, value in given.items() if value is None)
+        raise QuietsumError(f"quietsum superlink needs {missing}; say --keys keys --listen 0.0.0.0:9092, for instance")
+    from quietsum.federation.flower.superlink import GivenUp
 
-                raise SuperLinkFailed(f"the SuperLink has ended by itself; {folder / 'superlink.log'} says why")
-            if again.is_set():
-                again.clear()
-                link.admit(read_roster(keys / "parties.toml"))
-                print("the roster was read again", flush=True)
+    asked = _Asked()
+    with asked.heard():
+        try:
+            with _link(keys, listen, folder, insecure, give_up=asked.end) as link:
+                if not asked.end.is_set():
+                    _say_where(link, keys, folder, insecure)
+                _serve(link, asked, keys / "parties.toml", folder)
+        except GivenUp:
+            pass
+        print(textwrap.fill(f"ended; sites wait, and find it again when it is started on {folder}", 80), flush=True)
+
+
+def _say_where(link: SuperLink, keys: Path, folder: Path, insecure: bool) -> None:
+    print(f"SuperLink at {link.address}, process {link.pid}; its folder is {folder}", flush=True)
+    again = called(keys=keys, listen=None, folder=folder, wait=PATIENCE, insecure=insecure)
+    print_next(["run", "run.toml", *again])
+    sys.stdout.flush()
+
+
+def _serve(link: SuperLink, asked: _Asked, roster: Path, folder: Path) -> None:
+    """Until somebody asks for the end.
+
+    Guarantees: a roster that cannot be read, or was not taken, leaves those let in who were let in before.
+    """
+    from quietsum.federation.flower.superlink import SuperLinkFailed
+    from quietsum.federation.nodekeys import read_roster
+
+    while not asked.end.wait(0.5):
+        if not link.running:
+            raise SuperLinkFailed(f"the SuperLink has ended by itself; {folder / 'superlink.log'} says why")
+        if not asked.again.is_set():
+            continue
+        asked.again.clear()
+        try:
+            found = read_roster(roster)
+            link.admit(found)
+        except (QuietsumError, OSError) as problem:
+            _warn(f"the roster was not taken, and the one from before still holds: {problem}")
+        else:
+            print(f"the roster was read again; sites in it: {len(found)}", flush=True)

@@ -1,7 +1,7 @@
 """All commands under one roof, and what happens when something goes wrong.
 
 Every mistake of a user ends as one line on stderr and an exit code (2, or the error's own): what was wrong, why, and
-what to do instead.
+what to do instead. Exit code 1 is for trouble that may pass without anybody changing a word: services try again then.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ from quietsum.cli.selfcheck import selfcheck
 from quietsum.cli.spend import spend
 from quietsum.cli.tradeoff import tradeoff
 from quietsum.cli.train import train
-from quietsum.errors import QuietsumError
+from quietsum.errors import QuietsumError, may_pass
 
 __all__ = ["app"]
 
+PASSING = 1
 USAGE = 2
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -90,7 +91,10 @@ class Commands(TyperGroup):
             code = BROKEN_PIPE
         except OSError as error:  # a full disk, a missing permission: the system's reason, no traceback
             where = f" at {error.filename}" if error.filename else ""
-            code = _refuse(f"the system refused to read or write{where}: {error.strerror or error}")
+            code = _refuse(
+                f"the system refused to read or write{where}: {error.strerror or error}",
+                PASSING if may_pass(error) else USAGE,
+            )
         if standalone_mode:
             sys.exit(code)
         return code

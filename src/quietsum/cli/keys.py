@@ -29,6 +29,8 @@ app = typer.Typer(
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of keys.", show_default=False)]
 PartyOption = Annotated[str, typer.Option("--party", metavar="NAME", help="The party's name.", show_default=False)]
 
+UNUSABLE = 2
+
 PKI = """\
 With a PKI of your own, quietsum keys make is not needed.
 
@@ -37,9 +39,8 @@ The coordinator needs three files, under these names in one folder:
   server.crt  the server's certificate, then any intermediate ones (PEM)
   server.key  its private key, without a passphrase, readable by its owner only
 The server's certificate must be for server authentication. Its subject
-alternative names (SAN) must hold the name or address that sites dial, and also
-127.0.0.1 where SuperLink listens on 0.0.0.0, or ::1 where it listens on ::
-(its own processes call it there). A common name alone is not looked at.
+alternative names (SAN) must hold the name or address that sites dial; a common
+name alone is not looked at.
 
 A party needs one file of the PKI: ca.crt. Who it is, it shows by a node key,
 not by a certificate:
@@ -134,16 +135,21 @@ def node(folder: FolderArgument, as_json: opt.JsonOption = False) -> None:
 
 
 @app.command()
-def show(folder: FolderArgument, as_json: opt.JsonOption = False) -> None:
-    """Show who is in a folder of keys, what expires, and what others can read."""
+def show(folder: FolderArgument, as_json: opt.JsonOption = False) -> int:
+    """Show who is in a folder of keys, what expires, and what others can read.
+
+    Exit code 2: a certificate has expired, or files do not fit together.
+    """
     from quietsum.federation.keyring import look
 
     found = look(folder)
+    code = UNUSABLE if found.expired else 0
     if as_json:
         print_json(_values(folder, found))
-        return
+        return code
     _print(found)
     print_next(["keys", "add", folder, "--party", "NAME"])
+    return code
 
 
 @app.command()
@@ -189,6 +195,7 @@ def _values(folder: Path, found: Keyring) -> dict[str, Any]:
             for one in found.parties
         ],
         "warnings": list(found.warnings),
+        "expired": found.expired,
     }
 
 

@@ -112,5 +112,8 @@ WorkspaceOption = Annotated[
     ),
 ]  # fmt: skip
 VerboseOption = Annotated[
-    int, typer.Option("--verbose", "-v", count=True, help="Log what happens; -vv logs more.", show_default=False)
+    int,
+    typer.Option(
+        "--verbose", "-v", count=True, metavar="", help="Log what happens; -vv logs more.", show_default=False
+    ),
 ]

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
@@ -23,6 +24,7 @@ from quietsum.cli.across import (
 )
 from quietsum.cli.logs import watch_log
 from quietsum.cli.output import print_next
+from quietsum.cli.signals import Interruption
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -79,11 +81,9 @@ def run(
     Example: quietsum run run.toml
 
     Ends with exit code 3 when a budget is gone and 6 when too few parties
-    answered; the model of the last round is kept, and --resume goes on.
+    answered; the model of the last round is kept, and --resume goes on. So it
+    does after Ctrl-C.
     """
-    from quietsum.runs.folder import Workspace
-    from quietsum.runs.progress import JsonLines, Progress
-
     if on not in ("local", "flower"):
         raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local or --on flower")
     if on == "local" and (keys or listen or superlink or insecure):
@@ -103,33 +103,49 @@ def run(
     if resume is not None and name is not None:
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     watch_log(verbose)
-    place = Workspace.at(workspace)
-    if resume is not None:
-        from quietsum.runs.run import check_whom
-
-        check_whom(place.find(resume), sites=on == "flower", workspace=place)  # before a SuperLink is started
-    progress = Progress()
-    watcher = JsonLines(sys.stdout) if as_json else progress
-    with _tracking(mlflow) as tracker:  # closed after the report is written, so that it is sent too
+    again = [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
+    where = [] if workspace is None else ["--workspace", workspace]
+    interruption, kept = Interruption(), _Kept()
+    with interruption.heard():
         try:
-            how = _How(quiet=as_json, workers=workers, device=device, tracker=tracker)
-            with contextlib.ExitStack() as stack:
-                if on == "flower":
-                    sites = flower(
-                        keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
-                        insecure=insecure, quiet=as_json,
-                    )  # fmt: skip
-                    how = dataclasses.replace(how, federation=stack.enter_context(sites))
-                if resume is not None:
-                    result = _resumed(place, resume, watcher, how)
-                else:
-                    result = _started(place, str(plan), name, watcher, how)
-        finally:
-            progress.stop()
-        again = (
-            [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
-        )
-        return _finish(result, place, workspace, as_json, again)
+            from quietsum.runs.folder import Workspace
+
+            place = Workspace.at(workspace)
+            if resume is not None:
+                from quietsum.runs.run import check_whom
+
+                kept.folder = place.find(resume)
+                check_whom(kept.folder, sites=on == "flower", workspace=place)  # before a SuperLink is started
+            with _tracking(mlflow) as tracker:  # closed after the report is written, so that it is sent too
+                how = _How(
+                    quiet=as_json, workers=workers, device=device, tracker=tracker, interruption=interruption, kept=kept
+                )
+                with _shown(as_json) as watcher, contextlib.ExitStack() as stack:
+                    if on == "flower":
+                        sites = flower(
+                            keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
+                            insecure=insecure, quiet=as_json,
+                        )  # fmt: skip
+                        how = dataclasses.replace(how, federation=stack.enter_context(sites))
+                    if kept.folder is not None:
+                        result = _resumed(place, kept.folder, watcher, how)
+                    else:
+                        result = _started(place, str(plan), name, watcher, how)
+                return _finish(result, place, where, as_json, again)
+        except KeyboardInterrupt:
+            return _interrupted(kept.folder, interruption.exit_code, where, as_json, again)
+
+
+@contextlib.contextmanager
+def _shown(as_json: bool) -> Iterator[Watcher]:
+    """What a person or a program sees of the run; a terminal is given back in order, however it ends."""
+    from quietsum.runs.progress import JsonLines, Progress
+
+    progress = Progress()
+    try:
+        yield JsonLines(sys.stdout) if as_json else progress
+    finally:
+        progress.stop()
 
 
 def _tracking(uri: str | None) -> contextlib.AbstractContextManager[MlflowWatcher | None]:
@@ -140,14 +156,23 @@ def _tracking(uri: str | None) -> contextlib.AbstractContextManager[MlflowWatche
     return MlflowWatcher(uri)
 
 
+@final
+class _Kept:
+    """The folder of the run, once there is one."""
+
+    folder: RunFolder | None = None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _How:
-    """How a run is made: by which processes or sites, and who else is told."""
+    """How a run is made: by which processes or sites, who else is told, and what may break it off."""
 
     quiet: bool
     workers: int
     device: str
     tracker: MlflowWatcher | None
+    interruption: Interruption
+    kept: _Kept
     federation: RemoteFederation | None = None
 
 
@@ -168,11 +193,10 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
         )  # fmt: skip
 
 
-def _resumed(place: Workspace, name: str, watcher: Watcher, how: _How) -> RunResult:
+def _resumed(place: Workspace, folder: RunFolder, watcher: Watcher, how: _How) -> RunResult:
     from quietsum.runs.run import resume
     from quietsum.tasks import task_of
 
-    folder = place.find(name)
     task = task_of(folder.plan(), device=how.device)
     if not how.quiet:
         print(f"run {folder.run} goes on after its last checkpoint")
@@ -189,13 +213,15 @@ class _Watching:
 
     def __init__(self, first: Watcher, stack: contextlib.ExitStack, how: _How) -> None:
         self._watchers: list[Watcher] = [first]
-        self._stack = stack
+        self._stack, self._how = stack, how
         self._tracker, self._tell = how.tracker, how.federation is not None and not how.quiet
 
     def opened(self, folder: RunFolder) -> None:
         from quietsum.runs.progress import JsonLines
         from quietsum.runs.record import Recorder
 
+        self._how.kept.folder = folder
+        self._how.interruption.check()
         if self._tell:
             text = f"this coordinator's ledger is {folder.ledger}; sites pin it as coordinator.ledger"
             print(textwrap.fill(text, 80), flush=True)
@@ -233,7 +259,19 @@ def _introduce(resolved: Any, title: str) -> None:
     print()
 
 
-def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json: bool, again: list[str]) -> int:
+def _interrupted(folder: RunFolder | None, code: int, where: list[str], as_json: bool, again: list[str]) -> int:
+    """Say what an interruption leaves: a run that goes on, and its charges."""
+    if folder is None:
+        print("stopped before the run began; nothing was charged", file=sys.stderr)
+        return code
+    text = f"stopped: run {folder.run} is kept as its last finished round left it; what was charged stays charged"
+    print(textwrap.fill(text, 80), file=sys.stderr, flush=True)
+    if not as_json:
+        print_next(["run", "--resume", folder.run, *again, *where])
+    return code
+
+
+def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool, again: list[str]) -> int:
     from quietsum import report
     from quietsum.cli.output import print_json
 
@@ -249,7 +287,6 @@ def _finish(result: RunResult, place: Workspace, workspace: str | None, as_json:
         print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
     _scores(values)
     print(f"wrote {result.folder.path / 'report.html'}")
-    where = [] if workspace is None else ["--workspace", workspace]
     if result.error is None:
         print_next(["show", result.folder.run, *where])
         return code

@@ -87,7 +87,7 @@ def show(
         print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
     print(f"\nfolder  {folder.path}")
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
-    if values["outcome"] == "running":
+    if values["outcome"] == "interrupted":
         sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []
         print_next(["run", "--resume", folder.run, *sites, *_where(workspace)])
     else:

@@ -25,16 +25,18 @@ import datetime
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.federation.certificates import (
+    OWN_NAMES,
     NodeKey,
     check_server,
     fingerprint,
@@ -48,10 +50,14 @@ from quietsum.federation.certificates import (
     read_public_key,
     read_roster,
     read_server_key,
+    require_private,
 )
 from quietsum.ledger.encoding import fold, label
 
-__all__ = ["Holder", "Keyring", "Validity", "add", "admit", "folder_name", "look", "make", "make_own"]
+if TYPE_CHECKING:
+    from cryptography import x509
+
+__all__ = ["Holder", "Keyring", "Validity", "add", "admit", "check_serving", "folder_name", "look", "make", "make_own"]
 
 PRIVATE, PUBLIC = 0o600, 0o644
 SOON = datetime.timedelta(days=30)
@@ -132,6 +138,10 @@ def add(folder: Path, party: str) -> str:
     name = folder_name(party)
     with _locked(folder):
         _not_among(name, read_roster(folder / ROSTER) if (folder / ROSTER).exists() else ())
+        begun = folder / name / "node.pub"
+        if begun.is_file():  # as after a crash between its making and the roster
+            remedy = f"take it in with: quietsum keys admit {shlex.join((str(folder), str(begun), '--party', name))}"
+            raise InvalidParameter("party", name, "has a folder with a key here, and is not in the roster", remedy)
         _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
         key = make_node_key()
         with _staged(folder / name) as draft:
@@ -228,7 +238,9 @@ def _staged(folder: Path) -> Iterator[Path]:
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise taken
     folder.parent.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))  # mode 700
+    alive = _hold(draft)
     try:
         yield draft
         for inner in (*(found for found in draft.iterdir() if found.is_dir()), draft):
@@ -244,6 +256,35 @@ def _staged(folder: Path) -> Iterator[Path]:
         reach("keys:renamed")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        if alive is not None:
+            os.close(alive)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what processes that died have left of a ``folder`` of this name: private keys are in there."""
+    ours = re.compile(rf"\.{re.escape(folder.name)}\.[a-z0-9_]{{8}}\.part")
+    with contextlib.suppress(OSError):  # a place that cannot be listed: then it stays
+        for left in [one for one in folder.parent.iterdir() if ours.fullmatch(one.name) and not one.is_symlink()]:
+            handle = _hold(left)
+            if handle is not None:  # nobody is still filling it
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(handle)
+
+
+def _hold(draft: Path) -> int | None:
+    """A lock that ends with the process; None where another one has it, or where there is no such lock."""
+    try:
+        import fcntl
+
+        handle = os.open(draft, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 @contextlib.contextmanager
@@ -307,6 +348,7 @@ class Keyring:
     server: Validity | None
     parties: tuple[Holder, ...]
     warnings: tuple[str, ...]
+    expired: bool = False
 
 
 def look(folder: Path, *, now: datetime.datetime | None = None) -> Keyring:
@@ -323,8 +365,7 @@ def look(folder: Path, *, now: datetime.datetime | None = None) -> Keyring:
         chain = read_certificates(folder / "server.crt")
         found = chain[0]
         server = Validity(fingerprint=fingerprint(found), until=found.not_valid_after_utc, names=tuple(names_of(found)))
-        if read_server_key(folder / "server.key").public_key() != found.public_key():
-            raise QuietsumError(f"{folder / 'server.key'} does not belong to server.crt; put the right one back")
+        _require_belongs(folder, chain)
         warnings += _ending("the server's certificate", server.until, moment)
         if min(server.until, authority.until) > moment:
             check_server(roots, chain, now=moment)
@@ -343,7 +384,38 @@ def look(folder: Path, *, now: datetime.datetime | None = None) -> Keyring:
     for other in sorted(folder.glob("[!.]*/node.pub")):
         if other.parent.name not in roster:
             warnings.append(f"{other.parent.name} has a folder and is not in the roster: quietsum keys admit")
-    return Keyring(authority=authority, server=server, parties=tuple(holders), warnings=tuple(warnings))
+    expired = min(authority.until, authority.until if server is None else server.until) <= moment
+    return Keyring(
+        authority=authority, server=server, parties=tuple(holders), warnings=tuple(warnings), expired=expired
+    )
+
+
+def check_serving(folder: Path, *, host: str, now: datetime.datetime | None = None) -> tuple[str, ...]:
+    """Refuse files with which no site would be served; returns what may still keep sites away.
+
+    ``host`` is where a SuperLink is to listen. Guarantees: the certificate holds now and leads to ``ca.crt``, the key
+    belongs to it, and nobody but its owner can read the key.
+    """
+    roots, chain = read_certificates(folder / "ca.crt"), read_certificates(folder / "server.crt")
+    check_server(roots, chain, now=now)
+    _require_belongs(folder, chain)
+    require_private(folder / "server.key")
+    names = names_of(chain[0])
+    if host in ("0.0.0.0", "::"):
+        if set(names) <= set(OWN_NAMES):
+            said = f"the server's certificate is for {', '.join(names)} only"
+            return (f"{said}; sites on other machines will refuse it: it must hold the name or address that they dial",)
+        return ()
+    try:
+        check_server(roots, chain, name=host, now=now)
+    except QuietsumError:
+        return (f"the server's certificate is for {', '.join(names)}; a site that dials {host} will refuse it",)
+    return ()
+
+
+def _require_belongs(folder: Path, chain: Sequence[x509.Certificate]) -> None:
+    if read_server_key(folder / "server.key").public_key() != chain[0].public_key():
+        raise QuietsumError(f"{folder / 'server.key'} does not belong to server.crt; put the right one back")
 
 
 def _mode(path: Path) -> int:
@@ -354,5 +426,7 @@ def _ending(what: str, until: datetime.datetime, now: datetime.datetime) -> list
     if until <= now:
         return [f"{what} has expired on {until:%Y-%m-%d}"]
     if until - now <= SOON:
-        return [f"{what} expires on {until:%Y-%m-%d}, in {(until - now).days} days"]
+        days = (until - now).days
+        left = "less than a day" if days < 1 else "1 day" if days == 1 else f"{days} days"
+        return [f"{what} expires on {until:%Y-%m-%d}, in {left}"]
     return []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NodeKey", "content_of", "fingerprint", "fresh_key", "make_node_key", "public_line", "read_node_key",
-    "read_public_key", "read_roster",
+    "read_public_key", "read_roster", "require_private",
 ]  # fmt: skip
 
 LARGEST_FILE = 1 << 20
@@ -108,8 +108,7 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     content = content_of(path)
-    if os.name == "posix" and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
-        raise QuietsumError(f"{path} can be read by others (mode {mode:o}); chmod 600 {path}")
+    require_private(path)
     made = "make one with quietsum keys node, or ssh-keygen -t ecdsa -b 384 without a passphrase"
     try:
         key = load_ssh_private_key(content, password=None)
@@ -118,6 +117,12 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InvalidParameter("key", str(path), "is of another kind than ECDSA on P-384", made)
     return key
+
+
+def require_private(path: Path) -> None:
+    """Refuse a private key that others than its owner can read or write."""
+    if os.name == "posix" and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        raise QuietsumError(f"{path} can be read by others (mode {mode:o}); chmod 600 {path}")
 
 
 def read_roster(path: Path) -> Mapping[str, EllipticCurvePublicKey]:
@@ -158,5 +163,5 @@ def content_of(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise InvalidParameter(
-            "file", str(path), f"cannot be read ({error.strerror})", "see quietsum keys --help for what lies where"
+            "file", str(path), f"cannot be read ({error.strerror})", "quietsum keys pki says what lies where"
         ) from None

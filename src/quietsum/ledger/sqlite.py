@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
-from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.errors import LedgerBroken, QuietsumError, may_pass
 from quietsum.ledger.keys import sync_folder
-from quietsum.ledger.store import Row, StoreFailed
+from quietsum.ledger.store import Row, StoreFailed, StoreMustWait
 
 __all__ = ["APPLICATION", "SCHEMA", "VERSION", "SqliteStore"]
 
@@ -97,9 +97,8 @@ class SqliteStore:
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 sync_folder(self.path.parent)
         except OSError as error:
-            raise StoreFailed(
-                f"no ledger can be made at {self.path}: {error.strerror}; choose another folder"
-            ) from None
+            kind = StoreMustWait if may_pass(error) else StoreFailed
+            raise kind(f"no ledger can be made at {self.path}: {error.strerror}; choose another folder") from None
 
     def _connect(self, read_only: bool, patience: float, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         where = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
@@ -271,12 +270,12 @@ def _lesson(error: sqlite3.Error, path: Path) -> QuietsumError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "malformed" in text or "not a database" in text:
         return LedgerBroken(f"at {path} is damaged ({text})", remedy=_RESTORE)
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "full" in text or "I/O" in text:
-        return StoreFailed(
+        return StoreMustWait(
             f"the disk took no more for {path} ({text}); nothing was recorded, so nothing may be sent: "
             "free some space and try again; a run goes on with --resume"
         )
     if code == sqlite3.SQLITE_BUSY or "locked" in text:
-        return StoreFailed(
+        return StoreMustWait(
             f"another process has been writing to {path} for too long ({text}); nothing was recorded: "
             "wait for it, or find out why it hangs, and try again"
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, final, runtime_checkable
 
 from quietsum.errors import QuietsumError
 
-__all__ = ["LedgerStore", "MemoryStore", "Row", "StoreFailed"]
+__all__ = ["LedgerStore", "MemoryStore", "Row", "StoreFailed", "StoreMustWait"]
 
 
 class Row(NamedTuple):
@@ -30,6 +30,12 @@ class Row(NamedTuple):
 
 class StoreFailed(QuietsumError):
     """The store could not do what was asked: disk full, locked, read-only. Nothing was written."""
+
+
+class StoreMustWait(StoreFailed):
+    """A full disk, or another writer that does not end: the same may work later."""
+
+    exit_code = 1
 
 
 @runtime_checkable

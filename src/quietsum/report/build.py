@@ -75,7 +75,7 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
         "round": number,
         "rounds": plan.federation.rounds,
         "style": plan.privacy.style.value,
-        "sentences": [*_sentences(claimed, resolved), *_over_all_runs(books)],
+        "sentences": [*_sentences(claimed, resolved, number), *_over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
         "notes": _notes(resolved),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
@@ -90,11 +90,11 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
             if math.isfinite(epsilon)
         ],
         "metrics": []
-        if measured is None
+        if measured is None or not number  # the model that everybody begins with says nothing about this run
         else [
             {"name": name, "value": value, "on": measured.stands_on(name)} for name, value in measured.values.items()
         ],
-        "references": _references(task, resolved),
+        "references": _references(task, resolved) if number else {},
         "parties": _parties(resolved),
         "plan": plan.to_dict(),
         "plan_digest": plan.digest,
@@ -112,25 +112,28 @@ def _parties(resolved: ResolvedPlan) -> list[dict[str, Any]]:
 
 
 def _outcome(folder: RunFolder) -> str:
-    """How the run ended, as its model says; without one it has not ended."""
+    """How the run ended, as its model says; without one it goes on in some process, or was broken off."""
     if not folder.model.is_file():
-        return "running"
+        return "running" if folder.busy() else "interrupted"
     _, about = checkpoints.load_model(folder.model)
     return str(about.get("outcome", "unknown"))
 
 
 def _summary(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, number: int, outcome: str) -> str:
     how = {
-        "finished": "finished", "running": "not finished", "budget": "stopped by its budget",
+        "finished": "finished", "running": "not finished", "interrupted": "not finished, interrupted",
+        "budget": "stopped by its budget",
         "too-few-parties": "stopped, too few parties",
     }.get(outcome, outcome)  # fmt: skip
     parties, rounds = len(resolved.parties), resolved.plan.federation.rounds
     return f"{task.title}: {parties} parties, {number} of {rounds} rounds, {how}."
 
 
-def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:
+def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan, number: int) -> list[str]:
     if not claimed:
         return [f"{NO_GUARANTEE}: this model was trained without noise; it may reveal the records it was trained on."]
+    if not number:
+        return ["No round was finished, so this run has no model to promise anything about."]
     alike: dict[tuple[PrivacyUnit, float], list[Guarantee]] = {}
     for guarantee in claimed:
         alike.setdefault((guarantee.unit, guarantee.epsilon), []).append(guarantee)
@@ -287,7 +290,8 @@ def _notes(resolved: ResolvedPlan) -> list[str]:
 def _references(task: FederatedTask | NumpyTask, resolved: ResolvedPlan) -> dict[str, float]:
     """Scores of models without privacy on the same data, where the task has them and all of its data is public."""
     if isinstance(task, Comparable) and all(party.public for party in resolved.parties):
-        return {str(name): float(value) for name, value in task.references().items()}
+        parties = list(dict.fromkeys(party.account for party in resolved.parties))
+        return {str(name): float(value) for name, value in task.references(parties).items()}
     return {}
 
 

@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from quietsum.charts import Chart, Series, svg
+from quietsum.runs.run import HOWEVER_MUCH
 
 __all__ = ["curve", "page"]
 
@@ -76,7 +77,7 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
                 guarantee["unit"],
                 {"server": "the server", "recipients": "recipients of the model"}[guarantee["observer"]],
                 _figure(guarantee["epsilon"], up=True),
-                _figure(guarantee["epsilon_lower"], up=False),
+                _figure(guarantee["epsilon_lower"], up=False) if guarantee["epsilon_lower"] else "none stated",
                 f"{guarantee['delta']:g}".replace("-", "\N{NON-BREAKING HYPHEN}"),
                 guarantee["neighbours"],
                 guarantee["method"] + (", certified" if guarantee["certified"] else ""),
@@ -88,6 +89,11 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
         '<p class="quiet">Guarantees about different units are a list, never a sum. ε at least: no analysis of the '
         "same events can show less.</p>"
     )
+    if any(HOWEVER_MUCH in guarantee["method"] for guarantee in values["guarantees"]):
+        yield (
+            '<p class="quiet">None is stated where a plan pays for spare attempts, or a run ends early: less may have '
+            "been done than was paid for, and it is not told how much.</p>"
+        )
 
 
 def curve(values: Mapping[str, Any]) -> Chart | None:

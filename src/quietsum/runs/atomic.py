@@ -7,14 +7,25 @@ import errno
 import os
 from pathlib import Path
 
-from quietsum.errors import QuietsumError
+from quietsum.errors import QuietsumError, may_pass
 from quietsum.failpoints import reach
 
-__all__ = ["NoRoom", "sync_folder", "write_atomically"]
+__all__ = ["DiskFull", "NoRoom", "no_room", "sync_folder", "write_atomically"]
 
 
 class NoRoom(QuietsumError):
     """The file could not be written. What was there before is untouched."""
+
+
+class DiskFull(NoRoom):
+    """The same, for want of room: it may work later."""
+
+    exit_code = 1
+
+
+def no_room(problem: str, error: OSError) -> NoRoom:
+    """The error for what the system refused, by its reason."""
+    return DiskFull(problem) if may_pass(error) else NoRoom(problem)
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,8 +48,9 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             neighbour.unlink()
         why = "the disk is full" if error.errno == errno.ENOSPC else (error.strerror or str(error))
-        raise NoRoom(
-            f"{path} could not be written: {why}; what was there before is untouched; make room, then use --resume"
+        raise no_room(
+            f"{path} could not be written: {why}; what was there before is untouched; make room, then use --resume",
+            error,
         ) from None
 
 

@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import final
@@ -31,7 +32,7 @@ from typing import final
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, whole_number
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
-from quietsum.runs.atomic import NoRoom, sync_folder, write_atomically
+from quietsum.runs.atomic import NoRoom, no_room, sync_folder, write_atomically
 
 __all__ = ["FORMAT", "RunFolder", "Workspace"]
 
@@ -147,9 +148,8 @@ class Workspace:
         except (OSError, NoRoom) as error:
             shutil.rmtree(draft, ignore_errors=True)
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split(";")[0]
-            raise NoRoom(
-                f"the run folder {target} could not be made: {why}; nothing was spent, start it again"
-            ) from None
+            problem = f"the run folder {target} could not be made: {why}; nothing was spent, start it again"
+            raise (type(error)(problem) if isinstance(error, NoRoom) else no_room(problem, error)) from None
         return RunFolder.open(target)
 
 
@@ -227,13 +227,30 @@ class RunFolder:
         import fcntl
 
         with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise QuietsumError(
-                    f"run {self.run} is being written by another process; wait for it, or end it first"
-                ) from None
+            for patience in (0.05, 0.05, 0.05, 0.0):  # who only looks (see :meth:`busy`) is gone in a moment
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if not patience:
+                        raise QuietsumError(
+                            f"run {self.run} is being written by another process; wait for it, or end it first"
+                        ) from None
+                    time.sleep(patience)
             yield
+
+    def busy(self) -> bool:
+        """Whether a process holds this run right now."""
+        import fcntl
+
+        try:
+            with (self.path / ".lock").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # it was never held, or nobody may look
+            return False
+        return False
 
 
 def new_name(task: str) -> str:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
 from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, to_dict
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.runs.atomic import NoRoom
+from quietsum.runs.atomic import no_room
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -184,7 +184,8 @@ class JsonLines:
             self._file = target.open("a", encoding="utf-8")
             target.chmod(0o600)
         except OSError as error:
-            raise NoRoom(f"{target} cannot be written: {error.strerror or error}; move it away or make room") from None
+            problem = f"{target} cannot be written: {error.strerror or error}; move it away or make room"
+            raise no_room(problem, error) from None
 
     def __enter__(self) -> Self:
         return self
@@ -204,7 +205,8 @@ class JsonLines:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise NoRoom(f"events cannot be written: {error.strerror or error}; make room, then use --resume") from None
+            problem = f"events cannot be written: {error.strerror or error}; make room, then use --resume"
+            raise no_room(problem, error) from None
 
 
 def _plain(value: Any) -> Any:

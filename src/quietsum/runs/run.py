@@ -47,6 +47,8 @@ __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "star
 log = logging.getLogger(__name__)
 
 Task = FederatedTask | NumpyTask
+HOWEVER_MUCH = "the whole plan, however much of it ran"
+"""How a guarantee says that it has no lower bound: see :func:`claims`."""
 
 
 @final
@@ -326,10 +328,7 @@ def claims(resolved: ResolvedPlan, *, finished: bool) -> tuple[Guarantee, ...]:
     whole = resolved.forecast(at=()).whole
     if finished and not resolved.plan.federation.spare_attempts:
         return whole
-    return tuple(
-        dataclasses.replace(one, epsilon_lower=0.0, method=f"{one.method}; the whole plan, however much of it ran")
-        for one in whole
-    )
+    return tuple(dataclasses.replace(one, epsilon_lower=0.0, method=f"{one.method}; {HOWEVER_MUCH}") for one in whole)
 
 
 def _on(measured: Metrics) -> dict[str, str]:

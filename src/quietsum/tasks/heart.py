@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final, final
@@ -285,14 +285,15 @@ class HeartTask:
         """An average patient, once ill and once well. Made up."""
         return Rows(features=np.zeros((2, self.dimension)), labels=np.array([0.0, 1.0]))
 
-    def references(self) -> Mapping[str, float]:
+    def references(self, parties: Sequence[str]) -> Mapping[str, float]:
         """Accuracy of :func:`reference_scores` on the same rows. The data is published, so this is allowed."""
-        scores = reference_scores(self)
+        scores = reference_scores(self, parties)
         alone = {
             f"{name} alone, no privacy": scores[name].values["accuracy"]
-            for name in sorted(TRAINING_SIZES, key=lambda name: -TRAINING_SIZES[name])
+            for name in sorted(parties, key=lambda name: -TRAINING_SIZES[name])
         }
-        return {"all rows in one place, no privacy": scores["pooled"].values["accuracy"], **alone}
+        every = "all rows" if len(parties) == len(TRAINING_SIZES) else "their rows"
+        return {f"{every} in one place, no privacy": scores["pooled"].values["accuracy"], **alone}
 
 
 def probabilities(params: Floats, features: Floats) -> Floats:
@@ -330,14 +331,15 @@ def _accuracy(params: Floats, rows: Rows) -> float:
     return float(np.mean((rows.features @ params > 0) == (rows.labels == 1)))
 
 
-def reference_scores(task: HeartTask) -> dict[str, Metrics]:
+def reference_scores(task: HeartTask, parties: Sequence[str] = tuple(TRAINING_SIZES)) -> dict[str, Metrics]:
     """What no privacy buys, on the same hold-out rows: ``pooled`` (all training rows in one place, which is also where
-    federated training without noise arrives) and, by name, each hospital's model trained on its own rows alone.
+    federated training without noise arrives) and, by name, each hospital's model trained on its own rows alone; of
+    these ``parties``.
 
     These models see the training rows without protection. That is allowed here because the rows are published.
     """
-    scores = {"pooled": task.evaluate(fit(pool(task.rows(name) for name in TRAINING_SIZES)))}
-    return scores | {name: task.evaluate(fit(task.rows(name))) for name in TRAINING_SIZES}
+    scores = {"pooled": task.evaluate(fit(pool(task.rows(name) for name in parties)))}
+    return scores | {name: task.evaluate(fit(task.rows(name))) for name in parties}
 
 
 def fit(rows: Rows, *, l2: float = 0.01, steps: int = 30) -> Floats:

@@ -211,8 +211,11 @@ class NamesPeople(Protocol):
 class Comparable(Protocol):
     """A task on public data that also knows what no privacy would buy. Never implement it for protected rows."""
 
-    def references(self) -> Mapping[str, float]:
-        """The first metric of models without privacy, by a few words that say what each one is."""
+    def references(self, parties: Sequence[str]) -> Mapping[str, float]:
+        """The first metric of models without privacy, by a few words that say what each one is.
+
+        ``parties`` are those of the plan: a run is compared with what its own parties could do, with nobody else.
+        """
         ...
 
 

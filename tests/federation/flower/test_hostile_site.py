@@ -17,14 +17,13 @@ from flwr.proto.message_pb2 import Metadata
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from federation.flower.trial import collect, make_keys, start_superlink, transport, until
-from quietsum.errors import InvalidParameter
 from quietsum.federation.flower import adapter, superlink
 from quietsum.federation.flower.adapter import MESSAGE_TYPE, SUPERLINK_NODE, Letter, NodeEnd, Refused
 from quietsum.federation.flower.coordinator import FlowerTransport
 from quietsum.federation.flower.gate import OBJECT_LIMIT
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.parcel import CHUNK, INLINE, Parcel, cut
-from quietsum.federation.flower.superlink import SuperLink
+from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed
 from quietsum.federation.nodekeys import read_node_key
 
 pytestmark = pytest.mark.slow
@@ -210,7 +209,7 @@ def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites_and_none_is_a
 ) -> None:
     floor = 2**60  # no disk has that much free
     roster = make_keys(tmp_path, ["alice", "mallory"])
-    with pytest.raises(InvalidParameter, match="are to stay free"):
+    with pytest.raises(SuperLinkFailed, match="are to stay free"):
         start_superlink(tmp_path, disk_floor=floor)
     monkeypatch.setattr(
         superlink, "shutil", types.SimpleNamespace(disk_usage=lambda _: types.SimpleNamespace(free=floor))

@@ -25,7 +25,7 @@ from quietsum.federation.flower.gate import CALL_LIMIT, KEY_HEADER, OBJECT_LIMIT
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.parcel import CHUNK, INLINE, LIMIT, Parcel, cut
 from quietsum.federation.flower.replies import objects_of
-from quietsum.federation.flower.superlink import SuperLink, read_access
+from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed, read_access
 
 pytestmark = pytest.mark.slow
 NAMES = ("Basel", "Cleveland", "Hungary")
@@ -343,7 +343,7 @@ def test_without_tls_on_loopback_only_and_only_when_asked(tmp_path: Path) -> Non
         serve_node(bytes, address="10.0.0.1:9", root_certificate=None, node_key=key, insecure=True, stop=stop)
     with SuperLink(tmp_path / "open", insecure=True) as link:
         link.admit(roster)  # type: ignore[arg-type]
-        with pytest.raises(InvalidParameter, match="cannot be listened on"):
+        with pytest.raises(SuperLinkFailed, match="cannot be listened on"):
             SuperLink(tmp_path / "second", port=link.port, insecure=True)
         node = threading.Thread(
             target=serve_node,

@@ -759,10 +759,12 @@ def _main() -> None:
 
         resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     given = json.loads(sys.stdin.buffer.readline())
+    source = sys.stdin.fileno()
 
     def watch() -> None:
-        with contextlib.suppress(OSError):
-            sys.stdin.buffer.read()
+        with contextlib.suppress(OSError):  # not sys.stdin: its lock, held while it reads, would abort a failed start
+            while os.read(source, 4096):
+                pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
         os._exit(1)

@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from quietsum.federation.flower.adapter import Access
 
-__all__ = ["SuperLink", "SuperLinkFailed", "is_loopback", "read_access"]
+__all__ = ["GivenUp", "SuperLink", "SuperLinkFailed", "is_loopback", "read_access"]
 
 _READY_WITHIN = 60.0
 
@@ -46,12 +47,17 @@ class SuperLinkFailed(QuietsumError):
     exit_code = 1
 
 
+class GivenUp(SuperLinkFailed):
+    """Somebody asked for the end while it was being started."""
+
+
 @final
 class SuperLink:
     """A running SuperLink; :meth:`close` ends it, and so does the end of this process, however it ends.
 
     ``certificate`` and ``key`` are the server's (PEM files), ``authority`` the file with the certificate that signed
     it. ``insecure=True`` does without all three, on a loopback host only. Port 0 takes a free one (see ``address``).
+    Where ``give_up`` is set while it starts, it is ended again, and :class:`GivenUp` says so.
 
     Guarantees: a site is heard only in its own name, only in reply, and with no more than ``limit`` bytes of content
     (somewhat more on the disk) for each message that was sent to it; while less than ``disk_floor`` bytes are free on
@@ -70,6 +76,7 @@ class SuperLink:
         insecure: bool = False,
         limit: int = LIMIT,
         disk_floor: int = DISK_FLOOR,
+        give_up: threading.Event | None = None,
     ) -> None:
         limit, disk_floor = whole_number("limit", limit, 1), whole_number("disk_floor", disk_floor, 0)
         if insecure and not is_loopback(host):
@@ -85,11 +92,9 @@ class SuperLink:
                 raise InvalidParameter("certificate", str(file), "is no file", "check the path; quietsum keys show")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (free := shutil.disk_usage(folder).free) < disk_floor:
-            raise InvalidParameter(
-                "folder",
-                str(folder),
-                f"is on a disk with {free // 2**20} MiB free, and {disk_floor // 2**20} MiB are to stay free",
-                "make room, or choose a folder on another disk",
+            raise SuperLinkFailed(
+                f"{folder} is on a disk with {free // 2**20} MiB free, and {disk_floor // 2**20} MiB are to stay free; "
+                "make room, or choose a folder on another disk"
             )
         self._folder = folder
         before = _read_access(folder)
@@ -127,7 +132,7 @@ class SuperLink:
             private.close()
         try:
             _write_private(folder / "access.json", json.dumps(self._access_words))
-            self._wait_until_ready()
+            self._wait_until_ready(give_up or threading.Event())
         except BaseException:
             self.close()
             raise
@@ -200,7 +205,7 @@ class SuperLink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, give_up: threading.Event) -> None:
         from quietsum.federation.flower.adapter import Refused, Register, Unreachable
 
         register = Register(self.access, seconds=2.0)
@@ -215,7 +220,8 @@ class SuperLink:
                     return
                 except (Refused, Unreachable) as problem:
                     last = str(problem)
-                time.sleep(0.1)
+                if give_up.wait(0.1):
+                    raise GivenUp("the SuperLink was ended while it started")
         finally:
             register.close()
         raise SuperLinkFailed(f"the SuperLink does not answer: {last}; its log says: {_tail(self._folder)}")
@@ -250,8 +256,9 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=256)
     except OSError as problem:
-        raise InvalidParameter(
-            "port", f"{host}:{port}", f"cannot be listened on ({problem.strerror})", "choose another port or host"
+        raise SuperLinkFailed(
+            f"{host}:{port} cannot be listened on ({problem.strerror}); end what listens there, or choose another port "
+            "or host"
         ) from None
 
 

@@ -1,0 +1,81 @@
+"""What a command ends with: 1 where the same words may work later, 2 where they will not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from quietsum.cli.app import app
+from quietsum.ledger.places import exists
+
+SERVE = [sys.executable, "-m", "quietsum", "party", "serve", "--policy", "policy.toml"]
+
+
+def quietsum(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(autouse=True)
+def _at_a_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    quietsum("keys", "make", "keys", "--party", "Basel")
+    monkeypatch.chdir(tmp_path / "keys" / "Basel")
+    quietsum("party", "new", "policy.toml", "--coordinator", "127.0.0.1:9")
+
+
+def serve_without_room() -> subprocess.CompletedProcess[str]:
+    """A site on a disk that takes no byte more: the system's limit on the size of files stands in for it."""
+    line = ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *SERVE]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="no such limit here")
+def test_a_site_on_a_full_disk_ends_with_1_and_its_next_start_works() -> None:
+    pytest.importorskip("flwr")
+    full = serve_without_room()
+    assert full.returncode == 1 and "the disk took no more" in full.stderr, full.stderr
+    ledger = Path("ledger.db")
+    assert ledger.exists() and ledger.stat().st_size == 0, "what such a start leaves behind"
+    assert "quietsum party serve makes one" in quietsum("party", "status", "--policy", "policy.toml", code=2).stderr
+    process = subprocess.Popen(SERVE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout is not None
+        assert any("waiting for" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    quietsum("party", "status", "--policy", "policy.toml")
+
+
+@pytest.mark.parametrize("beside", [".key", ".head", "-wal"])
+def test_an_empty_file_with_something_beside_it_was_a_ledger(beside: str) -> None:
+    ledger = Path("ledger.db")
+    assert not exists(ledger)
+    ledger.touch()
+    assert not exists(ledger)
+    Path(f"ledger.db{beside}").touch()
+    assert exists(ledger), "it was emptied, which somebody has to look at"
+    if beside == ".key":
+        quietsum("party", "status", "--policy", "policy.toml", code=4)
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.ENOSPC, 1), (errno.EACCES, 2), (errno.ENOENT, 2)])
+def test_what_the_system_refuses_may_pass_or_not(number: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("quietsum.party.policy_file.load_policy", refuse)
+    assert os.strerror(number) in quietsum("party", "check", "policy.toml", code=code).stderr
