@@ -14,7 +14,8 @@ import pytest
 from quietsum import failpoints
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.certificates import make_node_key, public_line, read_node_key, read_roster
-from quietsum.federation.keyring import add, admit, folder_name, look, make, make_own
+from quietsum.federation.keylook import look
+from quietsum.federation.keyring import add, admit, folder_name, make, make_own
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes and kills")
 

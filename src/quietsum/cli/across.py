@@ -144,7 +144,7 @@ def _link(
     keys: Path, listen: str, folder: Path, insecure: bool, *, give_up: threading.Event | None = None
 ) -> SuperLink:
     from quietsum.federation.flower.superlink import SuperLink
-    from quietsum.federation.keyring import check_serving
+    from quietsum.federation.keylook import check_serving
     from quietsum.federation.nodekeys import read_roster
 
     host, port = _place(listen, insecure)

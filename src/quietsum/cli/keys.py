@@ -15,7 +15,7 @@ from quietsum.cli import options as opt
 from quietsum.cli.output import console, print_json, print_next
 
 if TYPE_CHECKING:
-    from quietsum.federation.keyring import Keyring, Validity
+    from quietsum.federation.keylook import Keyring, Validity
 
 __all__ = ["app"]
 
@@ -75,7 +75,7 @@ def make(
 
     Example: quietsum keys make keys --server fl.example.org --party Basel
     """
-    from quietsum.federation.keyring import look
+    from quietsum.federation.keylook import look
     from quietsum.federation.keyring import make as make_keys
 
     make_keys(folder, servers=server or (), parties=party or (), days=days)
@@ -140,7 +140,7 @@ def show(folder: FolderArgument, as_json: opt.JsonOption = False) -> int:
 
     Exit code 2: a certificate has expired, or files do not fit together.
     """
-    from quietsum.federation.keyring import look
+    from quietsum.federation.keylook import look
 
     found = look(folder)
     code = UNUSABLE if found.expired else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import textwrap
 import threading
@@ -157,6 +156,14 @@ def serve(
     The site calls out only and opens no port. Whatever the coordinator sends,
     no code of it is run here, and no plan that the policy refuses.
     """
+    from quietsum.cli.signals import ENDING, answering
+
+    stop = threading.Event()
+    with answering(dict.fromkeys(ENDING, lambda _: stop.set())):
+        _serve(policy, insecure, verbose, stop)
+
+
+def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) -> None:
     from quietsum.cli.logs import watch_log
     from quietsum.cli.party_check import alone, check_pinned, in_the_way
     from quietsum.party.policy_file import load_policy
@@ -178,9 +185,6 @@ def serve(
     coordinator, place = loaded.coordinator, loaded.path(loaded.site.ledger)
     key = loaded.path(coordinator.node_key)
     sign = signing(read_node_key(key))
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     with alone(place, coordinator):
         begun = not exists(place)
         with Ledger.open(place, create=True) as ledger:
