@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from party.asking import MODEL, UNIT, Place, Server, body_of, hear, plan, policy, reason
+from party.asking import MODEL, RECORD, UNIT, Place, Server, body_of, hear, plan, policy, reason
 from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
 from quietsum.party import wire
@@ -291,3 +291,22 @@ def test_a_round_that_is_made_again_is_answered_by_the_same_process() -> None:
     server.enrol(place, resolved)
     asked = [(1, 1), (2, 1), (3, 1), (2, 2), (3, 2), (4, 1)]
     assert [server.train(place, resolved, *key).kind for key in asked] == ["update"] * 6
+
+
+def test_runs_of_two_relations_never_share_a_lifetime_whenever_they_were_opened(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All were opened before anything was charged; the first charge settles it, as the status says."""
+    record = {**RECORD, "noise_multiplier": 6.0}
+    one, other = (
+        plan(privacy={"style": "sample", "record": record, "neighbours": relation})
+        for relation in ("add-or-remove-one", "replace-one")
+    )
+    place, server = Place(), Server()
+    for run, resolved in (("first", one), ("second", other), ("third", one)):
+        assert server.enrol(place, resolved, run).kind == "enrolled"
+    assert server.train(place, one, run="first").kind == "update"
+    assert reason(server.train(place, other, run="second")) == NOT_BOOKED
+    assert "the two cannot be added up" in caplog.text
+    assert server.train(place, one, run="third").kind == "update"  # the control
+    assert place.ledger.verify().entries == place.ledger.head.sequence

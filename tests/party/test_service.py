@@ -24,6 +24,7 @@ from party.asking import (
     UNIT,
     Place,
     Server,
+    Watched,
     body_of,
     changed,
     fresh,
@@ -33,7 +34,7 @@ from party.asking import (
     reason,
     searched,
 )
-from quietsum.errors import DataMissing, LedgerBroken
+from quietsum.errors import DataMissing, LedgerBroken, PlanRefused
 from quietsum.ledger import Charge, Ledger
 from quietsum.ledger.entries import Kind
 from quietsum.ledger.keys import SigningKey
@@ -315,7 +316,8 @@ def test_another_coordinator_than_the_first_is_refused(kind: str, caplog: pytest
     first.enrol(place, resolved)
     body = {**body_of(resolved), "resolved": resolved_to(resolved)}
     told = reason(second.say(place, kind, body, MODEL))
-    assert f"works for the coordinator whose ledger is {first.ledger.identity.ledger}" in told
+    assert "works for another coordinator" in told and first.ledger.identity.ledger not in told
+    assert f"works for the coordinator whose ledger is {first.ledger.identity.ledger}" in caplog.text
     assert told in caplog.text
     place.start(policy())
     assert reason(second.say(place, kind, body, MODEL)) == told
@@ -450,6 +452,37 @@ def test_with_noise_at_the_party_nobody_sees_that_its_work_failed(fails: BaseExc
     server.enrol(place, resolved)
     update = server.train(place, resolved)
     assert update.kind == "update" and update.vector is not None and update.vector.any()
+
+
+class Talkative:
+    """What a task says of its data when it should not have looked."""
+
+    @property
+    def dimension(self) -> int:
+        raise Panic("row 17, Ms Smith")
+
+
+@pytest.mark.parametrize("wrong", [PlanRefused("313 of 997 are ill"), Panic("Ms Smith"), KeyboardInterrupt()])
+def test_what_a_task_says_before_anything_is_paid_stays_at_the_site(wrong: BaseException) -> None:
+    place, server = Place(), Server()
+
+    def make(_: object) -> Watched:
+        raise wrong
+
+    for task in (make, lambda _: Talkative()):
+        place.service = SiteService(policy(), place.ledger, task=task, interruptible=False)
+        assert reason(server.enrol(place, plan())) == "its task cannot run here" and not place.reserved
+
+
+def test_ctrl_c_of_a_task_is_a_failure_like_any_other_where_the_owners_is_taken_otherwise() -> None:
+    for style in ("sample", "party"):
+        place, server, resolved = Place(policy(style), fails=KeyboardInterrupt()), Server(), plan(style)
+        place.service = SiteService(policy(style), place.ledger, task=lambda _, t=place.task: t, interruptible=False)
+        server.enrol(place, resolved)
+        assert server.train(place, resolved).kind == ("update" if style == "party" else "lost")
+        place.service = SiteService(policy(style), place.ledger, task=lambda _, t=place.task: t)
+        with pytest.raises(KeyboardInterrupt):  # the control: elsewhere it is the owner's
+            server.train(place, resolved, 2)
 
 
 def test_a_task_that_cannot_be_made_is_refused_before_anything_is_charged(caplog: pytest.LogCaptureFixture) -> None:

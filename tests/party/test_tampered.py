@@ -96,7 +96,7 @@ TAMPERED: dict[str, tuple[Callable[[ResolvedPlan], dict[str, Any]], str]] = {
     "holder named": (lambda r: changed(r, parties=parties(r, holder="cloud")), "of one holder"),
     "site named twice": (lambda r: changed(r, parties=twice(r)), "more than once"),
     "no parties": (lambda r: changed(r, parties=[]), "declares no parties"),
-    "dimension changed": (lambda r: changed(r, dimension=4), "its task has 3 parameters, the plan says 4"),
+    "dimension changed": (lambda r: changed(r, dimension=4), "its task has other parameters than the 4"),
     "digest changed": (lambda r: changed(r, digest="0" * 64), "not the one whose hash came with it"),
     "rounds changed without the hash": (
         lambda r: changed(r, plan={**values_of(r)["plan"], "federation": {"rounds": 50}}), "not the one whose hash"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from party.asking import STYLES, Place, Server, hear, policy, reason
 from quietsum.party.books import resolved_to
-from quietsum.party.policy import AllowedTask, SiteDataset
+from quietsum.party.policy import AllowedTask, SiteDataset, SiteName
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.tasks import Metrics
@@ -167,3 +168,38 @@ def test_public_records_are_tried_when_the_site_enrols() -> None:
     place.service = SiteService(held, place.ledger, task=lambda _: FederatedTorch(lines))
     values = resolved_to(at_the_coordinator("sample"))
     assert reason(server.enrol(place, values)) == "its task cannot run here" and "sites" in diary
+
+
+def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_for(tmp_path: Path) -> None:
+    """One changed value is found, and nobody hears of it for nothing."""
+    from quietsum.tasks.heart import PUBLISHED, HeartTask, _packaged
+
+    lines = _packaged("heart_4centers.csv").splitlines()[1:]
+    for name in PUBLISHED:
+        rows = [line.partition(",")[2] for line in lines if line.startswith(f"{name},")]
+        (tmp_path / f"processed.{name}.data").write_text("\n".join(rows) + "\n", encoding="ascii")
+    plan_ = Plan.from_dict({
+        "task": {"name": "heart"},
+        "federation": {"rounds": 2, "deadline": 60.0},
+        "training": {"sample_rate": 0.25, "local_steps": 2},
+        "privacy": STYLES["sample"],
+    })  # fmt: skip
+    file = tmp_path / "processed.va.data"
+    whole = file.read_bytes()
+    for changed in (False, True):
+        file.write_bytes(whole.replace(b"63,1,4,140", b"64,1,4,140", 1) if changed else whole)
+        task = HeartTask.from_options({"path": str(tmp_path)})
+        held = policy(
+            "sample",
+            site=SiteName(name="va"),
+            dataset=SiteDataset(name="uci-heart-va", size=85),
+            tasks=(AllowedTask(name="heart"),),
+        )
+        place, server = Place(held), Server()
+        place.service = SiteService(held, place.ledger, task=lambda _, made=task: made)
+        resolved = resolve(plan_, task.parties(), task.dimension)
+        body = {"run": "first", "resolved": resolved_to(resolved)}
+        assert hear(place, server.write("enrol", body, to="va")).kind == "enrolled"
+        body = {"run": "first", "round": 1, "attempt": 1, "plan": resolved.plan.digest}
+        reply = hear(place, server.write("train", body, np.zeros(resolved.dimension), to="va"))
+        assert reply.kind == ("lost" if changed else "update") and len(place.reserved) == 1

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from party.asking import MODEL, UNIT, Server, Watched, plan, policy, reason, wire
+from party.asking import FACTS, MODEL, UNIT, Server, Watched, plan, policy, reason, wire
 from quietsum.ledger import Kind, Ledger
 from quietsum.party.books import resolved_to
-from quietsum.party.policy import CoordinatorAddress
+from quietsum.party.policy import CoordinatorAddress, SiteName
+from quietsum.party.refusing import NOT_BOOKED
 from quietsum.party.service import SiteService
 from quietsum.party.status import OVERDRAWN, status_of
-from quietsum.plan import ResolvedPlan
+from quietsum.plan import ResolvedPlan, resolve
 
 LIMIT = plan().limits[0].epsilon
 SMALL = dataclasses.replace(UNIT, epsilon=1.01 * LIMIT, run=None)
@@ -69,8 +70,8 @@ def test_each_process_works_for_its_own_coordinator_whoever_else_the_ledger_know
     resolved = plan()
     for _ in range(2):  # before and after both are known
         assert one.enrol(resolved).kind == other.enrol(resolved).kind == "enrolled"
-        assert "it works for the coordinator" in reason(one.enrol(resolved, other.server))
-        assert "it works for the coordinator" in reason(other.enrol(resolved, one.server))
+        assert "it works for another coordinator" in reason(one.enrol(resolved, other.server))
+        assert "it works for another coordinator" in reason(other.enrol(resolved, one.server))
     assert one.train(resolved, 1).kind == "update", "heads of the other coordinator are no obstacle"
     assert len(one.service.books.coordinators()) == len(other.service.books.coordinators()) == 2
 
@@ -79,7 +80,7 @@ def test_one_that_pins_nobody_is_taken_by_whoever_enrolled_first_in_the_shared_l
     place = tmp_path / "ledger.db"
     loose = Federation(place, "two.example.org:9092", pinned=False)
     assert Federation(place, "one.example.org:9092").enrol(plan()).kind == "enrolled"
-    assert "it works for the coordinator" in reason(loose.enrol(plan())), "so both are pinned"
+    assert "it works for another coordinator" in reason(loose.enrol(plan())), "so both are pinned"
 
 
 def test_two_federations_at_once_never_spend_more_than_one_lifetime(tmp_path: Path) -> None:
@@ -111,3 +112,17 @@ def test_two_federations_at_once_never_spend_more_than_one_lifetime(tmp_path: Pa
     (budget,) = status_of(dataclasses.replace(federations[0].policy, record=small), ledger)["budgets"]
     assert budget["bound_epsilon"] <= small.epsilon and budget["held_by"] != OVERDRAWN and budget["plans"] == 2
     assert ledger.verify().entries == len(written)
+
+
+def test_two_names_for_one_dataset_are_one_too_many(tmp_path: Path) -> None:
+    """Both processes were started on a new ledger, which knew neither name yet."""
+    one, other = two(tmp_path / "ledger.db", tmp_path / "ledger.db")
+    renamed = dataclasses.replace(other.policy, site=SiteName(name="basel"))
+    other.service = SiteService(renamed, other.ledger, task=lambda _: other.task)
+    assert one.enrol(plan()).kind == "enrolled"
+    facts = (dataclasses.replace(FACTS[0], name="basel"), FACTS[1])
+    resolved = resolve(plan().plan, facts, 3)
+    body = {"run": "spring", "resolved": resolved_to(resolved)}
+    letter = wire.read(other.service.answer(other.server.write("enrol", body, to="basel")), most=2**22)
+    assert reason(letter) == NOT_BOOKED and [book.party for book in one.ledger.lifetime()] == ["north"]
+    assert one.train(plan(), 1).kind == "update"

@@ -332,8 +332,12 @@ def test_ucis_own_files_give_the_same_rows(tmp_path: Path) -> None:
 def test_a_damaged_file_is_refused_with_the_remedy(tmp_path: Path, damage: object) -> None:
     file = official_folder(tmp_path) / "processed.va.data"
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
+    task = HeartTask.from_options({"path": str(tmp_path)})  # whose rows nobody has read yet
+    task.rehearse_unseen()
     with pytest.raises(CorruptState, match=r"rows of va .* altered or truncated; reinstall quietsum, or fetch"):
-        HeartTask.from_options({"path": str(tmp_path)})
+        task.rehearse()
+    with pytest.raises(CorruptState, match="rows of va"):
+        task.rows("cleveland")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -348,19 +352,19 @@ def test_a_damaged_installation_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     source = Path(str(resources.files("quietsum.tasks.data")))
     shutil.copytree(source, tmp_path / "data")
     monkeypatch.setattr(heart.resources, "files", lambda package: tmp_path / "data")
-    HeartTask.embedded()
+    HeartTask.embedded().rehearse()
     table, split = tmp_path / "data" / "heart_4centers.csv", tmp_path / "data" / "heart_split.csv"
     whole = table.read_bytes(), split.read_bytes()
     split.write_bytes(whole[1].replace(b"va,", b"xx,", 1))
     with pytest.raises(CorruptState, match=r"heart_split\.csv .*reinstall"):
-        HeartTask.embedded()
+        HeartTask.embedded().rehearse()
     split.write_bytes(whole[1])
     table.write_bytes(whole[0][:30000])
     with pytest.raises(CorruptState, match="altered or truncated"):
-        HeartTask.embedded()
+        HeartTask.embedded().rehearse()
     table.unlink()
     with pytest.raises(CorruptState, match="missing from the installed package; reinstall quietsum"):
-        HeartTask.embedded()
+        HeartTask.embedded().rehearse()
 
 
 # -------------------------------------------------------------------------------------------------------- options

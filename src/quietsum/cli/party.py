@@ -195,7 +195,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
                 _say(f"warning: {warning}")
             known = SiteBooks(loaded, ledger).coordinators()
             check_pinned(loaded, known)
-            service = SiteService(loaded, ledger, node_key=sign)
+            service = SiteService(loaded, ledger, node_key=sign, interruptible=False)
             _say_who_counts(loaded, known)
             print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)
             serve_node(

@@ -59,6 +59,7 @@ class Doorway:
         self.heads: dict[str, Testimony] = dict(ledger.witnessed())
         self.told: dict[str, Testimony] = {}
         self.turned_away: dict[str, str] = {}
+        self.seen: dict[str, float] = {}  # when each was last connected, or may have been
         self._greeted: dict[str, float] = {}
         self._claims: dict[str, str] = {}  # who a node says it is: its next greeting shows what we have kept of it
 
@@ -73,6 +74,12 @@ class Doorway:
         except QuietsumError as error:
             log.info("the carrier does not answer: %s", error)
             return None
+
+    def strangers(self, nodes: Sequence[str]) -> bool:
+        """Whether some node of ``nodes`` was greeted and has not answered: it may be any party that is not known."""
+        sites = {site.node for site in self.known.values()}
+        open_ = {sent.node for sent in self.sent.values() if sent.kind == "hello"}
+        return any(node in open_ and node not in sites for node in nodes)
 
     def connected(self) -> int:
         """How many parties are known and there."""

@@ -36,8 +36,10 @@ log = logging.getLogger(__name__)
 DEADLINE = 600.0
 """Seconds that a round may take where the plan states no deadline: across machines it must end some time."""
 _FAREWELL = 5.0
-ABSENT = 30.0
-"""Seconds that a round waits for a site that is not connected."""
+ABSENT = 60.0
+"""Seconds that a round waits for a site that is not connected; a site tries again every fifteen."""
+GRACE = 1.0
+"""Seconds that a round gives a site that was away for longer than that already."""
 
 
 @final
@@ -195,9 +197,9 @@ class RemoteFederation:
         limit = resolved.plan.federation.deadline or DEADLINE
         end, waiting = self._clock() + limit, dict.fromkeys(cohort)
         asking = Asking(request, {name: self._expected(name, request.round) for name in cohort})
-        seen = dict.fromkeys(cohort, self._clock())
+        began = self._clock()
         while waiting and (left := end - self._clock()) > 0:
-            for name in self._away(waiting, door.greet(waiting), seen):
+            for name in self._away(waiting, door.greet(waiting), began):
                 del waiting[name]
                 yield Lost(party=name, reason=f"it was not connected for {ABSENT:g} s")
             for name in list(waiting):
@@ -213,15 +215,21 @@ class RemoteFederation:
             why = "" if name in door.known else "; it was not there"
             yield Lost(party=name, reason=f"it had not replied by the deadline of {limit:g} s{why}")
 
-    def _away(self, waiting: Mapping[str, None], nodes: Sequence[str] | None, seen: dict[str, float]) -> list[str]:
-        """Those that have not been connected for a while, and are not at work on a request either."""
+    def _away(self, waiting: Mapping[str, None], nodes: Sequence[str] | None, began: float) -> list[str]:
+        """Those that have not been connected for a while, and are not at work on a request either.
+
+        Without a carrier nobody can be connected; and a node that has not said yet who it is may be any of them: a site
+        at work answers a greeting when it is done.
+        """
         door, now, away = self._joined[0], self._clock(), []
         at_work = {sent.party for sent in door.sent.values() if sent.kind == "train"}
+        strange = nodes is not None and door.strangers(nodes)
         for name in waiting:
             site = door.known.get(name)
-            if nodes is None or name in at_work or (site is not None and site.node in nodes):
-                seen[name] = now  # without a carrier nobody can be connected
-            elif now - seen[name] > ABSENT:
+            there = strange if site is None else nodes is not None and site.node in nodes
+            if nodes is None or there or name in at_work:
+                door.seen[name] = now
+            elif now - door.seen.setdefault(name, began) > ABSENT and now - began > GRACE:
                 away.append(name)
         return away
 

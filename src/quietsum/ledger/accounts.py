@@ -134,6 +134,8 @@ class Accounts:
             if dataset.party in names:
                 raise PlanRefused(f"party {dataset.party!r} is named twice; each party brings one dataset to a run")
             names[dataset.party] = dataset.dataset
+            if terms.enrolled is not None:
+                self._check_owner(dataset)
         if not names:
             raise PlanRefused("a run needs at least one party with a dataset")
         seen: set[Account] = set()
@@ -154,6 +156,15 @@ class Accounts:
                         f"the plan charges {party!r} nothing per {unit}, and others something; every party of a run "
                         "is charged"
                     )
+
+    def _check_owner(self, mine: Dataset) -> None:
+        """In a site's own books a dataset has one name before it, and one lifetime."""
+        known = {(party, dataset) for party, dataset, _ in self.books} | set(self.public)
+        for party in sorted(party for party, dataset in known if dataset == mine.dataset and party != mine.party):
+            raise PlanRefused(
+                f"dataset {mine.dataset!r} is kept under the name {party!r} here, and this plan calls its site "
+                f"{mine.party!r}: a dataset has one lifetime; take part under one name"
+            )
 
     def _check_units(self, run: str, seen: set[Account], names: Mapping[str, str], refunds_known: bool) -> None:
         """All runs that charge a protected dataset charge the same units.

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import final
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
@@ -156,11 +156,7 @@ class BookState:
     def admit_plan(self, run: str, planned: Tally, terms: Terms, prices: Prices, rounds: int | None) -> None:
         """Refuse a plan that does not fit as a whole: BudgetExhausted, with what is left and how to raise it."""
         others = {name: share for name, share in self.charged.items() if name != run}
-        if others and terms.neighbours is not self._relation:
-            raise PlanRefused(
-                f"{self} has been accounted under {self._relation} neighbours, this plan says {terms.neighbours}; "
-                f'set privacy.neighbours = "{self._relation}", the two cannot be added up'
-            )
+        self._check_relation(others, terms)
         if not others:
             found = self._alone(planned, terms, prices)
             if exceeds(found.epsilon, self._budget.epsilon):
@@ -173,8 +169,10 @@ class BookState:
     def admit_charge(self, run: str, after: Tally, terms: Terms, cost: Cost, prices: Prices) -> None:
         """Refuse a charge that does not fit: BudgetExhausted, and nothing was charged.
 
-        ``after`` is what the run will have charged with it.
+        ``after`` is what the run will have charged with it. A run that was opened before others were charged under
+        another relation is refused here: PlanRefused.
         """
+        self._check_relation([name for name in self.charged if name != run], terms)
         if not self.charged or (len(self.charged) == 1 and run in self.charged):
             found = self._alone(after, terms, prices)
             fits = not exceeds(found.epsilon, self._budget.epsilon)
@@ -186,6 +184,13 @@ class BookState:
                 f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.epsilon:g} per "
                 f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody. To allow more: "
                 f"{self.raise_command(None)}"
+            )
+
+    def _check_relation(self, others: Collection[str], terms: Terms) -> None:
+        if others and terms.neighbours is not self._relation:
+            raise PlanRefused(
+                f"{self} has been accounted under {self._relation} neighbours, this plan says {terms.neighbours}; "
+                f'set privacy.neighbours = "{self._relation}", the two cannot be added up'
             )
 
     def _alone(self, tally: Tally, terms: Terms, prices: Prices) -> Guarantee:

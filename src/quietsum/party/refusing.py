@@ -33,11 +33,14 @@ NOT_BOOKED = "its books do not take this plan"
 
 @final
 class Refused(QuietsumError):
-    """The site says no, and has not touched its data. ``for_good``: the same request can never be taken."""
+    """The site says no, and has not touched its data. ``for_good``: the same request can never be taken.
 
-    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+    ``aside`` is for the site's own log.
+    """
+
+    def __init__(self, reason: str, *, for_good: bool = False, aside: str = "") -> None:
         super().__init__(reason)
-        self.for_good = for_good
+        self.for_good, self.aside = for_good, aside
 
 
 def allowed(ask: Callable[[], Found]) -> Found:

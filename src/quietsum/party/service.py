@@ -91,7 +91,10 @@ class SiteService:
         rng: RandomSource | None = None,
         task: Callable[[Plan], Task] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        interruptible: bool = True,
     ) -> None:
+        """``interruptible``: whether a KeyboardInterrupt may be the owner's, and not the task's."""
+        self._interruptible = interruptible
         self.policy, self.books = policy, SiteBooks(policy, ledger)
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
@@ -118,7 +121,7 @@ class SiteService:
         try:
             return self._answered(letter)
         except Refused as refusal:
-            told = f"{letter.kind[:40]!r} refused: {refusal}"
+            told = f"{letter.kind[:40]!r} refused: {refusal}" + (f" ({refusal.aside})" if refusal.aside else "")
             log.log(logging.DEBUG if told == self._said else logging.WARNING, "%s", told)  # greetings come often
             self._said = told
             return self._refuse(letter, str(refusal), for_good=refusal.for_good)
@@ -197,8 +200,9 @@ class SiteService:
         known = (pinned,) if pinned else self.books.coordinators()
         if known and told not in known:
             raise Refused(
-                f"it works for the coordinator whose ledger is {known[0]}, not {told}; the site's policy "
-                "names it under coordinator.ledger"
+                f"it works for another coordinator than the one whose ledger is {told}; the site's policy names it "
+                "under coordinator.ledger",
+                aside=f"it works for the coordinator whose ledger is {known[0]}",
             )
         if (ours := letter.knows) is not None:
             if ours.ledger != self._ledger.identity.ledger:
@@ -260,7 +264,9 @@ class SiteService:
         self.policy.check(resolved)
         booked(resolved.plan.task.name, self.books.check_lifetimes)
         name, protected = self.policy.name, not self.policy.dataset.public
-        task, due = tried(lambda: self._task(resolved.plan), resolved, name, unseen=protected)
+        task, due = tried(
+            lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
+        )
         return _Enrolled(resolved, task, name, due=due)
 
     def _site(self, enrolled: _Enrolled) -> Site:
@@ -274,6 +280,7 @@ class SiteService:
             deadline=math.inf if limit is None else limit,
             clock=self._clock,
             first=enrolled.first,
+            interruptible=self._interruptible,
         )
 
     # ---------------------------------------------------------------------------------------------- training

@@ -28,19 +28,26 @@ def own_task(policy: Policy, plan: Plan) -> Task:
     return task_of(dataclasses.replace(plan, task=dataclasses.replace(plan.task, options=options)))
 
 
-def tried(make: Callable[[], Task], resolved: ResolvedPlan, party: str, *, unseen: bool) -> tuple[Task, bool]:
+def tried(
+    make: Callable[[], Task], resolved: ResolvedPlan, party: str, *, unseen: bool, interruptible: bool = True
+) -> tuple[Task, bool]:
     """The task, made and tried on made-up records; :class:`~quietsum.errors.PlanRefused` where it cannot run here.
 
     With ``unseen`` no record of the site is read: nothing is paid yet, and even a refusal would tell of it. Beside the
-    task: whether more is to be tried as soon as it is.
+    task: whether more is to be tried as soon as it is. Nothing that the task says goes further than the site's own log.
     """
+
+    def attempted() -> tuple[Task, bool, bool]:
+        task = make()
+        fits = task.dimension == resolved.dimension
+        return task, fits, fits and rehearse(task, resolved, party, unseen=unseen)
+
     try:
-        task = calmly(make)
-        if task.dimension != resolved.dimension:
-            raise PlanRefused(f"its task has {task.dimension} parameters, the plan says {resolved.dimension}")
-        return task, calmly(lambda: rehearse(task, resolved, party, unseen=unseen))
-    except PlanRefused:
-        raise
+        task, fits, due = calmly(attempted, interruptible=interruptible)
     except (Exception, SystemExit) as error:
         log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
         raise PlanRefused("its task cannot run here") from None  # why, its own log says
+    if not fits:
+        log.warning("task %r has %d parameters here", resolved.plan.task.name, task.dimension)
+        raise PlanRefused(f"its task has other parameters than the {resolved.dimension} that the plan says")
+    return task, due

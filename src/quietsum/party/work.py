@@ -71,8 +71,9 @@ class Site:
         deadline: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[], None] | None = None,
+        interruptible: bool = True,
     ) -> None:
-        self.name = name
+        self.name, self._interruptible = name, interruptible
         self._deadline, self._clock, self._first = deadline, clock, first
         self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
         self._answered: dict[str, tuple[int, int]] = {}
@@ -122,7 +123,7 @@ class Site:
         """
         start = self._clock()
         try:
-            delta = calmly(lambda: self._trained(params, orders))
+            delta = calmly(lambda: self._trained(params, orders), interruptible=self._interruptible)
             if self._clock() - start > self._deadline:
                 raise TooLate(f"its work took longer than the deadline of {self._deadline:g} s")
             return delta
@@ -160,13 +161,18 @@ class Site:
         )
 
 
-def calmly(work: Callable[[], Found]) -> Found:
-    """What ``work`` returns or raises; a library's panic, which is no Exception, becomes an ordinary failure."""
+def calmly(work: Callable[[], Found], *, interruptible: bool = True) -> Found:
+    """What ``work`` returns or raises; a library's panic, which is no Exception, becomes an ordinary failure.
+
+    Where Ctrl-C is taken otherwise, nothing is ``interruptible``: then a KeyboardInterrupt is the task's own, too.
+    """
     try:
         return work()
-    except (Exception, SystemExit, KeyboardInterrupt):
+    except (Exception, SystemExit):
         raise
     except BaseException as panic:
+        if interruptible and isinstance(panic, KeyboardInterrupt):
+            raise
         raise QuietsumError(f"the task ended in a {type(panic).__name__}") from panic
 
 
@@ -176,16 +182,16 @@ def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = F
     With ``unseen`` no record is read or counted, not even for its shape: so a site does before its first charge, and
     whoever holds no data.
     """
+    person = resolved.plan.privacy.person
+    if person is not None and not isinstance(task, FederatedTask | NamesPeople):
+        problem = f"is promised something, and {task.name} does not say whose its rows are"
+        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
     if isinstance(task, Rehearses):
         if not unseen:
             task.rehearse(resolved.orders(party))
         elif isinstance(task, RehearsesUnseen):
             task.rehearse_unseen(resolved.orders(party))
         return unseen
-    person = resolved.plan.privacy.person
-    if person is not None and not isinstance(task, FederatedTask | NamesPeople):
-        problem = f"is promised something, and {task.name} does not say whose its rows are"
-        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
     if isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
         rows = task.example()
         gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)

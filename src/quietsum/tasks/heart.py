@@ -16,10 +16,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +29,12 @@ from quietsum.errors import CorruptState, InvalidParameter, non_negative
 from quietsum.plan import PartyFacts
 from quietsum.tasks.protocol import Metrics, Rows
 
+if TYPE_CHECKING:
+    from quietsum.plan.orders import LocalOrders
+
 __all__ = ["FEATURES", "HeartTask", "Table", "encode", "read_embedded", "read_folder", "reference_scores"]
+
+Found = TypeVar("Found")
 
 Floats = npt.NDArray[np.float64]
 
@@ -141,16 +147,20 @@ def read_folder(folder: str | Path) -> dict[str, Table]:
     """The four tables from a folder with UCI's own ``processed.cleveland.data`` and its three siblings."""
     tables = {}
     for name in PUBLISHED:
-        file = Path(folder) / f"processed.{name}.data"
-        try:
-            text = file.read_bytes().decode("ascii", errors="replace")
-        except OSError as error:
-            raise InvalidParameter(
-                "path", str(folder), f"has no readable processed.{name}.data ({error.strerror})",
-                "unpack UCI's heart-disease archive there, or leave the option out: the rows are in the package",
-            ) from None  # fmt: skip
-        tables[name] = _parse(name, text.replace("\r\n", "\n"), str(file))
+        file, raw = _of_folder(folder, name, lambda file: file.read_bytes())
+        tables[name] = _parse(name, raw.decode("ascii", errors="replace").replace("\r\n", "\n"), str(file))
     return tables
+
+
+def _of_folder(folder: str | Path, name: str, look: Callable[[Path], Found]) -> tuple[Path, Found]:
+    file = Path(folder) / f"processed.{name}.data"
+    try:
+        return file, look(file)
+    except OSError as error:
+        raise InvalidParameter(
+            "path", str(folder), f"has no readable processed.{name}.data ({error.strerror})",
+            "unpack UCI's heart-disease archive there, or leave the option out: the rows are in the package",
+        ) from None  # fmt: skip
 
 
 def held_out_numbers() -> dict[str, frozenset[int]]:
@@ -186,28 +196,36 @@ def _parse(name: str, text: str, file: str) -> Table:
 class HeartTask:
     """Predict illness from ten clinical values.
 
-    ``tables`` are the raw rows by hospital. ``l2`` adds l2 / 2 · |params|² to the loss of each example.
+    ``tables`` are the raw rows by hospital, or what reads them: no row is read, or compared with what was published,
+    before somebody asks for rows, scores or a rehearsal. ``l2`` adds l2 / 2 · |params|² to the loss of each example.
     """
 
     name: Final = "heart"
     title: Final = "heart disease at four hospitals (UCI, logistic regression)"
     dimension: Final = len(FEATURES)
 
-    def __init__(self, tables: Mapping[str, Table], *, l2: float = 0.0) -> None:
+    def __init__(self, tables: Mapping[str, Table] | Callable[[], Mapping[str, Table]], *, l2: float = 0.0) -> None:
         self.l2 = non_negative("l2", l2)
-        self._private: dict[str, Table] = {}  # raw until a party is asked for its rows: its charge is on disk by then
-        self._held_out: dict[str, Rows] = {}
-        held_out = held_out_numbers()
-        for name in TRAINING_SIZES:
-            table = tables[name].complete()
-            outside = np.isin(table.numbers, sorted(held_out[name]))
-            self._private[name] = table.chosen(~outside)
-            self._held_out[name] = encode(table.chosen(outside).values)
+        self._tables = tables
+
+    @cached_property
+    def _complete(self) -> dict[str, Table]:
+        tables = self._tables() if callable(self._tables) else self._tables
+        return {name: tables[name].complete() for name in TRAINING_SIZES}
+
+    @cached_property
+    def _private(self) -> dict[str, Table]:
+        """Raw until a party is asked for its rows."""
+        return {name: table.chosen(~_outside(name, table)) for name, table in self._complete.items()}
+
+    @cached_property
+    def _held_out(self) -> dict[str, Rows]:
+        return {name: encode(table.chosen(_outside(name, table)).values) for name, table in self._complete.items()}
 
     @classmethod
     def embedded(cls, *, l2: float = 0.0) -> HeartTask:
         """The task on the rows inside the package."""
-        return cls(read_embedded(), l2=l2)
+        return cls(read_embedded, l2=l2)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> HeartTask:
@@ -230,8 +248,11 @@ class HeartTask:
             raise InvalidParameter("task.options.split", chosen["split"], "is not offered", 'use "flamby"')
         if chosen["path"] is not None and not isinstance(chosen["path"], str | Path):
             raise InvalidParameter("task.options.path", chosen["path"], "is no path", "name a folder")
-        tables = read_embedded() if chosen["path"] is None else read_folder(chosen["path"])
-        return cls(tables, l2=chosen["l2"])
+        if (path := chosen["path"]) is None:
+            return cls(read_embedded, l2=chosen["l2"])
+        for name in PUBLISHED:
+            _of_folder(path, name, lambda file: file.stat())
+        return cls(lambda: read_folder(path), l2=chosen["l2"])
 
     def parties(self) -> tuple[PartyFacts, ...]:
         """The four hospitals with their declared sizes."""
@@ -246,7 +267,7 @@ class HeartTask:
 
     def rows(self, party: str) -> Rows:
         """The training rows of one hospital."""
-        if party not in self._private:
+        if party not in TRAINING_SIZES:
             raise InvalidParameter(
                 "party", party, "is no hospital of heart", f"choose from {', '.join(TRAINING_SIZES)}"
             )
@@ -285,6 +306,16 @@ class HeartTask:
         """An average patient, once ill and once well. Made up."""
         return Rows(features=np.zeros((2, self.dimension)), labels=np.array([0.0, 1.0]))
 
+    def rehearse(self, orders: LocalOrders | None = None) -> None:
+        """Read the tables, which must be the published ones, and try the gradients."""
+        assert self._private and self._held_out
+        self.rehearse_unseen(orders)
+
+    def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
+        """Try the gradients on the made-up patient. Guarantees: no row is read."""
+        rows = self.example()
+        self.gradients(self.initial(), rows.features, rows.labels)
+
     def references(self, parties: Sequence[str]) -> Mapping[str, float]:
         """Accuracy of :func:`reference_scores` on the same rows. The data is published, so this is allowed."""
         scores = reference_scores(self, parties)
@@ -294,6 +325,10 @@ class HeartTask:
         }
         every = "all rows" if len(parties) == len(TRAINING_SIZES) else "their rows"
         return {f"{every} in one place, no privacy": scores["pooled"].values["accuracy"], **alone}
+
+
+def _outside(name: str, table: Table) -> npt.NDArray[np.bool_]:
+    return np.isin(table.numbers, sorted(held_out_numbers()[name]))
 
 
 def probabilities(params: Floats, features: Floats) -> Floats:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["LIMIT", "NodeRefused", "serve_node"]
 
 _BUSY, _IDLE, _AWAKE = 0.2, 2.0, 5.0  # a poll costs a SuperLink some 10 ms: quick while messages come, then slower
-_BACK_OFF, _LINGER = 30.0, 5.0
+_BACK_OFF, _LINGER = 15.0, 5.0
 _SAY_AGAIN = 300.0
 _log = logging.getLogger("quietsum")
 
