@@ -223,3 +223,9 @@ def test_looking_at_an_address_dials_nobody(front: Front) -> None:
     found = completed(read_address(f"host=127.0.0.1 port={front.port} sslmode=require"))
     assert (found["host"], found["sslmode"]) == ("127.0.0.1", "require")
     assert (front.encrypted, front.plain) == (0, 0)
+
+
+def test_a_kerberos_ticket_at_hand_does_not_replace_tls() -> None:
+    there, stated = (read_address(f"postgresql://ann@db.example/books{more}") for more in ("", "?gssencmode=prefer"))
+    assert there.settings(read_only=True, completed=completed(there))["gssencmode"] == "disable"
+    assert stated.settings(read_only=True, completed=completed(stated))["gssencmode"] == "prefer"  # the owner's word

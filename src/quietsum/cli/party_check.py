@@ -169,12 +169,20 @@ def alone(place: Path, coordinator: CoordinatorAddress) -> Iterator[None]:
     """
     import fcntl
 
+    place = place.resolve()
     pinned, address = coordinator.ledger, coordinator.address.lower()
     busy = f"another process serves the site of {place}"
     with contextlib.ExitStack() as held:
 
         def hold(name: str, how: int, problem: str) -> None:
-            file = held.enter_context(place.with_name(name).open("w"))
+            path = place.with_name(name)
+            try:
+                file = held.enter_context(path.open("w"))
+            except PermissionError:
+                raise QuietsumError(
+                    f"{path} belongs to somebody else: was the site served by another user, root say? serve it by one "
+                    "user only, and remove that file once nobody does"
+                ) from None
             try:
                 fcntl.flock(file, how | fcntl.LOCK_NB)
             except OSError:

@@ -106,6 +106,7 @@ class Address:
             given["target_session_attrs"] = "read-write"
         if not _stays_here(completed):
             given["sslmode"] = self._mode(completed)
+            given["gssencmode"] = "disable"  # with a ticket at hand libpq would prefer it to TLS, which we ask for
         return {**given, **self.values, "client_encoding": "UTF8"}
 
     def _mode(self, completed: Mapping[str, str]) -> str:

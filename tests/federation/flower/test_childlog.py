@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import re
@@ -42,7 +43,18 @@ def test_a_log_that_cannot_be_copied_stays_whole(tmp_path: Path) -> None:
     (tmp_path / "superlink.log.1").mkdir()
     with pytest.raises(OSError):
         keep_short(log, most=3)
-    assert log.read_bytes() == b"a line\n"
+    assert log.read_bytes() == b"a line\n" and not (tmp_path / "superlink.log.new").exists()
+
+
+def test_on_a_full_disk_the_old_lines_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "superlink.log"
+    log.write_bytes(b"a line\n")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert keep_short(log, most=3) and log.read_bytes() == b"" and list(tmp_path.iterdir()) == [log]
 
 
 @pytest.fixture

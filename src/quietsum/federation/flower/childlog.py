@@ -6,6 +6,7 @@ rotated by name: its end is copied beside it, and it starts again at nothing. Th
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -42,17 +43,23 @@ def speak_plainly(loggers: Sequence[logging.Logger]) -> None:
 def keep_short(log: Path, *, most: int = MOST) -> bool:
     """Where ``log`` has more than ``most`` bytes, move its last ones to a file beside it (``superlink.log.1``).
 
-    Guarantees: nobody but the owner can read that file; where it cannot be written, the log stays as it is.
+    Guarantees: nobody but the owner can read that file; where it cannot be written, the log stays as it is. On a full
+    disk room counts more than old lines: they go.
     """
     size = log.stat().st_size
     if size <= most:
         return False
     beside, fresh = log.with_name(log.name + ".1"), log.with_name(log.name + ".new")
     fresh.unlink(missing_ok=True)
-    with log.open("rb") as whole, open(fresh, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as copy:
-        whole.seek(size - most)
-        copy.write(whole.read(most))
-    fresh.replace(beside)
+    try:
+        with log.open("rb") as whole, open(fresh, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as copy:
+            whole.seek(size - most)
+            copy.write(whole.read(most))
+        fresh.replace(beside)
+    except OSError as problem:
+        fresh.unlink(missing_ok=True)
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
     os.truncate(log, 0)
     return True
 
