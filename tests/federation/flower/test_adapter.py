@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import os
 import socket
 import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -179,3 +181,57 @@ def test_a_message_of_another_node_is_of_no_kind_that_a_site_answers(sender: int
     letter = node.receive()
     assert letter is not None
     assert letter.kind == kind
+
+
+def descriptors() -> set[str]:
+    found = set()
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own is gone by now
+            found.add(os.readlink(f"/proc/self/fd/{one}"))
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are listed on Linux only")
+def test_a_connection_stays_open_until_the_thread_that_uses_it_is_done() -> None:
+    """Closed under it, the number would go to the next file that is opened, and the thread would write into that."""
+    asked, released = threading.Event(), threading.Event()
+
+    def hangs(connection: socket.socket) -> None:
+        asked.set()
+        released.wait(20)
+
+    with server(hangs) as address:
+        end = NodeEnd(address, KEY, None, seconds=20.0)
+        before = descriptors()
+        failed: list[Exception] = []
+
+        def work() -> None:
+            try:
+                end.activate()
+            except Exception as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        assert asked.wait(10)
+        (mine,) = {link for link in descriptors() - before if link.startswith("socket:")} & _clients(address)
+        end.close()
+        end.close()
+        assert mine in descriptors() and thread.is_alive()
+        with pytest.raises(Unreachable, match="closed"):
+            end.activate()  # nobody begins anything new on it
+        released.set()
+        thread.join(10)
+        assert not thread.is_alive() and isinstance(failed[0], Unreachable)
+        assert mine not in descriptors()
+
+
+def _clients(address: str) -> set[str]:
+    """The sockets of this process that are connected with ``address``."""
+    port = int(address.rpartition(":")[2])
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        words = line.split()
+        if int(words[2].rpartition(":")[2], 16) == port:
+            found.add(f"socket:[{words[9]}]")
+    return found

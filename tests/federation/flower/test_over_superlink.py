@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -237,7 +238,7 @@ def test_what_nobody_fetched_is_gone_when_the_run_is_over(trial: Trial) -> None:
 def database(trial: Trial) -> bytes:
     import sqlite3
 
-    with sqlite3.connect(trial.link._folder / "superlink.db") as connection:
+    with contextlib.closing(sqlite3.connect(f"file:{trial.link._folder}/superlink.db?mode=ro", uri=True)) as connection:
         return b"".join(row[0] for row in connection.execute("select content from objects"))
 
 

@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -195,7 +195,8 @@ class _Bounded:
     """The last interceptor of a client: sends a request itself, bounded in bytes and in seconds.
 
     Flower's own sending reads an answer of any size, and its time-outs are per read: a server that drips is never
-    timed out.
+    timed out. Guarantees: no connection is closed under a thread that is using it. Its number would go to the next file
+    that the process opens, a ledger say, and the other thread's last TLS record into that file.
     """
 
     def __init__(
@@ -204,10 +205,14 @@ class _Bounded:
         self._seconds, self._headers = seconds, dict(headers)
         verify = False if tls is None else tls
         self._http = httpx.Client(verify=verify, trust_env=proxies, headers={"accept-encoding": "identity"})
+        self._lock, self._busy, self._closed = threading.Lock(), 0, False
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         del call_next
-        request = context.request
+        with self._using():
+            return self._sent(context.request)
+
+    def _sent(self, request: httpx.Request) -> httpx.Response:
         request.headers.update(self._headers)
         request.extensions["timeout"] = httpx.Timeout(self._seconds, connect=min(5.0, self._seconds)).as_dict()
         answer = self._http.send(request, stream=True)
@@ -222,8 +227,28 @@ class _Bounded:
             answer.close()
         return httpx.Response(answer.status_code, headers=answer.headers, content=bytes(body), request=request)
 
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        with self._lock:
+            if self._closed:
+                raise httpx.ConnectError("this end was closed")
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy -= 1
+                last = self._closed and not self._busy
+            if last:
+                self._http.close()
+
     def close(self) -> None:
-        self._http.close()
+        """Let go of the connections: now, or when the last request that is under way has ended."""
+        with self._lock:
+            idle = not self._closed and not self._busy
+            self._closed = True
+        if idle:
+            self._http.close()
 
 
 @final
