@@ -226,7 +226,7 @@ class BookState:
         fraction = _largest(lambda part: not exceeds(self._alone(part, terms, prices).epsilon, budget.epsilon), planned)
         return BudgetExhausted(
             f"the whole plan costs ε = {_up(needed)} per {self.unit} at δ = {budget.delta:g}; {self} has a lifetime of "
-            f"ε = {budget.epsilon:g}, of which nothing is spent: {_rounds(fraction, rounds)}. "
+            f"ε = {budget.epsilon:g} per {self.unit}, of which nothing is spent: {_rounds(fraction, rounds)}. "
             f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
         )
 

@@ -36,9 +36,9 @@ from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
 from quietsum.party.refusing import AGAIN, NOT_BOOKED, Refused, allowed, booked, kind_of, whole
-from quietsum.party.trial import own_task, tried
+from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
-from quietsum.party.work import Site, Task, rehearse
+from quietsum.party.work import Site, Task
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
@@ -55,21 +55,6 @@ NodeSigns = Callable[[bytes], bytes]
 
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
-
-
-@final
-class _Enrolled:
-    """A run that this process works for."""
-
-    def __init__(self, resolved: ResolvedPlan, task: Task, party: str, *, due: bool) -> None:
-        self.resolved, self.task, self._party, self._due = resolved, task, party, due
-        self.answered: tuple[tuple[int, int, str], bytes] | None = None
-
-    def first(self) -> None:
-        """Once its data is paid for: try the task on records of the real shape, which nobody could look at before."""
-        if self._due:
-            rehearse(self.task, self.resolved, self._party)
-            self._due = False
 
 
 @final
@@ -98,7 +83,7 @@ class SiteService:
         self.policy, self.books = policy, SiteBooks(policy, ledger)
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
-        self._runs: dict[tuple[str, str], _Enrolled] = {}
+        self._runs: dict[tuple[str, str], Enrolled] = {}
         self._session = secrets.token_hex(8)
         self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
         self._said = ""
@@ -259,7 +244,7 @@ class SiteService:
             if resolved_to(known) != resolved_to(resolved):
                 raise Refused("the site has enrolled in this run with another plan")
 
-    def _begin(self, resolved: ResolvedPlan) -> _Enrolled:
+    def _begin(self, resolved: ResolvedPlan) -> Enrolled:
         """Ask the policy, make the task and try it on made-up records; nothing is charged yet, so no record is read."""
         self.policy.check(resolved)
         booked(resolved.plan.task.name, self.books.check_lifetimes)
@@ -267,9 +252,9 @@ class SiteService:
         task, due = tried(
             lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
         )
-        return _Enrolled(resolved, task, name, due=due)
+        return Enrolled(resolved, task, name, due=due)
 
-    def _site(self, enrolled: _Enrolled) -> Site:
+    def _site(self, enrolled: Enrolled) -> Site:
         """One that answers once: which attempts were answered before is for the books to say."""
         limit = enrolled.resolved.plan.federation.deadline
         return Site(
@@ -355,7 +340,7 @@ class SiteService:
         log.warning("round %d, attempt %d of %s came again, and is answered once", number, attempt, run)
         return self._reply(letter, "lost", {"reason": AGAIN})
 
-    def _enrolled(self, run: str, coordinator: str) -> _Enrolled:
+    def _enrolled(self, run: str, coordinator: str) -> Enrolled:
         """The run as this process knows it; after a restart, as the ledger does."""
         found = self._runs.get((run, coordinator))
         if found is not None:

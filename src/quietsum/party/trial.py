@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from quietsum.errors import PlanRefused
 from quietsum.party.work import Task, calmly, rehearse
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan
 
-__all__ = ["own_task", "tried"]
+__all__ = ["Enrolled", "own_task", "tried"]
 
 log = logging.getLogger(__name__)
 
@@ -51,3 +51,18 @@ def tried(
         log.warning("task %r has %d parameters here", resolved.plan.task.name, task.dimension)
         raise PlanRefused(f"its task has other parameters than the {resolved.dimension} that the plan says")
     return task, due
+
+
+@final
+class Enrolled:
+    """A run that a site's process works for, with the task that it has made and the last reply that it gave."""
+
+    def __init__(self, resolved: ResolvedPlan, task: Task, party: str, *, due: bool) -> None:
+        self.resolved, self.task, self._party, self._due = resolved, task, party, due
+        self.answered: tuple[tuple[int, int, str], bytes] | None = None
+
+    def first(self) -> None:
+        """Once its data is paid for: try the task on records of the real shape, which nobody could look at before."""
+        if self._due:
+            rehearse(self.task, self.resolved, self._party)
+            self._due = False
