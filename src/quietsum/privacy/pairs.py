@@ -30,6 +30,7 @@ from typing import final
 
 from quietsum.errors import MixedUnits, UnsupportedEvent, whole_number
 from quietsum.privacy import events as ev
+from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 __all__ = [
@@ -203,7 +204,7 @@ def group_size(event: ev.PrivacyEvent) -> int:
 def fixed_size_draws(event: ev.PrivacyEvent, times: int = 1) -> int:
     """How many fixed-size batches with Gaussian noise ``times`` uses of ``event`` draw."""
     match event:
-        case ev.FixedSizeSampled(rate=rate, event=inner):
+        case ev.FixedSizeSampled(rate=rate, event=inner) | SingleBatch(rate=rate, event=inner):
             gaussian = 0 < rate < 1 and isinstance(_one_draw(inner, Neighbours.REPLACE_ONE, 1), GaussianPair)
             return times if gaussian else 0
         case ev.Repeated(times=more, event=inner):
@@ -255,7 +256,9 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
         case ev.PoissonSampled(rate=rate, event=inner):
             return _reduce_poisson(rate, inner, neighbours, size)
         case ev.FixedSizeSampled(rate=rate, event=inner):
-            return _reduce_fixed(rate, inner, neighbours, size)
+            return _reduce_single_batch(rate, inner, neighbours, size)
+        case SingleBatch(rate=rate, event=inner):
+            return _reduce_single_batch(rate, inner, neighbours, size)
         case ev.Shuffled(batches=batches, event=inner):
             if neighbours is Neighbours.ADD_REMOVE and batches > 1:
                 raise UnsupportedEvent(
@@ -334,7 +337,9 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
         return _reduce_poisson(rate * inner.rate, inner.event, neighbours, size)
     _check_sampled(inner, neighbours)
     for event in _inside(inner):
-        if isinstance(event, ev.FixedSizeSampled) or (isinstance(event, ev.Shuffled) and event.batches > 1):
+        if isinstance(event, ev.FixedSizeSampled | SingleBatch) or (
+            isinstance(event, ev.Shuffled) and event.batches > 1
+        ):
             raise UnsupportedEvent(
                 f"Poisson sampling around {type(event).__name__}: who is drawn changes the batches of all others, so "
                 "being left out is not being null; draw each batch by itself with PoissonSampled"
@@ -367,7 +372,10 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
             )
 
 
-def _reduce_fixed(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[tuple[Pair, int]]:
+def _reduce_single_batch(
+    rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, size: int
+) -> list[tuple[Pair, int]]:
+    """The worst pair of one batch of fixed size. Old entries are checked with it, so its pairs stay what they are."""
     if neighbours is Neighbours.ADD_REMOVE:
         raise UnsupportedEvent(
             "fixed-size batches under add-or-remove: adding a unit changes the law of every batch; declare "
