@@ -104,6 +104,16 @@ def enrolled_and(ask: Callable[[Place, Server, ResolvedPlan], wire.Letter]) -> A
     return then
 
 
+def enlarged(resolved: ResolvedPlan, *path: str) -> dict[str, Any]:
+    """The plan with a whole number of 401 digits at ``path``."""
+    values = resolved_to(resolved)
+    inner = values
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = 10**400
+    return values
+
+
 ASKED: dict[str, tuple[Any, str]] = {
     "for a run never enrolled": (asked_before_enrolment, "has not enrolled in this run"),
     "for another run": (enrolled_and(lambda p, s, r: s.train(p, r, run="second")), "has not enrolled in this run"),
@@ -115,6 +125,15 @@ ASKED: dict[str, tuple[Any, str]] = {
     "for round '1'": (enrolled_and(lambda p, s, r: s.train(p, r, "1")), "names no round"),
     "for attempt 0": (enrolled_and(lambda p, s, r: s.train(p, r, 1, 0)), "names no attempt"),
     "for no attempt": (enrolled_and(lambda p, s, r: s.train(p, r, 1, None)), "names no attempt"),
+    "for round 10**400": (enrolled_and(lambda p, s, r: s.train(p, r, 10**400)), "beyond 2^53"),
+    "for attempt 10**400": (enrolled_and(lambda p, s, r: s.train(p, r, 1, 10**400)), "beyond 2^53"),
+    "for attempt 2**63": (enrolled_and(lambda p, s, r: s.train(p, r, 1, 2**63)), "beyond 2^53"),
+    "for attempt 2**40": (enrolled_and(lambda p, s, r: s.train(p, r, 1, 2**40)), "names no attempt"),
+    "with a long number deep inside": (
+        enrolled_and(lambda p, s, r: s.train(p, r, more=[{"a": [-(10**400)]}])), "beyond 2^53"),
+    "to enrol for 10**400 rounds": (
+        lambda p, s, r: s.enrol(p, enlarged(r, "plan", "federation", "rounds")), "beyond 2^53"),
+    "to enrol with 10**400 parameters": (lambda p, s, r: s.enrol(p, enlarged(r, "dimension")), "beyond 2^53"),
     "by another plan": (enrolled_and(lambda p, s, r: s.train(p, r, plan="0" * 64)), "belongs to another plan"),
     "by no plan": (enrolled_and(lambda p, s, r: s.train(p, r, plan=None)), "belongs to another plan"),
     "without a model": (enrolled_and(lambda p, s, r: s.say(p, "train", body_of(r))), "is not 3 finite numbers"),
@@ -369,6 +388,34 @@ def test_a_site_whose_own_ledger_went_back_does_nothing_any_more(caplog: pytest.
         letter = server.say(newer, "enrol", {"run": "first", "resolved": resolved_to(resolved)}, knows=knows)
         assert reason(letter) == "its own ledger is not in order"
     assert "a new one has forgotten what was spent" in caplog.text and not newer.task.touched
+
+
+def test_a_ledger_that_is_not_in_order_is_said_once_again_when_it_changes_and_when_it_is_mended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    place, server = Place(), Server()
+    caplog.set_level("WARNING", logger="quietsum.party.service")
+    others = fresh().testimony(), fresh().testimony()
+    for _ in range(30):
+        assert reason(server.say(place, "hello", {}, knows=others[0])) == "its own ledger is not in order"
+    assert caplog.text.count("until the ledger is in order") == 1
+    server.say(place, "hello", {}, knows=others[1])
+    assert caplog.text.count("until the ledger is in order") == 2
+    for _ in range(3):
+        assert server.say(place, "hello", {}, knows=place.ledger.testimony()).kind == "here"
+    assert caplog.text.count("the ledger is in order again") == 1
+    server.say(place, "hello", {}, knows=others[1])
+    assert caplog.text.count("until the ledger is in order") == 3
+
+
+def test_two_coordinators_that_are_refused_in_turn_are_said_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    place, first, others = Place(), Server(), (Server(), Server())
+    assert first.enrol(place, plan()).kind == "enrolled"
+    for _ in range(10):
+        for other in others:
+            assert "works for another coordinator" in reason(other.say(place, "hello", {}))
+    lines = [record for record in caplog.records if "another coordinator" in record.message]
+    assert [record.levelname for record in lines].count("WARNING") == 2
 
 
 # --------------------------------------------------------------------------------------------------- other policies

@@ -27,6 +27,7 @@ from quietsum.ledger import Charge, Ledger, Testimony
 from quietsum.ledger.witnesses import check_succession
 from quietsum.party import wire
 from quietsum.party.books import charges_digest, enrolment_charges, resolved_to, site_charges
+from quietsum.party.refusing import TOO_LARGE, Said, too_large
 from quietsum.plan import ResolvedPlan
 
 __all__ = ["ABSENT", "DEADLINE", "NodeAccepts", "RemoteFederation"]
@@ -66,6 +67,7 @@ class RemoteFederation:
         """
         self._transport, self._roster, self._patience, self._most = transport, roster, patience, most
         self._clock = clock
+        self._said = Said()
         self._run = ""
         self._resolved: ResolvedPlan | None = None
         self._ledger: Ledger | None = None
@@ -280,11 +282,15 @@ class RemoteFederation:
                 raise wire.Unreadable(f"it could not read the {sent.kind}: {reason_of(letter)}")
             if letter.answers != sent.digest:
                 raise wire.Unreadable("it answers another request")
+            if too_large(letter.body):
+                raise wire.Unreadable(TOO_LARGE)
             door.check_ours(letter)
             found = self._heard(letter, sent, asking)
             return None if found is None else Found(party=sent.party, reply=found)
         except (wire.Unreadable, CorruptState) as error:
-            log.warning("a reply of %s is left out: %s", sent.party or f"node {sent.node}", error)
+            who = sent.party or f"node {sent.node}"
+            anew = self._said.anew(f"{sent.kind} {who}", str(error)) or sent.kind != "hello"  # greetings come often
+            log.log(logging.WARNING if anew else logging.DEBUG, "a reply of %s is left out: %s", who, error)
             return lost(sent, f"its reply is left out: {error}") if sent.kind in ("train", "enrol") else None
 
     def _heard(self, letter: wire.Letter, sent: Sent, asking: Asking | None) -> Reply | None:
@@ -334,5 +340,5 @@ def _charged(letter: wire.Letter) -> str:
     """The digest of the charges that a site says it has written down."""
     try:
         return charges_digest([Charge.from_dict(values) for values in letter.body["charges"]])
-    except (QuietsumError, LookupError, TypeError, ValueError, AttributeError):
+    except (QuietsumError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         raise wire.Unreadable("its charges cannot be read") from None

@@ -21,7 +21,10 @@ from quietsum.privacy.units import PrivacyUnit
 if TYPE_CHECKING:
     from quietsum.party.policy import Policy
 
-__all__ = ["AGAIN", "NOT_BOOKED", "Refused", "allowed", "booked", "kind_of", "remedy_here", "whole"]
+__all__ = [
+    "AGAIN", "LARGEST", "NOT_BOOKED", "TOO_LARGE", "Refused", "Said", "allowed", "booked", "kind_of", "remedy_here",
+    "too_large", "whole",
+]  # fmt: skip
 
 log = logging.getLogger("quietsum.party.service")
 
@@ -29,6 +32,11 @@ Found = TypeVar("Found")
 
 AGAIN = "this attempt, or a later one, was answered before"
 NOT_BOOKED = "its books do not take this plan"
+LARGEST = 2**53
+"""The largest whole number of a message: what JSON carries exactly everywhere, and any store can hold."""
+TOO_LARGE = "the message holds a whole number beyond 2^53"
+_MOST_ROUNDS = 2**31 - 1
+_MOST_SAID = 1000
 
 
 @final
@@ -93,11 +101,49 @@ def _for_site(words: str, policy: Policy) -> str:
 
 
 def whole(body: Mapping[str, Any], name: str) -> int:
-    """A whole number from 1 on that a message names."""
+    """A whole number from 1 on, of a round or an attempt, that a message names."""
     value = body.get(name)
-    if type(value) is not int or value < 1:
+    if type(value) is not int or not 1 <= value <= _MOST_ROUNDS:
         raise Refused(f"the message names no {name}")
     return value
+
+
+def too_large(body: object) -> bool:
+    """Whether a whole number beyond :data:`LARGEST` stands anywhere in what came, however deep."""
+    waiting = [body]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif isinstance(value, int) and abs(value) > LARGEST:
+            return True
+    return False
+
+
+@final
+class Said:
+    """What was said of whom, so that the same trouble is said once, again when it changes, and once that it is over.
+
+    Greetings come every second for as long as a site refuses them; a log that repeats itself hides the next trouble.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[str, str] = {}
+
+    def anew(self, about: str, words: str) -> bool:
+        """Whether ``words`` are not what was said last about it; they are from now on."""
+        if self._said.get(about) == words:
+            return False
+        if about not in self._said and len(self._said) >= _MOST_SAID:  # names come from outside
+            self._said.pop(next(iter(self._said)))
+        self._said[about] = words
+        return True
+
+    def over(self, about: str) -> bool:
+        """Whether something had been said about it; it is forgotten."""
+        return self._said.pop(about, None) is not None
 
 
 def kind_of(error: BaseException) -> str:

@@ -35,7 +35,18 @@ from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
-from quietsum.party.refusing import AGAIN, NOT_BOOKED, Refused, allowed, booked, kind_of, whole
+from quietsum.party.refusing import (
+    AGAIN,
+    NOT_BOOKED,
+    TOO_LARGE,
+    Refused,
+    Said,
+    allowed,
+    booked,
+    kind_of,
+    too_large,
+    whole,
+)
 from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
 from quietsum.party.work import Site, Task
@@ -53,6 +64,7 @@ NodeSigns = Callable[[bytes], bytes]
 """A signature of the site's node key, by which the coordinator knows it."""
 
 
+_LEDGER = "own ledger, for"
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
 
@@ -86,7 +98,7 @@ class SiteService:
         self._runs: dict[tuple[str, str], Enrolled] = {}
         self._session = secrets.token_hex(8)
         self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
-        self._said = ""
+        self._said = Said()
         self.books.protect()
 
     def answer(self, content: bytes) -> bytes:
@@ -101,24 +113,29 @@ class SiteService:
         try:
             letter = wire.read(content, most=self.policy.rules.largest_message)
         except wire.Unreadable as error:
-            log.warning("a message was left unread: %s", error)
+            self._say("unread", "a message was left unread: %s", error)
             return self._written("unreadable", {"reason": str(error)})
         try:
             return self._answered(letter)
         except Refused as refusal:
             told = f"{letter.kind[:40]!r} refused: {refusal}" + (f" ({refusal.aside})" if refusal.aside else "")
-            log.log(logging.DEBUG if told == self._said else logging.WARNING, "%s", told)  # greetings come often
-            self._said = told
+            self._say(f"{letter.kind[:40]} of {letter.sender.ledger}", "%s", told)
             return self._refuse(letter, str(refusal), for_good=refusal.for_good)
         except LedgerBroken as error:
-            log.error("nothing is done any more until the ledger is in order: %s", error)
+            told = f"nothing is done any more until the ledger is in order: {error}"
+            self._say(f"{_LEDGER} {letter.sender.ledger}", "%s", told, level=logging.ERROR)
             return self._refuse(letter, "its own ledger is not in order")
         except StoreFailed as error:
-            log.error("refused, since the ledger takes no entry: %s", error)
+            told = f"refused, since the ledger takes no entry: {error}"
+            self._say(f"{_LEDGER} {letter.sender.ledger}", "%s", told, level=logging.ERROR)
             return self._refuse(letter, "its ledger could not be written")
         except Exception as error:  # ours, and nobody's business elsewhere
             log.exception("a %s could not be answered", letter.kind)
             return self._reply(letter, "lost", {"reason": kind_of(error)})
+
+    def _say(self, about: str, words: str, *values: object, level: int = logging.WARNING) -> None:
+        """Say it once; greetings come every second, and the same words again are for whoever looks closely."""
+        log.log(level if self._said.anew(about, words % values) else logging.DEBUG, words, *values)
 
     def _refuse(self, letter: wire.Letter, reason: str, *, for_good: bool = False) -> bytes:
         """Say no, unless the attempt was reserved before: then data may have been touched, and it is lost.
@@ -163,7 +180,11 @@ class SiteService:
         return self._run_of(letter), whole(letter.body, "round"), whole(letter.body, "attempt")
 
     def _answered(self, letter: wire.Letter) -> bytes:
+        if too_large(letter.body):
+            raise Refused(TOO_LARGE, for_good=True)
         self._check_coordinator(letter)
+        if letter.knows is not None and self._said.over(f"{_LEDGER} {letter.sender.ledger}"):
+            log.warning("the ledger is in order again")
         match letter.kind:
             case "hello":
                 return self._hello(letter)
