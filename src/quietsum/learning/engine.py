@@ -13,8 +13,10 @@ division, no step. All engines give the same answer up to rounding; they differ 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Protocol, TypeAlias
 
 import torch
@@ -131,8 +133,24 @@ def rows_of(batch: Batch) -> int:
     return int(batch[0].shape[0])
 
 
+_BEFORE_FORWARD: ContextVar[Callable[[], None] | None] = ContextVar("before_forward", default=None)
+
+
+@contextlib.contextmanager
+def before_each_forward(begin: Callable[[], None]) -> Iterator[None]:
+    """Call ``begin`` before every forward pass that an engine makes inside, whichever engine and however many."""
+    token = _BEFORE_FORWARD.set(begin)
+    try:
+        yield
+    finally:
+        _BEFORE_FORWARD.reset(token)
+
+
 def losses_of(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     """The loss of each example, or an error that teaches when they were averaged."""
+    before = _BEFORE_FORWARD.get()
+    if before is not None:
+        before()
     losses = loss(model, batch)
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
         what = f"of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
