@@ -191,7 +191,7 @@ def group_of(groups: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
 
 def clip_instances(instances: Sequence[Tensor], clip: Clip, groups: Sequence[Sequence[int]]) -> Block:
     """From per-example gradients, one (n, …) tensor per parameter, the clipped sums and the norms."""
-    flat = [part.flatten(1) for part in instances]
+    flat = [flat_rows(part) for part in instances]
     sizes = [torch.linalg.vector_norm(part, ord=clip.order, dim=1) for part in flat]
     norms = torch.stack([joint_norm([sizes[p] for p in group], clip.order) for group in groups], 1)
     factors, bad = safe_factors(clip, norms)
@@ -200,6 +200,11 @@ def clip_instances(instances: Sequence[Tensor], clip: Clip, groups: Sequence[Seq
     where = group_of(groups, len(flat))
     sums = [(factors[:, where[p]] @ part).view(instances[p].shape[1:]) for p, part in enumerate(flat)]
     return sums, norms
+
+
+def flat_rows(part: Tensor) -> Tensor:
+    """(n, …) as (n, k): of scalars k is 1, of an empty parameter 0."""
+    return part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)
 
 
 def joint_norm(parts: Sequence[Tensor], order: int) -> Tensor:
