@@ -45,7 +45,6 @@ __all__ = [
     "MixedUnits",
     "Neighbours",
     "Observer",
-    "OneInOneOut",
     "Outcome",
     "Plan",
     "PlanRefused",
@@ -119,7 +118,6 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         Gaussian,
         Group,
         Laplace,
-        OneInOneOut,
         PoissonSampled,
         PureDP,
         RandomizedResponse,
@@ -158,7 +156,7 @@ else:
         "privacy.concentrated": "ConcentratedAccountant",
         "privacy.events": (
             "ApproximateDP Composed DiscreteGaussian DiscreteLaplace FixedSizeSampled Gaussian Group Laplace "
-            "OneInOneOut PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
+            "PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
         ),
         "privacy.exact": "ExactAccountant",
         "privacy.filters": "RenyiFilter RenyiOdometer",

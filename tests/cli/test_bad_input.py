@@ -85,7 +85,7 @@ BAD_PLANS: dict[str, tuple[str | bytes, str]] = {
     "an unknown table": (TINY.replace("[federation]", "[federations]"), "did you mean federation?"),
     "an unknown task": (plan_with(task='"hart"'), 'did you mean "heart"?'),
     "a task that cannot be imported": (plan_with(task='"no_such_module:Task"'), "cannot be imported"),
-    "a task that lacks everything": (plan_with(task='"collections:Counter"'), "it lacks"),
+    "a task that lacks everything": (plan_with(task='"tiny:Path"'), "it lacks"),
     "an option that the task does not know": (TINY.replace("diary =", "dairy ="), "dairy"),
     "epsilon is no number": (plan_with(epsilon="epsilon = nan"), "is not a finite number"),
     "epsilon is infinite": (plan_with(epsilon="epsilon = inf"), "is not a finite number"),

@@ -80,7 +80,7 @@ SERVED: dict[str, tuple[Callable[[Path], object], str]] = {
 TASKS: dict[str, tuple[str, str]] = {
     "a task that nobody knows": ('"hart"', 'did you mean "heart"?'),
     "a module that is not there": ('"nomod:T"', "cannot be imported (No module named 'nomod')"),
-    "a class that is not there": ('"json:Nothing"', "cannot be imported"),
+    "a class that is not there": ('"tiny:Nothing"', "cannot be imported"),
     "options that do not fit": ('"heart"\nhere = { colour = "red" }', "colour"),
 }
 

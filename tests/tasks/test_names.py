@@ -47,7 +47,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(name: str, lesson: str) ->
 
 def test_a_users_class_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "their_task.py").write_text(MODULE)
-    (tmp_path / "broken_task.py").write_text("1 / 0\n")
+    (tmp_path / "broken_task.py").write_text(MODULE + "1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     task = task_named("their_task:Mine", {"scale": 2.0})
     assert task.gradients(task.initial(), np.ones((1, 2)), np.zeros(1)).tolist() == [[2.0, 2.0]]

@@ -49,7 +49,7 @@ class VerifyingKey:
 
         try:
             self._key.verify(bytes.fromhex(signature), message)
-        except (InvalidSignature, ValueError, TypeError):
+        except (InvalidSignature, ValueError):
             return False
         return True
 

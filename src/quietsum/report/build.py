@@ -1,7 +1,8 @@
 """The first report of a run: ``report.json``, and the same as a page.
 
-Everything is read from the run folder and the ledger; nothing is typed in. A report is for recipients of the model, so
-it says what was promised and what it cost, and never who took part in which round (rule 5).
+Everything is read from the run folder and the ledger; nothing is typed in, and no task is made: a plan is data. A
+report is for recipients of the model, so it says what was promised and what it cost, and never who took part in which
+round (rule 5).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.report.page import page
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.atomic import write_atomically
+from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.progress import NO_GUARANTEE
+from quietsum.runs.record import measured
 from quietsum.runs.run import claims
-from quietsum.tasks import Comparable, FederatedTask, NumpyTask, task_of
 
 __all__ = ["VERSION", "build", "sentence", "write"]
 
@@ -50,27 +52,33 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     from quietsum import __version__
 
     plan = folder.plan()
-    task = task_of(plan)
-    resolved = resolve(plan, task.parties(), task.dimension)
     last = checkpoints.latest(folder.checkpoints)
     number = 0 if last is None else last.round
-    outcome = _outcome(folder)
+    about = _about(folder)
+    outcome = _outcome(folder, about)
+    facts = TaskFacts.read(folder.path)
     with Ledger.open(workspace.ledger) as ledger:
         if ledger.head.ledger != folder.ledger:
             raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
+        if facts is None:
+            dimension = 0 if last is None else len(last.state.params)
+            facts = TaskFacts.from_ledger(ledger, folder.run, plan, dimension) if dimension else None
+        if facts is None:
+            return _earlier(folder)
+        resolved = resolve(plan, facts.parties, facts.dimension)
         claimed = claims(resolved, finished=outcome == "finished")
         books = _books(ledger, resolved)
         history = RunHistory(ledger, folder.run).read()
         head, public_key = ledger.head, ledger.identity.public_key
         own_books = any(entry.body["run"] == folder.run for entry, _ in ledger.receipts())
-    measured = None if last is None else task.evaluate(last.state.model)
+    metrics, references = _measured(folder, number, about)
     limit = resolved.limit
     return {
         "version": __version__,
         "format": VERSION,
         "run": folder.run,
         "created": folder.created,
-        "summary": _summary(resolved, task, number, outcome),
+        "summary": _summary(resolved, facts.title, number, outcome),
         "outcome": outcome,
         "round": number,
         "rounds": plan.federation.rounds,
@@ -89,12 +97,8 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
             for round_number, epsilon in history.by_round(one.unit)
             if math.isfinite(epsilon)
         ],
-        "metrics": []
-        if measured is None or not number  # the model that everybody begins with says nothing about this run
-        else [
-            {"name": name, "value": value, "on": measured.stands_on(name)} for name, value in measured.values.items()
-        ],
-        "references": _references(task, resolved) if number else {},
+        "metrics": metrics,
+        "references": references,
         "parties": _parties(resolved),
         "plan": plan.to_dict(),
         "plan_digest": plan.digest,
@@ -111,22 +115,58 @@ def _parties(resolved: ResolvedPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _outcome(folder: RunFolder) -> str:
+def _about(folder: RunFolder) -> Mapping[str, Any] | None:
+    """What the model's header says; None where there is no model."""
+    return checkpoints.load_model(folder.model)[1] if folder.model.is_file() else None
+
+
+def _outcome(folder: RunFolder, about: Mapping[str, Any] | None) -> str:
     """How the run ended, as its model says; without one it goes on in some process, or was broken off."""
-    if not folder.model.is_file():
+    if about is None:
         return "running" if folder.busy() else "interrupted"
-    _, about = checkpoints.load_model(folder.model)
     return str(about.get("outcome", "unknown"))
 
 
-def _summary(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, number: int, outcome: str) -> str:
+def _measured(
+    folder: RunFolder, number: int, about: Mapping[str, Any] | None
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """The scores after round ``number`` and those of models without privacy, as the run wrote them down."""
+    if not number:  # the model that everybody begins with says nothing about this run
+        return [], {}
+    if about is not None and about.get("round") == number and "metrics" in about:
+        return list(about["metrics"]), dict(about["references"])
+    if about is not None and (folder.path / "report.json").is_file():  # of an older version
+        values = _earlier(folder)
+        if values["round"] == number:
+            return values["metrics"], values["references"]
+    return measured(folder.path / "run.db", number), {}
+
+
+def _earlier(folder: RunFolder) -> dict[str, Any]:
+    """The report as the run wrote it, where an older version kept nothing else of its task."""
+    path = folder.path / "report.json"
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if values["format"] != VERSION or values["run"] != folder.run:
+            raise ValueError("it is of another run or version")
+        return values
+    except FileNotFoundError:
+        raise CorruptState(
+            f"{folder.path} was begun by an older quietsum and has no report: quietsum run --resume {folder.run} goes "
+            "on with it and writes down what its task says; whoever only looks does not make the task"
+        ) from None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); restore it from a backup") from None
+
+
+def _summary(resolved: ResolvedPlan, title: str, number: int, outcome: str) -> str:
     how = {
         "finished": "finished", "running": "not finished", "interrupted": "not finished, interrupted",
         "budget": "stopped by its budget",
         "too-few-parties": "stopped, too few parties",
     }.get(outcome, outcome)  # fmt: skip
     parties, rounds = len(resolved.parties), resolved.plan.federation.rounds
-    return f"{task.title}: {parties} parties, {number} of {rounds} rounds, {how}."
+    return f"{title}: {parties} parties, {number} of {rounds} rounds, {how}."
 
 
 def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan, number: int) -> list[str]:
@@ -285,14 +325,6 @@ def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[st
 def _notes(resolved: ResolvedPlan) -> list[str]:
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     return [f"No lifetime budget was used: {reason}." for reason in reasons]
-
-
-def _references(task: FederatedTask | NumpyTask, resolved: ResolvedPlan) -> dict[str, float]:
-    """Scores of models without privacy on the same data, where the task has them and all of its data is public."""
-    if isinstance(task, Comparable) and all(party.public for party in resolved.parties):
-        parties = list(dict.fromkeys(party.account for party in resolved.parties))
-        return {str(name): float(value) for name, value in task.references(parties).items()}
-    return {}
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from quietsum.errors import CorruptState, QuietsumError, whole_number
 from quietsum.federation.messages import model_hash
 from quietsum.ledger import Head
 from quietsum.runs.atomic import write_atomically
+from quietsum.runs.sealed import checked, sealed
 
 __all__ = ["KEPT", "VERSION", "Checkpoint", "head_of", "latest", "load_model", "read", "save_model", "write"]
 
@@ -68,7 +69,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
             "params": checkpoint.state.params,
             **{f"{_SLOT}{name}": vector for name, vector in checkpoint.state.slots.items()},
         },
-        metadata={"quietsum": json.dumps(about, sort_keys=True, allow_nan=False)},
+        metadata={"quietsum": json.dumps(sealed(about), sort_keys=True, allow_nan=False)},
     )
     folder.mkdir(exist_ok=True)
     path = folder / f"round-{checkpoint.round:06d}.safetensors"
@@ -128,7 +129,7 @@ def head_of(path: Path) -> Head:
 
     try:
         with safe_open(path, framework="numpy") as file:
-            return Head.from_dict(json.loads((file.metadata() or {})["quietsum"])["head"])
+            return Head.from_dict(checked(json.loads((file.metadata() or {})["quietsum"]))["head"])
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
 
@@ -137,7 +138,7 @@ def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None
     """The finished model alone, with its guarantee in the header."""
     from safetensors.numpy import save
 
-    text = json.dumps(about, sort_keys=True, allow_nan=False)
+    text = json.dumps(sealed({**about, "model": model_hash(params)}), sort_keys=True, allow_nan=False)
     write_atomically(path, save({"params": params}, metadata={"quietsum": text}))
 
 
@@ -146,6 +147,8 @@ def load_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
     try:
         tensors, about = _open(path)
         params = tensors["params"]
+        if "model" in about and about["model"] != model_hash(params):
+            raise CorruptState(_damaged(path, "the model is not what was saved"))
     except (CorruptState, LookupError):
         raise CorruptState(
             f"{path} cannot be read; delete it, then quietsum run --resume writes it again from the last checkpoint"
@@ -161,6 +164,7 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         about = json.loads(metadata["quietsum"])
+        about = checked(about) if isinstance(about, dict) else about
     except (SafetensorError, OSError, LookupError, ValueError) as error:
         raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
     if not isinstance(about, dict):

@@ -6,6 +6,7 @@
       ledger.db  ledger.db.key  ledger.db.head      budgets belong to data, not to runs: nothing here is ever refunded
       runs/heart-20260301-101500/
         run.json                      which run this is, of which ledger, and whether it asks sites elsewhere
+        task.json                     what its task says of itself: whoever looks does not make the task
         plan.toml                     the plan as it was frozen, every default spelled out
         checkpoints/round-000020.safetensors
         run.db  events.jsonl          what the operator may see
@@ -33,6 +34,8 @@ from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, whole
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
 from quietsum.runs.atomic import NoRoom, no_room, sync_folder, write_atomically
+from quietsum.runs.facts import TaskFacts
+from quietsum.runs.sealed import checked, sealed
 
 __all__ = ["FORMAT", "RunFolder", "Workspace"]
 
@@ -130,7 +133,9 @@ class Workspace:
             raise InvalidParameter("name", run, "is taken", f"go on with --resume {run}, or choose another name")
         return run
 
-    def create(self, plan: Plan, *, head: Head, name: str | None = None, sites: bool = False) -> RunFolder:
+    def create(
+        self, plan: Plan, *, head: Head, facts: TaskFacts | None = None, name: str | None = None, sites: bool = False
+    ) -> RunFolder:
         """A new run folder with its frozen plan, there as a whole or not at all; ``sites`` is whether it asks sites."""
         run = self.free_name(plan, name)
         target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
@@ -142,7 +147,9 @@ class Workspace:
             shutil.rmtree(draft, ignore_errors=True)  # of a dead process with our number: in containers, 1
             (draft / "checkpoints").mkdir(parents=True)
             write_atomically(draft / "plan.toml", plan.to_toml().encode())
-            write_atomically(draft / "run.json", json.dumps(about, indent=2).encode() + b"\n")
+            write_atomically(draft / "run.json", json.dumps(sealed(about), indent=2).encode() + b"\n")
+            if facts is not None:
+                facts.write(draft)
             draft.rename(target)
             sync_folder(self.runs)
         except (OSError, NoRoom) as error:
@@ -192,6 +199,10 @@ class RunFolder:
             raise CorruptState(f"{marker} holds values that are no texts; restore it from a backup")
         if not isinstance(sites, bool):  # a guess would ask the wrong ones
             raise CorruptState(f"{marker} does not say whether the run asks sites; restore it from a backup")
+        try:
+            checked(about)
+        except ValueError as error:
+            raise CorruptState(f"{marker} is damaged: {error}; restore it from a backup") from None
         return cls(
             path=path, run=texts["run"], ledger=texts["ledger"], plan_digest=texts["plan"], created=texts["created"],
             sequence=sequence, sites=sites,

@@ -6,16 +6,18 @@ the ledger are for, and a run whose run.db was deleted goes on.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 from types import TracebackType
-from typing import Self, final
+from typing import Any, Self, final
 
 from quietsum.errors import CorruptState
 from quietsum.federation.watch import PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished
 from quietsum.privacy.units import PrivacyUnit
+from quietsum.runs.sealed import checked, sealed
 
-__all__ = ["SCHEMA", "Recorder", "history"]
+__all__ = ["SCHEMA", "Recorder", "history", "measured"]
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -26,6 +28,7 @@ CREATE TABLE IF NOT EXISTS rounds (
 CREATE TABLE IF NOT EXISTS metrics (
   round INTEGER NOT NULL, name TEXT NOT NULL, value REAL NOT NULL, on_data TEXT NOT NULL,
   PRIMARY KEY (round, name)) STRICT;
+CREATE TABLE IF NOT EXISTS measured (round INTEGER PRIMARY KEY, scores TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS left_out (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, party TEXT NOT NULL, reason TEXT NOT NULL,
   refunded INTEGER NOT NULL) STRICT;
@@ -41,7 +44,7 @@ class Recorder:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=10)
             path.chmod(0o600)
             self._database.executescript(SCHEMA)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes a damaged schema, whatever bytes it holds
+        except sqlite3.Error as error:
             raise CorruptState(f"{path} cannot be used ({error}); move it away, nothing in it is needed") from None
         self._attempt = 1
         self._left_out: list[tuple[object, ...]] = []
@@ -97,6 +100,9 @@ class Recorder:
             self._put(
                 "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", event.round, name, value, event.metrics_on[name]
             )
+        scores = [{"name": name, "value": value, "on": event.metrics_on[name]} for name, value in event.metrics.items()]
+        text = json.dumps(sealed({"round": event.round, "scores": scores}))
+        self._put("INSERT OR REPLACE INTO measured VALUES (?, ?)", event.round, text)
 
     def _put(self, statement: str, *values: object) -> None:
         try:
@@ -121,13 +127,29 @@ def history(
             ).fetchall()
         finally:
             database.close()
-        return [(int(number), _real(epsilon), _real(value)) for number, epsilon, value in rows]
-    except (sqlite3.Error, ValueError, TypeError) as error:
+    except sqlite3.Error as error:
+        raise CorruptState(f"{path} cannot be read ({error})") from None
+    return [(int(number), epsilon, value) for number, epsilon, value in rows]
+
+
+def measured(path: Path, number: int) -> list[dict[str, Any]]:
+    """The scores of the model after round ``number``: name, value and data; empty where they were not written down."""
+    if not path.is_file():
+        return []
+    try:
+        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        try:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'measured'").fetchone():
+                names = "SELECT name, value, on_data FROM metrics WHERE round = ? ORDER BY rowid"
+                return [{"name": n, "value": v, "on": on} for n, v, on in database.execute(names, (number,))]
+            row = database.execute("SELECT scores FROM measured WHERE round = ?", (number,)).fetchone()
+        finally:
+            database.close()
+        if row is None:
+            return []
+        values = checked(json.loads(row[0]))
+        if values["round"] != number:
+            raise ValueError("a row belongs to another round")
+        return list(values["scores"])
+    except (sqlite3.Error, ValueError, LookupError, TypeError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
-
-
-def _real(value: object) -> float | None:
-    """A REAL or NULL; a damaged file may hold anything."""
-    if value is None or isinstance(value, float):
-        return value
-    raise ValueError(f"{value!r} is not a number")

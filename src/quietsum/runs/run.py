@@ -38,9 +38,10 @@ from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint
+from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import FederatedTask, Metrics, NumpyTask, task_of
+from quietsum.tasks import Comparable, FederatedTask, Metrics, NumpyTask, task_of
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
 
@@ -91,7 +92,8 @@ def start(
         reach("run:before-open")
         _open(ledger, run, resolved)
         reach("run:opened")
-        folder = workspace.create(plan, head=ledger.head, name=run, sites=isinstance(federation, Joins))
+        facts = TaskFacts.of(task)
+        folder = workspace.create(plan, head=ledger.head, facts=facts, name=run, sites=isinstance(federation, Joins))
         reach("run:folder")
         with folder.locked():
             state = first_state(resolved, task.initial())
@@ -153,6 +155,8 @@ def resume(
                 remedy="the ledger was rolled back, truncated or replaced: restore it, then run quietsum ledger verify",
             )
         check(last, history.read(last.head.sequence), resolved)
+        if TaskFacts.read(folder.path) is None:  # a folder of an older version
+            TaskFacts.of(task).write(folder.path)
         if opened is not None:
             opened(folder)
         with _federation(federation, task, resolved, workers) as parties:
@@ -308,6 +312,10 @@ def _go_on(
     about = {
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
+        "metrics": [
+            {"name": name, "value": value, "on": measured.stands_on(name)} for name, value in measured.values.items()
+        ] if done else [],  # the model that everybody begins with says nothing about this run
+        "references": _references(task, resolved) if done else {},
     }  # fmt: skip
     checkpoints.save_model(folder.model, state.model, about)
     reach("run:model")
@@ -329,6 +337,18 @@ def claims(resolved: ResolvedPlan, *, finished: bool) -> tuple[Guarantee, ...]:
     if finished and not resolved.plan.federation.spare_attempts:
         return whole
     return tuple(dataclasses.replace(one, epsilon_lower=0.0, method=f"{one.method}; {HOWEVER_MUCH}") for one in whole)
+
+
+def _references(task: Task, resolved: ResolvedPlan) -> dict[str, float]:
+    """Scores of models without privacy on the same data, where the task has them and all of its data is public."""
+    if not isinstance(task, Comparable) or not all(party.public for party in resolved.parties):
+        return {}
+    parties = list(dict.fromkeys(party.account for party in resolved.parties))
+    try:
+        return {str(name): float(value) for name, value in task.references(parties).items()}
+    except Exception as error:  # a model that is paid for is not lost for a comparison
+        log.warning("the task's models without privacy cannot be made: %s: %s", type(error).__name__, error)
+        return {}
 
 
 def _on(measured: Metrics) -> dict[str, str]:

@@ -14,13 +14,11 @@ quietsum.errors.InvalidParameter: task = 'hart' is not known; did you mean "hear
 from __future__ import annotations
 
 import difflib
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter
+from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
 from quietsum.tasks.protocol import (
     Comparable,
     FederatedTask,
@@ -61,7 +59,6 @@ def _heart(options: Mapping[str, Any]) -> NumpyTask:
 
 
 TASKS: Final[Mapping[str, Callable[[Mapping[str, Any]], NumpyTask]]] = {"heart": _heart}
-_NEEDED: Final = ("name", "title", "dimension", "parties", "initial", "rows", "gradients", "evaluate")
 
 
 def task_named(name: str, options: Mapping[str, Any] | None = None) -> NumpyTask:
@@ -86,14 +83,12 @@ def nearest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def _from_module(name: str, options: Mapping[str, Any]) -> NumpyTask:
-    task = made_by(name, options)
-    refuse_lacking(name, task, _NEEDED, "quietsum.tasks.NumpyTask")
+    task = made_by(name, options, NUMPY)
+    refuse_lacking(name, task, NUMPY)
     return cast(NumpyTask, task)
 
 
 # ------------------------------------------------------------------------------------------ the task of a plan
-
-_FEDERATED: Final = ("name", "title", "dimension", "parties", "initial", "evaluate", "train")
 
 
 def task_of(plan: Plan, *, device: str = "cpu") -> FederatedTask | NumpyTask:
@@ -138,10 +133,10 @@ def _task_of(plan: Plan, device: str) -> FederatedTask | NumpyTask:
     if ":" in name:
         task = made_by(name, options)
         if callable(getattr(task, "train", None)):
-            refuse_lacking(name, task, _FEDERATED, "quietsum.tasks.FederatedTask")
+            refuse_lacking(name, task, FEDERATED)
             return _as_they_are(cast(FederatedTask, task), plan)
         if getattr(task, "model", None) is None:
-            refuse_lacking(name, task, _NEEDED, "quietsum.tasks.NumpyTask")
+            refuse_lacking(name, task, NUMPY)
             return _as_they_are(cast(NumpyTask, task), plan)
         return _dealt_out(trainable_task(name, options, made=task), plan, device)
     if name in TASKS:
@@ -173,32 +168,17 @@ def _as_they_are(task: Task, plan: Plan) -> Task:
 # --------------------------------------------------------------------------------------------- tasks of your own
 
 
-def made_by(name: str, options: Mapping[str, Any]) -> Any:
-    """What ``"module:Class"`` makes of the options. The working folder is searched last of all."""
-    module_name, _, class_name = name.partition(":")
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so that no file beside yours hides an installed module
-    try:
-        made = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # whatever a user's module raises while it is imported
-        remedy = "the module must be importable from where quietsum is started, and hold that class"
-        raise InvalidParameter("task", name, f"cannot be imported ({error})", remedy) from error
-    try:
-        return made(**options)
-    except QuietsumError:
-        raise
-    except TypeError as error:
-        remedy = "[task.options] are the class's keyword arguments"
-        raise InvalidParameter("task.options", dict(options), f"do not fit {name} ({error})", remedy) from error
-    except Exception as error:  # whatever a user's class raises
-        problem = f"cannot be made ({type(error).__name__}: {error})"
-        raise InvalidParameter("task", name, problem, "mend its __init__") from error
+def made_by(name: str, options: Mapping[str, Any], kind: Shape | None = None) -> Any:
+    """What the class ``"module:Class"`` makes of the options. The working folder is searched last of all.
+
+    Guarantees: only a class with the shape of a task is called (:func:`quietsum.tasks.classes.class_named`).
+    """
+    return made_of(class_named(name, kind), name, options)
 
 
-def refuse_lacking(name: str, task: Any, needed: Iterable[str], listed: str) -> None:
-    """Raise where ``task`` lacks one of the ``needed`` attributes."""
-    lacking = [each for each in needed if getattr(task, each, None) is None]
+def refuse_lacking(name: str, task: Any, kind: Shape) -> None:
+    """Raise where ``task`` lacks something that tasks of its ``kind`` have."""
+    lacking = [each for each in (*kind.told, *kind.done) if getattr(task, each, None) is None]
     if lacking:
-        remedy = f"write what {listed} lists"
+        remedy = f"write what {kind.listed} lists"
         raise InvalidParameter("task", name, f"is no task: it lacks {', '.join(lacking)}", remedy)

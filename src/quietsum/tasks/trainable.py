@@ -16,11 +16,10 @@ from typing import Any, Final, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.tasks import made_by, nearest_name, refuse_lacking
+from quietsum.tasks.classes import TORCH
 from quietsum.tasks.torch_protocol import TorchTask
 
 __all__ = ["TRAINABLE", "trainable_task"]
-
-_NEEDED: Final = ("name", "title", "size", "public", "settings", "model", "loss", "records", "evaluate")
 
 
 def _late(where: str) -> Callable[[Mapping[str, Any]], TorchTask]:
@@ -49,8 +48,8 @@ def trainable_task(name: str, options: Mapping[str, Any] | None = None, *, made:
     """The task ``name``, or your own as ``"my_module:MyTask"``, made with ``options`` unless it is ``made`` already."""
     options = {} if options is None else options
     if ":" in name:
-        task = made_by(name, options) if made is None else made
-        refuse_lacking(name, task, _NEEDED, "quietsum.tasks.torch_protocol.TorchTask")
+        task = made_by(name, options, TORCH) if made is None else made
+        refuse_lacking(name, task, TORCH)
         return cast(TorchTask, task)
     if name not in TRAINABLE:
         remedy = nearest_name(name, TRAINABLE, 'or write "my_module:MyTask"')
