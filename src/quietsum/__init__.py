@@ -45,6 +45,7 @@ __all__ = [
     "MixedUnits",
     "Neighbours",
     "Observer",
+    "OneInOneOut",
     "Outcome",
     "Plan",
     "PlanRefused",
@@ -118,6 +119,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         Gaussian,
         Group,
         Laplace,
+        OneInOneOut,
         PoissonSampled,
         PureDP,
         RandomizedResponse,
@@ -156,7 +158,7 @@ else:
         "privacy.concentrated": "ConcentratedAccountant",
         "privacy.events": (
             "ApproximateDP Composed DiscreteGaussian DiscreteLaplace FixedSizeSampled Gaussian Group Laplace "
-            "PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
+            "OneInOneOut PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
         ),
         "privacy.exact": "ExactAccountant",
         "privacy.filters": "RenyiFilter RenyiOdometer",

@@ -11,9 +11,19 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
+from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engine import Batch, engine_for
-from quietsum.learning.mixing import SteadyEngine, fix_batch_norm, mixes_examples, unchanged, what_remembers
+from quietsum.learning.mixing import (
+    SteadyEngine,
+    fix_batch_norm,
+    mixes_examples,
+    refuse_mixing,
+    unchanged,
+    what_remembers,
+)
+from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
+from quietsum.learning.wrapping import check_step
 
 
 def rows(count: int = 4) -> Batch:
@@ -179,7 +189,7 @@ def test_a_counter_in_a_buffer_does_not_tell_how_many_rows_were_drawn(
         model = Watching("batches counted")
         engine = engine_for(name, model, cross_entropy, Flat(max_norm=1.0), micro_batch=micro_batch)
         if wrapped:
-            engine = SteadyEngine(engine, model, cross_entropy, micro_batch=micro_batch)
+            engine = SteadyEngine(engine, model, cross_entropy)
         for count in drawn:
             engine.clipped_sum(rows(count))
             with torch.no_grad():
@@ -194,7 +204,7 @@ def test_where_buffers_move_a_record_counts_the_same_whoever_comes_before_it(
 ) -> None:
     model = Watching("scaled by their number")
     raw = engine_for(name, model, cross_entropy, Flat(max_norm=100.0), micro_batch=micro_batch)
-    steady = SteadyEngine(raw, model, cross_entropy, micro_batch=micro_batch)
+    steady = SteadyEngine(raw, model, cross_entropy)
     parts = rows(8)
 
     def apart(engine: Any) -> float:
@@ -202,7 +212,6 @@ def test_where_buffers_move_a_record_counts_the_same_whoever_comes_before_it(
         halves = [engine.clipped_sum(tuple(part[some] for part in parts)) for some in (slice(0, 4), slice(4, 8))]
         return max(float((t - a - b).abs().max()) for t, a, b in zip(together, *halves, strict=True))
 
-    steady.clipped_sum(parts)  # an engine may try the model when it first sees it; training rehearses that
     assert apart(steady) < 1e-5
     assert int(model.get_buffer("batches")) == 1
     assert apart(raw) > 1e-2  # the control
@@ -212,7 +221,7 @@ def test_small_norms_are_counted_over_all_passes_and_still_buffers_cost_nothing(
     def steady(kind: str) -> tuple[SteadyEngine, Any]:
         model = Watching(kind)
         raw = engine_for("bookkeeping", model, cross_entropy, Flat(max_norm=100.0), micro_batch=2)
-        return SteadyEngine(raw, model, cross_entropy, micro_batch=2), raw
+        return SteadyEngine(raw, model, cross_entropy), raw
 
     for kind in ("batches counted", "nothing"):
         engine, raw = steady(kind)
@@ -220,3 +229,106 @@ def test_small_norms_are_counted_over_all_passes_and_still_buffers_cost_nothing(
         assert int(engine.small_norms()) == 7 and engine.name == raw.name and engine.why == raw.why
         engine.clipped_sum(rows(0))
         assert all(float(part.abs().sum()) == 0 for part in engine.clipped_sum(rows(0)))
+
+
+def critic(seed: int) -> nn.Module:
+    """A spectral norm whose power iteration is at its fixed point from the start: a matrix of one row."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), spectral_norm(nn.Linear(16, 1)), nn.Linear(1, 2))
+
+
+def far(seed: int) -> nn.Module:
+    """A spectral norm whose power iteration has a long way to go: two singular values are nearly the same."""
+    torch.manual_seed(seed)
+    layer = nn.Linear(6, 6)
+    with torch.no_grad():
+        layer.weight.copy_(torch.diag(torch.tensor([1.0, 0.99, 0.5, 0.4, 0.3, 0.2])))
+    return nn.Sequential(nn.Linear(3, 6), spectral_norm(layer), nn.ReLU(), nn.Linear(6, 2))
+
+
+def trained(make: Any, name: str, drawn: tuple[int, ...], *, wrapped: bool = True) -> dict[str, Tensor]:
+    """The buffers after steps on so many rows each; the weights move alike whatever was drawn."""
+    model = make(0)
+    engine = engine_for(name, model, cross_entropy, Flat(max_norm=1.0))
+    if wrapped:
+        engine = SteadyEngine(engine, model, cross_entropy)
+    for place, count in enumerate(drawn):
+        engine.clipped_sum(rows(count))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(place))
+    return {buffer: value.clone() for buffer, value in model.named_buffers()}
+
+
+@pytest.mark.parametrize("wrapped", [True, False], ids=["steady", "the control"])
+@pytest.mark.parametrize("name", ["auto", "vmap", "naive"])
+@pytest.mark.parametrize("make", [critic, far])
+def test_the_vectors_of_a_spectral_norm_do_not_tell_an_empty_batch_from_a_full_one(
+    make: Any, name: str, wrapped: bool
+) -> None:
+    full, empty, mixed = (trained(make, name, drawn, wrapped=wrapped) for drawn in ((5, 5, 5), (0, 0, 0), (3, 7, 0)))
+    alike = [all(torch.equal(full[key], other[key]) for key in full) for other in (empty, mixed)]
+    assert alike == [wrapped, wrapped]
+
+
+@pytest.mark.parametrize("name", ["auto", "vmap", "naive"])
+@pytest.mark.parametrize("make", [critic, far])
+def test_the_same_batch_gives_the_same_sum_of_a_spectral_norm_by_whichever_engine(make: Any, name: str) -> None:
+    model, batch = make(1), rows(6)
+
+    def steady(called: str) -> SteadyEngine:
+        return SteadyEngine(engine_for(called, model, cross_entropy, Flat(max_norm=0.5)), model, cross_entropy)
+
+    engine = steady(name)
+    first = engine.clipped_sum(batch)
+    engine.clipped_sum(rows(0))
+    again, restarted, other = (
+        engine.clipped_sum(batch),
+        steady(name).clipped_sum(batch),
+        steady("naive").clipped_sum(batch),
+    )
+    assert all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
+    assert all(torch.equal(one, two) for one, two in zip(first, restarted, strict=True))
+    assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(first, other, strict=True))
+    raw = engine_for("naive", far(1), cross_entropy, Flat(max_norm=0.5))  # the control: buffers that move on
+    assert not all(map(torch.equal, raw.clipped_sum(batch), raw.clipped_sum(batch)))
+
+
+def test_a_module_with_its_own_parameter_is_differentiated_with_the_buffers_that_it_ran_with() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3))
+            self.register_buffer("passes", torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.passes.mul_(2)
+            return x * self.gain * self.passes
+
+    def sums(name: str) -> tuple[Tensor, ...]:
+        torch.manual_seed(3)
+        model = nn.Sequential(Gate(), nn.Linear(3, 2))
+        engine = engine_for(name, model, cross_entropy, Flat(max_norm=1e3))
+        return SteadyEngine(engine, model, cross_entropy).clipped_sum(rows(5))
+
+    for one, two in zip(sums("bookkeeping"), sums("naive"), strict=True):
+        assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_the_old_spectral_norm_is_refused_by_its_name_and_the_new_one_is_named() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), torch.nn.utils.spectral_norm(nn.Linear(4, 2)))
+    with pytest.raises(
+        InvalidParameter, match=r"1: Linear.*torch\.nn\.utils\.spectral_norm.*parametrizations\.spectral_norm"
+    ):
+        refuse_mixing(model)
+
+
+@pytest.mark.parametrize("seed", [12, 13])
+def test_a_spectral_norm_that_has_not_converged_passes_the_check_before_training(seed: int) -> None:
+    torch.manual_seed(0)
+    records = Records.of((torch.randn(100, 6), torch.arange(100) % 2))
+    torch.manual_seed(seed)
+    middle = spectral_norm(nn.Linear(6, 6))
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), middle, nn.ReLU(), nn.Linear(6, 2))
+    config = PrivacyConfig(epsilon=3.0, epochs=2, batch_size=8)
+    check_step(model, cross_entropy, config, plan_training(config, size=100), records, torch.device("cpu"))

@@ -110,7 +110,7 @@ def test_before_its_sync_a_reservation_is_not_there_and_after_it_it_is(tmp_path:
 
 
 def test_a_crash_while_a_ledger_begins_leaves_none_or_a_whole_one(tmp_path: Path) -> None:
-    for number in range(1, 6):
+    for number in range(1, 8):
         path = tmp_path / str(number) / "ledger.db"
         killed_at(number, lambda path=path: Ledger.open(path, create=True).close())  # type: ignore[misc]
         with Ledger.open(path, create=True) as ledger:

@@ -68,6 +68,10 @@ GOLDEN: dict[str, tuple[ev.PrivacyEvent, str]] = {
         '{"events": [{"kind": "gaussian", "noise_multiplier": 1.5}, {"epsilon": 1.0, "kind": "pure-dp"}], '
         '"kind": "composed"}',
     ),
+    "one-in-one-out": (
+        ev.OneInOneOut(event=GAUSSIAN),
+        '{"event": {"kind": "gaussian", "noise_multiplier": 1.5}, "kind": "one-in-one-out"}',
+    ),
     "group": (
         ev.Group(size=3, event=GAUSSIAN),
         '{"event": {"kind": "gaussian", "noise_multiplier": 1.5}, "kind": "group", "size": 3}',
@@ -280,6 +284,7 @@ def nested() -> st.SearchStrategy[ev.PrivacyEvent]:
             st.builds(ev.Shuffled, batches=st.integers(1, 10**9), event=inner),
             st.builds(ev.Repeated, times=st.integers(0, 2**60), event=inner),
             st.builds(ev.Group, size=st.integers(1, 1000), event=inner),
+            st.builds(ev.OneInOneOut, event=inner),
             st.builds(ev.Composed, events=st.lists(inner, max_size=3).map(tuple)),
         )
 

@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Annotated, Any, TextIO, final
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -37,6 +36,11 @@ from quietsum.cli.train import train
 from quietsum.errors import QuietsumError, may_pass
 
 __all__ = ["app"]
+
+# What typer raises for a wrong word. Up to version 0.25 these are click's classes, later ones bring their own, and no
+# public name is left for them but that of this one subclass.
+_Usage: Any = typer.BadParameter.__mro__[1]
+_Complaint: Any = typer.BadParameter.__mro__[2]
 
 PASSING = 1
 USAGE = 2
@@ -73,18 +77,19 @@ class Commands(TyperGroup):
             sys.stdout.flush()
         except QuietsumError as error:
             code = _refuse(str(error), error.exit_code)
-        except click.exceptions.NoArgsIsHelpError as error:  # its message is the help, which typer may have printed
-            print(error.format_message(), end="")
-        except click.UsageError as error:
-            where = error.ctx.command_path if error.ctx else "quietsum"
-            code = _refuse(f"{error.format_message()} Try '{where} --help'.")
-        except click.ClickException as error:
+        except _Usage as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help, which typer may have printed
+                print(error.format_message(), end="")
+            else:
+                where = error.ctx.command_path if error.ctx else "quietsum"
+                code = _refuse(f"{error.format_message()} Try '{where} --help'.")
+        except _Complaint as error:
             code = _refuse(error.format_message())
         except (ArithmeticError, MemoryError) as error:
             code = _refuse(
                 f"these numbers lead beyond what a computer can hold ({error}); check noise, steps and group"
             )
-        except (click.Abort, KeyboardInterrupt):
+        except (typer.Abort, KeyboardInterrupt):
             code = INTERRUPTED
         except BrokenPipeError:  # the reader has left, as `| head` does
             _discard(sys.stdout)

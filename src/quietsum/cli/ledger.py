@@ -218,18 +218,22 @@ def verify(
 
     files = {path: read_anchors(path) for path in anchor or ()}
     given = {head for heads in files.values() for head in heads}
+    runs: set[Head] = set()
     if export is not None:
         from quietsum.ledger.export import verify_export
 
-        runs = set()
         found = verify_export(export, anchors=given, every_signature=every_signature)
     else:
         from quietsum.ledger.verify import verify_file
 
         path = ledger_path(workspace)
-        _check_files(path, files)
-        runs = _kept_by_runs(path)
-        found = verify_file(path, anchors=given | runs, every_signature=every_signature)
+
+        def kept(name: str) -> set[Head]:
+            _check_files(name, files)
+            runs.update(_kept_by_runs(path))
+            return given | runs
+
+        found = verify_file(path, anchors=kept, every_signature=every_signature)
     if as_json:
         print_json({**_verification(found), "anchors_of_runs": len(runs)})
         return
@@ -251,12 +255,10 @@ def verify(
         print_next(["ledger", "verify", *exported, "--anchor", "report.json", *_where(workspace)])
 
 
-def _check_files(ledger: Path, files: Mapping[Path, tuple[Head, ...]]) -> None:
+def _check_files(name: str, files: Mapping[Path, tuple[Head, ...]]) -> None:
     """A file with heads of other ledgers alone is named: it is in the wrong place, or the ledger is another."""
     from quietsum.errors import LedgerBroken
-    from quietsum.ledger.verify import name_of
 
-    name = name_of(ledger) if files else ""
     for path, heads in files.items():
         others = {head.ledger for head in heads}
         if name and name not in others:

@@ -123,9 +123,11 @@ def _books_to_read(policy: Policy) -> Iterator[Ledger | None]:
     """The site's ledger as it lies there, never written; None where there is none."""
     from quietsum.ledger import Ledger
     from quietsum.ledger.places import exists
+    from quietsum.ledger.remains import require_nothing_left
 
     place = policy.path(policy.site.ledger)
     if place.is_dir() or not exists(place):
+        require_nothing_left(place)
         yield None
         return
     with Ledger.open(place, read_only=True) as ledger:
@@ -228,12 +230,14 @@ def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> 
     from quietsum.errors import QuietsumError
     from quietsum.ledger import Ledger
     from quietsum.ledger.places import exists
+    from quietsum.ledger.remains import require_nothing_left
     from quietsum.party.policy_file import load_policy
     from quietsum.party.status import status_of
 
     loaded = load_policy(policy)
     place = loaded.path(loaded.site.ledger)
     if not exists(place):
+        require_nothing_left(place)
         raise QuietsumError(
             f"there is no ledger at {place}; quietsum party serve makes one. If there was one, restore it: a new one "
             "has forgotten what was spent"

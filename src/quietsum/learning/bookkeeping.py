@@ -35,16 +35,20 @@ from quietsum.learning.engine import (
     in_blocks,
     joint_norm,
     losses_of,
+    rows_of,
     safe_factors,
     trainable,
 )
 from quietsum.learning.layers import InstanceUse, Use
 from quietsum.learning.mixing import NORMS, mixing_now, refuse_mixing
+from quietsum.learning.naive import NaiveEngine
 from quietsum.learning.recurrent import unrolled
-from quietsum.learning.vmap import VmapEngine
+from quietsum.learning.vmap import NotBatchable, VmapEngine
 from quietsum.learning.watching import NotCovered, slots_of
 
 __all__ = ["AutoEngine", "BookkeepingEngine"]
+
+_LOOKS = 3  # batches whose rows are followed through the layers, besides the first one of each path
 
 
 @final
@@ -52,7 +56,8 @@ class BookkeepingEngine:
     """One forward, one backward to layer outputs, norms, one weighted weight gradient.
 
     Guarantees: every use of a trainable parameter is accounted for, or the batch is refused; checked on torch's graph
-    at the first batch and whenever the model takes a new path.
+    at the first batch and whenever the model takes a new path. That row i at a layer belongs to example i is checked
+    too, on the first few batches and on every new path: a model may sort its rows and put them back.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
@@ -71,6 +76,7 @@ class BookkeepingEngine:
         stacked = {id(slot) for stack in self._stacks for slot in stack.slots}
         self._loose = [slot for slot in self._whole if id(slot) not in stacked]
         self._checked: set[tuple[int, ...]] = set()
+        self._looks = 0
         self._norms: Tensor | None = None
 
     @property
@@ -119,6 +125,9 @@ class BookkeepingEngine:
 
     def _block(self, batch: Batch, rows: int) -> Block:
         with torch.enable_grad():
+            if self._looks < _LOOKS and self._checked and rows > 1:
+                self._refuse_moved_rows(self._forward(batch, rows, graph=True), rows)
+                self._looks += 1
             losses = self._run(batch, rows)
             path = tuple([slot.count for slot in self._slots])
             if path not in self._checked:
@@ -227,7 +236,24 @@ class BookkeepingEngine:
         if missing:
             named = ", ".join(self._names[number] for number in missing)
             raise NotCovered(f"{named} is used outside the forward of the module that owns it")
+        self._refuse_moved_rows(losses, rows)
         return losses
+
+    def _refuse_moved_rows(self, losses: Tensor, rows: int) -> None:
+        """Whether the loss of an example reaches each layer in that example's row alone, for the first and the last."""
+        places = [(slot.label, call, edge) for slot in self._slots for call in slot.calls for edge in call.edges]
+        for row in sorted({0, rows - 1}) if rows > 1 and places and losses.requires_grad else ():
+            some = torch.zeros(rows, dtype=losses.dtype, device=losses.device)
+            some[row] = 1
+            edges = [edge for _, _, edge in places]
+            found = torch.autograd.grad(losses, edges, some, retain_graph=True, allow_unused=True)
+            for (label, call, _), part in zip(places, found, strict=True):
+                if part is None:
+                    continue
+                part = call.at_output(part)
+                others = [part[:row], part[row + 1 :]] if part.dim() and len(part) == rows else [part]
+                if any(bool((other.abs() > 0).any()) for other in others):  # NaN is no finding: it is one bad row's
+                    raise NotCovered(f"{label} does not have example i in row i")
 
     def _forward_and_shape(self, batch: Batch, rows: int) -> None:
         """Whether every noted output has the examples first: run on another number of examples and see."""
@@ -259,12 +285,16 @@ def _joined(uses: Sequence[tuple[tuple[int, ...], Use]], shared: set[int]) -> li
 
 @final
 class AutoEngine:
-    """Bookkeeping where its books are complete, vmap from the first batch that shows otherwise."""
+    """Bookkeeping where its books are complete, else vmap, else a loop; from the first batch that shows it.
+
+    The loop takes over only if vmap has served no batch yet: what one record raises later does not change the engine.
+    """
 
     def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
         self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
         self._books: BookkeepingEngine | None = BookkeepingEngine(model, loss, clip, micro_batch=micro_batch)
         self._engine: Engine = self._books
+        self._settled = False
 
     @property
     def name(self) -> str:
@@ -291,7 +321,17 @@ class AutoEngine:
                 self._engine = VmapEngine(
                     self._model, self._loss, self._clip, micro_batch=self._micro_batch, why=f"vmap, because {problem}"
                 )
-        return self._engine.clipped_sum(batch)
+        try:
+            sums = self._engine.clipped_sum(batch)
+        except NotBatchable as problem:
+            if self._settled:
+                raise
+            why = f"a loop over examples, which is slow, because the model {problem.problem}"
+            loop = NaiveEngine(self._model, self._loss, self._clip, micro_batch=self._micro_batch, why=why)
+            sums = loop.clipped_sum(batch)
+            self._engine = loop
+        self._settled = self._settled or rows_of(batch) > 0
+        return sums
 
     def small_norms(self) -> Tensor:
         """See :class:`quietsum.learning.engine.Engine`."""

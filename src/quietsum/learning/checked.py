@@ -20,6 +20,7 @@ from quietsum.learning.checked_step import CheckedStep
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engine import engine_for
+from quietsum.learning.mixing import SteadyEngine
 from quietsum.learning.step import PrivateStep
 from quietsum.learning.still import still
 from quietsum.mechanisms.rng import RandomSource
@@ -156,7 +157,7 @@ def checked_task(
         model,
         rows=MadeUp.like(tuple(part.numpy() for part in blank), below=classes),
         population=population,
-        referee=lambda some: engine_for("naive", some, task.loss, clip),
+        referee=lambda some: SteadyEngine(engine_for("naive", some, task.loss, clip), some, task.loss),
         name=f"{task.name}, engine {make(model).engine.name}",
     )
     return step, model

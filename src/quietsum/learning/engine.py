@@ -13,8 +13,10 @@ division, no step. All engines give the same answer up to rounding; they differ 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Protocol, TypeAlias
 
 import torch
@@ -131,8 +133,24 @@ def rows_of(batch: Batch) -> int:
     return int(batch[0].shape[0])
 
 
+_BEFORE_FORWARD: ContextVar[Callable[[], None] | None] = ContextVar("before_forward", default=None)
+
+
+@contextlib.contextmanager
+def before_each_forward(begin: Callable[[], None]) -> Iterator[None]:
+    """Call ``begin`` before every forward pass that an engine makes inside, whichever engine and however many."""
+    token = _BEFORE_FORWARD.set(begin)
+    try:
+        yield
+    finally:
+        _BEFORE_FORWARD.reset(token)
+
+
 def losses_of(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
     """The loss of each example, or an error that teaches when they were averaged."""
+    before = _BEFORE_FORWARD.get()
+    if before is not None:
+        before()
     losses = loss(model, batch)
     if not isinstance(losses, Tensor) or losses.shape != (rows,):
         what = f"of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
@@ -173,7 +191,7 @@ def group_of(groups: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
 
 def clip_instances(instances: Sequence[Tensor], clip: Clip, groups: Sequence[Sequence[int]]) -> Block:
     """From per-example gradients, one (n, …) tensor per parameter, the clipped sums and the norms."""
-    flat = [part.flatten(1) for part in instances]
+    flat = [flat_rows(part) for part in instances]
     sizes = [torch.linalg.vector_norm(part, ord=clip.order, dim=1) for part in flat]
     norms = torch.stack([joint_norm([sizes[p] for p in group], clip.order) for group in groups], 1)
     factors, bad = safe_factors(clip, norms)
@@ -182,6 +200,11 @@ def clip_instances(instances: Sequence[Tensor], clip: Clip, groups: Sequence[Seq
     where = group_of(groups, len(flat))
     sums = [(factors[:, where[p]] @ part).view(instances[p].shape[1:]) for p, part in enumerate(flat)]
     return sums, norms
+
+
+def flat_rows(part: Tensor) -> Tensor:
+    """(n, …) as (n, k): of scalars k is 1, of an empty parameter 0."""
+    return part.flatten(1) if part.dim() > 1 else part.unsqueeze(1)
 
 
 def joint_norm(parts: Sequence[Tensor], order: int) -> Tensor:

@@ -183,7 +183,7 @@ def gradients(trainer: Trainer, batch: Batch) -> Floats:
         return nn.functional.cross_entropy(scores, label[None])
 
     found = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(parameters, *tensors(batch))
-    return torch.cat([part.flatten(1) for part in found.values()], dim=1).numpy()
+    return torch.cat([part.reshape(len(part), -1) for part in found.values()], dim=1).numpy()
 
 
 def lengths(trainer: Trainer, each: Floats) -> Floats:

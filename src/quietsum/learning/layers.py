@@ -23,6 +23,8 @@ from typing import Protocol, TypeAlias, final
 import torch
 from torch import Tensor
 
+from quietsum.learning.engine import flat_rows
+
 __all__ = ["EmbeddingUse", "Entries", "InstanceUse", "MatrixUse", "OuterUse", "Room", "Use", "affine_use", "plan_for"]
 
 Entries: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -136,7 +138,7 @@ class Room:
 
 
 def _weigh(factors: Tensor, kept: Tensor) -> Tensor:
-    return (factors @ kept.flatten(1)).view(kept.shape[1:])
+    return (factors @ flat_rows(kept)).view(kept.shape[1:])
 
 
 def _erase(part: Tensor, bad: Tensor) -> Tensor:
@@ -145,7 +147,7 @@ def _erase(part: Tensor, bad: Tensor) -> Tensor:
 
 def per_example(part: Tensor, order: int) -> Tensor:
     """The norm of each row of (n, …)."""
-    found: Tensor = torch.linalg.vector_norm(part.flatten(1), ord=order, dim=1)
+    found: Tensor = torch.linalg.vector_norm(flat_rows(part), ord=order, dim=1)
     return found
 
 

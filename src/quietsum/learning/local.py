@@ -198,7 +198,7 @@ class LocalSteps:
 def _engine(model: nn.Module, loss: Loss, name: str, max_norm: float) -> Engine:
     with training(model):
         made = engine_for(name, model, loss, Flat(max_norm=max_norm))
-    return SteadyEngine(made, model, loss) if any(True for _ in model.buffers()) else made
+    return SteadyEngine(made, model, loss)
 
 
 def _noise(orders: LocalOrders, mechanism: GaussianMechanism, rng: RandomSource) -> TorchNoise:

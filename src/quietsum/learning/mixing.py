@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import final
 
 import torch
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.engine import Batch, Engine, Loss, in_blocks, losses_of, rows_of
+from quietsum.learning.engine import Batch, Engine, Loss, before_each_forward, losses_of, rows_of
 
 __all__ = [
     "NORMS",
@@ -55,6 +57,13 @@ def refuse_mixing(model: nn.Module) -> None:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and (module.scale_grad_by_freq or module.max_norm):
             problem = "scales by frequencies in the batch or rewrites its weights while it runs"
             remedy = "set scale_grad_by_freq=False and max_norm=None"
+            raise InvalidParameter("model", f"{name or 'the model'}: {type(module).__name__}", problem, remedy)
+        if any(isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()):
+            problem = (
+                "is under the old torch.nn.utils.spectral_norm, which writes a new weight into the module at every "
+                "forward pass, where no engine can tell what one record adds to it"
+            )
+            remedy = "use torch.nn.utils.parametrizations.spectral_norm, which computes the same"
             raise InvalidParameter("model", f"{name or 'the model'}: {type(module).__name__}", problem, remedy)
 
 
@@ -185,14 +194,19 @@ def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
         yield
     finally:
         for module, own in kept:
-            for name in [name for name in module._buffers if name not in own]:
-                del module._buffers[name]
-                module._non_persistent_buffers_set.discard(name)
-            module._buffers.update(own)
+            _put(module, own)
         with torch.no_grad():
             for tensor, value in values:
                 if not _equal(tensor, value):
                     (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
+
+
+def _put(module: nn.Module, buffers: dict[str, Tensor | None]) -> None:
+    """These buffers and no others."""
+    for name in [name for name in module._buffers if name not in buffers]:
+        del module._buffers[name]
+        module._non_persistent_buffers_set.discard(name)
+    module._buffers.update(buffers)
 
 
 def _alike(one: Tensor, two: Tensor) -> bool:
@@ -205,6 +219,8 @@ def _equal(one: Tensor, two: Tensor) -> bool:
     """To the bit; NaN is NaN."""
     if one.shape != two.shape or one.dtype != two.dtype:
         return False
+    if torch.equal(one, two):
+        return True
     return bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 
@@ -237,26 +253,29 @@ def _replay(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------- buffers that may move
 
+_MOVED_AT: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakKeyDictionary()
+"""For each model, the count of changes of its weights at which its buffers moved last."""
+
 
 @final
 class SteadyEngine:
-    """An engine of a model with buffers, whose buffers move once for every value of the weights, whatever the batch is.
+    """An engine whose model's buffers move once for every value of the weights, whatever the batch is.
 
     A counter of batches, or the vectors of a spectral norm, move with every forward pass. How many passes an engine
     makes depends on the number of rows: one each, one a micro-batch, none for an empty batch. That number is private,
-    and a saved buffer would tell it. So what a sum does to buffers is undone; one row of zeros moves them before the
-    first sum after a change of the weights. Every forward pass of a sum starts from the same buffers, too, so that a
-    record's gradient does not depend on how many others came before it.
+    and a saved buffer would tell it. So the passes of a sum run on copies of the buffers, a fresh one each, and one row
+    of zeros moves the buffers themselves before the first sum after a change of the weights. Whether they move is never
+    guessed from earlier passes: a power iteration at its fixed point stands still until the weights change.
 
-    Guarantees: the buffers are a function of their first values and of the weights since.
+    Guarantees: no batch, empty or not, changes a buffer. What does is one pass of a row of zeros for every change of
+    the weights that a sum follows, so the buffers are a function of their first values, of the weights at those passes
+    and of chance. Every forward pass of a sum starts from the same buffers: the same batch gives the same sum, and a
+    record's gradient does not depend on how many others came before it.
     """
 
-    def __init__(self, inner: Engine, model: nn.Module, loss: Loss, *, micro_batch: int | None = None) -> None:
+    def __init__(self, inner: Engine, model: nn.Module, loss: Loss) -> None:
         self._inner, self._model, self._loss = inner, model, loss
-        self._at_once = 1 if inner.name == "naive" else micro_batch
-        self._small: Tensor | None = None
-        self._moving = True
-        self._moved_at: tuple[int, ...] = ()
+        self._modules = list(model.modules())
 
     @property
     def name(self) -> str:
@@ -275,31 +294,43 @@ class SteadyEngine:
 
     def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
         """The sum of the engine within."""
-        if self._moving:
-            self._move(tuple(part.new_zeros((1, *part.shape[1:])) for part in batch))
-        if not self._moving:
+        if self._model in _MOVED_AT and not any([module._buffers for module in self._modules]):
             return self._inner.clipped_sum(batch)
-        sums, norms = in_blocks(batch, self._at_once, self.parameters, 1, self._block)
-        self._small = norms.sum()
-        return sums
-
-    def _block(self, batch: Batch, rows: int) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The sum of one forward pass, and how many of its rows are small."""
-        with unchanged(self._model, weights=False):
-            return self._inner.clipped_sum(batch), self._inner.small_norms().view(1, 1)
+        self._move(tuple(part.new_zeros((1, *part.shape[1:])) for part in batch))
+        with _on_copies(self._model) as begin, before_each_forward(begin):
+            return self._inner.clipped_sum(batch)
 
     def _move(self, row: Batch) -> None:
-        now = tuple(parameter._version for parameter in self._model.parameters())  # torch counts changes in place
-        if now == self._moved_at:
+        now = tuple([parameter._version for parameter in self._model.parameters()])  # torch counts changes in place
+        if now == _MOVED_AT.get(self._model):
             return
-        before = [buffer.detach().clone() for buffer in self._model.buffers()]
         with torch.no_grad(), contextlib.suppress(Exception):  # a model that dislikes zeros moves nothing
             self._loss(self._model, row)
-        if not self._moved_at:  # the first time tells whether they ever move
-            after = list(self._model.buffers())
-            self._moving = len(before) != len(after) or not all(map(torch.equal, before, after))
-        self._moved_at = now
+        _MOVED_AT[self._model] = now
 
     def small_norms(self) -> Tensor:
-        """Those of the engine within, over all passes."""
-        return self._inner.small_norms() if self._small is None else self._small
+        """Those of the engine within."""
+        return self._inner.small_norms()
+
+
+@contextlib.contextmanager
+def _on_copies(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """A function that gives the model fresh copies of its buffers; at the end it has its own again, unchanged."""
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+
+    def begin() -> None:
+        copies: dict[int, Tensor] = {}  # one buffer in two places is one copy in both
+        for module, own in kept:
+            if own or module._buffers:
+                _put(module, {name: _copied(buffer, copies) for name, buffer in own.items()})
+
+    with unchanged(model, weights=False):
+        yield begin
+
+
+def _copied(buffer: Tensor | None, copies: dict[int, Tensor]) -> Tensor | None:
+    if buffer is None or is_lazy(buffer):
+        return buffer
+    if id(buffer) not in copies:
+        copies[id(buffer)] = buffer.detach().clone()
+    return copies[id(buffer)]

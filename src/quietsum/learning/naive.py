@@ -7,11 +7,13 @@ There is nothing to get wrong and nothing that is fast. Every other engine is te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engine import Batch, Block, Loss, clip_instances, count_small, in_blocks, losses_of, trainable
 
@@ -22,8 +24,11 @@ __all__ = ["NaiveEngine"]
 class NaiveEngine:
     """A loop over examples."""
 
-    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None, why: str | None = None
+    ) -> None:
         self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        self._why = why or "a loop over examples: slow, and the referee of the others"
         names, self._parameters = trainable(model)
         self._groups = clip.groups(names)
         self._norms: Tensor | None = None
@@ -36,7 +41,7 @@ class NaiveEngine:
     @property
     def why(self) -> str:
         """Why one would choose this."""
-        return "a loop over examples: slow, and the referee of the others"
+        return self._why
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -59,8 +64,18 @@ class NaiveEngine:
             example = tuple(part[row : row + 1] for part in batch)
             with torch.enable_grad():
                 losses = losses_of(self._loss, self._model, example, 1)
-            found = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True, materialize_grads=True)
+            found = self._gradients(losses)
             sums, norm = clip_instances([part.detach()[None] for part in found], self._clip, self._groups)
             total = [whole + part for whole, part in zip(total, sums, strict=True)]
             norms.append(norm)
         return total, torch.cat(norms)
+
+    def _gradients(self, losses: Tensor) -> Sequence[Tensor]:
+        try:
+            return torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True, materialize_grads=True)
+        except RuntimeError as problem:
+            if "use_reentrant" not in str(problem):
+                raise
+            what = "uses activation checkpointing with use_reentrant=True, which torch serves in loss.backward() alone"
+            remedy = "pass use_reentrant=False to torch.utils.checkpoint"
+            raise InvalidParameter("model", type(self._model).__name__, what, remedy) from problem

@@ -134,16 +134,30 @@ class OpacusEngine:
         for way in (block, self._by_loop):
             with torch.random.fork_rng(devices=devices), _still(self._model):
                 torch.manual_seed(0)
-                sums, norms = way(rows, 3)
+                sums, norms = self._or_refused(way, rows)
                 found.append([norms.double(), *(part.double() for part in sums)])
             with torch.no_grad():
                 for name, buffer in self._model.named_buffers():
                     buffer.copy_(buffers[name])
         limits = [found[1][0].clamp(min=1e-6), *(torch.tensor(self._clip.sensitivity) for _ in self._parameters)]
-        apart = max(float(((o - t).abs() / limit).max()) for o, t, limit in zip(*found, limits, strict=True))
+        apart = max(
+            float(((o - t).abs() / limit).max()) for o, t, limit in zip(*found, limits, strict=True) if o.numel()
+        )
         if not apart <= 1e-3:
             problem = f"differs from plain gradients by {100 * apart:.2g} % on this model"
             raise InvalidParameter("engine", self._name, problem, "use engine = 'auto', which finds its own way")
+
+    def _or_refused(self, way: Callable[[Batch, int], Block], rows: Batch) -> Block:
+        try:
+            return way(rows, 3)
+        except QuietsumError:
+            raise
+        except Exception as error:  # whatever Opacus says to a layer that it does not know
+            told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = f"cannot serve this model ({told})"
+            raise InvalidParameter(
+                "engine", self._name, problem, "use engine = 'auto', which finds its own way"
+            ) from error
 
     def _by_loop(self, batch: Batch, rows: int) -> Block:
         return NaiveEngine(self._model, self._loss, self._clip)._block(batch, rows)

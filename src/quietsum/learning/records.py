@@ -9,6 +9,7 @@ record can change what another one becomes.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -36,6 +37,8 @@ from quietsum.learning.mixing import mixes_examples, unchanged, what_remembers
 from quietsum.learning.step import PrivateStep, cross_entropy
 
 __all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "rehearse", "rehearse_step"]
+
+log = logging.getLogger(__name__)
 
 _ROWS = 4  # of a made-up batch
 _MANY = 512  # rows at most where a batch is made up at its expected size
@@ -325,6 +328,8 @@ def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> 
                 problem = f"cannot be differentiated by the engine {step.engine.name} in a batch of {count}"
                 remedy = f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
                 raise InvalidParameter("model", "the model", problem, remedy) from error
+    if step.engine.name == "naive" and step.engine.why.startswith("a loop over examples, which"):
+        log.warning("the training steps run one record at a time: %s", step.engine.why)
     if model is None or loss is None:
         return
     count = min(math.ceil(step.expected_batch + 6 * math.sqrt(step.expected_batch)), _MANY)

@@ -33,6 +33,7 @@ from quietsum.errors import InvalidParameter, positive
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engine import Batch, Engine, Loss, engine_for, rows_of
+from quietsum.learning.mixing import SteadyEngine
 from quietsum.learning.noise import TorchNoise
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.privacy.events import Gaussian, PrivacyEvent
@@ -148,6 +149,8 @@ class PrivateStep:
     ) -> PrivateStep:
         """All parts from one clip: its bound scales the noise, its norm (L2 or L1) chooses the noise's law.
 
+        Buffers of the model move once for each change of the weights, whatever the batches are.
+
         ``varying`` allows :meth:`retune` to change the bound; ``adaptive`` changes it itself, after every step.
         """
         rng = system_randomness() if rng is None else rng
@@ -163,8 +166,8 @@ class PrivateStep:
             mode=mode, expected_batch=expected_batch, source=rng,
         )  # fmt: skip
         step = cls(
-            made, sampling=Poisson(rate=rate), mechanism=mechanism, expected_batch=expected_batch,
-            scaled=scaled, adaptive=adaptive, rng=rng,
+            SteadyEngine(made, model, loss), sampling=Poisson(rate=rate), mechanism=mechanism,
+            expected_batch=expected_batch, scaled=scaled, adaptive=adaptive, rng=rng,
         )  # fmt: skip
         step._stated = noise_multiplier
         return step

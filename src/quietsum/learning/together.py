@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError, whole_number
-from quietsum.learning.engine import Batch, Loss, losses_of, rows_of, trainable
+from quietsum.learning.engine import Batch, Loss, flat_rows, losses_of, rows_of, trainable
 from quietsum.learning.mixing import mixing_now, unchanged
 from quietsum.learning.modes import training
 from quietsum.learning.padded import Columns, Orders, PlainOrders, padded, sound
@@ -318,7 +318,7 @@ def _flat(values: Sequence[Tensor], start: Sequence[Tensor]) -> Floats:
     sizes = [part.numel() for part in start]
     flat = torch.empty((len(values[0]), sum(sizes)), dtype=torch.float64, device=start[0].device)
     for out, value, old in zip(torch.split(flat, sizes, dim=1), values, start, strict=True):
-        torch.sub(out.copy_(value.flatten(1)), old.flatten().double(), out=out)
+        torch.sub(out.copy_(flat_rows(value)), old.flatten().double(), out=out)
     return np.asarray(flat.cpu().numpy(), dtype=np.float64)
 
 

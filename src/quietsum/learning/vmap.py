@@ -18,7 +18,23 @@ from quietsum.learning.clipping import Clip
 from quietsum.learning.engine import Batch, Block, Loss, clip_instances, count_small, in_blocks, losses_of, trainable
 from quietsum.learning.recurrent import unrolled
 
-__all__ = ["VmapEngine"]
+__all__ = ["NotBatchable", "VmapEngine"]
+
+_TORCH_FUNC = ("vmap", "torch.func", "functorch", "Batching rule", "setup_context")  # its own complaints
+
+
+class NotBatchable(InvalidParameter):
+    """torch.func cannot carry a batch through this model; a loop over examples can."""
+
+
+def _reason(what: str) -> str:
+    """torch's complaint in fewer words, where it is a usual one."""
+    if "saved tensor hooks" in what:
+        return "it uses activation checkpointing"
+    if "data-dependent" in what or "dynamic" in what:
+        return "it branches or indexes by the values of a tensor, as the routing of a mixture of experts does"
+    return what
+
 
 _CHUNK_BYTES = 1 << 28  # of gradients held at a time in main memory; on a card a fifth of what is free
 
@@ -90,13 +106,11 @@ class VmapEngine:
             except InvalidParameter:
                 raise
             except RuntimeError as problem:
-                if "vmap" not in str(problem):
+                if not any(word in str(problem) for word in _TORCH_FUNC):
                     raise
-                remedy = "use engine = 'naive' for a loop, or rewrite that operation without data-dependent branches"
-                what = str(problem).splitlines()[0]
-                raise InvalidParameter(
-                    "model", type(self._model).__name__, f"cannot be batched ({what})", remedy
-                ) from problem
+                what = f"cannot be batched by torch.func: {_reason(str(problem).splitlines()[0])}"
+                remedy = "use engine = 'auto' or 'naive', a loop over examples; or rewrite that operation"
+                raise NotBatchable("model", type(self._model).__name__, what, remedy) from problem
         return clip_instances([found[name].detach() for name in self._state], self._clip, self._groups)
 
 

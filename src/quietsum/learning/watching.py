@@ -50,6 +50,7 @@ class Call(NamedTuple):
     version: int
     before: list[Node]
     shape: torch.Size | None = None
+    buffers: dict[str, Tensor] | None = None  # of a module on its own, as they were when it ran
 
     def at_output(self, gradient: Tensor) -> Tensor:
         """A gradient at the noted place, shaped like the output."""
@@ -77,7 +78,7 @@ class Slot:
         """Forget the last batch."""
         self.count, self.calls = 0, []
 
-    def note(self, given: Any, out: Any) -> None:
+    def note(self, given: Any, out: Any, buffers: dict[str, Tensor] | None = None) -> None:
         """Keep what is needed of one call."""
         self.count += 1
         shape = None
@@ -104,7 +105,7 @@ class Slot:
             leaves = tree_flatten(given)[0]
             before = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
         version = given._version if isinstance(given, Tensor) else 0
-        self.calls.append(Call(given, edges, version, before, shape))
+        self.calls.append(Call(given, edges, version, before, shape, buffers))
 
     def _silent(self, out: Tensor) -> None:
         if not self.tracing and torch.is_grad_enabled():
@@ -125,7 +126,7 @@ class Slot:
             if any(part.dim() == 0 or part.shape[0] != rows for part in found):
                 raise NotCovered(f"{self.label} does not have the examples in its first dimension")
             if self.local:
-                entries.append(((given, self._rowwise(number, given, rows)), mine))
+                entries.append(((given, self._rowwise(number, given, rows), call.buffers or {}), mine))
             else:
                 entries.append((given, found[0] if found[0].dtype not in _HALF else found[0].float()))
         self.begin()
@@ -168,8 +169,9 @@ class Slot:
         if self.local:
 
             def watched(*args: Any, **kwargs: Any) -> Any:
+                buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
                 out = run(*args, **kwargs)
-                self.note((args, kwargs), out)
+                self.note((args, kwargs), out, buffers)
                 return out
         else:
 
@@ -347,13 +349,15 @@ class _Local:
 
     def __call__(self, entries: Sequence[Any], rows: int) -> Use:
         total: list[Tensor] | None = None
-        for (given, rowwise), gradients in entries:
-            found = self._instances(given, rowwise, gradients)
+        for (given, rowwise, buffers), gradients in entries:
+            found = self._instances(given, rowwise, buffers, gradients)
             total = found if total is None else [one + two for one, two in zip(total, found, strict=True)]
         assert total is not None
         return layers.InstanceUse(total)
 
-    def _instances(self, given: Any, rowwise: Sequence[bool], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    def _instances(
+        self, given: Any, rowwise: Sequence[bool], buffers: dict[str, Tensor], gradients: Sequence[Tensor | None]
+    ) -> list[Tensor]:
         state = dict(self.module.named_parameters())
         values = {name: state[name].detach() for name in self.names}
         leaves, spec = tree_flatten(given)
@@ -369,7 +373,8 @@ class _Local:
             )
 
             def run(parameters: dict[str, Tensor]) -> list[Tensor]:
-                out = torch.func.functional_call(self.module, parameters, args, kwargs)
+                held = {name: buffer.clone() for name, buffer in buffers.items()}  # it may write into them
+                out = torch.func.functional_call(self.module, {**parameters, **held}, args, kwargs)
                 outs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
                 return [outs[position][0] for position in kept]
 

@@ -20,7 +20,7 @@ from quietsum.learning.checked_descent import MadeUp
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
 from quietsum.learning.engine import Batch, Loss, trainable
-from quietsum.learning.mixing import SteadyEngine, refuse_mixing, unchanged
+from quietsum.learning.mixing import refuse_mixing, unchanged
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import RandomSource
@@ -30,7 +30,6 @@ __all__ = [
     "PoissonLoader",
     "PrivateOptimizer",
     "Records",
-    "SteadyEngine",
     "build_step",
     "check_step",
     "make_private",
@@ -55,14 +54,11 @@ def build_step(
             count_noise=config.noise_of_count, quantile=config.clip_quantile, learning_rate=config.clip_learning_rate,
             **made,
         )  # fmt: skip
-    step = PrivateStep.build(
+    return PrivateStep.build(
         model, loss, clip, noise_multiplier=plan.stages[0].noise_multiplier, rate=plan.rate,
         expected_batch=plan.expected_batch, engine=config.engine, mode=config.noise, micro_batch=config.micro_batch,
         varying=len({stage.max_norm for stage in plan.stages}) > 1, adaptive=adaptive, rng=rng,
     )  # fmt: skip
-    if any(True for _ in model.buffers()):
-        step.engine = SteadyEngine(step.engine, model, loss, micro_batch=config.micro_batch)
-    return step
 
 
 def check_step(

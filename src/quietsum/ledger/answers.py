@@ -28,7 +28,7 @@ def lesson_of(error: Exception, name: str, *, operational: bool) -> QuietsumErro
     text, state = words_of(error), getattr(error, "sqlstate", None) or ""
     if "append-only" in text:
         return StoreFailed(f"{text} (in {name}); nothing was recorded")
-    if state in ("XX001", "XX002"):
+    if isinstance(error, UnicodeDecodeError) or state in ("XX001", "XX002", "22021", "22P02"):
         return LedgerBroken(f"in {name} is damaged ({text})", remedy=RESTORE_DATABASE)
     if state in ("42P01", "3F000", "42703"):
         return LedgerBroken(f"in {name} has lost its tables ({text})", remedy=RESTORE_DATABASE)

@@ -151,9 +151,17 @@ def check_link(row: Row, *, ledger: str, previous: str, sequence: int) -> Entry:
         raise LedgerBroken(f"calls itself entry {row.sequence}", at=sequence, remedy=RESTORE)
     if row.previous != previous:
         raise LedgerBroken("does not follow the entry before it", at=sequence, remedy=RESTORE)
-    found = entry_hash(
-        ledger=ledger, previous=previous, sequence=sequence, kind=row.kind, body_hash=digest(row.body), time=row.time
-    )
+    try:
+        found = entry_hash(
+            ledger=ledger,
+            previous=previous,
+            sequence=sequence,
+            kind=row.kind,
+            body_hash=digest(row.body),
+            time=row.time,
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:  # a store of another make may hold that
+        raise LedgerBroken(f"cannot be read: {error}", at=sequence, remedy=RESTORE) from None
     if found != row.hash:
         raise LedgerBroken("was altered: its hash is not that of its contents", at=sequence, remedy=RESTORE)
     try:
@@ -176,7 +184,10 @@ def check_link(row: Row, *, ledger: str, previous: str, sequence: int) -> Entry:
 def ledger_name(row: Row) -> str:
     """The name that a genesis row states; the chain and its public key then show whether it is the right one."""
     try:
-        return str(json.loads(row.body)["ledger"])
+        name = json.loads(row.body)["ledger"]
+        if not isinstance(name, str):
+            raise ValueError("a name is a text")
+        return name
     except (ValueError, LookupError, TypeError, RecursionError):
         raise LedgerBroken("is no genesis entry", at=1, remedy=RESTORE) from None
 

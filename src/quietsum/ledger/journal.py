@@ -25,6 +25,7 @@ from quietsum.ledger import keys, places
 from quietsum.ledger.encoding import head_message
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Head, Kind, check_link, ledger_name, make_row
 from quietsum.ledger.marks import Mark
+from quietsum.ledger.remains import lost, require_nothing_left
 from quietsum.ledger.state import FORMAT, State
 from quietsum.ledger.store import LedgerStore, StoreFailed
 
@@ -64,12 +65,12 @@ class Journal:
         """The ledger in a SQLite file, or where the file beside it points, with its key here."""
         mark, create = Mark(path), create and not read_only
         if create and not places.exists(path):
-            _require_nothing_left(path)
+            require_nothing_left(path)
         store = places.open_store(path, create=create, read_only=read_only)
         try:
             if create and store.head() is None:
                 if not path.exists():  # a server's tables that are empty, with a key that says they were not
-                    _require_nothing_left(path)
+                    require_nothing_left(path)
                 _begin_file(store, path, clock)
             if read_only:
                 return cls(store, None, clock, mark)
@@ -216,7 +217,7 @@ def _begin_file(store: LedgerStore, path: Path, clock: Clock) -> None:
         if store.head() is not None:  # another process was quicker
             return
         if keys.key_path(path).exists():
-            raise _lost(path, keys.key_path(path))
+            raise lost(path, keys.key_path(path))
         key = keys.SigningKey.generate()
         failpoints.reach("ledger.create:before-key")
         keys.save_new_key(path, key)
@@ -250,17 +251,3 @@ def _sign(key: keys.SigningKey, sequence: int, hash: str) -> str:
 
 def _stamp(clock: Clock) -> str:
     return clock().astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _require_nothing_left(path: Path) -> None:
-    """A key or a mark without its ledger: there was one, so a new one is not begun."""
-    for left in (keys.key_path(path), Mark(path).path):
-        if left.exists():
-            raise _lost(path, left)
-
-
-def _lost(path: Path, left: Path) -> LedgerBroken:
-    return LedgerBroken(
-        f"{path} is gone, but {left} is still there",
-        remedy="put the ledger back from its copy; a new one would forget what was spent",
-    )

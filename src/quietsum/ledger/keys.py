@@ -49,7 +49,7 @@ class VerifyingKey:
 
         try:
             self._key.verify(bytes.fromhex(signature), message)
-        except (InvalidSignature, ValueError):
+        except (InvalidSignature, ValueError, TypeError):
             return False
         return True
 

@@ -15,8 +15,9 @@ from typing import Protocol, runtime_checkable
 
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.keys import sync_folder
+from quietsum.ledger.remains import absent, require_nothing_left
 from quietsum.ledger.sqlite import SqliteStore
-from quietsum.ledger.store import LedgerStore, StoreFailed
+from quietsum.ledger.store import LedgerStore, NoLedger, StoreFailed
 
 __all__ = ["exists", "moved_path", "open_store", "read_url", "sealed_to", "url_path", "write_durably", "write_url"]
 
@@ -46,10 +47,25 @@ def _never_begun(ledger: Path) -> bool:
 
 
 def open_store(ledger: Path, *, create: bool = False, read_only: bool = False) -> LedgerStore:
-    """The store of the ledger at this place. Guarantees: where two could be meant, none is opened."""
-    url = read_url(ledger)
+    """The store of the ledger at this place. Guarantees: where two could be meant, none is opened.
+
+    Without ``create`` it has an entry: one that was lost is :class:`~quietsum.errors.LedgerBroken`, one that was never
+    begun :class:`~quietsum.ledger.store.NoLedger`.
+    """
+    store = _open(ledger, read_url(ledger), create, read_only)
+    if not create:
+        try:
+            if next(store.rows(), None) is None:  # not the head: the first entry that cannot be read is named
+                raise absent(ledger, str(ledger if read_url(ledger) is None else url_path(ledger)))
+        except BaseException:
+            store.close()
+            raise
+    return store
+
+
+def _open(ledger: Path, url: str | None, create: bool, read_only: bool) -> LedgerStore:
     if url is None:
-        if create and moved_path(ledger).exists() and not ledger.exists():
+        if moved_path(ledger).exists() and not ledger.exists():
             raise LedgerBroken(
                 f"was moved away from {ledger}, and {url_path(ledger)}, which says where to, is gone",
                 remedy="put that file back; a new ledger would forget what was spent",
@@ -62,7 +78,11 @@ def open_store(ledger: Path, *, create: bool = False, read_only: bool = False) -
         )
     from quietsum.ledger.postgres import PostgresStore
 
-    return PostgresStore(url, create=create, read_only=read_only)
+    try:
+        return PostgresStore(url, create=create, read_only=read_only)
+    except NoLedger:
+        require_nothing_left(ledger)
+        raise
 
 
 @runtime_checkable

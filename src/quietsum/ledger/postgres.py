@@ -24,10 +24,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import QuietsumError
+from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.address import Address, take_schema, unreadable
 from quietsum.ledger.answers import lesson_of, words_of
-from quietsum.ledger.store import Row, StoreFailed
+from quietsum.ledger.store import LONGEST, Row, StoreFailed, read_row
 from quietsum.ledger.tables import check_tables, make_tables, tables_in
 
 if TYPE_CHECKING:
@@ -175,8 +175,9 @@ class PostgresStore:
 
     def head(self) -> tuple[int, str] | None:
         """Sequence and hash of the last row."""
-        found = self._read(f"SELECT sequence, hash FROM {self._schema}.entries ORDER BY sequence DESC LIMIT 1")
-        return (int(found[0][0]), str(found[0][1])) if found else None
+        found = self._read(f"SELECT {_COLUMNS} FROM {self._schema}.entries ORDER BY sequence DESC LIMIT 1")
+        row = read_row(found[0], 1) if found else None
+        return None if row is None else (row.sequence, row.hash)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -214,16 +215,28 @@ class PostgresStore:
                     self._last = row
 
     def rows(self, start: int = 1) -> Iterator[Row]:
-        """All rows from ``start`` on, a thousand at a time; no transaction stays open between them."""
+        """All rows from ``start`` on, a thousand at a time; no transaction stays open between them.
+
+        LedgerBroken names the first one that cannot be read: where a thousand cannot, they are asked for one by one.
+        """
+        start, batch = min(start, LONGEST), BATCH
         while True:
-            found = self._read(
-                f"SELECT {_COLUMNS} FROM {self._schema}.entries WHERE sequence >= %s ORDER BY sequence LIMIT %s",
-                (start, BATCH),
-            )
-            yield from map(Row._make, found)
-            if len(found) < BATCH:
+            try:
+                found = self._read(
+                    f"SELECT {_COLUMNS} FROM {self._schema}.entries WHERE sequence >= %s ORDER BY sequence LIMIT %s",
+                    (start, batch),
+                )
+            except LedgerBroken as broken:
+                if batch == 1:
+                    raise LedgerBroken(broken.problem, at=start, remedy=broken.remedy) from broken
+                batch = 1
+                continue
+            for values in found:
+                row = read_row(values, start)
+                yield row
+                start = row.sequence + 1
+            if len(found) < batch:
                 return
-            start = found[-1][0] + 1
 
     def seal(self, place: str) -> None:
         """Inside a transaction: refuse every further row, from any machine and for good. It goes on at ``place``."""
@@ -396,5 +409,5 @@ class PostgresStore:
 
         try:
             yield
-        except psycopg.Error as error:
+        except (psycopg.Error, UnicodeDecodeError) as error:
             raise lesson_of(error, self.name, operational=isinstance(error, psycopg.OperationalError)) from error

@@ -9,6 +9,7 @@ is documented in ``docs/reference/ledger.md`` and stable.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sqlite3
 import threading
@@ -17,16 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, final
 
+from quietsum import failpoints
 from quietsum.errors import LedgerBroken, QuietsumError, may_pass
 from quietsum.ledger.keys import sync_folder
-from quietsum.ledger.store import Row, StoreFailed, StoreMustWait
+from quietsum.ledger.remains import absent
+from quietsum.ledger.store import LONGEST, Row, StoreFailed, StoreMustWait, read_row
 
 __all__ = ["APPLICATION", "SCHEMA", "VERSION", "SqliteStore"]
 
 APPLICATION = 0x7153756D  # "qSum": what `file` and `PRAGMA application_id` tell
 VERSION = 1
 PATIENCE = 60.0  # seconds that a writer waits for the others
-BATCH = 1000
+FEW, BATCH = 8, 1000  # rows that are read at once: at first, and from then on
+_COLUMNS = "sequence, kind, time, body, previous, hash, signature"
+_text = operator.methodcaller("decode", "utf-8", "surrogateescape")  # what is no UTF-8 is for `read_row` to judge
 
 SCHEMA = """\
 CREATE TABLE entries (
@@ -72,10 +77,7 @@ class SqliteStore:
         self._connection: sqlite3.Connection | None = None
         if not self.path.exists():
             if not create:
-                raise QuietsumError(
-                    f"there is no ledger at {self.path}; the first `quietsum run` makes one, "
-                    "or point --workspace at the folder that holds it"
-                )
+                raise absent(self.path, str(self.path))
             self._make_file()
         elif self.path.is_dir():
             raise QuietsumError(f"{self.path} is a folder; name the ledger file, such as {self.path / 'ledger.db'}")
@@ -96,6 +98,7 @@ class SqliteStore:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
                 sync_folder(self.path.parent)
+            failpoints.reach("ledger.create:after-file")
         except OSError as error:
             kind = StoreMustWait if may_pass(error) else StoreFailed
             raise kind(f"no ledger can be made at {self.path}: {error.strerror}; choose another folder") from None
@@ -105,7 +108,7 @@ class SqliteStore:
         log = self.path.with_name(self.path.name + "-wal")
         if read_only and not log.exists() and not os.access(self.path.parent, os.W_OK):
             where += "&immutable=1"  # a copy on read-only media
-        return sqlite3.connect(
+        connection = sqlite3.connect(
             where,
             uri=True,
             timeout=patience,
@@ -113,6 +116,8 @@ class SqliteStore:
             check_same_thread=False,
             factory=factory,
         )
+        connection.text_factory = _text
+        return connection
 
     def _prepare(self, create: bool) -> None:
         """Check whose file this is before anything in it is touched; make the table in an empty one."""
@@ -123,7 +128,7 @@ class SqliteStore:
         run("COMMIT")
         if empty and application in (0, APPLICATION):
             if not create:
-                raise LedgerBroken(f"at {self.path} is empty", remedy=_RESTORE)
+                raise absent(self.path, str(self.path))
             self._sync_fully()
             with self.transaction():
                 if not run("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]:
@@ -131,15 +136,16 @@ class SqliteStore:
                         run(statement)
                     run(f"PRAGMA application_id = {APPLICATION}")
                     run(f"PRAGMA user_version = {VERSION}")
+            failpoints.reach("ledger.create:after-tables")
             return
         if application != APPLICATION:
             raise LedgerBroken(
                 f"at {self.path} is another program's database", remedy="name the ledger file; this one was not touched"
             )
         if version != VERSION:
-            raise QuietsumError(
-                f"{self.path} is a ledger of format {version}, this quietsum knows format {VERSION}; "
-                "use the version of quietsum that wrote it"
+            raise LedgerBroken(
+                f"at {self.path} says that it is of format {version}, this quietsum knows format {VERSION}",
+                remedy="use the version of quietsum that wrote it; if no other one did, restore it from a copy",
             )
         if not self._read_only:
             self._sync_fully()
@@ -163,8 +169,11 @@ class SqliteStore:
     def head(self) -> tuple[int, str] | None:
         """Sequence and hash of the last row."""
         with self._lock, self._translated():
-            found = self._run("SELECT sequence, hash FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
-        return None if found is None else (int(found[0]), str(found[1]))
+            found = self._run(f"SELECT {_COLUMNS} FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
+        if found is None:
+            return None
+        row = read_row(found, 1)
+        return row.sequence, row.hash
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -212,18 +221,34 @@ class SqliteStore:
             self._run("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row))
 
     def rows(self, start: int = 1) -> Iterator[Row]:
-        """All rows from ``start`` on, a thousand at a time."""
+        """All rows from ``start`` on, a thousand at a time; LedgerBroken names the first one that cannot be read."""
+        start, batch = min(start, LONGEST), FEW  # mostly one row is wanted, or what others have just appended
         while True:
-            with self._lock, self._translated():
-                found = self._run(
-                    "SELECT sequence, kind, time, body, previous, hash, signature FROM entries "
-                    "WHERE sequence >= ? ORDER BY sequence LIMIT ?",
-                    (start, BATCH),
-                ).fetchall()
-            if not found:
+            with self._lock:
+                found, problem = self._some_rows(start, batch)
+            for values in found:
+                row = read_row(values, start)
+                yield row
+                start = row.sequence + 1
+            if problem is not None:
+                raise _lesson(problem, self.path, at=start) from problem
+            if len(found) < batch:
                 return
-            yield from map(Row._make, found)
-            start = found[-1][0] + 1
+            batch = BATCH
+
+    def _some_rows(
+        self, start: int, batch: int
+    ) -> tuple[list[tuple[Any, ...]], sqlite3.Error | UnicodeDecodeError | None]:
+        """So many rows, or those before the first one that SQLite cannot read, with its complaint."""
+        query = f"SELECT {_COLUMNS} FROM entries WHERE sequence >= ? ORDER BY sequence LIMIT ?"
+        found: list[tuple[Any, ...]] = []
+        try:
+            cursor = self._run(query, (start, batch))
+            while (values := cursor.fetchone()) is not None:
+                found.append(values)
+        except (sqlite3.Error, UnicodeDecodeError) as problem:
+            return found, problem
+        return found, None
 
     # ------------------------------------------------------------------------------------------- moving
 
@@ -237,7 +262,12 @@ class SqliteStore:
         """Where the ledger goes on; None where it was not sealed."""
         with self._lock, self._translated():
             found = self._run("SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = ?", (_SEAL,)).fetchone()
-        return None if found is None else str(found[0]).split(_SEALED)[1].removesuffix("'); END").replace("''", "'")
+        if found is None:
+            return None
+        _, sealed, place = str(found[0]).partition(_SEALED)
+        if not sealed:
+            raise LedgerBroken(f"at {self.path} has a seal that does not say where it goes on", remedy=_RESTORE)
+        return place.removesuffix("'); END").replace("''", "'")
 
     def close(self) -> None:
         """Close the file; closing twice is fine."""
@@ -260,15 +290,24 @@ class SqliteStore:
         """SQLite's errors as lessons."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise _lesson(error, self.path) from error
 
 
-def _lesson(error: sqlite3.Error, path: Path) -> QuietsumError:
+def _lesson(error: sqlite3.Error | UnicodeDecodeError, path: Path, at: int | None = None) -> QuietsumError:
+    """What SQLite's refusal means; ``at`` is the entry that was being read, where one was."""
     text = str(error)
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or "malformed" in text or "not a database" in text:
-        return LedgerBroken(f"at {path} is damaged ({text})", remedy=_RESTORE)
+    full = getattr(error, "sqlite_errorcode", None) or 0
+    code = full & 0xFF
+    where = f"at {path} is" if at is None else f"of {path} is missing or"
+    if (
+        code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
+        or full == sqlite3.SQLITE_IOERR_SHORT_READ
+        or isinstance(error, UnicodeDecodeError)  # its own complaint quotes bytes that are none of a text
+        or "malformed" in text
+        or "not a database" in text
+    ):
+        return LedgerBroken(f"{where} damaged ({text})", at=at, remedy=_RESTORE)
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR) or "full" in text or "I/O" in text:
         return StoreMustWait(
             f"the disk took no more for {path} ({text}); nothing was recorded, so nothing may be sent: "
@@ -287,6 +326,8 @@ def _lesson(error: sqlite3.Error, path: Path) -> QuietsumError:
         return StoreFailed(f"{text} (at {path}); nothing was recorded")
     if "no such table" in text or "has no column" in text or "no such column" in text:
         return LedgerBroken(f"at {path} has lost its table ({text})", remedy=_RESTORE)
+    if code == sqlite3.SQLITE_ERROR:  # our statements are constants: one that fails so met tables that are not ours
+        return LedgerBroken(f"{where} damaged ({text})", at=at, remedy=_RESTORE)
     return StoreFailed(f"{path} refused to work ({text}); nothing was recorded")
 
 

@@ -53,7 +53,9 @@ class State:
         self.accounts = Accounts()
         self.stated = 0
         self.withheld = 0
-        self._unseen = False
+        self._unseen = False  # whether a refund was withheld
+        self._refunded = False  # whether there was a refund, seen or not
+        self._pending = 0  # reservations without a commit
         self._prices = prices
         self._redacted = redacted
         self._known: dict[bytes, tuple[tuple[Charge, Cost], ...]] = {}
@@ -71,7 +73,7 @@ class State:
             raise
         except QuietsumError as error:
             raise LedgerBroken(f"({entry.kind}) breaks a rule: {error}", at=entry.sequence, remedy=RESTORE) from None
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise LedgerBroken(f"({entry.kind}) cannot be read: {error!r}", at=entry.sequence, remedy=RESTORE) from None
         self.sequence, self.hash = entry.sequence, entry.hash
 
@@ -87,10 +89,17 @@ class State:
 
     def skip(self, entry: Entry) -> None:
         """Pass over an entry whose body was withheld from an export."""
-        if entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS):
-            raise LedgerBroken(f"({entry.kind}) has no body", at=entry.sequence, remedy="export the ledger again")
+        for broken, problem in (
+            (entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS), "has no body"),
+            (entry.kind is not Kind.WITNESS and self._pending < 1, "has no body, and no reservation is open"),
+            (entry.kind is Kind.COMMIT and not self._refunded, "has no body, and no refund stands before it"),
+        ):
+            if broken:
+                raise LedgerBroken(f"({entry.kind}) {problem}", at=entry.sequence, remedy="export the ledger again")
         self.withheld += 1
-        self._unseen = self._unseen or entry.kind is not Kind.WITNESS
+        self._unseen = self._unseen or entry.kind is Kind.REFUND
+        self._refunded = self._refunded or entry.kind is Kind.REFUND
+        self._pending -= entry.kind is Kind.COMMIT
         self.sequence, self.hash = entry.sequence, entry.hash
 
     def _genesis(self, entry: Entry, body: Mapping[str, Any]) -> None:
@@ -147,6 +156,7 @@ class State:
             self.accounts.check_budgets(body["run"], found, self._prices)
         run.attempts[body["round"]] = body["attempt"]
         run.reserved.add((body["round"], body["attempt"]))
+        self._pending += 1
         run.open[body["round"], body["attempt"]] = Reservation(entry.sequence, tuple(charge for charge, _ in found))
         for charge, cost in found:
             share = run.shares[charge.party, charge.unit]
@@ -161,6 +171,7 @@ class State:
             self.accounts.book(charge.party, charge.dataset, charge.unit).refund(body["run"], share, cost_of(charge))
         reservation.refunded += (body["party"],)
         run.refunds += 1
+        self._refunded = True
 
     def _commit(self, entry: Entry, body: Mapping[str, Any]) -> None:
         _require_whole(body, "round", "attempt", "reserve")
@@ -184,6 +195,7 @@ class State:
                 self.stated += 1
         del run.open[body["round"], body["attempt"]]
         run.committed += 1
+        self._pending -= 1
 
     def _witness(self, entry: Entry, body: Mapping[str, Any]) -> None:
         _require_whole(body, "round", "attempt")

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, final, runtime_checkable
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
-from quietsum.errors import QuietsumError
+from quietsum.errors import LedgerBroken, QuietsumError
 
-__all__ = ["LedgerStore", "MemoryStore", "Row", "StoreFailed", "StoreMustWait"]
+__all__ = ["LONGEST", "LedgerStore", "MemoryStore", "NoLedger", "Row", "StoreFailed", "StoreMustWait", "read_row"]
+
+LONGEST = 2**63 - 1
+"""The largest number that a store can give an entry."""
 
 
 class Row(NamedTuple):
@@ -28,8 +31,38 @@ class Row(NamedTuple):
     signature: str
 
 
+def read_row(values: Sequence[Any], at: int) -> Row:
+    """The row that a store holds where entry ``at``, or a later one, is expected.
+
+    Guarantees: whatever the store gave back, this is a whole number and six texts that can be encoded, in the order of
+    the ledger; otherwise :class:`~quietsum.errors.LedgerBroken` names the entry. So nothing behind a store meets NULL,
+    bytes, a number for a text, or bytes that are no UTF-8 (which a store passes on as lone surrogates).
+    """
+    row = Row._make(values)
+    if type(row.sequence) is not int or row.sequence < at:
+        raise LedgerBroken(f"calls itself entry {row.sequence!r}", at=at, remedy=_RESTORE)
+    for name, value in zip(Row._fields[1:], row[1:], strict=True):
+        if type(value) is not str:
+            raise LedgerBroken(
+                f"is damaged: its {name} is {_KINDS.get(type(value), 'something else')}, not a text",
+                at=row.sequence,
+                remedy=_RESTORE,
+            )
+        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+            raise LedgerBroken(f"is damaged: its {name} is no UTF-8", at=row.sequence, remedy=_RESTORE)
+    return row
+
+
+_KINDS: dict[type, str] = {type(None): "missing", bytes: "bytes", int: "a number", float: "a number"}
+_RESTORE = "restore the ledger from an unaltered copy, and run nothing on its datasets until then"
+
+
 class StoreFailed(QuietsumError):
     """The store could not do what was asked: disk full, locked, read-only. Nothing was written."""
+
+
+class NoLedger(QuietsumError):
+    """There is no ledger here, and nothing says that there was one."""
 
 
 class StoreMustWait(StoreFailed):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger.store import StoreFailed
+from quietsum.errors import LedgerBroken
+from quietsum.ledger.store import NoLedger, StoreFailed
 
 __all__ = ["APPLICATION", "TABLES", "VERSION", "check_tables", "make_tables", "tables_in"]
 
@@ -102,7 +102,7 @@ def check_tables(run: Run, schema: str, name: str, *, read_only: bool) -> None:
     """Refuse what is no ledger, is a ledger of another format, or is one that a crash would empty."""
     known = tables_in(run, schema)
     if not known:
-        raise QuietsumError(
+        raise NoLedger(
             f"there is no ledger in {name}; the first `quietsum run` makes one. If there was one, restore the "
             "database from its backup"
         )
@@ -115,9 +115,9 @@ def check_tables(run: Run, schema: str, name: str, *, read_only: bool) -> None:
     if about.get("application") != APPLICATION:
         raise LedgerBroken(f"in {name} is another program's schema", remedy="name another one (…?schema=name)")
     if about.get("version") != str(VERSION):
-        raise QuietsumError(
-            f"{name} holds a ledger of format {about.get('version')}, this quietsum knows format {VERSION}; "
-            "use the version of quietsum that wrote it"
+        raise LedgerBroken(
+            f"in {name} says that it is of format {about.get('version')}, this quietsum knows format {VERSION}",
+            remedy="use the version of quietsum that wrote it; if no other one did, restore the database",
         )
     if known["entries"] != "p" and not read_only:
         raise StoreFailed(

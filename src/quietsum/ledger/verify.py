@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import final
 
@@ -24,9 +24,9 @@ from quietsum.ledger.marks import Mark
 from quietsum.ledger.places import open_store, sealed_to
 from quietsum.ledger.spending import Prices
 from quietsum.ledger.state import State
-from quietsum.ledger.store import Row
+from quietsum.ledger.store import NoLedger, Row
 
-__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "name_of", "verify_file", "verify_rows"]
+__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "verify_file", "verify_rows"]
 
 EACH = 256
 """Of reservations, refunds and commits, the signature of each so-manyth entry is checked."""
@@ -192,26 +192,29 @@ def verify_rows(
     return reading.conclude()
 
 
-def name_of(path: str | os.PathLike[str]) -> str:
-    """What the ledger of a workspace calls itself, unchecked; empty where it has no entry."""
-    store = open_store(Path(path), read_only=True)
-    try:
-        return next(map(ledger_name, store.rows()), "")
-    finally:
-        store.close()
-
-
 def verify_file(
-    path: str | os.PathLike[str], *, anchors: Iterable[Head] = (), every_signature: bool = False
+    path: str | os.PathLike[str],
+    *,
+    anchors: Iterable[Head] | Callable[[str], Iterable[Head]] = (),
+    every_signature: bool = False,
 ) -> Verification:
-    """Check the ledger of a workspace, in one pass, without its key and without changing it.
+    """Check the ledger of a workspace, opened once and read in one pass, without its key and without changing it.
+
+    ``anchors`` may also be a function that finds them for the name that the ledger gives itself.
 
     Where a high-water mark lies beside it, the ledger must contain that head. A sealed ledger is checked like any
     other, and ``moved_to`` says that it is history.
     """
-    store = open_store(Path(path), read_only=True)
+    try:
+        store = open_store(Path(path), read_only=True)
+    except NoLedger as error:
+        if not tuple(anchors("") if callable(anchors) else anchors):
+            raise
+        raise LedgerBroken(f"is gone, and heads of it are kept elsewhere: {error}", remedy=RESTORE) from None
     try:
         mark = Mark(Path(path)).read()
+        if callable(anchors):
+            anchors = anchors(next(map(ledger_name, store.rows()), ""))
         found = verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)
         return dataclasses.replace(found, moved_to=sealed_to(store))
     finally:

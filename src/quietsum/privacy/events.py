@@ -43,6 +43,7 @@ __all__ = [
     "Gaussian",
     "Group",
     "Laplace",
+    "OneInOneOut",
     "PoissonSampled",
     "PrivacyEvent",
     "PureDP",
@@ -346,13 +347,45 @@ class Group(PrivacyEvent):
         _require_event("event", self.event)
 
 
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OneInOneOut(PrivacyEvent):
+    """``event`` seen by one record, where each person has at most k records in it and a further one takes a free place.
+
+    Of every person the first k records are kept, in the order of the rows. What one record changes then depends on the
+    relation. Let x be the record and k′ the number of records that its person holds:
+
+    * **add-or-remove**: without x nothing moves where x was not kept. Where it was and k′ ≤ k, x alone leaves. Where it
+      was and k′ > k, the person's record k + 1 comes in: x out, y in, and no record of another person moves. With
+      contributions of norm ≤ C the sum moves by up to 2C; under Poisson sampling x and y each have their own coin, of
+      which only one is looked at in either dataset. That is a replacement of x by y, and the other two cases are
+      replacements of x by null, or by itself. So the price is ``event``'s under replace-one.
+    * **zero-out**: a null record keeps its person and its place, so the same records are kept: ``event``'s own price.
+    * **replace-one**: ``event``'s own price, *where a replaced record keeps its person*: the same places are kept then,
+      and x alone becomes another. A record that changed hands would let one in at the person it left and push one out
+      at the person it joined, two out and two in, which this price does not cover. Guarantees say so in words.
+
+    A whole person who comes or goes moves at most k records, and nobody else's: that is ``Group``, as ever.
+
+    Steps on fixed-size or shuffled batches stay refused under add-or-remove, since a record that leaves without another
+    coming in changes how many there are. ``Group`` and this event do not go together: which k records of one person
+    leave at once is the person's price, not a record's.
+    """
+
+    kind: ClassVar[str] = "one-in-one-out"
+    event: PrivacyEvent
+
+    def __post_init__(self) -> None:
+        _require_event("event", self.event)
+
+
 # ---------------------------------------------------------------------------------------------- JSON
 
 _KINDS: dict[str, type[Any]] = {
     cls.kind: cls
     for cls in (
         Gaussian, Laplace, DiscreteLaplace, DiscreteGaussian, Skellam, RandomizedResponse, PureDP, ApproximateDP, Zcdp,
-        PoissonSampled, FixedSizeSampled, Shuffled, Repeated, Composed, Group,
+        PoissonSampled, FixedSizeSampled, Shuffled, Repeated, Composed, Group, OneInOneOut,
     )
 }  # fmt: skip
 

@@ -14,13 +14,22 @@ from __future__ import annotations
 import math
 
 from quietsum.errors import InvalidParameter, whole_number
-from quietsum.privacy.events import Composed, Gaussian, Group, Laplace, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.events import (
+    Composed,
+    Gaussian,
+    Group,
+    Laplace,
+    OneInOneOut,
+    PoissonSampled,
+    PrivacyEvent,
+    Repeated,
+)
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import check_delta
 from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.units import PrivacyUnit
 
-__all__ = ["group_guarantee", "person_event"]
+__all__ = ["bounded_record_event", "group_guarantee", "person_event"]
 
 
 def group_guarantee(accountant: Accountant, *, size: int, delta: float) -> Guarantee:
@@ -101,3 +110,19 @@ def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
         case Gaussian() | Laplace() | PoissonSampled(event=Gaussian() | Laplace()):
             return Group(size=size, event=event)
     raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")
+
+
+def bounded_record_event(event: PrivacyEvent) -> PrivacyEvent:
+    """What a run of steps costs one record, where the records of each person are bounded.
+
+    >>> bounded_record_event(Repeated(times=5, event=Gaussian(noise_multiplier=2.0)))
+    Repeated(times=5, event=OneInOneOut(event=Gaussian(noise_multiplier=2.0)))
+    """
+    match event:
+        case Repeated():
+            return Repeated(times=event.times, event=bounded_record_event(event.event))
+        case Composed():
+            return Composed(events=tuple(bounded_record_event(part) for part in event.events))
+        case OneInOneOut():
+            return event
+    return OneInOneOut(event=event)

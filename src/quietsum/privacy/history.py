@@ -7,11 +7,19 @@ from typing import final
 from quietsum.errors import InvalidParameter, MixedUnits, open_probability, whole_number
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.pairs import Pair, fixed_size_draws, group_size, reduce_event, unit_of
+from quietsum.privacy.pairs import Pair, bounded_contributions, fixed_size_draws, group_size, reduce_event, unit_of
 from quietsum.privacy.shuffled import ShuffledEpochs, shuffled_epochs
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
-__all__ = ["History"]
+__all__ = ["BOUNDED", "History"]
+
+BOUNDED = {
+    Neighbours.ADD_REMOVE: "records of a person are bounded, so one that leaves may let another of that person in: a "
+    "record is priced as one in, one out; a whole person who comes or goes lets nobody in, and may cost less",
+    Neighbours.REPLACE_ONE: "holds where a replaced record keeps its person: records of a person are bounded, and one "
+    "that changed hands would move others",
+}
+"""What a guarantee per record says where contributions are bounded. Under zero-out no other record moves."""
 
 
 @final
@@ -36,12 +44,14 @@ class History:
         self._size: int | None = None
         self._shuffled: dict[tuple[float | None, int], int] = {}  # (noise, batches) → epochs
         self._fixed_size = 0
+        self._bounded = False
 
     def copy(self) -> History:
         """An independent history with the same contents."""
         other = History(self.neighbours, self._unit, self.observer)
         other.counts, other.log = dict(self.counts), list(self.log)
         other._size, other._shuffled, other._fixed_size = self._size, dict(self._shuffled), self._fixed_size
+        other._bounded = self._bounded
         return other
 
     @property
@@ -81,6 +91,7 @@ class History:
             key = epochs.noise_multiplier, epochs.batches
             self._shuffled[key] = self._shuffled.get(key, 0) + epochs.epochs
         self._fixed_size += fixed_size_draws(event, times)
+        self._bounded = self._bounded or bounded_contributions(event)
 
     def add_pair(self, pair: Pair, count: int) -> None:
         """Record a pair of one unit directly; where groups were composed that raises and changes nothing."""
@@ -99,6 +110,8 @@ class History:
                 f"{self._fixed_size} fixed-size batches are composed as the worst single one; an attacker who steers "
                 "all other records by what was released before gains more (0.02 to 0.05 in benchmarks/fixed_size.py)"
             )
+        if self._bounded and self.neighbours in BOUNDED:
+            found.append(BOUNDED[self.neighbours])
         return tuple(found)
 
     def guarantee(

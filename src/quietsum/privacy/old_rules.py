@@ -36,12 +36,17 @@ class SingleBatch(ev.PrivacyEvent):
 
 
 def by_old_rules(event: ev.PrivacyEvent) -> ev.PrivacyEvent:
-    """``event`` of an old entry as the rules of its time priced it; an event without fixed-size batches is itself.
+    """``event`` as the first rules priced it; what they priced as we do is itself.
+
+    Every fixed-size batch cost what the worst single one does, and a record cost the same whether or not its person's
+    contributions were bounded.
 
     >>> step = ev.FixedSizeSampled(rate=0.1, event=ev.Gaussian(noise_multiplier=2.0))
     >>> by_old_rules(ev.Repeated(times=3, event=step)).event
     SingleBatch(rate=0.1, event=Gaussian(noise_multiplier=2.0))
     """
+    if isinstance(event, ev.OneInOneOut):
+        return by_old_rules(event.event)
     parts: dict[str, Any] = {}
     for field in dataclasses.fields(event):  # type: ignore[arg-type]  # every event is a dataclass
         value = getattr(event, field.name)

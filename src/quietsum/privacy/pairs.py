@@ -11,6 +11,8 @@ Sources of the reductions:
 * Groups of k under Poisson sampling: binomial mixture of shifts 0 … k (Ganesh 2024, arXiv 2401.10294).
 * Poisson sampling under replace-one: (1 − q) N(0) + q N(1) against (1 − q) N(0) + q N(−1); that opposite records are
   the worst ones is shown in docs/explanation/replace-one.md.
+* A record of a person whose contributions are bounded: under add-or-remove the pair of replace-one, since a record that
+  leaves may let another in (the proof stands at :class:`~quietsum.privacy.events.OneInOneOut`).
 * Fixed-size batches under replace-one: Poisson's pair at half the noise (Lebeda et al. 2024, arXiv 2405.20769), the
   worst pair of every single step. Over many steps an attacker who also steers what the *other* records contribute, by
   what was released before, gains a little more (about 0.05 in ε, found by dynamic programming), so guarantees over
@@ -47,6 +49,7 @@ __all__ = [
     "SkellamPair",
     "VectorDiscreteGaussianPair",
     "ZcdpPair",
+    "bounded_contributions",
     "fixed_size_draws",
     "group_size",
     "reduce_event",
@@ -259,6 +262,8 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
             return _reduce_single_batch(rate, inner, neighbours, size)
         case SingleBatch(rate=rate, event=inner):
             return _reduce_single_batch(rate, inner, neighbours, size)
+        case ev.OneInOneOut(event=inner):
+            return _reduce_one_in_one_out(inner, neighbours, size)
         case ev.Shuffled(batches=batches, event=inner):
             if neighbours is Neighbours.ADD_REMOVE and batches > 1:
                 raise UnsupportedEvent(
@@ -271,6 +276,48 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
                 f"{type(event).__name__} is no event this version knows; compose one of the events of "
                 "quietsum.privacy.events, or state what you can prove as PureDP, ApproximateDP or Zcdp"
             )
+
+
+def _reduce_one_in_one_out(inner: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[tuple[Pair, int]]:
+    """A record that leaves may let another in: see :class:`~quietsum.privacy.events.OneInOneOut` for why."""
+    if size > 1 or group_size(inner) > 1:
+        raise UnsupportedEvent(
+            "OneInOneOut is about one record, and a group of them was asked for: what several records of one person "
+            "cost at once is Group(size=k, event=...) of the event itself"
+        )
+    for event in _inside(inner):
+        if isinstance(event, ev.OneInOneOut):
+            raise UnsupportedEvent("OneInOneOut inside OneInOneOut: contributions are bounded once; write one of them")
+        if neighbours is not Neighbours.ADD_REMOVE:
+            continue
+        if isinstance(event, ev.FixedSizeSampled | SingleBatch) or (
+            isinstance(event, ev.Shuffled) and event.batches > 1
+        ):
+            raise UnsupportedEvent(
+                f"OneInOneOut of {type(event).__name__} under add-or-remove: one that leaves without another coming in "
+                "changes how many there are, and every batch with it; declare Neighbours.ZERO_OUT or REPLACE_ONE, "
+                "or sample with PoissonSampled"
+            )
+        if isinstance(event, ev.PureDP | ev.ApproximateDP | ev.Zcdp | ev.RandomizedResponse):
+            raise UnsupportedEvent(
+                f"OneInOneOut of {type(event).__name__} under add-or-remove: its statement is about one unit that comes"
+                " or goes, not about one that leaves while another comes in; declare Neighbours.ZERO_OUT, or state "
+                "what holds for both at once, without OneInOneOut"
+            )
+    if neighbours is not Neighbours.ADD_REMOVE:
+        return _reduce(inner, neighbours, 1)
+    try:
+        return _reduce(inner, Neighbours.REPLACE_ONE, 1)
+    except UnsupportedEvent as error:
+        raise UnsupportedEvent(
+            "where a person's records are bounded, a record that leaves may let another in, so it is priced as if "
+            f"replaced, and that has no bound here ({error}); declare Neighbours.ZERO_OUT, where no other record moves"
+        ) from None
+
+
+def bounded_contributions(event: ev.PrivacyEvent) -> bool:
+    """Whether ``event`` speaks of a record whose person's contributions are bounded."""
+    return any(isinstance(part, ev.OneInOneOut) for part in _inside(event))
 
 
 def _group_pair(epsilon: float, delta: float, size: int) -> ApproximatePair:
@@ -301,6 +348,11 @@ def _check_sampled(inner: ev.PrivacyEvent, neighbours: Neighbours) -> None:
             "a Group inside a sampled event leaves open whether one coin draws the whole group; write "
             "Group(size=k, event=...) around the sampled event where every unit has its own coin, or state the noise "
             "relative to the norm of a whole group where it has not"
+        )
+    if bounded_contributions(inner):
+        raise UnsupportedEvent(
+            "OneInOneOut inside a sampled event would let one coin draw the record that leaves and the one that comes; "
+            "each has its own: write OneInOneOut(event=...) around the sampled event"
         )
     if neighbours is Neighbours.ZERO_OUT:
         for event in _inside(inner):

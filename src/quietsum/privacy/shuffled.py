@@ -62,7 +62,7 @@ def shuffled_epochs(event: ev.PrivacyEvent, times: int = 1) -> list[ShuffledEpoc
             return shuffled_epochs(inner, times * more)
         case ev.Composed(events=parts):
             return [epochs for part in parts for epochs in shuffled_epochs(part, times)]
-        case ev.Group(event=inner):
+        case ev.Group(event=inner) | ev.OneInOneOut(event=inner):
             return shuffled_epochs(inner, times)
         case ev.PoissonSampled(rate=rate, event=inner) | ev.FixedSizeSampled(rate=rate, event=inner) if rate:
             found = shuffled_epochs(inner, times)  # the attack knows who took part, so it has no number for a sample

@@ -44,7 +44,7 @@ class Recorder:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=10)
             path.chmod(0o600)
             self._database.executescript(SCHEMA)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes a damaged schema, whatever bytes it holds
             raise CorruptState(f"{path} cannot be used ({error}); move it away, nothing in it is needed") from None
         self._attempt = 1
         self._left_out: list[tuple[object, ...]] = []
@@ -127,9 +127,16 @@ def history(
             ).fetchall()
         finally:
             database.close()
-    except sqlite3.Error as error:
-        raise CorruptState(f"{path} cannot be read ({error})") from None
-    return [(int(number), epsilon, value) for number, epsilon, value in rows]
+        return [(int(number), _real(epsilon), _real(value)) for number, epsilon, value in rows]
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
+
+
+def _real(value: object) -> float | None:
+    """A REAL or NULL; a damaged file may hold anything."""
+    if value is None or isinstance(value, float):
+        return value
+    raise ValueError(f"{value!r} is not a number")
 
 
 def measured(path: Path, number: int) -> list[dict[str, Any]]:
