@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import email.utils
 import os
@@ -12,10 +11,8 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata
@@ -30,7 +27,6 @@ from quietsum.federation.flower.adapter import (
     Refused,
     RunLost,
     Unreachable,
-    impatient,
 )
 from quietsum.federation.flower.gate import REQUEST_LIMIT
 
@@ -140,36 +136,6 @@ def test_a_run_whose_token_is_refused_is_lost() -> None:
         with pytest.raises(RunLost):
             end.nodes()
         end.close()
-
-
-def test_who_connects_and_says_nothing_is_hung_up_on() -> None:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http=impatient(0.3), lifespan="off", log_level="critical", ws="none", timeout_keep_alive=30
-    )
-    running = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(running.serve(sockets=[listening])))
-    thread.start()
-    try:
-        for begun in (b"", b"POST /v1/fl"):
-            with socket.create_connection(listening.getsockname(), timeout=20) as silent:
-                silent.sendall(begun)
-                with contextlib.suppress(ConnectionResetError):
-                    assert silent.recv(100) == b""
-        with socket.create_connection(listening.getsockname(), timeout=20) as polite:
-            polite.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert b"204" in polite.recv(1000)
-            time.sleep(0.6)  # longer than the patience: who has come to the point may stay
-            polite.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-            assert b"204" in polite.recv(1000)
-    finally:
-        running.should_exit = True
-        thread.join(20)
-    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("sender", "kind"), [(SUPERLINK_NODE, MESSAGE_TYPE), (77, "")])

@@ -15,7 +15,6 @@ three HTTP clients, its way to sign, its SuperLink.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import dataclasses
@@ -40,6 +39,7 @@ os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # both are read when Flowe
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -78,12 +78,18 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.logger import FLOWER_LOGGER
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    public_key_to_bytes,
+    sign_message,
+    verify_signature,
+)
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from quietsum.federation.flower.childlog import speak_plainly, watch_length
+from quietsum.federation.flower.door import serve, server_side
 from quietsum.federation.flower.gate import (
     DISK_FLOOR,
     DISK_FULL,
@@ -91,6 +97,8 @@ from quietsum.federation.flower.gate import (
     REQUEST_LIMIT,
     ROSTER_PATH,
     SECRET_HEADER,
+    SIGNATURE_HEADER,
+    TIME_HEADER,
     Gate,
 )
 from quietsum.federation.flower.parcel import Parcel
@@ -110,7 +118,6 @@ __all__ = [
     "Untrusted",
     "gate_word",
     "guard_fleet",
-    "impatient",
     "pinned",
     "public_key_to_bytes",
     "serve_superlink",
@@ -124,6 +131,8 @@ HEARTBEAT = 15.0
 """Seconds. A node that has been silent for twice as long counts as gone: who waits for its reply is told so."""
 TASK_HEARTBEAT = 15.0
 """Seconds; Flower gives up a run whose coordinator has been silent for a minute."""
+KEEP_ALIVE = 20
+"""Seconds that a SuperLink keeps an idle connection; longer than its clients do, so that no request meets its end."""
 SUPERLINK_NODE = 1
 _SERVERAPP = "flwr-serverapp"
 _ACTIVATION_FAILED = 2004
@@ -264,8 +273,8 @@ class _Signed:
         context.request.headers.update(
             {
                 KEY_HEADER: base64.b64encode(self.public).decode("ascii"),
-                "flwr-timestamp": now,
-                "flwr-signature": base64.b64encode(sign_message(self._key, now.encode("ascii"))).decode("ascii"),
+                TIME_HEADER: now,
+                SIGNATURE_HEADER: base64.b64encode(sign_message(self._key, now.encode("ascii"))).decode("ascii"),
             }
         )
         return call_next(context)
@@ -674,25 +683,6 @@ def _empty_app() -> bytes:
     return archive.getvalue()
 
 
-def impatient(seconds: float) -> type[asyncio.Protocol]:
-    """A server's protocol that hangs up on who connects and does not come to the point.
-
-    uvicorn waits for ever for the first request of a connection; a few thousand silent ones would shut all sites out.
-    """
-    from uvicorn.protocols.http.auto import AutoHTTPProtocol
-
-    class Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            asyncio.get_running_loop().call_later(seconds, self._hang_up, transport)
-
-        def _hang_up(self, transport: Any) -> None:
-            if self.cycle is None:  # no request has begun
-                transport.abort()
-
-    return Impatient
-
-
 def guard_fleet(limit: int) -> None:
     """Have Flower's Fleet calls in this process go through ours; see :mod:`.replies`.
 
@@ -733,8 +723,12 @@ def serve_superlink(
     folder: str,
     limit: int,
     disk_floor: int = DISK_FLOOR,
+    clients: str | None = None,
 ) -> None:
-    """Be a SuperLink, on two sockets that are bound already, until SIGTERM. ``folder`` is where its database is."""
+    """Be a SuperLink, on two sockets that are bound already, until SIGTERM. ``folder`` is where its database is.
+
+    With ``clients``, a file of authorities, the public socket takes only callers with a certificate of one of them.
+    """
     import importlib
     import shutil
 
@@ -749,27 +743,41 @@ def serve_superlink(
     config = program._parse_superlink_lifespan_config()
     app = create_app(config, program.SuperLinkLifespan)
     host, port = private.getsockname()[:2]
-    server = uvicorn.Server(
+    gate = Gate(
+        app,
+        private=(host, port),
+        secret=secret,
+        free=lambda: shutil.disk_usage(folder).free,
+        floor=disk_floor,
+        signed=signed,
+    )
+    theirs = ours = None
+    if config.ssl_certfile and config.ssl_keyfile:
+        theirs = server_side(config.ssl_certfile, config.ssl_keyfile, clients=clients)
+        ours = server_side(config.ssl_certfile, config.ssl_keyfile)
+    serve(
         uvicorn.Config(
-            Gate(
-                app,
-                private=(host, port),
-                secret=secret,
-                free=lambda: shutil.disk_usage(folder).free,
-                floor=disk_floor,
-            ),
-            http=impatient(20.0),
+            gate,
+            loop="asyncio",
             ws="none",
             access_log=False,
             log_level="warning",
             server_header=False,
             proxy_headers=False,
-            ssl_certfile=config.ssl_certfile,
-            ssl_keyfile=config.ssl_keyfile,
+            timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=2,
-        )
+        ),
+        [(public, theirs, None), (private, ours, "the operator's side")],
     )
-    server.run(sockets=[public, private])
+
+
+def signed(key: bytes, moment: bytes, signature: bytes) -> bool:
+    """Whether ``signature`` (base64) is that of ``key`` (see :func:`gate_word`) under a time; Flower asks for more."""
+    try:
+        holder = bytes_to_public_key(base64.b64decode(key, validate=True))
+        return verify_signature(holder, moment, base64.b64decode(signature, validate=True))
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
 
 
 def _main() -> None:
@@ -803,6 +811,7 @@ def _main() -> None:
         folder=given["folder"],
         limit=given["limit"],
         disk_floor=given["disk_floor"],
+        clients=given["clients"],
     )
 
 

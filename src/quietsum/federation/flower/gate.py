@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, final
 
+from quietsum.federation.flower.door import ADMIT
 from quietsum.federation.flower.parcel import CHUNK, INLINE
 
 __all__ = [
@@ -33,12 +34,16 @@ __all__ = [
     "REQUEST_LIMIT",
     "ROSTER_PATH",
     "SECRET_HEADER",
+    "SIGNATURE_HEADER",
+    "TIME_HEADER",
     "Gate",
 ]
 
 SECRET_HEADER = "quietsum-secret"
 KEY_HEADER = "flwr-public-key"
 """Where Flower's nodes put their public key: base64 of its PEM text."""
+TIME_HEADER, SIGNATURE_HEADER = "flwr-timestamp", "flwr-signature"
+"""What they sign with it: a time, and nothing else of the request."""
 ROSTER_PATH = "/quietsum/roster"
 REQUEST_LIMIT = 2 * CHUNK
 """Bytes of an answer, or of a request by the private socket: one object and its wrapping."""
@@ -52,6 +57,7 @@ DISK_FULL = 507
 _PUSH_OBJECT = "/v1/fleet/push-object"
 _PUSHES = frozenset(f"/v1/{side}/push-{what}" for side in ("fleet", "runtime") for what in ("object", "messages"))
 _SAY_AGAIN = 60.0
+_OPERATORS = 512
 _log = logging.getLogger("quietsum")
 _FLEET = frozenset(
     f"/v1/fleet/{call}"
@@ -77,9 +83,10 @@ class Gate:
     """Stands before a SuperLink's three interfaces (ASGI).
 
     Guarantees: a request that came in by the public socket reaches one of the eight Fleet calls, and does so in the
-    name of a key of the roster, or reaches nothing; one that came in by the private socket carries the secret; no
-    body is longer than its limit (``OBJECT_LIMIT``, ``CALL_LIMIT``, by the private socket ``REQUEST_LIMIT``) or takes
-    longer than ``patience`` seconds. While ``free()``, the bytes that are left on the disk, is below ``floor``, sites
+    name of a key of the roster whose holder has signed its time (``signed``), or reaches nothing, and nothing of its
+    body is read; one that came in by the private socket carries the secret; no body is longer than its limit
+    (``OBJECT_LIMIT``, ``CALL_LIMIT``, by the private socket ``REQUEST_LIMIT``) or takes longer than ``patience``
+    seconds. While ``free()``, the bytes that are left on the disk, is below ``floor``, sites
     hand nothing over (507); what is on its way at that moment, an object for each connection, still comes in.
     """
 
@@ -92,13 +99,15 @@ class Gate:
         patience: float = 120.0,
         free: Callable[[], int] | None = None,
         floor: int = DISK_FLOOR,
+        signed: Callable[[bytes, bytes, bytes], bool] | None = None,
     ) -> None:
         self._app, self._private, self._secret, self._patience = app, private, secret.encode(), patience
         self._free, self._floor, self._told = free, floor, float("-inf")
         self._roster: frozenset[bytes] | None = None
+        self._signed = signed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request: turned away (404, 408, 412, 413, 503, 507), or handed on with its whole body."""
+        """One request: turned away (401, 404, 408, 412, 413, 503, 507), or handed on with its whole body."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -120,10 +129,18 @@ class Gate:
         if not private and not (len(keys) == 1 and keys[0] in (self._roster or ())):
             await _answered_here(send, 412, b'{"code": 2004, "message": "This key is not on the roster."}')
             return
+        if not private and not self._is_signed(scope, keys[0]):
+            await _answered_here(send, 401, b'{"detail": "Invalid SuperNode authentication"}')
+            return
+        if (admit := scope.get(ADMIT)) is not None:  # a stranger no more
+            admit("" if private else keys[0].decode("latin-1"), _OPERATORS if private else None)
         if scope["path"] in _PUSHES and self._disk_is_full():  # also where sites would be asked for what cannot come in
             await _answered_here(send, DISK_FULL)  # before its body is read; come again
             return
         limit = REQUEST_LIMIT if private else OBJECT_LIMIT if scope["path"] == _PUSH_OBJECT else CALL_LIMIT
+        if _declared(scope) > limit:
+            await _answered_here(send, 413)
+            return
         try:
             body = await asyncio.wait_for(_body(receive, limit), self._patience)
         except (_TooLong, TimeoutError) as problem:
@@ -142,6 +159,13 @@ class Gate:
             return await receive()  # what is left to hear of is that the other side went away
 
         await self._app(scope, once, send)
+
+    def _is_signed(self, scope: Scope, key: bytes) -> bool:
+        """Whether the key's holder speaks: asked before a body is read, since anybody may know a public key."""
+        if self._signed is None:
+            return True
+        moment, signature = _headers(scope, TIME_HEADER), _headers(scope, SIGNATURE_HEADER)
+        return len(moment) == len(signature) == 1 and self._signed(key, moment[0], signature[0])
 
     def _disk_is_full(self) -> bool:
         if self._free is None or (left := self._free()) >= self._floor:
@@ -182,6 +206,12 @@ async def _body(receive: Receive, limit: int) -> bytes | None:
             raise _TooLong
         if not event.get("more_body", False):
             return bytes(body)
+
+
+def _declared(scope: Scope) -> int:
+    """The length that a request states for its body; 0 where it states none."""
+    found = _headers(scope, "content-length")
+    return int(found[0]) if found and found[0].isdigit() else 0
 
 
 def _headers(scope: Scope, name: str) -> list[bytes]:

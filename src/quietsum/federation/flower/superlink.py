@@ -76,6 +76,7 @@ class SuperLink:
         insecure: bool = False,
         limit: int = LIMIT,
         disk_floor: int = DISK_FLOOR,
+        clients: Path | None = None,
         give_up: threading.Event | None = None,
     ) -> None:
         limit, disk_floor = whole_number("limit", limit, 1), whole_number("disk_floor", disk_floor, 0)
@@ -87,7 +88,7 @@ class SuperLink:
             raise InvalidParameter(
                 "certificate", certificate, "is needed, with its key and its authority", "quietsum keys make makes them"
             )
-        for file in (certificate, key, authority):
+        for file in (certificate, key, authority, clients):
             if file is not None and not file.is_file():
                 raise InvalidParameter("certificate", str(file), "is no file", "check the path; quietsum keys show")
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,6 +125,7 @@ class SuperLink:
             "folder": str(folder),
             "limit": limit,
             "disk_floor": disk_floor,
+            "clients": None if clients is None else str(clients),
         }
         try:
             self._process = _started(folder / "superlink.log", words, (public.fileno(), private.fileno()))
