@@ -5,6 +5,8 @@ name and datasets; hashes and signatures are made for each entry. It is written 
 for a million fsyncs, and then opened and verified like any other: chain, rules, budgets and every ε.
 
 ``--entries N`` sets its size (default one million), ``--markdown`` prints the table for docs/benchmarks.md.
+``--opening`` measures one thing only: opening ledgers of 10⁴, 10⁵ … N entries, each time in a process of its own: at
+first, when all entries are read and a snapshot is left, and then with that snapshot. ``--ledgers DIR`` keeps them.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ import argparse
 import multiprocessing
 import resource
 import sqlite3
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +33,7 @@ from quietsum.ledger import Charge, Dataset, Head, Ledger, MemoryStore, Row, Ter
 from quietsum.ledger.encoding import digest, entry_hash, head_message
 from quietsum.ledger.entries import NOTHING, Kind
 from quietsum.ledger.keys import SigningKey, key_path
+from quietsum.ledger.snapshots import snapshot_path
 from quietsum.ledger.verify import verify_file
 
 PARTIES = {"Cleveland": 0.16, "Hungarian": 0.18, "Switzerland": 0.5, "Long Beach": 0.3}
@@ -237,13 +243,67 @@ def large(folder: Path, count: int) -> list[tuple[str, str]]:
     return rows
 
 
+# ------------------------------------------------------------------------------------------------ opening
+
+_OPEN = """
+import sys, time
+from quietsum.ledger import Ledger
+wall, cpu = time.perf_counter(), time.process_time()
+ledger = Ledger.open(sys.argv[1], read_only=sys.argv[2] == "reader")
+print(time.perf_counter() - wall, time.process_time() - cpu, ledger.head.sequence)
+"""
+
+
+def opened(path: Path, who: str) -> tuple[float, float]:
+    """Seconds, and seconds of the processor, that a fresh process takes to open a ledger."""
+    command = [sys.executable, "-c", _OPEN, str(path), who]
+    wall, cpu, _ = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    return wall, cpu
+
+
+def openings(folder: Path, largest: int) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for count in (size for size in (10_000, 100_000, 1_000_000) if size <= largest):
+        path = folder / f"{count}" / "ledger.db"
+        if not path.exists():
+            print(f"building {count:,} entries …", flush=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            build(path, count)
+        snapshot = snapshot_path(path)
+        snapshot.unlink(missing_ok=True)
+        wall, cpu = opened(path, "writer")
+        again = [opened(path, "reader") for _ in range(5)]
+        short, less = (statistics.median(times) for times in zip(*again, strict=True))
+        rows.append((
+            f"{count:,}", f"{wall:.2f} s ({cpu:.2f} s)", f"{short:.2f} s ({less:.2f} s)",
+            f"{snapshot.stat().st_size / 1e6:.1f} MB",
+        ))  # fmt: skip
+    return rows
+
+
+def print_openings(folder: Path, largest: int) -> None:
+    print(f"load {os.getloadavg()[0]:.1f}, Python {sys.version.split()[0]}, SQLite {sqlite3.sqlite_version}")
+    rows = openings(folder, largest)
+    print(
+        "| entries | all of them read (processor) | with the snapshot (processor) | snapshot |\n|---:|---:|---:|---:|"
+    )
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=500, help="rounds for the timings with fsync")
     parser.add_argument("--folder", type=Path, default=None, help="where to write; the disk that is measured")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--opening", action="store_true", help="measure nothing but opening")
+    parser.add_argument("--ledgers", type=Path, default=None, help="where large ledgers are kept; made where missing")
     options = parser.parse_args()
+    if options.opening:
+        with tempfile.TemporaryDirectory() as folder:
+            print_openings(options.ledgers or Path(folder), options.entries)
+        return
     rows: list[tuple[str, str]] = []
     place = {"dir": options.folder}
     with tempfile.TemporaryDirectory(**place) as folder:

@@ -397,7 +397,7 @@ def test_a_ledger_that_moved_back_is_the_same_and_goes_on(tmp_path: Path) -> Non
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_move_back_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp_path: Path) -> None:
     moves, others = [], []
-    for number in range(1, STEPS + 2):
+    for number in range(1, STEPS + 4):
         moves.append((moved(tmp_path / str(number))[0], "sqlite"))
         others.append(second(moves[-1][0], tmp_path / f"{number}-other"))
     kills, outcome = kill_moves(moves), {}
@@ -417,13 +417,15 @@ def test_a_move_back_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp
         assert not can_continue(other)
     assert outcome == {
         "before-copy": (True, True),
+        "after-file": (True, True),  # of the copy
+        "after-tables": (True, True),
         "after-copy": (True, True),
         "before-seal": (True, True),
         "after-seal": (False, False),
         "after-rename": (False, False),
         "after-url": (True, False),
     }
-    assert [died for died, _ in kills] == [True] * STEPS + [False]
+    assert [died for died, _ in kills] == [True] * (STEPS + 2) + [False]
 
 
 # ------------------------------------------------------------------------------------------------- commands

@@ -15,6 +15,7 @@ from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, Pla
 from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
+from quietsum.ledger.lazy import Lazy
 from quietsum.ledger.spending import Cost, Prices, Tally, cost_of, exceeds
 from quietsum.ledger.witnesses import Testimony, check_succession
 from quietsum.privacy.guarantee import Budget, Guarantee
@@ -61,8 +62,8 @@ class Accounts:
     """All runs, books and declarations."""
 
     def __init__(self) -> None:
-        self.runs: dict[str, RunState] = {}
-        self.books: dict[tuple[str, str, PrivacyUnit], BookState] = {}
+        self.runs: dict[str, RunState] | Lazy[str, RunState] = {}
+        self.books: dict[tuple[str, str, PrivacyUnit], BookState] | Lazy[tuple[str, str, PrivacyUnit], BookState] = {}
         self.public: dict[tuple[str, str], str] = {}
         self.witnessed: dict[str, Testimony] = {}  # the newest head of each other ledger
         self._names: dict[tuple[str, ...], str] = {}  # how a party, or a dataset of a party, is spelt
@@ -70,7 +71,7 @@ class Accounts:
     def copy(self) -> Accounts:
         """Accounts in which declarations and budgets can be tried; runs and charges are shared."""
         other = Accounts()
-        other.runs, other.books, other.public = self.runs, dict(self.books), dict(self.public)
+        other.runs, other.books, other.public = self.runs, self.books.copy(), dict(self.public)
         other.witnessed = self.witnessed
         other._names = dict(self._names)
         return other
@@ -173,8 +174,10 @@ class Accounts:
         does not know of theirs. So what holds per client "over all runs" must have been promised by all of them.
         Without ``refunds_known``, in an export, nobody can tell which runs took all their charges back.
         """
-        for (party, dataset, unit), book in self.books.items():
-            if names.get(party) != dataset or (party, dataset) in self.public:
+        mine = ((party, dataset, unit) for party, dataset in names.items() for unit in PrivacyUnit)
+        for party, dataset, unit in mine:  # not all books: a ledger may hold those of thousands of datasets
+            book = self.books.get((party, dataset, unit))
+            if book is None or (party, dataset) in self.public:
                 continue
             if book.budget is not None and (party, unit) not in seen:
                 raise PlanRefused(

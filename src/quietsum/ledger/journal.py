@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,10 +27,13 @@ from quietsum.ledger.encoding import head_message
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Head, Kind, check_link, ledger_name, make_row
 from quietsum.ledger.marks import Mark
 from quietsum.ledger.remains import lost, require_nothing_left
+from quietsum.ledger.snapshots import EVERY, SnapshotFile
 from quietsum.ledger.state import FORMAT, State
 from quietsum.ledger.store import LedgerStore, StoreFailed
 
 __all__ = ["Additions", "Clock", "Journal", "first_key", "system_clock"]
+
+log = logging.getLogger(__name__)
 
 Clock = Callable[[], datetime.datetime]
 
@@ -43,13 +47,22 @@ def system_clock() -> datetime.datetime:
 class Journal:
     """A store with a genesis entry, the key that signs, and what all entries say."""
 
-    def __init__(self, store: LedgerStore, key: keys.SigningKey | None, clock: Clock, mark: Mark | None = None) -> None:
+    def __init__(
+        self,
+        store: LedgerStore,
+        key: keys.SigningKey | None,
+        clock: Clock,
+        mark: Mark | None = None,
+        snapshots: SnapshotFile | None = None,
+    ) -> None:
         self.store, self.lock, self.mark = store, threading.RLock(), mark
         self.state = State()
         self._signer, self._clock = key, clock
         self._signature = ""
         self._trusted = 0  # the newest entry whose signature was checked, or made here
+        self._snapshots, self._packed = snapshots, 0  # the newest entry that a snapshot covers
         marked = None if mark is None else mark.read()  # before the entries: the mark never runs ahead of them
+        self._restore()
         self.follow()
         if self.state.key is None:
             raise LedgerBroken("is empty", remedy=RESTORE)
@@ -73,11 +86,12 @@ class Journal:
                     require_nothing_left(path)
                 _begin_file(store, path, clock)
             if read_only:
-                return cls(store, None, clock, mark)
+                return cls(store, None, clock, mark, SnapshotFile(path))
             public_key = first_key(store)
             keys.settle_key(path, public_key)
-            journal = cls(store, keys.load_key(path, public_key), clock, mark)
+            journal = cls(store, keys.load_key(path, public_key), clock, mark, SnapshotFile(path))
             mark.advance(journal.head())
+            journal.save()
             return journal
         except BaseException:
             store.close()
@@ -98,6 +112,35 @@ class Journal:
         """The newest entry that was taken in, signed."""
         state = self.state
         return Head(ledger=state.ledger, sequence=state.sequence, hash=state.hash, signature=self._signature)
+
+    def _restore(self) -> None:
+        """Begin with the state of a snapshot, where one can be trusted; else with nothing, and read everything."""
+        found = None if self._snapshots is None else self._snapshots.read()
+        if found is None:
+            return
+        try:
+            first, there = (next(self.store.rows(place), None) for place in (1, found.sequence))
+            if first is None or there is None or (there.sequence, there.hash) != (found.sequence, found.hash):
+                return
+            fresh = State()
+            fresh.apply(check_link(first, ledger=ledger_name(first), previous=NOTHING, sequence=1))
+            check_link(there, ledger=fresh.ledger, previous=there.previous, sequence=found.sequence)
+            if fresh.key is None or not found.accepted(fresh.key):
+                return
+            state = found.state(fresh.key)
+        except (QuietsumError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            log.info("the ledger's snapshot is ignored, and all entries are read: %s", error)
+            return
+        self.state, self._signature, self._packed = state, there.signature, found.sequence
+
+    def save(self) -> None:
+        """Write a snapshot where many entries have come since the last one. Never fails; for writers only."""
+        with self.lock:
+            due = max(EVERY, self.state.sequence // 200)
+            if self._snapshots is None or self._signer is None or self.state.sequence - self._packed < due:
+                return
+            if self._snapshots.write(self.state, self._signer):
+                self._packed = self.state.sequence
 
     def follow(self) -> None:
         """Take in what other writers have appended, after a look at whether what we know is still there."""

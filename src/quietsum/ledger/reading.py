@@ -46,6 +46,8 @@ class LedgerReading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._journal.save()
         self.close()
 
     @property

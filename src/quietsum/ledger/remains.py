@@ -1,4 +1,4 @@
-"""What lies beside a ledger and says that there was one: a key, a high-water mark, a log, runs that were paid from it.
+"""What lies beside a ledger and says that there was one: a key, a high-water mark, runs that were paid from it.
 
 A ledger that is missing or has no entry is one of two things. It was never begun, or its first start was ended (a kill,
 a full disk) before the first entry was there: then nothing was ever spent, and the next start begins it. Or it was
@@ -18,7 +18,7 @@ __all__ = ["absent", "lost", "remains_of", "require_nothing_left"]
 
 def remains_of(ledger: Path) -> Path | None:
     """The first thing beside ``ledger`` that only comes after its first entry; None where there is none."""
-    for end in (".key", ".head"):
+    for end in (".key", ".head", ".snapshot"):
         path = ledger.with_name(ledger.name + end)
         if path.exists():
             return path
