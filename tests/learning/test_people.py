@@ -15,13 +15,14 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from quietsum.errors import InvalidParameter
-from quietsum.learning.config import PrivacyConfig
+from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.people import bounded, event_guarantee, person_event
 from quietsum.learning.records import Records
 from quietsum.learning.trainer import PrivateTrainer
+from quietsum.privacy.calibrate import accountant_for
 from quietsum.privacy.events import Composed, Gaussian, Group, PoissonSampled, PureDP, Repeated
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 
 def by_hand(people: Sequence[object], most: int) -> list[int]:
@@ -178,3 +179,72 @@ def test_without_a_bound_there_is_no_word_about_people() -> None:
     trainer = PrivateTrainer(nn.Linear(4, 2), config(), selfcheck=False)
     trainer.train(records(), learning_rate=0.1)
     assert trainer.person_guarantee() is None
+
+
+# ------------------------------------------------------------------------- what one record of a person costs
+
+
+def test_a_record_that_leaves_moves_the_clipped_sum_by_twice_the_clip_and_is_priced_so() -> None:
+    plan = plan_training(config(epsilon=None, noise_multiplier=1.0, max_records=1), size=60)
+    alone = plan_training(config(epsilon=None, noise_multiplier=1.0), size=60)
+    used = [torch.tensor([1.0, -1.0])[bounded([7] * 2, most=1)].sum(), torch.tensor([-1.0])[bounded([7], most=1)].sum()]
+    assert abs(used[0] - used[1]) == 2.0
+    step = PoissonSampled(rate=plan.rate, event=Gaussian(noise_multiplier=1.0))
+    replaced = accountant_for("exact", neighbours=Neighbours.REPLACE_ONE).compose(step, plan.steps)
+    found = plan.forecast
+    assert found.epsilon == replaced.epsilon(delta=1e-4).epsilon > 1.3 * alone.forecast.epsilon
+    assert found.neighbours is Neighbours.ADD_REMOVE and "one in, one out" in str(found)
+    assert found.epsilon_lower > 1.3 * alone.forecast.epsilon  # the mechanism's own lower bound, too
+    assert "one in" not in str(alone.forecast)
+
+
+def test_a_stated_epsilon_per_record_is_kept_by_the_noise() -> None:
+    bounded_plan, plain = (plan_training(config(max_records=most), size=60) for most in (1, None))
+    assert bounded_plan.forecast.epsilon == pytest.approx(4.0, rel=1e-5) and bounded_plan.forecast.epsilon <= 4.0
+    assert bounded_plan.stages[0].noise_multiplier > 1.2 * plain.stages[0].noise_multiplier
+
+
+def test_a_run_with_stated_noise_ends_before_the_step_that_would_overspend() -> None:
+    changes = {"noise_multiplier": 1.0, "epochs": 50, "epsilon": 12.0}
+    bounded_plan, plain = (plan_training(config(max_records=most, **changes), size=60) for most in (1, None))
+    assert bounded_plan.cut and bounded_plan.steps < plain.steps and bounded_plan.forecast.epsilon <= 12.0
+
+
+def test_under_zero_out_no_other_record_moves_and_the_price_stays() -> None:
+    plans = [plan_training(config(max_records=most, public_size=None), size=60) for most in (1, None)]
+    assert plans[0].neighbours is Neighbours.ZERO_OUT
+    assert plans[0].forecast.epsilon == plans[1].forecast.epsilon and plans[0].stages == plans[1].stages
+
+
+def test_under_replace_one_the_guarantee_says_that_a_record_keeps_its_person() -> None:
+    plan = plan_training(config(max_records=1, neighbours=Neighbours.REPLACE_ONE), size=60)
+    assert "a replaced record keeps its person" in str(plan.forecast)
+
+
+def test_with_one_record_a_person_costs_less_than_a_record_and_both_are_right(tmp_path: Path) -> None:
+    trainer = PrivateTrainer(nn.Linear(4, 2), config(max_records=1), workspace=tmp_path, selfcheck=False)
+    trainer.train(records(), learning_rate=0.1, people=np.arange(60) % 12)
+    person, record, plan = trainer.person_guarantee(), trainer.guarantee(), trainer.plan
+    assert person is not None and plan is not None and person.epsilon < record.epsilon
+    step = PoissonSampled(rate=plan.rate, event=Gaussian(noise_multiplier=plan.stages[0].noise_multiplier))
+    whole = accountant_for("exact").compose(step, plan.steps).epsilon(delta=1e-4)
+    assert person.epsilon == whole.epsilon  # a whole person moves the sum by C
+    assert trainer._books is not None and trainer._books.spent().epsilon == pytest.approx(record.epsilon)
+    trainer.close()
+
+
+def test_what_has_no_price_per_record_or_person_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
+    with pytest.raises(InvalidParameter, match="laplace"):
+        plan_training(config(max_records=1, noise_type="laplace"), size=60)
+    assert plan_training(config(max_records=1, noise_type="laplace", public_size=None), size=60).steps
+    for changes, words in (
+        ({"neighbours": Neighbours.REPLACE_ONE, "public_size": None}, "fewer records"),
+        ({"neighbours": Neighbours.REPLACE_ONE}, "no bound"),
+    ):
+        trainer = PrivateTrainer(
+            nn.Linear(4, 2), config(max_records=2, **changes), workspace=tmp_path, run="refused", selfcheck=False
+        )
+        with pytest.raises(PlanRefused, match=words):
+            trainer.train(records(), learning_rate=0.1, people=np.arange(60) % 12)
+        trainer.close()
+        assert not (tmp_path / "ledger.db").exists()

@@ -7,6 +7,7 @@ several coordinators share.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli import options as opt
-from quietsum.cli.ledger_entries import print_entries, print_moved
+from quietsum.cli.ledger_entries import print_corrections, print_entries, print_moved
 from quietsum.cli.output import console, figure, print_json, print_next
 from quietsum.privacy.units import PrivacyUnit
 
@@ -99,6 +100,7 @@ def show(workspace: opt.WorkspaceOption = None, run: RunOption = None, as_json: 
         else:
             _print_books(ledger.lifetime())
             print_entries(ledger)
+        print_corrections(ledger, run)
     head = values["head"]
     print(f"\nhead    entry {head['sequence']}, {head['hash'][:16]}…")
     print_moved(values["moved_to"])
@@ -116,6 +118,15 @@ def _values(ledger: Ledger) -> dict[str, Any]:
             {"run": run.run, "rounds": run.rounds, "attempts": run.attempts, "committed": run.committed}
             for run in ledger.runs()
         ],
+        **_corrections(ledger),
+    }
+
+
+def _corrections(ledger: Ledger, run: str | None = None) -> dict[str, Any]:
+    lines, entry = ledger.corrections()
+    return {
+        "corrections": [line.to_dict() for line in lines if run is None or line.run == run],
+        "corrected_at": entry,
     }
 
 
@@ -141,6 +152,7 @@ def _run_values(ledger: Ledger, run: str) -> dict[str, Any]:
         "run": run,
         "parties": [{"party": party, **found.to_dict()} for (party, _), found in parties.items()],
         "spent": [found.to_dict() for found in ledger.spent(run)],
+        **_corrections(ledger, run),
     }
 
 
@@ -171,6 +183,10 @@ def _print_books(books: tuple[Book, ...]) -> None:
 def _spent(book: Book) -> str:
     if book.plans == 0 or book.guarantee is None:
         return "nothing"
+    from quietsum.ledger.spending import exceeds
+
+    if book.budget is not None and exceeds(book.guarantee.epsilon, book.budget.epsilon):
+        return "more than that" + ("" if math.isinf(book.guarantee.epsilon) else f": ε {book.guarantee.epsilon:.3g}")
     return f"{100 * book.spent_fraction:.1f} %" + (" (filter)" if book.guarantee.method == "Rényi filter" else "")
 
 

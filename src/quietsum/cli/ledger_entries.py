@@ -11,7 +11,7 @@ from quietsum.cli.output import WIDTH, console
 if TYPE_CHECKING:
     from quietsum.ledger import Entry, Ledger
 
-__all__ = ["print_entries", "print_moved", "short"]
+__all__ = ["print_corrections", "print_entries", "print_moved", "short"]
 
 LAST = 8
 
@@ -24,6 +24,25 @@ def print_moved(place: str | None) -> None:
     text = f"moved   This ledger goes on at {where}. Here it ends, and nothing more can be spent."
     text += " If the move was interrupted, repeat it."
     print(textwrap.fill(text, WIDTH, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False))
+
+
+def print_corrections(ledger: Ledger, run: str | None = None) -> None:
+    """What earlier prices stated and what it is, one line for all accounts of a run that have the same figures."""
+    from quietsum.cli.output import figure
+
+    lines, entry = ledger.corrections()
+    alike: dict[str, int] = {}
+    for line in lines:
+        if run is None or line.run == run:
+            told = f"run {line.run}: ε {figure(line.before)} per {line.unit} was stated, it is {figure(line.after)}"
+            alike[told] = alike.get(told, 0) + 1
+    if not alike:
+        return
+    written = "by the next charge" if entry is None else f"in entry {entry}"
+    print(f"\ncorrected   {written}; budgets go by the new figures (docs/explanation/prices.md)")
+    for told, count in alike.items():
+        text = told + (f", for {count} parties" if count > 1 else "")
+        print(textwrap.fill(text, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14))
 
 
 def print_entries(ledger: Ledger) -> None:
@@ -51,6 +70,9 @@ def _about(ledger: Ledger, entry: Entry, room: int) -> str:
             return f"ε {body['epsilon']:g} per {body['unit']}: {body['dataset']} of {body['party']}"
         case "public":
             return f"{body['dataset']} of {body['party']}"
+        case "correction":
+            count = len(body["corrections"])
+            return f"{count} figure{'s' if count != 1 else ''} of earlier prices put right"
         case "refund":
             about = f"{_when(ledger, entry)}, {short(body['party'], 16)}"
         case _:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quietsum.plan import Forecast, ResolvedPlan
     from quietsum.plan.rehearsal import Rehearsal
     from quietsum.privacy.guarantee import Budget
+    from quietsum.privacy.units import Neighbours
     from quietsum.tasks import FederatedTask, NumpyTask
 
 __all__ = ["plan"]
@@ -170,6 +171,8 @@ def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list
     worst = "every client's" if clients else "the worst party's"
     if limit.unit is PrivacyUnit.PERSON:  # rule 12
         worst = "within the worst party (who is at two pays at both)"
+    if limit.unit is PrivacyUnit.RECORD and privacy.person is not None:
+        lines += _bounded(privacy.neighbours)
     for one in whole if len({one.epsilon for one in whole}) > 1 else whole[:1]:
         against = f", against the {one.observer}" if len({one.epsilon for one in whole}) > 1 else ""
         lines.append(("whole plan", f"{bounds(one)} per {one.whom}, {worst}{against}"))
@@ -178,6 +181,17 @@ def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list
     else:
         lines.append(("against", "the server and recipients of the model alike: noise is added at each party"))
     return lines
+
+
+def _bounded(neighbours: Neighbours) -> list[tuple[str, str]]:
+    """What a record's price rests on where people's records are bounded; a person's rests on none of it."""
+    from quietsum.privacy.history import BOUNDED
+    from quietsum.privacy.units import Neighbours as Relation
+
+    if neighbours not in BOUNDED:
+        return []
+    more = "; a whole person who leaves lets nobody in" if neighbours is Relation.ADD_REMOVE else ""
+    return [("a record", BOUNDED[neighbours] + more)]
 
 
 def _of(resolved: ResolvedPlan) -> str:

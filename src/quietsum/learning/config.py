@@ -33,7 +33,9 @@ from quietsum.learning.schedules import (
     step_event,
 )
 from quietsum.ledger.charges import ACCOUNTINGS
+from quietsum.ledger.spending import FIRST, PRICING
 from quietsum.privacy.events import PrivacyEvent, Repeated
+from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
@@ -53,7 +55,8 @@ class PrivacyConfig:
     run costs what it costs; give both and the run ends before the step that would exceed ``epsilon``. ``delta`` is
     1/(10 n) unless stated. ``public_size`` declares how many records there are; without it ``len(dataset)`` is taken,
     and the guarantee then names the zero-out relation, under which that number is public. ``max_records`` bounds how
-    many records of one person are used; ε stays that of a record, and the person's is stated beside it.
+    many records of one person are used; ε stays that of a record, and the person's is stated beside it. A record that
+    leaves may then let another of its person in, and is priced so: see :class:`~quietsum.privacy.events.OneInOneOut`.
     """
 
     epsilon: float | None = None
@@ -164,6 +167,8 @@ class TrainingPlan:
     stages: tuple[Stage, ...]
     forecast: Guarantee
     cut: bool
+    bounded: bool = False
+    """Whether people's records are bounded, so that a record that leaves may let another in."""
 
     @functools.cached_property
     def steps(self) -> int:
@@ -176,8 +181,9 @@ class TrainingPlan:
         return list(itertools.accumulate(stage.steps for stage in self.stages))
 
     def event(self, steps: int | None = None) -> PrivacyEvent:
-        """What the first ``steps`` steps cost; all of them unless stated."""
-        return run_event(self.stages if steps is None else beginning(self.stages, steps), self.rate, self.law)
+        """What the first ``steps`` steps cost a record; all of them unless stated."""
+        run = self.stages if steps is None else beginning(self.stages, steps)
+        return run_event(run, self.rate, self.law, bounded=self.bounded)
 
     def stage_at(self, step: int) -> tuple[Stage, int]:
         """The stage of step 0 … steps − 1, and how many of its steps are left, that one included."""
@@ -199,8 +205,13 @@ class TrainingPlan:
         return first, count
 
     def chunk_event(self, stage: Stage, steps: int) -> PrivacyEvent:
-        """``steps`` steps of one stage."""
-        return Repeated(times=steps, event=step_event(stage.noise_multiplier, self.rate, self.law))
+        """What ``steps`` steps of one stage cost a record."""
+        made = Repeated(times=steps, event=self.made(stage))
+        return bounded_record_event(made) if self.bounded else made
+
+    def made(self, stage: Stage) -> PrivacyEvent:
+        """One step of a stage as it is made."""
+        return step_event(stage.noise_multiplier, self.rate, self.law)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values."""
@@ -212,14 +223,23 @@ class TrainingPlan:
         }  # fmt: skip
 
 
-def plan_training(config: PrivacyConfig, *, size: int, epochs: int | None = None) -> TrainingPlan:
-    """The plan for ``size`` records, which count only where no ``public_size`` is declared."""
+def plan_training(
+    config: PrivacyConfig, *, size: int, epochs: int | None = None, pricing: int = PRICING
+) -> TrainingPlan:
+    """The plan for ``size`` records, which count only where no ``public_size`` is declared.
+
+    ``pricing`` is for a run that was opened under an older version of the prices: its noise and its steps are those of
+    then. What it costs is said by today's prices all the same.
+    """
     neighbours, public = _declared(config, size)
+    bounded = config.max_records is not None
     epochs = _epochs("num_epochs", config.epochs if epochs is None else epochs)
     if config.batch_size > public:
         problem = f"is more than the {public} records there are"
         raise InvalidParameter("batch_size", config.batch_size, problem, f"use at most {public}")
     rate = config.batch_size / public
+    if bounded and pricing != FIRST and config.noise_type == "laplace" and rate < 1:
+        _refuse_laplace(neighbours)
     delta = 1 / (10 * public) if config.delta is None else config.delta
     if delta >= 1 / public:
         problem = f"is not below 1/n = {1 / public:.3g}: publishing one whole record at random would pass"
@@ -227,7 +247,7 @@ def plan_training(config: PrivacyConfig, *, size: int, epochs: int | None = None
     steps = max(1, round(public / config.batch_size))
     terms: dict[str, Any] = {
         "rate": rate, "delta": delta, "law": config.noise_type, "accounting": config.privacy_accounting,
-        "neighbours": neighbours,
+        "neighbours": neighbours, "bounded": bounded and pricing != FIRST,
     }  # fmt: skip
     budget = config.epsilon
     if budget is not None and config.noise == "secure":
@@ -241,7 +261,7 @@ def plan_training(config: PrivacyConfig, *, size: int, epochs: int | None = None
     run = whole if budget is None else fitting(whole, epsilon=budget, **terms)
     if not run:
         first = run_guarantee(
-            run_event(beginning(whole, 1), rate, config.noise_type), delta=delta,
+            run_event(beginning(whole, 1), rate, config.noise_type, bounded=terms["bounded"]), delta=delta,
             accounting=config.privacy_accounting, neighbours=neighbours,
         )  # fmt: skip
         raise PlanRefused(
@@ -249,13 +269,14 @@ def plan_training(config: PrivacyConfig, *, size: int, epochs: int | None = None
             f"ε = {config.epsilon:g}; leave noise_multiplier out and it is calibrated"
         )
     forecast = run_guarantee(
-        run_event(run, rate, config.noise_type), delta=delta, accounting=config.privacy_accounting,
+        run_event(run, rate, config.noise_type, bounded=bounded), delta=delta, accounting=config.privacy_accounting,
         neighbours=neighbours,
     )  # fmt: skip
     return TrainingPlan(
         size=public, neighbours=neighbours, rate=rate, expected_batch=float(config.batch_size), steps_per_epoch=steps,
         epochs=epochs, epsilon=config.epsilon, delta=delta, law=config.noise_type,
         accounting=config.privacy_accounting, stages=run, forecast=_worded(forecast, config.noise), cut=run != whole,
+        bounded=bounded,
     )  # fmt: skip
 
 
@@ -274,6 +295,14 @@ def _declared(config: PrivacyConfig, size: int) -> tuple[Neighbours, int]:
     return config.neighbours or Neighbours.ZERO_OUT, whole_number("len(dataset)", size, 1)
 
 
+def _refuse_laplace(neighbours: Neighbours) -> None:
+    """A record that leaves may let another in, a replacement, for which Laplace noise has no price."""
+    if neighbours is not Neighbours.ZERO_OUT:
+        problem = "has no bound per record where max_records lets another record in for one that leaves"
+        remedy = "use noise_type='gaussian', or neighbours='zero-out', under which no other record moves"
+        raise InvalidParameter("noise_type", "laplace", problem, remedy)
+
+
 def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: dict[str, Any]) -> None:
     """Refuse an ε that needs more noise than everything in a batch can weigh, and say which one is in reach.
 
@@ -281,7 +310,7 @@ def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: d
     """
     most = float(config.batch_size)
     run = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=most, clip=1.0)
-    event = run_event(run, terms["rate"], terms["law"])
+    event = run_event(run, terms["rate"], terms["law"], bounded=terms["bounded"])
     least = run_guarantee(
         event, delta=terms["delta"], accounting=terms["accounting"], neighbours=terms["neighbours"]
     ).epsilon

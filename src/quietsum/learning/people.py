@@ -9,6 +9,10 @@ group of k in every step (Charles et al. 2024 call this example-level sampling w
 
 whose dominating pair is a mixture of k + 1 Gaussians, and :class:`~quietsum.privacy.events.Group` has it exactly.
 
+One record's own price rises by the bound: where a person holds more than k, a record that leaves lets another in. Under
+add-or-remove it costs what a replaced record costs, so with k = 1 a record costs *more* than a whole person does:
+taking a person out moves the sum by C, taking out one of several records of a person by up to 2C.
+
 >>> bounded(["ada", "bob", "ada", "ada", "cy"], most=2).tolist()
 [0, 1, 2, 4]
 """
@@ -21,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent, whole_number
 from quietsum.privacy.calibrate import accountant_for
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.groups import person_event
@@ -32,14 +36,16 @@ if TYPE_CHECKING:  # torch is theirs: bounding people needs none
     from quietsum.learning.config import TrainingPlan
     from quietsum.learning.records import Records
 
-__all__ = ["bounded", "bounded_records", "person_event", "person_guarantee"]
+__all__ = ["bounded", "bounded_records", "check_person", "person_event", "person_guarantee"]
 
 
 def bounded(people: Sequence[Any] | NDArray[Any], *, most: int) -> NDArray[np.int64]:
     """The places of the records that are kept: of every person the first ``most``, in their order.
 
     Guarantees: whether a record is kept depends on records of the same person alone, so that a person who comes or goes
-    changes at most ``most`` of the records kept.
+    changes at most ``most`` of the records kept. A single record that leaves may let the next one of its person in: at
+    most one out and one in (:class:`~quietsum.privacy.events.OneInOneOut`). One that is replaced and keeps its person
+    moves no other.
     """
     most = whole_number("max_records", most, 1, "a person without records is not in the data")
     names = np.asarray(people)
@@ -69,6 +75,22 @@ def bounded_records(records: Records, people: Sequence[Any] | NDArray[Any] | Non
         problem = "does not name a person for each record"
         raise InvalidParameter("people", f"of length {len(people)}", problem, "pass as many names as records")
     return records.only(bounded(people, most=most))
+
+
+def check_person(plan: TrainingPlan, *, size: int, declared: bool) -> None:
+    """Refuse, before anything is charged, a plan whose price per person is not known.
+
+    ``declared`` says that the number of records is declared and stays, whoever is replaced by whom.
+    """
+    if plan.neighbours is Neighbours.REPLACE_ONE and size > 1 and not declared:
+        raise PlanRefused(
+            f"max_records = {size} under replace-one: a person may be replaced by one with fewer records, and the "
+            "number of records, which is taken as public here, would tell; declare public_size, or use zero-out"
+        )
+    try:
+        person_guarantee(plan, size=size)
+    except UnsupportedEvent as error:
+        raise PlanRefused(f"max_records = {size} states a price per person, and there is none: {error}") from None
 
 
 def person_guarantee(plan: TrainingPlan, *, size: int) -> Guarantee:

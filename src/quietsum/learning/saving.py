@@ -30,12 +30,22 @@ from torch import Tensor, nn
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.config import TrainingPlan
-from quietsum.ledger import Charge, Dataset, Head, Ledger, Receipt, Terms
+from quietsum.ledger import Charge, Dataset, Head, Ledger, Receipt, Terms, places
 from quietsum.ledger.history import RunHistory
+from quietsum.ledger.spending import PRICING
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
 
-__all__ = ["VERSION", "Checkpoint", "TrainingBooks", "load_model", "read_checkpoint", "save_model", "write_checkpoint"]
+__all__ = [
+    "VERSION",
+    "Checkpoint",
+    "TrainingBooks",
+    "load_model",
+    "opened_pricing",
+    "read_checkpoint",
+    "save_model",
+    "write_checkpoint",
+]
 
 VERSION = 2
 Tensors = dict[str, Tensor]
@@ -159,6 +169,15 @@ def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------- the ledger
+
+
+def opened_pricing(workspace: str | os.PathLike[str], run: str) -> int:
+    """The version of prices by which a run of the workspace was opened; today's where there is no such run."""
+    path = Path(workspace) / "ledger.db"
+    if not places.exists(path):
+        return PRICING
+    with Ledger.open(path, read_only=True) as ledger:
+        return next((known.pricing for known in ledger.runs() if known.run == run), PRICING)
 
 
 @final

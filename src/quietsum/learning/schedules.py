@@ -17,10 +17,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter, UnsupportedEvent, positive, whole_number
 from quietsum.privacy.calibrate import accountant_for, calibrate, calibrate_noise
 from quietsum.privacy.events import Composed, Gaussian, Laplace, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.pairs import bounded_contributions
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 __all__ = [
@@ -162,23 +164,33 @@ def step_event(noise_multiplier: float, rate: float, law: str = "gaussian") -> P
     return PoissonSampled(rate=rate, event=kind(noise_multiplier=noise_multiplier))
 
 
-def run_event(run: Sequence[Stage], rate: float, law: str = "gaussian") -> PrivacyEvent:
-    """The whole run as one event, equal steps counted together."""
+def run_event(run: Sequence[Stage], rate: float, law: str = "gaussian", *, bounded: bool = False) -> PrivacyEvent:
+    """The whole run as one event, equal steps counted together.
+
+    ``bounded``: for a record where people's records are bounded, so that one that leaves may let another in.
+    """
     counts: dict[float, int] = {}
     for stage in run:
         counts[stage.noise_multiplier] = counts.get(stage.noise_multiplier, 0) + stage.steps
     events = tuple(
         Repeated(times=steps, event=step_event(noise, rate, law)) for noise, steps in counts.items() if steps
     )
-    return events[0] if len(events) == 1 else Composed(events=events)
+    whole = events[0] if len(events) == 1 else Composed(events=events)
+    return bounded_record_event(whole) if bounded else whole
 
 
 def run_guarantee(
     event: PrivacyEvent, *, delta: float, accounting: str = "exact", neighbours: Neighbours = Neighbours.ADD_REMOVE
 ) -> Guarantee:
-    """What ``event`` costs one record."""
+    """What ``event`` costs one record; infinitely much where one that leaves lets another in, and no bound is known."""
     accountant = accountant_for(accounting, neighbours=neighbours, unit=PrivacyUnit.RECORD)
-    return accountant.compose(event).epsilon(delta=delta)
+    try:
+        return accountant.compose(event).epsilon(delta=delta)
+    except UnsupportedEvent:
+        if not bounded_contributions(event):
+            raise
+        unknown = "no bound is known where a record that leaves lets another in"
+        return Guarantee(epsilon=math.inf, delta=delta, neighbours=neighbours, method=unknown)
 
 
 def calibrated_noise(
@@ -192,18 +204,20 @@ def calibrated_noise(
     law: str = "gaussian",
     accounting: str = "exact",
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    bounded: bool = False,
 ) -> float:
     """The smallest noise multiplier of the first epoch with which the whole schedule stays within (ε, δ)."""
+    replaced = bounded and neighbours is Neighbours.ADD_REMOVE  # another record may come in: the same pair
     flat = calibrate_noise(
         target_epsilon=epsilon, target_delta=delta, sample_rate=rate, steps=epochs * steps_per_epoch,
-        accounting=accounting, neighbours=neighbours,
+        accounting=accounting, neighbours=Neighbours.REPLACE_ONE if replaced else neighbours,
     )  # fmt: skip
     if law == "gaussian" and isinstance(schedule, Constant):
         return flat
 
     def make(noise: float) -> PrivacyEvent:
         run = stages(schedule, epochs=epochs, steps_per_epoch=steps_per_epoch, noise=noise, clip=1.0)
-        return run_event(run, rate, law)
+        return run_event(run, rate, law, bounded=bounded)
 
     return calibrate(
         make, target_epsilon=epsilon, target_delta=delta, guess=flat, accounting=accounting, neighbours=neighbours
@@ -219,13 +233,14 @@ def fitting(
     law: str = "gaussian",
     accounting: str = "exact",
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    bounded: bool = False,
 ) -> tuple[Stage, ...]:
     """The longest beginning of ``run`` that stays within (ε, δ): a run stops before the step that would overspend."""
 
     def fits(steps: int) -> bool:
         if steps == 0:
             return True
-        event = run_event(beginning(run, steps), rate, law)
+        event = run_event(beginning(run, steps), rate, law, bounded=bounded)
         return run_guarantee(event, delta=delta, accounting=accounting, neighbours=neighbours).epsilon <= epsilon
 
     low, high = 0, sum(stage.steps for stage in run)

@@ -28,12 +28,20 @@ from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
 from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.modes import scoring, training
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
-from quietsum.learning.people import bounded_records, person_guarantee
+from quietsum.learning.people import bounded_records, check_person, person_guarantee
 from quietsum.learning.records import Records, rehearse, rehearse_step
-from quietsum.learning.saving import TrainingBooks, load_model, read_checkpoint, save_model, write_checkpoint
+from quietsum.learning.saving import (
+    TrainingBooks,
+    load_model,
+    opened_pricing,
+    read_checkpoint,
+    save_model,
+    write_checkpoint,
+)
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import refuse_coarse, validated
 from quietsum.learning.wrapping import build_step, check_step
+from quietsum.ledger.spending import PRICING
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
@@ -167,6 +175,13 @@ class PrivateTrainer:
                     found.append(self._seen(val_loader, val_name))
                     if self._watch is not None:
                         self._watch(found[-1])
+        except (
+            BudgetExhausted
+        ):  # by prices that were corrected since the run was opened: its last weights are its model
+            self._show_average(True)
+            if self._books is not None and self._books.checkpoint.is_file():
+                save_model(self._books.model, self.model, self._about())
+            raise
         finally:
             self._show_average(True)
         plan = self._spending.plan
@@ -191,7 +206,10 @@ class PrivateTrainer:
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
-        plan = plan_training(self.config, size=len(records), epochs=epochs)
+        pricing = opened_pricing(self._workspace, self._run) if resume and self._workspace is not None else PRICING
+        plan = plan_training(self.config, size=len(records), epochs=epochs, pricing=pricing)
+        if self.config.max_records is not None:
+            check_person(plan, size=self.config.max_records, declared=self.config.public_size is not None)
         with training(self.model):
             step = build_step(self.model, self.loss, self.config, plan, self._rng)
             rehearse_step(step, records, self._device)
@@ -233,7 +251,7 @@ class PrivateTrainer:
             noise_multiplier=stage.noise_multiplier,
             max_norm=stage.max_norm if step.scaled is not None and step.adaptive is None else None,
         )
-        if step.event() != event.event:  # type: ignore[attr-defined]  # a Repeated
+        if step.event() != spending.plan.made(stage):
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
         for _ in range(count):
             variance = step.mechanism.variance / step.expected_batch**2

@@ -16,7 +16,8 @@ from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
 from quietsum.ledger.lazy import Lazy
-from quietsum.ledger.spending import Cost, Prices, Tally, cost_of, exceeds
+from quietsum.ledger.pricing import Correction
+from quietsum.ledger.spending import PRICING, Cost, Prices, Tally, cost_of, exceeds
 from quietsum.ledger.witnesses import Testimony, check_succession
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
@@ -44,17 +45,33 @@ class RunState:
     """One run while the ledger is read or written."""
 
     __slots__ = (
-        "attempts", "committed", "datasets", "entry", "open", "plan_hash", "refunds", "reserved", "shares", "terms",
+        "attempts", "bounded", "committed", "datasets", "entry", "open", "plan_hash", "pricing", "refunds", "reserved",
+        "shares", "terms",
     )  # fmt: skip
 
-    def __init__(self, entry: int, plan_hash: str, terms: Terms, datasets: dict[str, str]) -> None:
+    def __init__(
+        self,
+        entry: int,
+        plan_hash: str,
+        terms: Terms,
+        datasets: dict[str, str],
+        *,
+        pricing: int = PRICING,
+        bounded: frozenset[str] = frozenset(),
+    ) -> None:
         self.entry, self.plan_hash, self.terms, self.datasets = entry, plan_hash, terms, datasets
+        self.pricing = pricing  # the version by which it was opened
+        self.bounded = bounded  # parties whose records it charges as if no other could come in
         self.shares: dict[Account, Share] = {}
         self.attempts: dict[int, int] = {}  # the last one of each round
         self.reserved: set[tuple[int, int]] = set()
         self.open: dict[tuple[int, int], Reservation] = {}
         self.committed = 0
         self.refunds = 0
+
+    def cost(self, charge: Charge) -> Cost:
+        """A charge of this run as today's rules read it."""
+        return cost_of(charge, bounded=charge.unit is PrivacyUnit.RECORD and charge.party in self.bounded)
 
 
 @final
@@ -66,15 +83,29 @@ class Accounts:
         self.books: dict[tuple[str, str, PrivacyUnit], BookState] | Lazy[tuple[str, str, PrivacyUnit], BookState] = {}
         self.public: dict[tuple[str, str], str] = {}
         self.witnessed: dict[str, Testimony] = {}  # the newest head of each other ledger
+        self.repriced: list[tuple[str, Account]] = []  # of runs by older rules, what those priced differently
+        self.corrections: tuple[Correction, ...] = ()
+        self.corrected_at: int | None = None  # the entry that states them
         self._names: dict[tuple[str, ...], str] = {}  # how a party, or a dataset of a party, is spelt
 
     def copy(self) -> Accounts:
         """Accounts in which declarations and budgets can be tried; runs and charges are shared."""
         other = Accounts()
         other.runs, other.books, other.public = self.runs, self.books.copy(), dict(self.public)
-        other.witnessed = self.witnessed
+        other.witnessed, other.repriced = self.witnessed, self.repriced
+        other.corrections, other.corrected_at = self.corrections, self.corrected_at
         other._names = dict(self._names)
         return other
+
+    @property
+    def correction_is_private(self) -> bool:
+        """Whether figures of a correction would tell who refused a round."""
+        return any(self.runs[run].refunds for run, _ in self.repriced)
+
+    def costs(self, run: str, charges: Iterable[Charge]) -> tuple[tuple[Charge, Cost], ...]:
+        """Charges of a run with what they count as."""
+        state = self.runs.get(run)
+        return tuple((charge, cost_of(charge) if state is None else state.cost(charge)) for charge in charges)
 
     # -------------------------------------------------------------------------------------------- names
 
@@ -125,8 +156,12 @@ class Accounts:
         datasets: Sequence[Dataset],
         *,
         refunds_known: bool = True,
+        pricing: int = PRICING,
     ) -> None:
         """A new run, one dataset a party, and a plan about exactly these datasets."""
+        planned = tuple(planned)
+        if pricing == PRICING:
+            _check_bounded(planned)
         if run in self.runs:
             raise PlanRefused(f"run {run!r} is already in the ledger; give the new one another name")
         names: dict[str, str] = {}
@@ -335,7 +370,8 @@ class Accounts:
                     raise BudgetExhausted(
                         f"this round would bring {charge.party!r} to ε = {found.epsilon:.6g} per {charge.unit} at δ = "
                         f"{limit.delta:g}; run {run!r} may cost ε = {limit.epsilon:.6g} per {charge.unit}. "
-                        "Nothing was asked of anybody: stop here, or plan spare attempts next time"
+                        + (_OLDER if share.repriced else "")
+                        + "Nothing was asked of anybody: stop here, or plan spare attempts next time"
                     )
             if (charge.party, charge.dataset) not in self.public:
                 book = self.book(charge.party, charge.dataset, charge.unit)
@@ -404,6 +440,22 @@ class Accounts:
                 epsilon, delta = math.inf if tally.unprotected else 0.0, 0.0
             lines.append({"party": party, "unit": unit.value, "epsilon": number(epsilon), "delta": delta})
         return lines
+
+
+_OLDER = "Its limit was stated by earlier prices, which were too low (quietsum ledger show tells both). "
+
+
+def _check_bounded(planned: Sequence[Charge]) -> None:
+    """A record beside a person: the person's records are bounded, so one that leaves may let another in."""
+    people = {charge.party for charge in planned if charge.unit is PrivacyUnit.PERSON}
+    for charge in planned:
+        if charge.unit is not PrivacyUnit.RECORD or charge.party not in people or charge.event is None:
+            continue
+        if cost_of(charge) != cost_of(charge, bounded=True):
+            raise PlanRefused(
+                f"the plan charges {charge.party!r} per person and per record: a person's records are bounded, so a "
+                "record that leaves may let another in; charge records for OneInOneOut(event=...)"
+            )
 
 
 def _due(state: RunState, round: int) -> list[Account]:

@@ -64,9 +64,12 @@ class Book:
 class Share:
     """What one run planned and charged on one book."""
 
-    __slots__ = ("failure", "observers", "planned", "tally", "terms")
+    __slots__ = ("failure", "observers", "planned", "repriced", "tally", "terms")
 
-    def __init__(self, planned: Tally, terms: Terms, observers: tuple[Observer, ...]) -> None:
+    def __init__(
+        self, planned: Tally, terms: Terms, observers: tuple[Observer, ...], *, repriced: bool = False
+    ) -> None:
+        self.repriced = repriced  # planned by older rules, and of events whose rules have changed since
         self.planned = planned
         self.failure = planned.failure / max(1, sum(planned.leaves.values()))  # of each event
         self.terms = terms
@@ -182,9 +185,15 @@ class BookState:
         if not fits:
             raise BudgetExhausted(
                 f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.epsilon:g} per "
-                f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody. To allow more: "
-                f"{self.raise_command(None)}"
+                f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody.{self._repriced()} To allow "
+                f"more: {self.raise_command(None)}"
             )
+
+    def _repriced(self) -> str:
+        """A sentence where charges of before are priced by corrected rules now."""
+        if not any(share.repriced for share in self.charged.values()):
+            return ""
+        return " What was charged before costs more by corrected prices (quietsum ledger show)."
 
     def _check_relation(self, others: Collection[str], terms: Terms) -> None:
         if others and terms.neighbours is not self._relation:
@@ -262,7 +271,7 @@ class BookState:
             )
         return BudgetExhausted(
             f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}. "
-            f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
+            f"Plan less, add noise, or allow more: {self.raise_command(needed)}.{self._repriced()}"
         )
 
     def raise_command(self, needed: float | None) -> str:
@@ -290,10 +299,11 @@ class BookState:
             else:
                 used = self._together(shares[0], _NOTHING, prices)
                 fraction, fits = min(1.0, used), used <= 1
+                beyond = "by corrected prices" if self._repriced() else "while it was public"
                 guarantee = Guarantee(
                     epsilon=budget.epsilon if fits else math.inf, delta=budget.delta, unit=self.unit,
                     neighbours=self._relation, order=prices.gate(budget).order if fits else None,
-                    method="Rényi filter" if fits else "charged beyond this budget while it was public",
+                    method="Rényi filter" if fits else f"charged beyond this budget {beyond}",
                 )  # fmt: skip
         return Book(
             party=self.party, dataset=self.dataset, unit=self.unit, budget=budget, public=public,

@@ -1,9 +1,9 @@
 """Entries, heads and receipts: what is written once and never changed.
 
-An *entry* is one act: a run opened, a charge reserved, refunded or committed, a budget set or raised. Each holds the
-hash of the one before it. A *head* is the newest entry's hash, signed; whoever keeps a head (a checkpoint, a report, a
-party's receipt) can tell later whether the ledger still contains what it contained then. A *receipt* says where in
-the ledger a reservation stands, and is what one commits or refunds.
+An *entry* is one act: a run opened, a charge reserved, refunded or committed, a budget set or raised, ε corrected. Each
+holds the hash of the one before it. A *head* is the newest entry's hash, signed; whoever keeps a head (a checkpoint, a
+report, a party's receipt) can tell later whether the ledger still contains what it contained then. A *receipt* says
+where in the ledger a reservation stands, and is what one commits or refunds.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class Kind(enum.StrEnum):
     """The attempt's result may leave; ε after it."""
     WITNESS = "witness"
     """Heads of the other side's ledgers, as they were told with this attempt. Operator-only."""
+    CORRECTION = "correction"
+    """What runs that were priced by older rules cost by today's. From here on budgets go by these."""
 
 
 @final

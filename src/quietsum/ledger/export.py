@@ -1,8 +1,8 @@
 """A ledger for others to read: everything but who took part, and still verifiable.
 
 One JSON object a line, in order. Who refused a round, and what that saved a party, is for the operator only: whoever
-reads it gets no amplification. So refunds, and commits after a refund of the same run, travel without their bodies.
-So do the heads of the sites' own ledgers, which stand in one entry an attempt, however many answered.
+reads it gets no amplification. So refunds, and commits and corrections after a refund of the same run, travel without
+their bodies. So do the heads of the sites' own ledgers, which stand in one entry an attempt, however many answered.
 Each such line gives the SHA-256 of the body instead, which is all that the chain covers, so hashes and signatures can
 still be checked, and so can every ε that is there. Those bodies hold 128 bits of chance (``blind``), so that nobody
 finds out what they say by hashing guesses. How many refused is not hidden: there is one line for each refund.
@@ -34,7 +34,7 @@ _FIELDS = {"sequence", "kind", "time", "previous", "hash", "signature", "body_ha
 
 def operator_only(entry: Entry) -> bool:
     """Whether a body says who took part."""
-    if entry.kind is Kind.COMMIT:
+    if entry.kind in (Kind.COMMIT, Kind.CORRECTION):
         return bool(entry.body.get("operator_only"))
     return entry.kind in (Kind.REFUND, Kind.WITNESS)
 

@@ -15,7 +15,7 @@ from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.charges import Charge, Terms
 from quietsum.ledger.entries import RESTORE, Kind
 from quietsum.ledger.ledger import Ledger
-from quietsum.ledger.spending import Prices, Tally, cost_of
+from quietsum.ledger.spending import FIRST, Prices, Tally
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
@@ -35,6 +35,7 @@ class RunHistory:
             raise QuietsumError(f"run {run!r} is not in the ledger; is this its workspace?")
         self.run = run
         self._ledger, self._next, self._prices = ledger, entry, Prices()
+        self._first = Prices(version=FIRST)
         self._terms = Terms()
         self._tallies: dict[Account, Tally] = {}
         self._gross: dict[Account, Tally] = {}
@@ -66,11 +67,13 @@ class RunHistory:
                 for charge in charges:
                     self._observers[charge.party, charge.unit] = charge.observers
                     for tallies in (self._tallies, self._gross):
-                        tallies.setdefault((charge.party, charge.unit), Tally()).add(cost_of(charge))
+                        tallies.setdefault((charge.party, charge.unit), Tally()).add(
+                            self._ledger.cost(self.run, charge)
+                        )
             case Kind.REFUND:
                 for charge in self._reserved[body["reserve"]]:  # type: ignore[index]
                     if charge.party == body["party"] and charge.unit is not PrivacyUnit.CLIENT:
-                        self._tallies[charge.party, charge.unit].add(cost_of(charge), -1)
+                        self._tallies[charge.party, charge.unit].add(self._ledger.cost(self.run, charge), -1)
             case Kind.COMMIT:
                 self._reserved.pop(body["reserve"], None)  # type: ignore[call-overload]
                 now = {account: tally.copy() for account, tally in self._gross.items()}
@@ -88,9 +91,17 @@ class RunHistory:
         """
         return [(number, self._worst(tallies, unit)) for number, tallies in self._committed]
 
-    def epsilon(self, unit: PrivacyUnit) -> float:
-        """ε of the worst party at the plan's own δ, refunds counted; 0 where nothing was charged."""
-        return self._worst(self._tallies, unit)
+    def epsilon(self, unit: PrivacyUnit, *, as_stated_at: int | None = None) -> float:
+        """ε of the worst party at the plan's own δ, refunds counted; 0 where nothing was charged.
+
+        ``as_stated_at`` is an entry: ε is that of the prices by which this run went then.
+        """
+        prices = self._prices
+        if as_stated_at is not None and self._ledger.pricing_of(self.run) == FIRST:
+            corrected = self._ledger.corrections()[1]
+            if corrected is None or as_stated_at < corrected:
+                prices = self._first
+        return self._worst(self._tallies, unit, prices)
 
     def reserved(self) -> tuple[Guarantee, ...]:
         """ε per unit and observer of the worst party, as if nobody had refused; otherwise as :meth:`Ledger.spent`.
@@ -108,17 +119,19 @@ class RunHistory:
                     found.append(dataclasses.replace(worst, observer=observer))
         return tuple(found)
 
-    def _priced(self, tally: Tally, unit: PrivacyUnit) -> Guarantee:
+    def _priced(self, tally: Tally, unit: PrivacyUnit, prices: Prices | None = None) -> Guarantee:
         terms, limit = self._terms, self._terms.limit(unit)
         if limit is not None:
-            return self._prices.guarantee(tally.key(), terms.accounting, terms.neighbours, unit, limit.delta)
+            return (prices or self._prices).guarantee(
+                tally.key(), terms.accounting, terms.neighbours, unit, limit.delta
+            )
         return Guarantee(  # style none: there is no δ to ask at
             epsilon=math.inf, epsilon_lower=math.inf, delta=0.0, unit=unit, neighbours=terms.neighbours,
             method="a release without protection",
         )  # fmt: skip
 
-    def _worst(self, tallies: Mapping[Account, Tally], unit: PrivacyUnit) -> float:
-        found = [self._priced(tally, unit).epsilon for account, tally in tallies.items() if account[1] is unit]
+    def _worst(self, tallies: Mapping[Account, Tally], unit: PrivacyUnit, prices: Prices | None = None) -> float:
+        found = [self._priced(tally, unit, prices).epsilon for account, tally in tallies.items() if account[1] is unit]
         return max(found, default=0.0)
 
 

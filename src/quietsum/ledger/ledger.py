@@ -22,8 +22,9 @@ from quietsum.ledger.entries import Entry, Kind, Receipt
 from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
 from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import opening
+from quietsum.ledger.pricing import corrections_due, is_due
 from quietsum.ledger.reading import LedgerReading
-from quietsum.ledger.spending import cost_of
+from quietsum.ledger.spending import PRICING
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
 from quietsum.ledger.witnesses import Testimony, heads_to
@@ -112,6 +113,7 @@ class Ledger(LedgerReading):
         """
         run, planned, datasets = label("run", run), tuple(planned), tuple(datasets)
         plan_hash = digest(canonical(plan))
+        self._correct()
         with self._journal.writing("open_run") as add:
             accounts = self._accounts
             known = accounts.runs.get(run)
@@ -129,7 +131,7 @@ class Ledger(LedgerReading):
             add(Kind.RUN, {
                 "run": run, "plan": plan, "plan_hash": plan_hash, "terms": terms.to_dict(),
                 "datasets": [dataset.to_dict() for dataset in datasets],
-                "planned": [charge.to_dict() for charge in planned],
+                "planned": [charge.to_dict() for charge in planned], "pricing": PRICING,
             })  # fmt: skip
         return add.last
 
@@ -166,9 +168,10 @@ class Ledger(LedgerReading):
         """
         run, round = label("run", run), whole_number("round", round)
         attempt, charges = whole_number("attempt", attempt, 1), tuple(charges)
-        costs = [(charge, cost_of(charge)) for charge in charges]
+        self._correct()
 
         def check() -> None:
+            costs = self._accounts.costs(run, charges)
             self._accounts.check_reserve(run, round, attempt, costs)
             self._accounts.check_budgets(run, costs, self._prices)
 
@@ -201,6 +204,7 @@ class Ledger(LedgerReading):
         ``seen`` are heads of other ledgers that came with the replies, an empty mapping where none did; they are one
         entry, before the commit's own.
         """
+        self._correct()
         with self._journal.writing("commit") as add:
             run, _ = self._find(receipt)
             self._witness(add, receipt.run, receipt.round, receipt.attempt, seen)
@@ -292,6 +296,25 @@ class Ledger(LedgerReading):
             add(Kind.WITNESS, body)
 
     # ------------------------------------------------------------------------------------- the machinery
+
+    def _correct(self) -> None:
+        """State once what runs of older prices cost by today's, before anything is charged by these."""
+        if not self._is_due():
+            return
+        with self._journal.writing("correct") as add:
+            if not self._is_due():  # another process was quicker
+                return
+            lines = corrections_due(self._accounts, self._prices, self._first)
+            private = self._accounts.correction_is_private
+            add(Kind.CORRECTION, {
+                "pricing": PRICING, "corrections": [line.to_dict() for line in lines], "operator_only": private,
+                **({"blind": _blind()} if private else {}),
+            })  # fmt: skip
+
+    def _is_due(self) -> bool:
+        with self._journal.lock:
+            self._journal.follow()
+            return is_due(self._accounts, self._prices, self._first)
 
     def _find(self, receipt: Receipt) -> tuple[RunState, Reservation]:
         if not isinstance(receipt, Receipt):

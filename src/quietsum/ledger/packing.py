@@ -31,6 +31,7 @@ from quietsum.ledger import accounts as _accounts
 from quietsum.ledger import books as _books
 from quietsum.ledger import charges as _charges
 from quietsum.ledger import entries as _entries
+from quietsum.ledger import pricing as _pricing
 from quietsum.ledger import spending as _spending
 from quietsum.ledger import state as _state
 from quietsum.ledger import witnesses as _witnesses
@@ -39,7 +40,9 @@ from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.lazy import Lazy
 from quietsum.ledger.state import State
 from quietsum.privacy import events as _events
+from quietsum.privacy import groups as _groups
 from quietsum.privacy import guarantee as _guarantee
+from quietsum.privacy import old_rules as _old_rules
 from quietsum.privacy import units as _units
 from quietsum.privacy.events import PrivacyEvent, from_dict, to_dict
 from quietsum.privacy.units import PrivacyUnit
@@ -66,7 +69,7 @@ def _found(module: Any) -> Iterator[tuple[str, type]]:
             yield name, thing
 
 
-_MODULES = (_accounts, _books, _charges, _entries, _spending, _witnesses, _guarantee, _units)
+_MODULES = (_accounts, _books, _charges, _entries, _pricing, _spending, _witnesses, _guarantee, _units)
 _ALL = dict(itertools.chain.from_iterable(map(_found, _MODULES)))
 _ENUMS = {name: cls for name, cls in _ALL.items() if issubclass(cls, enum.Enum)}
 _VALUES = {
@@ -78,7 +81,7 @@ _OBJECTS = {
     name: cls for name, cls in _ALL.items() if name not in _VALUES and name not in _ENUMS and "__slots__" in vars(cls)
 }
 
-REMADE = frozenset({"key", "_prices", "_redacted", "_known"})
+REMADE = frozenset({"key", "_prices", "_first", "_redacted", "_known"})
 """Of a state: what is not a statement of its entries. The key is that of the first entry."""
 APART = frozenset({"runs", "books", "_names"})
 """Of the accounts: what has a form of its own here."""
@@ -98,7 +101,7 @@ def layout() -> str:
     that was changed, by a new version say, older snapshots are not used, and the entries themselves decide.
     """
     digest = hashlib.sha256(f"quietsum-packed-{FORMAT}".encode())
-    for module in (*_MODULES, _state, _events):
+    for module in (*_MODULES, _state, _events, _groups, _old_rules):
         digest.update(b"\0" + Path(str(module.__file__)).read_bytes())
     return digest.hexdigest()[:32]
 

@@ -15,11 +15,13 @@ from typing import Self
 from quietsum.errors import QuietsumError, whole_number
 from quietsum.ledger.accounts import Accounts, RunState
 from quietsum.ledger.books import Book
+from quietsum.ledger.charges import Charge
 from quietsum.ledger.encoding import head_message, label
 from quietsum.ledger.entries import Entry, Head, Kind, check_link
 from quietsum.ledger.journal import Journal
 from quietsum.ledger.places import sealed_to
-from quietsum.ledger.spending import Prices
+from quietsum.ledger.pricing import Correction, corrections_due, is_due
+from quietsum.ledger.spending import FIRST, Cost, Prices
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
 from quietsum.ledger.verify import Verification, verify_rows
 from quietsum.ledger.witnesses import Testimony, heads_from
@@ -35,6 +37,7 @@ class LedgerReading:
     def __init__(self, journal: Journal) -> None:
         """A ledger on an open journal; see :meth:`open` and :meth:`begin`."""
         self._journal, self._prices = journal, Prices()
+        self._first = Prices(version=FIRST)
 
     def close(self) -> None:
         """Let go of the file; closing twice is fine."""
@@ -90,6 +93,17 @@ class LedgerReading:
             self._journal.follow()
             return tuple(summary_of(name, run) for name, run in self._accounts.runs.items())
 
+    def pricing_of(self, run: str) -> int:
+        """The version of prices by which a run was opened."""
+        with self._journal.lock:
+            self._journal.follow()
+            return self._run(run).pricing
+
+    def cost(self, run: str, charge: Charge) -> Cost:
+        """What a charge of a run counts as by today's rules; in a run of older ones that may be more than it says."""
+        with self._journal.lock:
+            return self._run(run).cost(charge)
+
     def next_attempt(self, run: str, round: int) -> int:
         """1 + the reservations so far of this round."""
         with self._journal.lock:
@@ -131,6 +145,20 @@ class LedgerReading:
                         if best is None or found.epsilon > best.epsilon:
                             worst[unit, observer] = found
             return tuple(worst.values())
+
+    def corrections(self) -> tuple[tuple[Correction, ...], int | None]:
+        """What runs cost that were priced by older rules, with the entry that says so; None where none does yet.
+
+        All ε that a ledger is asked for are by today's rules, whether or not that entry is written.
+        """
+        with self._journal.lock:
+            self._journal.follow()
+            accounts = self._accounts
+            if accounts.corrected_at is not None:
+                return accounts.corrections, accounts.corrected_at
+            if not is_due(accounts, self._prices, self._first):
+                return (), None
+            return corrections_due(accounts, self._prices, self._first), None
 
     def declared_public(self) -> Mapping[tuple[str, str], str]:
         """Datasets without a gate, by party and name, with the reason."""

@@ -8,6 +8,10 @@ remembers them by history, which is what makes a ledger of a million entries che
 describes. With τ the sum over all charges, what really ran is within τ of a mechanism that is (ε, δ′)-private; then for
 every set S and neighbours P, Q: P(S) ≤ P′(S) + τ ≤ e^ε Q′(S) + δ′ + τ ≤ e^ε Q(S) + δ′ + (1 + e^ε) τ. So ε is asked for
 at δ′ = δ − (1 + e^ε) τ, and is infinite where nothing of δ is left.
+
+**Versions.** Prices have a version, and entries say by which one they were written. A tally always holds events as
+today's rules read them; :class:`Prices` of an older version map them to what that version priced, so that what an old
+entry states comes out again (:mod:`quietsum.ledger.pricing`).
 """
 
 from __future__ import annotations
@@ -22,15 +26,23 @@ from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.ledger.charges import Charge
 from quietsum.privacy.calibrate import accountant_for
 from quietsum.privacy.curves import failure_of
-from quietsum.privacy.events import Composed, PrivacyEvent, Repeated
+from quietsum.privacy.events import Composed, OneInOneOut, PrivacyEvent, Repeated
 from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.filters import RenyiFilter
+from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.guarantee import Budget, Guarantee
+from quietsum.privacy.old_rules import by_old_rules
 from quietsum.privacy.pairs import group_size, reduce_event
 from quietsum.privacy.renyi import RenyiAccountant
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
-__all__ = ["Cost", "Gate", "Prices", "Tally", "cost_of", "exceeds"]
+__all__ = ["FIRST", "PRICING", "Cost", "Gate", "Prices", "Tally", "as_priced_first", "cost_of", "exceeds"]
+
+PRICING = 2
+"""The version of the prices that new entries are written by."""
+FIRST = 1
+"""The version of entries that state none. Fixed-size batches cost what the worst single one does over and over, and a
+record cost the same whether or not a person's records were bounded."""
 
 Leaves = tuple[tuple[PrivacyEvent, int], ...]
 Key = tuple[frozenset[tuple[PrivacyEvent, int]], float, bool]
@@ -76,8 +88,8 @@ def _collect(event: PrivacyEvent, times: int, found: dict[PrivacyEvent, int]) ->
             found[event] = found.get(event, 0) + times
 
 
-def cost_of(charge: Charge) -> Cost:
-    """The charge in countable form.
+def cost_of(charge: Charge, *, bounded: bool = False) -> Cost:
+    """The charge in countable form; ``bounded`` reads it as that of a record where people's records are bounded.
 
     >>> from quietsum import Gaussian
     >>> event = Repeated(times=3, event=Repeated(times=2, event=Gaussian(noise_multiplier=4.0)))
@@ -86,7 +98,7 @@ def cost_of(charge: Charge) -> Cost:
     """
     if charge.event is None:
         return Cost((), charge.failure, False)
-    return Cost(_leaves(charge.event), charge.failure, True)
+    return Cost(_leaves(bounded_record_event(charge.event) if bounded else charge.event), charge.failure, True)
 
 
 @final
@@ -153,17 +165,32 @@ def _change(counts: dict[Counted, int], key: Counted, by: int) -> None:
         counts.pop(key, None)
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def as_priced_first(event: PrivacyEvent) -> PrivacyEvent:
+    """What the first version priced ``event`` as; itself where nothing has changed."""
+    return by_old_rules(event)
+
+
+def _first(leaves: frozenset[tuple[PrivacyEvent, int]]) -> frozenset[tuple[PrivacyEvent, int]]:
+    found: dict[PrivacyEvent, int] = {}
+    for event, count in leaves:
+        _change(found, as_priced_first(event), count)
+    return frozenset(found.items())
+
+
 @final
 class Prices:
     """ε and Rényi divergences, each computed once. A verifier starts with an empty one.
 
-    ``upper(key, accounting, neighbours, unit, delta)`` is what gates and entries go by.
+    ``upper(key, accounting, neighbours, unit, delta)`` is what gates and entries go by, by the rules of
+    ``version``.
     """
 
-    def __init__(self, remembered: int = 1 << 16) -> None:
-        self.upper = functools.lru_cache(maxsize=remembered)(_upper)
+    def __init__(self, remembered: int = 1 << 16, *, version: int = PRICING) -> None:
+        self.version, today = version, version == PRICING
+        self.upper = functools.lru_cache(maxsize=remembered)(_upper if today else _upper_first)
         self._ideal = functools.lru_cache(maxsize=1 << 12)(_ideal)
-        self.divergence = functools.lru_cache(maxsize=remembered)(_divergence)
+        self.divergence = functools.lru_cache(maxsize=remembered)(_divergence if today else _divergence_first)
         self.gate = functools.lru_cache(maxsize=1024)(_gate)
 
     @property
@@ -178,7 +205,8 @@ class Prices:
         found = self.upper(key, accounting, neighbours, unit, delta)
         if not key[1] or not math.isfinite(found.epsilon):
             return found
-        ideal = self._ideal(key[0], accounting, neighbours, unit, delta)
+        leaves = key[0] if self.version == PRICING else _first(key[0])
+        ideal = self._ideal(leaves, accounting, neighbours, unit, delta)
         return dataclasses.replace(found, epsilon_lower=min(ideal.epsilon_lower, found.epsilon))
 
 
@@ -200,10 +228,30 @@ def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUni
     return accountant
 
 
+def _upper_first(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit, delta: float) -> Guarantee:
+    return _upper((_first(key[0]), *key[1:]), accounting, neighbours, unit, delta)
+
+
+def _divergence_first(event: PrivacyEvent, order: float, neighbours: Neighbours) -> float:
+    return _divergence(as_priced_first(event), order, neighbours)
+
+
 def _upper(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit, delta: float) -> Guarantee:
-    """ε of a history at ``delta``: an upper bound, failures included, and no lower one where there are any."""
+    """ε of a history at ``delta``: an upper bound, failures included, and no lower one where there are any.
+
+    A record whose leaving lets another in may have no bound at all (Laplace noise on Poisson batches). Old books hold
+    such records, so their ε is infinite; it is no error.
+    """
     _, failure, protected = key
-    accountant = _compose(key, accounting, neighbours, unit)
+    try:
+        accountant = _compose(key, accounting, neighbours, unit)
+    except UnsupportedEvent:
+        if not any(isinstance(event, OneInOneOut) for event, _ in key[0]):
+            raise
+        return Guarantee(
+            epsilon=math.inf, delta=delta, unit=unit, neighbours=neighbours,
+            method="no bound is known where a record that leaves lets another in",
+        )  # fmt: skip
     found = accountant.epsilon(delta=delta * (1 - _SET_ASIDE) if failure else delta)
     if not protected:
         return dataclasses.replace(

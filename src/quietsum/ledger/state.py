@@ -20,7 +20,8 @@ from quietsum.ledger.charges import Charge, Dataset, Terms, budget_from, budget_
 from quietsum.ledger.encoding import canonical, digest, head_message, label, read_number, written
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.keys import VerifyingKey
-from quietsum.ledger.spending import Cost, Prices, Tally, cost_of
+from quietsum.ledger.pricing import Correction, bounded_parties, corrections_due, is_due, reads_differently, version_of
+from quietsum.ledger.spending import FIRST, PRICING, Cost, Prices, Tally, cost_of
 from quietsum.ledger.witnesses import heads_from, heads_to
 
 __all__ = ["BLIND", "FORMAT", "State"]
@@ -39,7 +40,10 @@ _KEYS: Mapping[Kind, frozenset[str]] = {
     Kind.REFUND: frozenset({"run", "round", "attempt", "reserve", "party", "reason", "blind"}),
     Kind.COMMIT: frozenset({"run", "round", "attempt", "reserve", "spent", "operator_only"}),
     Kind.WITNESS: frozenset({"run", "round", "attempt", "heads", "blind"}),
+    Kind.CORRECTION: frozenset({"pricing", "corrections", "operator_only"}),
 }
+_MAY: Mapping[Kind, str] = {Kind.RUN: "pricing"}
+"""Keys that entries of later versions have as well."""
 _LINE = frozenset({"party", "unit", "epsilon", "delta"})
 
 
@@ -51,12 +55,14 @@ class State:
         self.sequence, self.hash = 0, NOTHING
         self.ledger, self.key = "", None  # type: tuple[str, VerifyingKey | None]
         self.accounts = Accounts()
+        self.pricing = FIRST  # the version that the newest entry was priced by
         self.stated = 0
         self.withheld = 0
         self._unseen = False  # whether a refund was withheld
         self._refunded = False  # whether there was a refund, seen or not
         self._pending = 0  # reservations without a commit
         self._prices = prices
+        self._first = None if prices is None else Prices(version=FIRST)
         self._redacted = redacted
         self._known: dict[bytes, tuple[tuple[Charge, Cost], ...]] = {}
 
@@ -89,13 +95,20 @@ class State:
 
     def skip(self, entry: Entry) -> None:
         """Pass over an entry whose body was withheld from an export."""
+        around = entry.kind in (Kind.WITNESS, Kind.CORRECTION)  # these stand outside of attempts
         for broken, problem in (
-            (entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS), "has no body"),
-            (entry.kind is not Kind.WITNESS and self._pending < 1, "has no body, and no reservation is open"),
-            (entry.kind is Kind.COMMIT and not self._refunded, "has no body, and no refund stands before it"),
+            (entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS, Kind.CORRECTION), "has no body"),
+            (not around and self._pending < 1, "has no body, and no reservation is open"),
+            (
+                entry.kind in (Kind.COMMIT, Kind.CORRECTION) and not self._refunded,
+                "has no body, and no refund stands before it",
+            ),
         ):
             if broken:
                 raise LedgerBroken(f"({entry.kind}) {problem}", at=entry.sequence, remedy="export the ledger again")
+        if entry.kind is Kind.CORRECTION:
+            self._check_version(PRICING, entry.sequence, corrected=True)
+            self._corrected(entry, ())
         self.withheld += 1
         self._unseen = self._unseen or entry.kind is Kind.REFUND
         self._refunded = self._refunded or entry.kind is Kind.REFUND
@@ -127,6 +140,8 @@ class State:
 
     def _run(self, entry: Entry, body: Mapping[str, Any]) -> None:
         _label(body, "run")
+        pricing = version_of(body, entry.sequence)
+        self._check_version(pricing, entry.sequence)
         terms = Terms.from_dict(body["terms"])
         _require_same("terms", body["terms"], terms.to_dict())
         planned = self._charges(body["planned"])
@@ -135,25 +150,40 @@ class State:
         if body["plan_hash"] != digest(canonical(body["plan"])):
             raise InvalidParameter("plan_hash", body["plan_hash"], "is not the hash of the plan")
         charges = [charge for charge, _ in planned]
-        self.accounts.check_run(body["run"], terms, charges, datasets, refunds_known=not self._blind)
-        if self._prices is not None and not self._blind:
-            self.accounts.check_plan(body["run"], terms, planned, self._prices, rounds_of(body["plan"]))
-        run = RunState(entry.sequence, body["plan_hash"], terms, {d.party: d.dataset for d in datasets})
+        self.accounts.check_run(
+            body["run"], terms, charges, datasets, refunds_known=not self._blind, pricing=pricing
+        )  # fmt: skip
+        run = RunState(
+            entry.sequence, body["plan_hash"], terms, {d.party: d.dataset for d in datasets}, pricing=pricing,
+            bounded=bounded_parties(body["plan"], charges) if pricing == FIRST else frozenset(),
+        )  # fmt: skip
+        planned = self._as_read(run, planned)
+        prices = self._prices_of(pricing)
+        if prices is not None and not self._blind:
+            self.accounts.check_plan(body["run"], terms, planned, prices, rounds_of(body["plan"]))
+        self.pricing = pricing
         for dataset in datasets:
             self.accounts.know(dataset.party, dataset.dataset)
         for charge, cost in planned:
-            run.shares[charge.party, charge.unit] = Share(_planned(cost), terms, charge.observers)
+            account, tally = (charge.party, charge.unit), _planned(cost)
+            repriced = pricing == FIRST and reads_differently(tally)
+            run.shares[account] = Share(tally, terms, charge.observers, repriced=repriced)
+            if repriced:
+                self.accounts.repriced.append((body["run"], account))
             self.accounts.book(charge.party, charge.dataset, charge.unit).plans += 1
         self.accounts.runs[body["run"]] = run
 
     def _reserve(self, entry: Entry, body: Mapping[str, Any]) -> None:
         found = self._charges(body["charges"])
+        if body["run"] in self.accounts.runs:
+            found = self._as_read(self.accounts.runs[body["run"]], found)
         _require_whole(body, "round", "attempt")
         run = self.accounts.check_reserve(
             body["run"], body["round"], body["attempt"], found, refunds_known=not self._blind
         )
-        if self._prices is not None and not self._blind:
-            self.accounts.check_budgets(body["run"], found, self._prices)
+        prices = self._prices_of(self.pricing)
+        if prices is not None and not self._blind:
+            self.accounts.check_budgets(body["run"], found, prices)
         run.attempts[body["round"]] = body["attempt"]
         run.reserved.add((body["round"], body["attempt"]))
         self._pending += 1
@@ -168,7 +198,7 @@ class State:
         run, reservation = self.accounts.check_open(body["run"], body["round"], body["attempt"], body["reserve"])
         for charge in self.accounts.check_refund(reservation, body["party"], body["reason"]):
             share = run.shares[charge.party, charge.unit]
-            self.accounts.book(charge.party, charge.dataset, charge.unit).refund(body["run"], share, cost_of(charge))
+            self.accounts.book(charge.party, charge.dataset, charge.unit).refund(body["run"], share, run.cost(charge))
         reservation.refunded += (body["party"],)
         run.refunds += 1
         self._refunded = True
@@ -180,8 +210,9 @@ class State:
             raise InvalidParameter("operator_only", body["operator_only"], "does not match the run's refunds")
         if body["operator_only"]:
             _require_blind(body)
-        if self._prices is not None:
-            found = self.accounts.spent_lines(run, self._prices)
+        prices = self._prices_of(self.pricing)
+        if prices is not None:
+            found = self.accounts.spent_lines(run, prices)
             if _accounts_of(body["spent"]) != _accounts_of(found):
                 raise InvalidParameter("spent", body["spent"], "does not have one line for each account of this run")
             for line, stated in zip(found, body["spent"], strict=True):
@@ -211,6 +242,57 @@ class State:
             run.terms.enrolled is not None and body["round"] > 0
         ):  # a site's own: reserved with this, or refused for good
             run.attempts[body["round"]] = max(attempt, run.attempts.get(body["round"], 0))
+
+    def _correction(self, entry: Entry, body: Mapping[str, Any]) -> None:
+        self._check_version(version_of(body, entry.sequence), entry.sequence, corrected=True)
+        stated = tuple(Correction.from_dict(line) for line in body["corrections"])
+        _require_same("corrections", body["corrections"], [line.to_dict() for line in stated])
+        if body["operator_only"] is not self.accounts.correction_is_private:
+            raise InvalidParameter("operator_only", body["operator_only"], "does not match the refunds of its runs")
+        if body["operator_only"]:
+            _require_blind(body)
+        if self._prices is not None and self._first is not None:
+            found = corrections_due(self.accounts, self._prices, self._first)
+            if len(found) != len(stated) or not all(map(Correction.agrees, found, stated)):
+                wrong = next((one for one in found if not any(map(one.agrees, stated))), None)
+                told = "corrects what needs no correction" if wrong is None else (
+                    f"is wrong about {wrong.party!r} per {wrong.unit} in run {wrong.run!r}: ε was stated as "
+                    f"{wrong.before} and is {wrong.after}"
+                )  # fmt: skip
+                raise LedgerBroken(told, at=entry.sequence, remedy=RESTORE)
+            self.stated += len(stated)
+        self._corrected(entry, stated)
+
+    def _corrected(self, entry: Entry, lines: tuple[Correction, ...]) -> None:
+        self.pricing = PRICING
+        self.accounts.corrections, self.accounts.corrected_at = lines, entry.sequence
+
+    def _check_version(self, version: int, at: int, *, corrected: bool = False) -> None:
+        """Versions only grow, and the first entry of a new one stands behind the correction where one is due."""
+        if version < self.pricing:
+            raise LedgerBroken("is priced by older rules than an entry before it", at=at, remedy=RESTORE)
+        if corrected and (self.accounts.corrected_at is not None or version == self.pricing):
+            raise LedgerBroken("corrects a second time, or what newer rules have priced", at=at, remedy=RESTORE)
+        if self._prices is None or self._first is None or version == self.pricing:
+            return
+        if is_due(self.accounts, self._prices, self._first) is not corrected:
+            problem = (
+                "corrects nothing" if corrected else "is priced by newer rules, and no correction stands before it"
+            )
+            raise LedgerBroken(problem, at=at, remedy=RESTORE)
+
+    def _prices_of(self, version: int) -> Prices | None:
+        return self._first if version == FIRST else self._prices
+
+    @property
+    def computed(self) -> int:
+        """How many different histories had to be priced."""
+        return sum(prices.computed for prices in (self._prices, self._first) if prices is not None)
+
+    @staticmethod
+    def _as_read(run: RunState, found: tuple[tuple[Charge, Cost], ...]) -> tuple[tuple[Charge, Cost], ...]:
+        """Charges of a run with what they count as by today's rules."""
+        return tuple((charge, run.cost(charge)) for charge, _ in found) if run.bounded else found
 
     def _charges(self, values: Any) -> tuple[tuple[Charge, Cost], ...]:
         """Charges and costs; the rounds of a run charge the same, so they are read once."""
@@ -256,10 +338,10 @@ def _accounts_of(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _require_keys(entry: Entry) -> None:
     """Exactly the keys of its kind; a commit that an export withholds has a blind as well."""
     wanted = _KEYS[entry.kind]
-    if entry.body.keys() == wanted:
+    if entry.body.keys() == wanted or (entry.kind in _MAY and entry.body.keys() == wanted | {_MAY[entry.kind]}):
         return
     if (
-        entry.kind is Kind.COMMIT
+        entry.kind in (Kind.COMMIT, Kind.CORRECTION)
         and entry.body.get("operator_only") is True
         and entry.body.keys() == wanted | {"blind"}
     ):

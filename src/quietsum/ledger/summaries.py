@@ -22,7 +22,7 @@ class Identity:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """A run in a few numbers; ``sequence`` is the entry that opened it."""
+    """A run in a few numbers; ``sequence`` is the entry that opened it, ``pricing`` the version of its prices then."""
 
     run: str
     sequence: int
@@ -32,6 +32,7 @@ class RunSummary:
     committed: int
     refunds: int
     datasets: tuple[tuple[str, str], ...]
+    pricing: int
 
 
 def summary_of(name: str, run: RunState) -> RunSummary:
@@ -45,4 +46,5 @@ def summary_of(name: str, run: RunState) -> RunSummary:
         committed=run.committed,
         refunds=run.refunds,
         datasets=tuple(sorted(run.datasets.items())),
+        pricing=run.pricing,
     )

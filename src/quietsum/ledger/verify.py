@@ -30,7 +30,7 @@ __all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "verify_fi
 
 EACH = 256
 """Of reservations, refunds and commits, the signature of each so-manyth entry is checked."""
-DECISIONS = frozenset({Kind.GENESIS, Kind.RUN, Kind.BUDGET, Kind.PUBLIC})
+DECISIONS = frozenset({Kind.GENESIS, Kind.RUN, Kind.BUDGET, Kind.PUBLIC, Kind.CORRECTION})
 """Entries whose signature is always checked."""
 
 
@@ -172,7 +172,7 @@ class Reading:
         return Verification(
             ledger=state.ledger, entries=entry.sequence, runs=len(state.accounts.runs),
             head=Head(ledger=state.ledger, sequence=entry.sequence, hash=entry.hash, signature=entry.signature),
-            stated=state.stated, computed=self._prices.computed, signatures=self._signatures,
+            stated=state.stated, computed=state.computed, signatures=self._signatures,
             anchors=self._kept.count, marked=self._marked.count > 0, withheld=state.withheld,
         )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """What a plan does to whom, as events: one round of it, several, or all with spare attempts.
 
 For each unit there is one event a round. Records: the party's steps on batches of its own sampler; drawing parties by
-chance earns them nothing, since the steps of a round share one draw (rule 4). People: the same steps seen by k records
-at once. Clients: one release of the clipped sum, amplified by the draw of parties where recipients cannot know it, or
+chance earns them nothing, since the steps of a round share one draw (rule 4). Where people's records are bounded, a
+record that leaves may let another in, and is charged so (rule 16). People: the same steps seen by k records at once.
+Clients: one release of the clipped sum, amplified by the draw of parties where recipients cannot know it, or
 unamplified where every party adds its own noise.
 
 A *span* counts rounds by their noise factor, because a schedule may give rounds different noise.
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from quietsum.privacy.events import Composed, PrivacyEvent, Repeated
-from quietsum.privacy.groups import person_event
+from quietsum.privacy.groups import bounded_record_event, person_event
 from quietsum.privacy.units import Observer, PrivacyUnit
 
 if TYPE_CHECKING:
@@ -88,10 +89,9 @@ def _rounds(
     mechanism, profile = resolved.record_mechanism(factor), resolved.profile_of_account(account)
     assert mechanism is not None
     event: PrivacyEvent = profile.sampling().amplify(mechanism.event())
-    if unit is PrivacyUnit.PERSON:
-        person = resolved.plan.privacy.person
-        assert person is not None
-        event = person_event(event, person.max_records)
+    person = resolved.plan.privacy.person
+    if person is not None:
+        event = person_event(event, person.max_records) if unit is PrivacyUnit.PERSON else bounded_record_event(event)
     times = profile.steps * rounds
     return Repeated(times=times, event=event), mechanism.failure(times * resolved.dimension)
 

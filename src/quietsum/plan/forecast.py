@@ -115,21 +115,26 @@ class ClientSignal:
 # ------------------------------------------------------------------------------------------------- costs
 
 
-def price(charge: Charge, *, delta: float, accounting: str, neighbours: Neighbours) -> Guarantee:
-    """What ``charge`` costs at ``delta``, by the ledger's own prices: forecast and book agree to the last bit."""
+def price(
+    charge: Charge, *, delta: float, accounting: str, neighbours: Neighbours, pricing: int | None = None
+) -> Guarantee:
+    """What ``charge`` costs at ``delta``, by the ledger's own prices: forecast and book agree to the last bit.
+
+    ``pricing`` is an older version of the prices, for what a run of then stated.
+    """
     from quietsum.ledger.spending import Tally, cost_of
 
     try:
-        return _prices().guarantee(Tally([cost_of(charge)]).key(), accounting, neighbours, charge.unit, delta)
+        return _prices(pricing).guarantee(Tally([cost_of(charge)]).key(), accounting, neighbours, charge.unit, delta)
     except UnsupportedEvent as error:
         raise PlanRefused(f"privacy.accounting = '{accounting}' cannot account for this plan: {error}") from None
 
 
 @functools.cache
-def _prices() -> Prices:
-    from quietsum.ledger.spending import Prices
+def _prices(pricing: int | None = None) -> Prices:
+    from quietsum.ledger.spending import PRICING, Prices
 
-    return Prices()
+    return Prices(version=PRICING if pricing is None else pricing)
 
 
 def worst(profiles: Iterable[Profile]) -> tuple[Profile, ...]:

@@ -315,14 +315,16 @@ class ResolvedPlan:
         named = {profile: account for account, profile in reversed(self._profiles.items())}
         return tuple(named[profile] for profile in worst(named))
 
-    def cost(self, unit: PrivacyUnit, rounds: int, delta: float) -> tuple[str, Guarantee]:
+    def cost(
+        self, unit: PrivacyUnit, rounds: int, delta: float, *, pricing: int | None = None
+    ) -> tuple[str, Guarantee]:
         """The account with the largest ε per ``unit`` after ``rounds`` rounds, and its guarantee."""
         privacy, best = self.plan.privacy, None
         accounts = self.accounts[:1] if unit is PrivacyUnit.CLIENT else self._representatives
         for account in accounts:
             found = price(
                 charge(self, account, unit, span(self, rounds)),
-                delta=delta, accounting=privacy.accounting, neighbours=privacy.neighbours,
+                delta=delta, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=pricing,
             )  # fmt: skip
             if best is None or found.epsilon > best[1].epsilon:
                 best = (account, found)

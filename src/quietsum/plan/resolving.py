@@ -22,7 +22,7 @@ from quietsum.plan.promises import ClientPlan, RecordPlan
 from quietsum.plan.resolved import ResolvedPlan
 from quietsum.plan.values import PartyFacts, Plan
 from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 __all__ = ["resolve"]
 
@@ -31,16 +31,20 @@ _STARTS = 60
 _HALVINGS = 60
 
 
-def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int) -> ResolvedPlan:
-    """``plan`` for these parties and a model of ``dimension`` parameters, or :class:`PlanRefused` with all reasons."""
+def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricing: int | None = None) -> ResolvedPlan:
+    """``plan`` for these parties and a model of ``dimension`` parameters, or :class:`PlanRefused` with all reasons.
+
+    ``pricing`` is for a run that was opened under an older version of the prices (:mod:`quietsum.ledger.pricing`): its
+    noise and its limits are those that were fixed then. What it costs is said by today's prices all the same.
+    """
     dimension = whole_number("dimension", dimension, 1)
     refusals.check(plan, parties)
     chosen = refusals.taking_part(plan, parties)
     found = ResolvedPlan(plan=plan, parties=chosen, dimension=dimension, warnings=refusals.warnings(plan, parties))
     if plan.privacy.style.records:
-        found = _with_records(found)
+        found = _with_records(found, pricing)
     if plan.privacy.style.clients:
-        found = _with_clients(found)
+        found = _with_clients(found, pricing)
     _check_stages(found)
     return found
 
@@ -58,7 +62,7 @@ def _check_stages(found: ResolvedPlan) -> None:
 # ----------------------------------------------------------------------------------------------- records
 
 
-def _with_records(bare: ResolvedPlan) -> ResolvedPlan:
+def _with_records(bare: ResolvedPlan, pricing: int | None) -> ResolvedPlan:
     record = bare.plan.privacy.record or RecordPlan()
     target, delta = _promise(bare, record)
     budgets = [Budget(epsilon=target, delta=delta)] if target is not None else []
@@ -66,7 +70,7 @@ def _with_records(bare: ResolvedPlan) -> ResolvedPlan:
     if person is not None and person.epsilon is not None:
         budgets.append(Budget(epsilon=person.epsilon, delta=person.delta or delta, unit=PrivacyUnit.PERSON))
     if budgets:
-        found = _calibrated_records(bare, budgets)
+        found = _calibrated_records(bare, budgets, pricing)
     else:
         assert record.noise_multiplier is not None
         found = dataclasses.replace(bare, record_noise=record.noise_multiplier)
@@ -74,7 +78,7 @@ def _with_records(bare: ResolvedPlan) -> ResolvedPlan:
     if person is not None:
         wanted.append((PrivacyUnit.PERSON, person.delta or delta))
     stated = {budget.unit: budget for budget in budgets}
-    limits = tuple(stated.get(unit) or _spent(found, unit, at) for unit, at in wanted)
+    limits = tuple(stated.get(unit) or _spent(found, unit, at, pricing) for unit, at in wanted)
     return dataclasses.replace(found, limits=limits)
 
 
@@ -90,9 +94,9 @@ def _promise(bare: ResolvedPlan, record: RecordPlan) -> tuple[float | None, floa
     return record.epsilon, delta
 
 
-def _spent(found: ResolvedPlan, unit: PrivacyUnit, delta: float) -> Budget:
+def _spent(found: ResolvedPlan, unit: PrivacyUnit, delta: float, pricing: int | None) -> Budget:
     """What the whole plan costs, as its limit."""
-    _, guarantee = found.cost(unit, found.attempts, delta)
+    _, guarantee = found.cost(unit, found.attempts, delta, pricing=pricing)
     if not math.isfinite(guarantee.epsilon):
         where = "client" if unit is PrivacyUnit.CLIENT else "record"
         noise = found.client_noise if unit is PrivacyUnit.CLIENT else found.record_noise
@@ -103,7 +107,7 @@ def _spent(found: ResolvedPlan, unit: PrivacyUnit, delta: float) -> Budget:
     return Budget(epsilon=max(guarantee.epsilon, _SMALLEST), delta=delta, unit=unit)
 
 
-def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget]) -> ResolvedPlan:
+def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: int | None) -> ResolvedPlan:
     """The plan at the smallest noise with which every budget holds, as the mechanism rounds it."""
     privacy = bare.plan.privacy
 
@@ -113,21 +117,33 @@ def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget]) -> Resolv
     if len(budgets) == 1 and budgets[0].unit is PrivacyUnit.RECORD and not bare.plan.schedule:
         start = smallest_noise(
             [bare.profile_of_account(account) for account in bare.accounts],
-            bare.attempts, budgets[0], accounting=privacy.accounting, neighbours=privacy.neighbours,
+            bare.attempts, budgets[0], accounting=privacy.accounting, neighbours=_relation(bare, pricing),
         )  # fmt: skip
-        return _nudged(with_noise, start, budgets)
-    return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), budgets), budgets))
+        return _nudged(with_noise, start, budgets, pricing)
+    return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), budgets, pricing), budgets))
 
 
-def _fits(found: ResolvedPlan, budgets: Sequence[Budget]) -> bool:
-    return all(found.cost(one.unit, found.attempts, one.delta)[1].epsilon <= one.epsilon for one in budgets)
+def _relation(bare: ResolvedPlan, pricing: int | None) -> Neighbours:
+    """The relation whose pair a record's price has: where people's records are bounded, another one comes in."""
+    from quietsum.ledger.spending import FIRST
+
+    stated = bare.plan.privacy.neighbours
+    bounded = bare.plan.privacy.person is not None and pricing != FIRST
+    return Neighbours.REPLACE_ONE if bounded and stated is Neighbours.ADD_REMOVE else stated
 
 
-def _nudged(with_noise: Callable[[float], ResolvedPlan], noise: float, budgets: Sequence[Budget]) -> ResolvedPlan:
+def _fits(found: ResolvedPlan, budgets: Sequence[Budget], pricing: int | None) -> bool:
+    costs = (found.cost(one.unit, found.attempts, one.delta, pricing=pricing)[1] for one in budgets)
+    return all(cost.epsilon <= one.epsilon for cost, one in zip(costs, budgets, strict=True))
+
+
+def _nudged(
+    with_noise: Callable[[float], ResolvedPlan], noise: float, budgets: Sequence[Budget], pricing: int | None
+) -> ResolvedPlan:
     """The first noise at or a hair above ``noise`` that fits, with the mechanism's rounding."""
     for more in (0.0, *(1e-9 * 4**step for step in range(16))):
         found = with_noise(noise * (1 + more))
-        if _fits(found, budgets):
+        if _fits(found, budgets, pricing):
             return found
     told = " and ".join(f"ε ≤ {one.epsilon:g} per {one.unit} at δ = {one.delta:g}" for one in budgets)
     raise QuietsumError(
@@ -161,7 +177,7 @@ def _least_noise(fits: Callable[[float], bool], budgets: Sequence[Budget]) -> fl
 # ----------------------------------------------------------------------------------------------- clients
 
 
-def _with_clients(bare: ResolvedPlan) -> ResolvedPlan:
+def _with_clients(bare: ResolvedPlan, pricing: int | None) -> ResolvedPlan:
     client = bare.plan.privacy.client or ClientPlan()
     assert client.delta is not None  # refused otherwise
 
@@ -170,27 +186,29 @@ def _with_clients(bare: ResolvedPlan) -> ResolvedPlan:
 
     if client.noise_multiplier is not None:
         found = with_noise(client.noise_multiplier)
-        limit = _spent(found, PrivacyUnit.CLIENT, client.delta)
+        limit = _spent(found, PrivacyUnit.CLIENT, client.delta, pricing)
     else:
         assert client.epsilon is not None
         limit = Budget(epsilon=client.epsilon, delta=client.delta, unit=PrivacyUnit.CLIENT)
-        found = _calibrated_clients(bare, with_noise, limit)
+        found = _calibrated_clients(bare, with_noise, limit, pricing)
     _check_count_noise(found)
     return dataclasses.replace(found, limits=(*bare.limits, limit))
 
 
-def _calibrated_clients(bare: ResolvedPlan, with_noise: Callable[[float], ResolvedPlan], limit: Budget) -> ResolvedPlan:
+def _calibrated_clients(
+    bare: ResolvedPlan, with_noise: Callable[[float], ResolvedPlan], limit: Budget, pricing: int | None
+) -> ResolvedPlan:
     """The plan at the smallest noise that fits; the usual draws have a calibration of their own, which is quicker."""
     drawn = bare.plan.federation.sampling
     if bare.plan.schedule or drawn.size is not None:
-        return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), [limit]), [limit]))
+        return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), [limit], pricing), [limit]))
     rate = 1.0 if drawn.rate is None or bare.noise_at_party else drawn.rate
     privacy = bare.plan.privacy
     start = smallest_noise(
         [Profile(rate=rate, steps=1)], bare.attempts, limit,
         accounting=privacy.accounting, neighbours=privacy.neighbours,
     )  # fmt: skip
-    return _nudged(with_noise, start, [limit])
+    return _nudged(with_noise, start, [limit], pricing)
 
 
 def _check_count_noise(found: ResolvedPlan) -> None:

@@ -107,6 +107,8 @@ def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
             return Repeated(times=event.times, event=person_event(event.event, size))
         case Composed():
             return Composed(events=tuple(person_event(part, size) for part in event.events))
+        case OneInOneOut():  # what one record of a person costs; the whole person lets nobody in
+            return person_event(event.event, size)
         case Gaussian() | Laplace() | PoissonSampled(event=Gaussian() | Laplace()):
             return Group(size=size, event=event)
     raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")

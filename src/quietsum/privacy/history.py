@@ -14,10 +14,8 @@ from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 __all__ = ["BOUNDED", "History"]
 
 BOUNDED = {
-    Neighbours.ADD_REMOVE: "records of a person are bounded, so one that leaves may let another of that person in: a "
-    "record is priced as one in, one out; a whole person who comes or goes lets nobody in, and may cost less",
-    Neighbours.REPLACE_ONE: "holds where a replaced record keeps its person: records of a person are bounded, and one "
-    "that changed hands would move others",
+    Neighbours.ADD_REMOVE: "a record that leaves may let another of its person in, and is priced so: one in, one out",
+    Neighbours.REPLACE_ONE: "holds where a replaced record keeps its person",
 }
 """What a guarantee per record says where contributions are bounded. Under zero-out no other record moves."""
 

@@ -64,8 +64,15 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
             dimension = 0 if last is None else len(last.state.params)
             facts = TaskFacts.from_ledger(ledger, folder.run, plan, dimension) if dimension else None
         if facts is None:
-            return _earlier(folder)
-        resolved = resolve(plan, facts.parties, facts.dimension)
+            values = _earlier(folder)
+            if any(line.run == folder.run for line in ledger.corrections()[0]):
+                told = (
+                    f"ε of this report was corrected since: quietsum ledger show --run {folder.run} tells what it is."
+                )
+                values["notes"] = [*values["notes"], told]
+            return values
+        pricing = ledger.pricing_of(folder.run)
+        resolved = resolve(plan, facts.parties, facts.dimension, pricing=pricing)
         claimed = claims(resolved, finished=outcome == "finished")
         books = _books(ledger, resolved)
         history = RunHistory(ledger, folder.run).read()
@@ -85,7 +92,7 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
         "style": plan.privacy.style.value,
         "sentences": [*_sentences(claimed, resolved, number), *_over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
-        "notes": _notes(resolved),
+        "notes": [*_notes(resolved), *_corrected(resolved, pricing)],
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
         "lifetime": books,
         "limit": None if limit is None else budget_to(limit),
@@ -300,7 +307,8 @@ def _over_runs(books: list[dict[str, Any]]) -> str:
     if broken := [book for book in books if not book["within_budget"]]:
         return (
             f"From all runs on the same data no bound per {worst['unit']} holds: dataset {broken[0]['dataset']!r} of "
-            f"{broken[0]['party']!r} was used beyond its budget while it was declared public."
+            f"{broken[0]['party']!r} was used beyond its budget, while it was declared public or by prices that were "
+            "corrected since."
         )
     against = ", against recipients of the models" if worst["observers"] == [Observer.RECIPIENTS.value] else ""
     safe = " Some of these runs have noise that is not floating-point safe." if worst["floats"] else ""
@@ -325,6 +333,21 @@ def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[st
 def _notes(resolved: ResolvedPlan) -> list[str]:
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     return [f"No lifetime budget was used: {reason}." for reason in reasons]
+
+
+def _corrected(resolved: ResolvedPlan, pricing: int) -> list[str]:
+    """What prices of then stated of the whole plan, where today's are others."""
+    found = []
+    for limit in resolved.limits:
+        before, now = (
+            resolved.cost(limit.unit, resolved.attempts, limit.delta, pricing=version)[1] for version in (pricing, None)
+        )
+        if exceeds(now.epsilon, before.epsilon):
+            found.append(
+                f"ε per {now.whom} was corrected: when this run was opened its whole plan was said to cost ε ≤ "
+                f"{before.epsilon:.6g}, and it costs {now.epsilon:.6g} (docs/explanation/prices.md says why)."
+            )
+    return found
 
 
 def _plain(value: Any) -> Any:

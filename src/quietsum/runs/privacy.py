@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from quietsum.errors import CorruptState, LedgerBroken
-from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent
+from quietsum.privacy.events import FixedSizeSampled, Gaussian, OneInOneOut, PoissonSampled, PrivacyEvent
 from quietsum.privacy.units import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ TOLERANCE = 1e-6
 _NAMES = {PrivacyUnit.RECORD: "sample", PrivacyUnit.PERSON: "person", PrivacyUnit.CLIENT: "user"}
 
 
-def block(history: RunHistory, resolved: ResolvedPlan) -> dict[str, Any]:
+def block(history: RunHistory, resolved: ResolvedPlan, *, as_stated_at: int | None = None) -> dict[str, Any]:
     """What ``history`` has seen so far, in words people know; every reservation counts.
 
     ``sample_history`` and ``user_history`` list (noise multiplier, sample rate, steps) for each party; the two ε are
     those of the worst party. A run without privacy has no δ and no ε. People have a history and an ε of their own where
-    something is promised to them, and units after the first a δ of their own.
+    something is promised to them, and units after the first a δ of their own. ``as_stated_at`` is an entry of the
+    ledger: ε is then by the prices of that time.
     """
     units = [PrivacyUnit.RECORD, PrivacyUnit.CLIENT]
     if resolved.limit_of(PrivacyUnit.PERSON) is not None:
@@ -38,7 +39,7 @@ def block(history: RunHistory, resolved: ResolvedPlan) -> dict[str, Any]:
     for unit in units:
         values[f"{_NAMES[unit]}_history"] = _history(history, unit)
     for unit in units:
-        found = history.epsilon(unit) if resolved.protected else math.inf
+        found = history.epsilon(unit, as_stated_at=as_stated_at) if resolved.protected else math.inf
         values[f"cumulative_{_NAMES[unit]}_epsilon"] = found if math.isfinite(found) else None
     return values
 
@@ -54,6 +55,8 @@ def _history(history: RunHistory, wanted: PrivacyUnit) -> list[dict[str, Any]]:
 
 def _described(event: PrivacyEvent) -> dict[str, Any]:
     match event:
+        case OneInOneOut(event=inner):
+            return _described(inner)
         case Gaussian(noise_multiplier=noise):
             return {"noise_multiplier": noise, "sample_rate": 1.0}
         case PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise)):
@@ -70,7 +73,7 @@ def check(checkpoint: Checkpoint, history: RunHistory, resolved: ResolvedPlan) -
     block says (:class:`~quietsum.errors.LedgerBroken`) stops the run before anything is asked of a party.
     """
     saved = checkpoint.privacy
-    now = block(history, resolved)
+    now = block(history, resolved, as_stated_at=checkpoint.head.sequence)
     if set(saved) != set(now):
         raise CorruptState(f"the privacy block of round {checkpoint.round} has other keys than {sorted(now)}")
     for name in (name for name in now if name.endswith("_delta")):

@@ -129,9 +129,9 @@ def resume(
     check_whom(folder, sites=isinstance(federation, Joins), workspace=workspace)
     plan = folder.plan()
     task = task or task_of(plan)
-    resolved = resolve(plan, task.parties(), task.dimension)
-    rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
+        resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
+        rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
         history = RunHistory(ledger, folder.run)
@@ -204,6 +204,11 @@ def check_anchors(ledger: Ledger, workspace: Workspace) -> int:
             )
         count += 1
     return count
+
+
+def _pricing(ledger: Ledger, run: str) -> int | None:
+    """The version of prices that a run's noise was fixed by; None for a run that the ledger does not know."""
+    return next((known.pricing for known in ledger.runs() if known.run == run), None)
 
 
 def _open(ledger: Ledger, run: str, resolved: ResolvedPlan) -> None:
