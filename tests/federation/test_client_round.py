@@ -89,7 +89,7 @@ class Stage:
         rng = more.pop("rng", None) or system_randomness()
         result = run_round(
             "run", self.number, state or self.state, resolved=self.resolved,
-            federation=federation, ledger=self.ledger, rng=rng, watchers=[self.notes], **more,  # type: ignore[arg-type]
+            federation=federation, ledger=self.ledger, rng=rng, watchers=[self.notes], own_steps=True, **more,  # type: ignore[arg-type]
         )  # fmt: skip
         self.state = result.state
         return result

@@ -22,6 +22,7 @@ from federation.world import (
 )
 from quietsum.federation import doorway
 from quietsum.federation.remote import RemoteFederation
+from quietsum.federation.round import limits_of
 from quietsum.federation.transport import Arrival
 from quietsum.ledger import Ledger
 from quietsum.ledger.entries import Kind
@@ -62,6 +63,13 @@ def unfinished(letter: wire.Letter) -> np.ndarray:
     return np.where(np.arange(len(letter.vector)) == 0, np.nan, letter.vector)
 
 
+def far_too_long(world: World, letter: wire.Letter) -> np.ndarray:
+    """Ten times the length that an honest update may have."""
+    limit = limits_of(world.resolved, 1, 0.0, ["va"])["va"]
+    assert letter.vector is not None and np.linalg.norm(letter.vector) <= limit
+    return 10 * limit * letter.vector / np.linalg.norm(letter.vector)
+
+
 SPOILT: dict[str, tuple[Callable[[World, wire.Letter, bytes], bytes], str]] = {
     "garbage": (lambda w, x, b: b"\x00\xff garbage", "it is no message of quietsum"),
     "nothing": (lambda w, x, b: b"", "it is no message of quietsum"),
@@ -80,6 +88,9 @@ SPOILT: dict[str, tuple[Callable[[World, wire.Letter, bytes], bytes], str]] = {
     "another attempt": (lambda w, x, b: w.signed(x, body={**x.body, "attempt": 2}), "it is not about this round"),
     "no vector": (lambda w, x, b: w.signed(x, vector=None), "it is not about this round"),
     "a long vector": (lambda w, x, b: w.signed(x, vector=np.zeros(99)), "its update"),
+    "1.7e308": (lambda w, x, b: w.signed(x, vector=np.full_like(x.vector, 1.7e308)), "an honest one has at most"),
+    "1e100": (lambda w, x, b: w.signed(x, vector=np.full_like(x.vector, -1e100)), "an honest one has at most"),
+    "ten times the longest": (lambda w, x, b: w.signed(x, vector=far_too_long(w, x)), "an honest one has at most"),
     "an empty vector": (lambda w, x, b: w.signed(x, vector=np.zeros(0)), "its update"),
     "no numbers": (lambda w, x, b: w.signed(x, vector=unfinished(x)), "its numbers are not all finite"),
     "no charges": (lambda w, x, b: w.signed(x, body={**x.body, "charges": []}), "other events than the plan says"),

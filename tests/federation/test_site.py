@@ -105,7 +105,7 @@ def test_rows_of_a_person_are_bounded_before_they_are_drawn() -> None:
     everybody = site(WithPeople(), Told(steps=1)).answer(KEY, np.zeros(2))
     assert np.abs(everybody - found).max() > 0.01, "the control: without the bound they all count"
     with pytest.raises(InvalidParameter, match="whose each row is"):
-        site(TinyTask(), Told(max_records=2)).answer(KEY, np.zeros(2))
+        site(TinyTask(), Told(protected=False, max_records=2)).answer(KEY, np.zeros(2))
 
 
 # ---------------------------------------------------------------------------------------- noise at the party
@@ -137,7 +137,7 @@ def test_work_that_fails_leaves_as_noise_where_the_party_hides_itself(bad: Any) 
     assert np.abs(quiet).max() < 1e-4 and quiet.any()
     if isinstance(bad, Exception):
         with pytest.raises(type(bad)):
-            site(Constant(bad)).answer(KEY, np.zeros(2))
+            site(Constant(bad), Told(protected=False)).answer(KEY, np.zeros(2))
 
 
 def test_a_late_answer_does_not_leave_and_where_the_party_hides_itself_it_is_noise() -> None:
@@ -154,13 +154,13 @@ def test_a_late_answer_does_not_leave_and_where_the_party_hides_itself_it_is_noi
         assert np.abs(party.answer(KEY, np.zeros(2))).max() == pytest.approx(0.0 if late else 0.3, abs=1e-4)
     task = Slow(np.ones(2))
     with pytest.raises(TooLate):
-        site(task, deadline=5.0, clock=lambda: task.now).answer(KEY, np.zeros(2))
+        site(task, Told(protected=False), deadline=5.0, clock=lambda: task.now).answer(KEY, np.zeros(2))
 
 
 @pytest.mark.parametrize("raised", [NotTouched("Ms Smith"), AnsweredBefore("Ms Smith")])
 def test_a_task_cannot_refuse_in_the_name_of_its_party(raised: Exception) -> None:
     with pytest.raises(QuietsumError) as error:
-        site(Constant(raised)).answer(KEY, np.zeros(2))
+        site(Constant(raised), Told(protected=False)).answer(KEY, np.zeros(2))
     assert not isinstance(error.value, NotTouched | AnsweredBefore) and "Smith" not in str(error.value)
 
 
@@ -184,7 +184,7 @@ def test_an_attempt_that_began_has_been_answered() -> None:
     np.testing.assert_allclose(party.finish(orders, np.array([9.0, 0.0])), [0.5, 0.0], atol=1e-5)
     with pytest.raises(AnsweredBefore):
         party.answer(KEY, np.zeros(2))
-    failing = site(Constant(ValueError()))
+    failing = site(Constant(ValueError()), Told(protected=False))
     with pytest.raises(ValueError):
         failing.answer(KEY, np.zeros(2))
     with pytest.raises(AnsweredBefore):
@@ -199,10 +199,156 @@ def test_a_refusal_touches_no_data(tmp_path: Path) -> None:
 
 
 def test_a_party_without_data_says_so_and_not_why() -> None:
-    """A reader may find in the middle of a file that something is missing; its words stay where they are."""
+    """A reader may find in the middle of a file that something is missing; where that is promised to nobody."""
     with pytest.raises(NotTouched) as refusal:
-        site(Constant(DataMissing("row 17: the amount of Ms Smith")), Told()).answer(KEY, np.zeros(2))
+        site(Constant(DataMissing("row 17: Ms Smith")), Told(protected=False)).answer(KEY, np.zeros(2))
     assert str(refusal.value) == "it has no data"
+
+
+# ------------------------------------------------------------------------------------------- a promise to records
+
+STEADY = GaussianMechanism(max_norm=1.0, noise_multiplier=2.0)
+
+
+class Points(TinyTask):
+    """Rows that can be read, or not."""
+
+    def __init__(self, reads: Any) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def rows(self, party: str) -> Any:
+        if isinstance(self.reads, BaseException):
+            raise self.reads
+        return self.reads
+
+
+def some_rows() -> Any:
+    yield Rows(features=np.ones((1, 2)), labels=np.ones(1))
+    raise ValueError("line 7: Ms Smith")
+
+
+class Vast(Rows):  # type: ignore[misc]
+    """More rows than anybody has memory for, when they are drawn from."""
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "features", np.broadcast_to(np.zeros(2), (2**50, 2)))
+        object.__setattr__(self, "labels", np.broadcast_to(np.zeros(()), (2**50,)))
+
+
+class Panic(BaseException):
+    """What libraries in other languages raise."""
+
+
+READS: dict[str, Any] = {
+    "a line that is no number": ValueError("could not convert 'Ms Smith'"),
+    "no memory": MemoryError(),
+    "a panic": Panic("Ms Smith"),
+    "an exit": SystemExit("Ms Smith"),
+    "a file that ends": DataMissing("row 17: Ms Smith"),
+    "nothing": None,
+    "a list": [[1.0, 2.0]],
+    "a generator that raises midway": some_rows(),
+    "rows of another width": Rows(features=np.ones((3, 5)), labels=np.ones(3)),
+    "rows of NaN": Rows(features=np.full((3, 2), np.nan), labels=np.ones(3)),
+    "no rows": Rows(features=np.ones((0, 2)), labels=np.ones(0)),
+    "far too many rows": Vast(),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_whatever_rows_do_what_leaves_is_an_update_of_the_plan(what: str) -> None:
+    told = Told(mechanism=STEADY, momentum=0.5, proximal=0.1)
+    heard: list[str] = []
+    party = site(Points(READS[what]), told, tell=lambda name, words: heard.append(f"{name}: {words}"))
+    sent = party.answer(KEY, np.zeros(2))
+    assert type(sent) is np.ndarray and sent.dtype == np.float64 and sent.shape == (2,)
+    assert np.isfinite(sent).all() and sent.all()
+    quiet = ("rows of another width", "rows of NaN", "no rows")  # each row counts as zero, which is no failure
+    assert len(heard) == (what not in quiet) and "Smith" not in str(heard)
+
+
+@pytest.mark.parametrize("people", [ValueError("Ms Smith"), np.arange(3), None])
+def test_whatever_people_do_what_leaves_is_an_update_of_the_plan(people: Any) -> None:
+    class WithPeople(TinyTask):
+        def people(self, party: str) -> Any:
+            if isinstance(people, BaseException):
+                raise people
+            return people
+
+    heard: list[str] = []
+    party = site(WithPeople(), Told(mechanism=STEADY, max_records=2), tell=lambda name, words: heard.append(words))
+    assert party.answer(KEY, np.zeros(2)).all() and len(heard) == 1 and "Smith" not in heard[0]
+
+
+@pytest.mark.parametrize(
+    "returns",
+    [None, "Ms Smith", 3.0, np.zeros(3), np.zeros((2, 1)), np.array([np.inf, 0.0]), np.zeros(2, dtype=np.float32),
+     np.array(["a", "b"])],
+)  # fmt: skip
+def test_whatever_train_returns_what_leaves_is_an_update_of_the_plan(returns: Any) -> None:
+    for told in (Told(mechanism=STEADY), Told(client=STEADY), Told()):
+        heard: list[str] = []
+        sent = site(Constant(returns), told, tell=lambda name, words, to=heard: to.append(words)).answer(
+            KEY, np.zeros(2)
+        )
+        assert sent.dtype == np.float64 and sent.shape == (2,) and np.isfinite(sent).all()
+        assert bool(sent.all()) == (told.told.mechanism is not None or told.told.client is not None)
+        assert len(heard) == 1 and heard[0].startswith("its update is no")
+
+
+def test_ctrl_c_while_rows_are_read_stays_the_owners() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        site(Points(KeyboardInterrupt()), Told(mechanism=STEADY)).answer(KEY, np.zeros(2))
+
+
+class Fresh(TinyTask):
+    def __init__(self, kind: type[Exception]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def rows(self, party: str) -> Any:
+        raise self.kind("line 7")
+
+
+def law_of(reads: Any, monkeypatch: pytest.MonkeyPatch, seed: int, multiplier: float = 2.0) -> Floats:
+    """4,000 numbers that a party sent."""
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=multiplier)
+    told = Told(mechanism=mechanism, momentum=0.5, proximal=0.1, public="made up")
+    task = Points(reads) if isinstance(reads, Rows) else Fresh(reads)
+    party = site(task, told, rng=randomness_for_tests(seed=seed), tell=lambda *_: None)
+    return np.concatenate([party.answer(("run", number, 1, ""), np.zeros(2)) for number in range(1, 2001)])
+
+
+def test_noise_alone_has_the_law_of_a_site_without_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its variance is (η σ C / b)² (1 + (1 + β − η μ)²) for two steps; two thirds of the noise would be seen."""
+    wanted = (0.5 * 2.0 / 12) ** 2 * (1 + (1 + 0.5 - 0.5 * 0.1) ** 2)
+    error = 6 * np.sqrt(2 / 4000)
+    empty = Rows(features=np.ones((0, 2)), labels=np.ones(0))
+    for reads, seed in ((ValueError, 5), (empty, 7)):
+        assert abs(np.mean(law_of(reads, monkeypatch, seed) ** 2) / wanted - 1) < error
+    assert abs(np.mean(law_of(ValueError, monkeypatch, 8, 2.0 * 2 / 3) ** 2) / wanted - 1) > error
+
+
+def test_where_the_noise_itself_overflows_what_leaves_is_finite() -> None:
+    told = Told(mechanism=STEADY, learning_rate=1e300, momentum=0.9, proximal=1e300, steps=5)
+    sent = site(Points(ValueError()), told).answer(KEY, np.zeros(2))
+    assert sent.shape == (2,) and np.isfinite(sent).all()
+
+
+def test_a_task_with_steps_of_its_own_says_what_no_rows_give() -> None:
+    class Single(Constant):
+        def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+            return np.full(2, 0.125)
+
+    class Cannot(Constant):
+        def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+            raise ZeroDivisionError("no rows")
+
+    told = Told(mechanism=STEADY)
+    assert site(Single(ValueError()), told).answer(KEY, np.zeros(2)).tolist() == [0.125, 0.125]
+    assert site(Cannot(ValueError()), told).answer(KEY, np.zeros(2)).all()  # noise alone all the same
 
 
 def test_with_noise_at_the_party_nobody_sees_that_data_is_missing() -> None:

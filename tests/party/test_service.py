@@ -468,29 +468,55 @@ class Panic(BaseException):
     """What libraries written in Rust raise: no Exception."""
 
 
-@pytest.mark.parametrize(
-    ("fails", "told"),
-    [
-        (ValueError("row 7, Ms Smith"), "its work failed"),
-        (MemoryError("Ms Smith"), "its work failed"),
-        (SystemExit("Ms Smith"), "its work failed"),
-        (DataMissing("the file of Ms Smith"), "it has no data"),
-        (StoreFailed("Ms Smith"), "its work failed"),
-        (LedgerBroken("Ms Smith"), "its work failed"),
-        (wire.Unreadable("Ms Smith"), "its work failed"),
-        (Panic("Ms Smith"), "its work failed"),
-    ],
-)
-def test_work_that_fails_is_charged_and_told_by_its_kind(
-    fails: BaseException, told: str, caplog: pytest.LogCaptureFixture
+FAILS = (ValueError, MemoryError, SystemExit, DataMissing, StoreFailed, LedgerBroken, wire.Unreadable, Panic)
+
+
+@pytest.mark.parametrize("style", ["sample", "user", "hybrid", "party"])
+@pytest.mark.parametrize("kind", FAILS)
+def test_what_records_make_a_task_do_shows_nowhere_but_in_the_sites_own_log(
+    kind: type[BaseException], style: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    place, server, resolved = Place(fails=fails), Server(), plan()
+    """The control stands beside it: the reply of a site whose records are read has the same keys, sizes and charges."""
+    replies, lengths = [], list[int]()
+    for fails in (None, kind("row 7, Ms Smith")):
+        place, server, resolved = Place(policy(style), fails=fails), Server(), plan(style)
+        server.enrol(place, resolved)
+        caplog.clear()
+        reply = server.train(place, resolved)
+        replies.append(reply)
+        lengths.append(len(SENT[-1]))
+        assert len(place.reserved) == place.committed and "Smith" not in caplog.text
+        assert (f"{kind.__name__} in asking.py, line" in caplog.text) == (fails is not None)
+        assert server.train(place, resolved, 1, 2).kind == "update"  # and nothing is broken by it
+    good, bad = replies
+    assert good.kind == bad.kind == "update" and good.body == bad.body
+    assert good.vector is not None and bad.vector is not None
+    assert good.vector.shape == bad.vector.shape and good.vector.dtype == bad.vector.dtype
+    assert lengths[0] == lengths[1]
+    if style != "user":  # there the server adds the noise, and it is trusted with updates
+        assert bad.vector.all()
+
+
+def test_a_failure_that_stays_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    place, server, resolved = Place(fails=ValueError("Ms Smith")), Server(), plan()
     server.enrol(place, resolved)
-    assert reason(server.train(place, resolved), "lost") == told
-    assert len(place.reserved) == 1 and not place.committed and "Smith" not in caplog.text
-    assert "was answered before" in reason(server.train(place, resolved), "lost")
-    place.task.fails = None
-    assert server.train(place, resolved, 1, 2).kind == "update"
+    for number, attempt in ((1, 1), (1, 2), (2, 1)):
+        assert server.train(place, resolved, number, attempt).kind == "update"
+    said = [record for record in caplog.records if "its work failed" in record.message]
+    assert [record.levelname for record in said].count("WARNING") == 1
+
+
+def test_files_that_are_not_there_are_said_before_anything_is_reserved() -> None:
+    place, server, resolved = Place(), Server(), plan()
+    assert server.enrol(place, resolved).kind == "enrolled"
+
+    def gone(party: str) -> None:
+        raise DataMissing(f"{party}.csv of Ms Smith is not there")
+
+    place.task.look_for_data = gone  # type: ignore[attr-defined]
+    assert reason(server.train(place, resolved)) == "it has no data"
+    assert reason(server.enrol(place, resolved, "second")) == "it has no data"
+    assert not place.reserved and not place.task.touched
 
 
 @pytest.mark.parametrize("fails", [ValueError("Ms Smith"), SystemExit("Ms Smith"), Panic("Ms Smith")])
@@ -526,7 +552,7 @@ def test_ctrl_c_of_a_task_is_a_failure_like_any_other_where_the_owners_is_taken_
         place, server, resolved = Place(policy(style), fails=KeyboardInterrupt()), Server(), plan(style)
         place.service = SiteService(policy(style), place.ledger, task=lambda _, t=place.task: t, interruptible=False)
         server.enrol(place, resolved)
-        assert server.train(place, resolved).kind == ("update" if style == "party" else "lost")
+        assert server.train(place, resolved).kind == "update"
         place.service = SiteService(policy(style), place.ledger, task=lambda _, t=place.task: t)
         with pytest.raises(KeyboardInterrupt):  # the control: elsewhere it is the owner's
             server.train(place, resolved, 2)

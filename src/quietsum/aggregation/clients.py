@@ -76,8 +76,8 @@ class ClientSum:
         zeros: Vectors = np.zeros(self.dimension, dtype=np.int64) if secure else np.zeros(self.dimension)
         return ClientState(total=zeros, doubled=0, kept={})
 
-    def problem_with(self, update: object) -> str:
-        """Why ``update`` cannot be used, or an empty text."""
+    def problem_with(self, update: object, party: str = "") -> str:
+        """Why ``update`` cannot be used, or an empty text. A long one can: it is clipped."""
         return problem_with_update(update, self.dimension)
 
     def add(self, state: ClientState, party: str, update: Vector) -> ClientState:

@@ -73,8 +73,8 @@ class Fold(Protocol[S]):
         """Nothing folded yet."""
         ...
 
-    def problem_with(self, update: object) -> str:
-        """Why ``update`` cannot be used, or an empty text."""
+    def problem_with(self, update: object, party: str = "") -> str:
+        """Why ``update`` of ``party`` cannot be used, or an empty text."""
         ...
 
     def add(self, state: S, party: str, update: Vector) -> S:
@@ -108,6 +108,14 @@ def problem_with_update(update: object, dimension: int) -> str:
     if not np.all(np.isfinite(update)):
         return "holds a value that is not finite"
     return ""
+
+
+def length_of(update: Vector) -> float:
+    """|update|, also where its square is beyond float64."""
+    largest = float(np.abs(update).max(initial=0.0))
+    if not 0 < largest < np.inf:
+        return largest
+    return largest * float(np.linalg.norm(update / largest))
 
 
 def usable_rows(

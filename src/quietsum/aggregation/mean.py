@@ -21,11 +21,13 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.fold import Combined, Vector, problem_with_update, refuse_twice, usable_rows
+from quietsum.aggregation.fold import Combined, Vector, length_of, problem_with_update, refuse_twice, usable_rows
 from quietsum.errors import InvalidParameter, TooFewParties, positive, whole_number
 from quietsum.mechanisms.rng import RandomSource
 
 __all__ = ["State", "WeightedMean"]
+
+_ROOM = 1 + 1e-9  # for rounding in the norm of a sum
 
 
 @final
@@ -43,11 +45,14 @@ class State:
 class WeightedMean:
     """Σ w·update / Σ w over the parties that replied, with public weights.
 
-    Guarantees: none of its own. Every update already carries its party's noise, so this is post-processing.
+    Guarantees: none of privacy. Every update already carries its party's noise, so this is post-processing. No update
+    longer than its party's limit (:mod:`quietsum.plan.lengths`) is in the mean, so none moves it by more than its
+    weight times that.
     """
 
     weights: Mapping[str, float]
     dimension: int
+    limits: Mapping[str, float] = dataclasses.field(default_factory=dict)
     needs_individuals = False
     needs_updates = True
 
@@ -60,15 +65,18 @@ class WeightedMean:
         """Nothing folded yet."""
         return State(total=np.zeros(self.dimension), weight=0.0, kept={})
 
-    def problem_with(self, update: object) -> str:
-        """Why ``update`` cannot be used, or an empty text."""
-        return problem_with_update(update, self.dimension)
+    def problem_with(self, update: object, party: str = "") -> str:
+        """Why ``update`` of ``party`` cannot be used, or an empty text."""
+        problem = problem_with_update(update, self.dimension)
+        if not problem and party in self.limits and isinstance(update, np.ndarray):
+            problem = _too_long(update, self.limits[party])
+        return problem
 
     def add(self, state: State, party: str, update: Vector) -> State:
         """``state`` with one more update; a misshapen or non-finite one raises and changes nothing."""
         self._registered((party,))
         refuse_twice((party,), state.kept)
-        if problem := self.problem_with(update):
+        if problem := self.problem_with(update, party):
             raise InvalidParameter("update", f"of {party}", problem)
         weight = self.weights[party]
         with np.errstate(over="ignore", invalid="ignore"):  # a sum beyond float64 is caught when the model is made
@@ -78,9 +86,13 @@ class WeightedMean:
         return state
 
     def add_many(self, state: State, parties: Sequence[str], updates: Vector) -> tuple[State, dict[str, str]]:
-        """``state`` with the finite rows of ``updates``, and by party what is wrong with the others."""
+        """``state`` with the usable rows of ``updates``, and by party what is wrong with the others."""
         self._registered(parties)
         usable, broken = usable_rows(parties, updates, self.dimension, state.kept)
+        for place in usable:
+            if (limit := self.limits.get(parties[place])) is not None and (told := _too_long(updates[place], limit)):
+                broken[parties[place]] = told
+        usable = [place for place in usable if parties[place] not in broken]
         weights = np.array([self.weights[parties[index]] for index in usable])
         with np.errstate(over="ignore", invalid="ignore"):
             state.total += weights @ (updates[usable] if broken else updates)
@@ -94,6 +106,9 @@ class WeightedMean:
         refuse_twice(other.kept, one.kept)
         if problem := self.problem_with(other.total):
             raise InvalidParameter("sum", "of several parties", problem)
+        longest = sum(self.weights[party] * self.limits.get(party, np.inf) for party in other.kept)
+        if length_of(other.total) > longest * _ROOM:
+            raise InvalidParameter("sum", "of several parties", "is longer than they can make it")
         with np.errstate(over="ignore", invalid="ignore"):
             one.total += other.total
         one.weight += sum(self.weights[party] for party in other.kept)
@@ -111,3 +126,9 @@ class WeightedMean:
             if party not in self.weights:
                 known = ", ".join(list(self.weights)[:8]) + (", …" if len(self.weights) > 8 else "")
                 raise InvalidParameter("party", party, "is not registered", f"registered are {known}")
+
+
+def _too_long(update: Vector, limit: float) -> str:
+    """What is wrong with an update that is longer than ``limit``; empty where it is not."""
+    length = length_of(update)
+    return "" if length <= limit else f"has length {length:.3g}, and an honest one has at most {limit:.3g}"

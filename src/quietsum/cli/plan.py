@@ -112,7 +112,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
         screen.print(_forecast_table(forecast, resolved))
         print()
         _chart(resolved)
-        for sentence in _noise_sentences(resolved):
+        for sentence in (*_noise_sentences(resolved), _length_sentence(resolved, task)):
             screen.print(Text(sentence))
     for warning in resolved.warnings:
         screen.print(Text(f"warning: {warning}"))
@@ -294,6 +294,35 @@ def _chart(resolved: ResolvedPlan) -> None:
     )
 
 
+def _longest(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> dict[str, float | None]:
+    """The length of an update beyond which it is left out of the first round, by party; None without a bound."""
+    from quietsum.federation.round import limits_of
+    from quietsum.plan.lengths import LARGEST
+    from quietsum.tasks import own_steps
+
+    names = [facts.name for facts in resolved.parties]
+    if resolved.client_mechanism(1) is not None:  # every update is cut to the clip
+        return dict.fromkeys(names, None)
+    found = limits_of(resolved, 1, 0.0, names, own_steps=own_steps(task))
+    return {name: limit if limit < LARGEST else None for name, limit in found.items()}
+
+
+def _length_sentence(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> str:
+    """What one site may send, in words."""
+    if resolved.client_mechanism(1) is not None:
+        return "What a site may send: the server cuts every update to the clip."
+    lengths = [limit for limit in _longest(resolved, task).values() if limit is not None]
+    if not lengths:
+        why = "the task trains by code of its own" if resolved.protected else "nothing is clipped"
+        return f"What a site may send: no bound on an update is known, since {why}; one bad site can spoil the model."
+    most, least = max(lengths), min(lengths)
+    told = f"{most:.3g}" if f"{most:.3g}" == f"{least:.3g}" else f"{least:.3g} to {most:.3g}, by site"
+    return (
+        f"What a site may send: an update longer than {told} is left out. By clip, noise, rate and steps an honest one "
+        "is longer with a chance of 1e-9 at most."
+    )
+
+
 def _noise_sentences(resolved: ResolvedPlan) -> list[str]:
     """What the noise does to learning, in words: of records, of clients."""
     found = [_noise_sentence(resolved)] if resolved.record_noise is not None else []
@@ -343,6 +372,8 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
     signals = {signal.party: signal for signal in resolved.signal()}
     clients = resolved.client_signal()
 
+    longest = _longest(resolved, task)
+
     def signal(party: str) -> dict[str, float] | None:
         found = signals.get(party)
         return None if found is None else {"coordinate": found.coordinate, "length": found.length}
@@ -357,6 +388,7 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
                 "sample_rate": resolved.rate_of(facts.name),
                 "steps_per_round": resolved.steps_of(facts.name),
                 "noise_against_signal": signal(facts.name),
+                "longest_update": longest[facts.name],
             }
             for facts in resolved.parties
         ],

@@ -8,9 +8,10 @@ it. Messages travel as pickles through the pipes of the process: nobody else can
 Whatever happens to a worker, the round goes on, and nobody is lost with another. When a worker died, hung or answered
 nonsense, nothing of its piece had left it: it is ended, a new one takes its place, and its clients are asked again one
 at a time. Who fails once more, in a process that had worked for others before, is asked a last time in one that has
-not. So a client is lost only by what happens in a process that has worked for nobody else; its data may have been
-touched, so it stays charged. Were a whole piece lost with one client, this client would move the sum by many clipped
-updates, and the noise is made for one. For the same reason the deadline of the plan is counted for each client alone.
+not. So a client is given up only for what happens in a process that has worked for nobody else; its data may have been
+touched, so it stays charged, and where anything is promised noise alone leaves in its name. Were a whole piece lost
+with one client, this client would move the sum by many clipped updates, and the noise is made for one. For the same
+reason the deadline of the plan is counted for each client alone.
 
 Every process that was started is ended: by :meth:`Crew.close`, when the crew is forgotten, when this interpreter ends,
 and, if it is killed, by the worker itself, whose input then ends.
@@ -31,15 +32,13 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
-import numpy as np
-
 from quietsum.aggregation import Fold
 from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
 from quietsum.federation.local import fates, too_late
 from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.worker import Answer, Piece, Ready, Worker, end
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.party.work import released
+from quietsum.party.work import on_no_rows, released
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
@@ -67,8 +66,8 @@ class Crew:
 
     Guarantees: every party of a cohort has one reply, whatever becomes of a worker, and whether it is an update depends
     on that party alone. No request is answered twice, also where a worker was replaced in between: a party is asked
-    again only when the process that had begun its work is gone and had answered nothing, at most twice. Where the
-    noise is the party's own, one whose work ends its worker is not told from others: it has released noise alone.
+    again only when the process that had begun its work is gone and had answered nothing, at most twice. Where the plan
+    promises anything, one whose work ends its worker is not told from others: it has released noise alone.
     Workers draw noise and batches from the operating system themselves; no randomness travels.
 
     A round in which no worker can be started any more, or hundreds had to be replaced, is an error: it is charged, and
@@ -202,6 +201,8 @@ class Crew:
             if worker.ready:  # one that never got ready is not tried again in this round
                 self._fill()
             if piece is not None and not self._asked_again(piece, alone=worker.pieces == 1):
+                if self._without_data(piece, problem):
+                    return
                 yield from (self._given_up(name, piece, problem) for name in piece.parties)
             return
         worker.piece, worker.ready = None, True
@@ -219,16 +220,31 @@ class Crew:
             self._last.append(piece)
         return len(piece.parties) > 1 or not alone
 
+    def _without_data(self, piece: Piece, problem: str) -> bool:
+        """Whether a client that ended its worker is asked for the plan's steps on no rows, which show nobody that."""
+        if piece.nothing or not self._resolved.protected:
+            return False
+        log.warning(
+            "%s: %s, so what leaves holds nothing of its data. This is told to the owner of the data alone",
+            ", ".join(piece.parties), problem,
+        )  # fmt: skip
+        if self._resolved.orders(piece.parties[0], piece.request.round).mechanism is None:
+            return False  # zeros, or the client's own noise, which can be made here
+        self._todo.append(dataclasses.replace(piece, nothing=True))
+        return True
+
     def _given_up(self, name: str, piece: Piece, problem: str) -> Reply:
-        """What is heard of a client that cannot be asked: nothing, or noise alone where it hides that it failed."""
+        """What is heard of a client that cannot be asked: nothing, or noise alone where anything is promised."""
         resolved, rng = self._resolved, system_randomness()
         orders, simulate = resolved.orders(name, piece.request.round), resolved.plan.federation.simulate
-        if orders.client is None:
+        if not resolved.protected:
             return Lost(party=name, reason=problem)
         if fate := next(fates(1, drop_outs=simulate.drop_outs, stragglers=simulate.stragglers, rng=rng)):
             return Lost(party=name, reason=fate)
-        zeros = np.zeros(resolved.dimension)
-        return Update(party=name, delta=released(orders.client, zeros, resolved.dimension, rng))
+        delta = on_no_rows(None, resolved.dimension, piece.request.params, orders, rng)
+        if orders.client is not None:
+            delta = released(orders.client, delta, resolved.dimension, rng)
+        return Update(party=name, delta=delta)
 
     def _limit(self, worker: Worker) -> float:
         """Seconds that ``worker`` may take for what it does; a piece that takes longer is asked for singly."""

@@ -4,10 +4,12 @@ Parties are asked one after the other. Where the task can train many small ones 
 updates are folded as they are made, so that memory does not grow with the cohort. With several workers the cohort is
 shared out among processes (:mod:`quietsum.federation.crew`), each of which is a federation like this one.
 
-Whatever a party's work raises stays with that party: no other is lost with it, and nothing but the kind of the failure
-is told. Nor does the time of one decide about others: the deadline of the plan is counted for each party alone, from
-the moment its own work begins. Parties of a chunk that took longer than that are trained again one at a time, since the
-time of each is not known. Work in this process cannot be interrupted; a party that hangs is a case for workers.
+Whatever a party's work raises stays with that party: no other is lost with it. Where the plan promises anything, not
+even that it failed is told: noise alone leaves (:mod:`quietsum.party.work`). Only the owner of the data hears of it,
+and in one process that is whoever reads its log. Nor does the time of one decide about others: the deadline of the plan
+is counted for each party alone, from the moment its own work begins. Parties of a chunk that took longer than that are
+trained again one at a time, since the time of each is not known. Work in this process cannot be interrupted; a party
+that hangs is a case for workers.
 
 Drop-outs, stragglers and refusals can be simulated. They are drawn from the operating system like everything else, and
 they never change what is charged except where a party refuses before it touches its data.
@@ -25,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import DataMissing, InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter, positive, whole_number
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.mechanisms.rng import RandomSource, system_randomness
@@ -57,8 +59,8 @@ class LocalFederation:
 
     Guarantees: every party of a cohort has one reply, whatever happens to it or to others, and whether it is an update
     depends on that party alone. What leaves a party has gone through its :class:`~quietsum.party.work.Site`, also where
-    several were trained side by side. What failed at a party is told by the kind of the failure alone, and never
-    refunded.
+    several were trained side by side. What failed at a party is told to its owner alone where anything is promised,
+    else by the kind of the failure; it is never refunded.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class LocalFederation:
                 problem = "cannot be shared with worker processes, which draw their own"
                 raise InvalidParameter("rng", "seeded", problem, "use workers = 1")
             return Crew(resolved, workers=workers)
-        simulate, chance = resolved.plan.federation.simulate, rng or system_randomness()
+        simulate, chance, owner = resolved.plan.federation.simulate, rng or system_randomness(), _Owner()
         refusing, deadline = frozenset(simulate.refusing), resolved.plan.federation.deadline
         sites = {
             party.name: Site(
@@ -112,6 +114,7 @@ class LocalFederation:
                 refuses="the plan simulates its refusal" if party.name in refusing else "",
                 deadline=math.inf if deadline is None else deadline,
                 clock=clock,
+                tell=owner.told,
             )
             for party in resolved.parties
         }
@@ -152,6 +155,16 @@ class LocalFederation:
         if begun:
             yield from self._side_by_side(self._many, request, begun, fold)
 
+    def nothing(self, request: TrainRequest, cohort: Sequence[str]) -> Iterator[Reply]:
+        """One reply each, of the plan's steps on no rows: for parties whose own work has ended a process."""
+        for name in cohort:
+            site = self._sites[name]
+            try:
+                orders = site.begin(request.key)
+                yield self._sent(name, site.finish(orders, site.nothing(request.params.copy(), orders)))
+            except (Exception, SystemExit) as error:
+                yield self._failed(name, error)
+
     # ------------------------------------------------------------------------------------------ one at a time
 
     def _ask_one(self, name: str, key: tuple[str, int, int, str], params: Vectors) -> Reply:
@@ -169,12 +182,11 @@ class LocalFederation:
             return self._failed(name, error)
 
     def _failed(self, name: str, error: BaseException) -> Reply:
-        """A refusal where no data was touched. Otherwise neither a message nor a refund leaves the party."""
+        """A refusal where no data was touched. Otherwise no refund leaves the party; work that was to protect anybody
+        does not come here."""
         match error:
             case NotTouched():
                 return Refusal(party=name, reason=str(error))
-            case DataMissing():
-                return Refusal(party=name, reason="it has no data")
             case AnsweredBefore():
                 return Lost(party=name, reason=str(error))
             case TooLate():
@@ -245,6 +257,25 @@ class LocalFederation:
             if kept := tuple(folded.kept):
                 replies.append(Sums(parties=kept, folded=folded))
         return replies
+
+
+@final
+class _Owner:
+    """Whoever holds the data of all parties of this process, told of failures: each kind once, not once a party."""
+
+    def __init__(self) -> None:
+        self._parties: dict[str, set[str]] = {}
+
+    def told(self, name: str, what: str) -> None:
+        """The work of party ``name`` failed."""
+        parties = self._parties.setdefault(what, set())
+        if name in parties:
+            return
+        parties.add(name)
+        if math.log10(len(parties)).is_integer():
+            more = f" and {len(parties) - 1} more" if len(parties) > 1 else ""
+            told = f"the work of {name}{more} failed, so what leaves holds nothing of its data, and is charged: {what}"
+            log.warning("%s. This is told to the owner of the data alone", told)
 
 
 def fates(count: int, *, drop_outs: float, stragglers: float, rng: RandomSource) -> Iterator[str]:

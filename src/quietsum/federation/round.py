@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
+from quietsum.aggregation.fold import length_of
 from quietsum.errors import InvalidParameter, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
@@ -36,6 +37,7 @@ from quietsum.federation.messages import (
 )
 from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, tell
 from quietsum.mechanisms.quantile import QuantileRule
+from quietsum.plan.lengths import LARGEST, longest_update
 from quietsum.privacy.units import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
     from quietsum.ledger.charges import Charge
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.plan import ResolvedPlan
+    from quietsum.plan.orders import LocalOrders
 
-__all__ = ["RoundResult", "first_state", "fold_of", "optimizer_of", "run_round"]
+__all__ = ["RoundResult", "first_state", "fold_of", "limits_of", "optimizer_of", "run_round"]
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +74,9 @@ def run_round(
     rng: RandomSource,
     watchers: Iterable[Watcher] = (),
     clock: Callable[[], float] = time.monotonic,
+    own_steps: bool = False,
 ) -> RoundResult:
-    """Round ``number`` of ``run``, from ``state`` to the next.
+    """Round ``number`` of ``run``, from ``state`` to the next. ``own_steps``: see :func:`fold_of`.
 
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
     whoever is drawn or answers (rules 1 and 2); only the record and person charges of a party that refused before it
@@ -81,7 +85,7 @@ def run_round(
     """
     watchers, plan = tuple(watchers), resolved.plan
     registered = tuple(federation.registered())
-    fold = fold_of(resolved, number, state, registered)
+    fold = fold_of(resolved, number, state, registered, own_steps=own_steps)
     _refuse_seeded(rng, resolved)
     _refuse_others(registered, resolved)
     attempt = ledger.next_attempt(run, number)
@@ -134,12 +138,23 @@ def run_round(
 # ------------------------------------------------------------------------------- what the plan asks for
 
 
-def fold_of(resolved: ResolvedPlan, number: int, state: ServerState, registered: Sequence[str]) -> Fold[Any]:
-    """What round ``number`` does with updates, from public numbers and the bound that ``state`` holds."""
+def fold_of(
+    resolved: ResolvedPlan, number: int, state: ServerState, registered: Sequence[str], *, own_steps: bool = False
+) -> Fold[Any]:
+    """What round ``number`` does with updates, from public numbers and the bound that ``state`` holds.
+
+    A mean leaves out what is longer than the plan allows an honest update to be, which no update of one that follows it
+    is, but for a chance of 1e-9. ``own_steps``: the task trains by code of its own, whose length nobody can state, so
+    only what no model could hold is left out.
+    """
     mechanism = resolved.client_mechanism(number, state.clip)
     if mechanism is None:
         weights = {name: resolved.weight_of(name) for name in registered}
-        return WeightedMean(weights=weights, dimension=resolved.dimension)
+        return WeightedMean(
+            weights=weights,
+            dimension=resolved.dimension,
+            limits=limits_of(resolved, number, length_of(state.params), registered, own_steps=own_steps),
+        )
     rule, adaptive = None, resolved.adaptive
     if adaptive is not None:
         assert adaptive.count_noise is not None  # the resolved plan has filled it in
@@ -147,6 +162,23 @@ def fold_of(resolved: ResolvedPlan, number: int, state: ServerState, registered:
             count_noise=adaptive.count_noise, quantile=adaptive.quantile, learning_rate=adaptive.learning_rate
         )
     return ClientSum(mechanism=mechanism, denominator=resolved.denominator, dimension=resolved.dimension, adaptive=rule)
+
+
+def limits_of(
+    resolved: ResolvedPlan, number: int, model: float, registered: Sequence[str], *, own_steps: bool = False
+) -> dict[str, float]:
+    """The longest update of each party in round ``number``, from a model of length ``model``."""
+    found: dict[tuple[LocalOrders, int], float] = {}
+    limits = {}
+    for name in registered:
+        orders, size = resolved.orders(name, number), resolved.facts_of(name).size
+        if own_steps and orders.client is None:
+            limits[name] = LARGEST
+            continue
+        if (orders, size) not in found:
+            found[orders, size] = longest_update(orders, size=size, dimension=resolved.dimension, model=model)
+        limits[name] = found[orders, size]
+    return limits
 
 
 def optimizer_of(resolved: ResolvedPlan) -> ServerOptimizer:
@@ -229,7 +261,7 @@ class _Replies:
             return None
         self._heard.add(reply.party)
         match reply:
-            case Update() if problem := self._fold.problem_with(reply.delta):
+            case Update() if problem := self._fold.problem_with(reply.delta, reply.party):
                 self.drop(reply.party, f"its update {problem}")
             case Update():
                 try:

@@ -47,11 +47,12 @@ class Ready:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Some clients of a round, for one worker."""
+    """Some clients of a round, for one worker. ``nothing``: their own work ended a worker, so without their data."""
 
     request: TrainRequest
     parties: tuple[str, ...]
     fold: Fold[Any]
+    nothing: bool = False
 
 
 # ---------------------------------------------------------------------------------------- the end that asks
@@ -143,15 +144,16 @@ def end(process: subprocess.Popen[bytes], *, gently: bool = False) -> None:
 # -------------------------------------------------------------------------------------- the end that works
 
 
-def work(piece: Piece, federation: Federation) -> list[Reply]:
+def work(piece: Piece, federation: Any) -> list[Reply]:
     """All replies of a piece, the updates among them folded into one sum where the fold allows."""
     fold = piece.fold
     folded, others = fold.start(), list[Reply]()
-    for reply in federation.ask(piece.request, piece.parties, fold):
+    asked = piece.request, piece.parties
+    for reply in federation.nothing(*asked) if piece.nothing else federation.ask(*asked, fold):
         match reply:
             case Sums():
                 folded = fold.merge(folded, reply.folded)
-            case Update() if problem := fold.problem_with(reply.delta):
+            case Update() if problem := fold.problem_with(reply.delta, reply.party):
                 others.append(Lost(party=reply.party, reason=f"its update {problem}"))
             case Update() if fold.needs_individuals:
                 others.append(reply)

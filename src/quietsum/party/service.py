@@ -49,7 +49,7 @@ from quietsum.party.refusing import (
 )
 from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
-from quietsum.party.work import Site, Task
+from quietsum.party.work import NotTouched, Site, Task, look_for_data
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
@@ -76,7 +76,8 @@ class SiteService:
     Guarantees: data is touched only for a plan that the policy allows, after its charge is on disk in the site's own
     ledger, and nothing leaves before that charge is committed there. A request is known by (run, round, attempt, hash
     of the model): delivered twice, it gets the same bytes or none (rule 10). Events are reported, no ε. Nothing of what
-    comes makes this raise; what fails is told by its kind alone, since a failure may depend on data.
+    comes makes this raise. Where the plan promises anything, a failure shows nowhere but in the site's own log: what
+    leaves, and is charged, is the plan's steps on no rows (rule 17).
     """
 
     def __init__(
@@ -273,7 +274,9 @@ class SiteService:
         task, due = tried(
             lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
         )
-        return Enrolled(resolved, task, name, due=due)
+        enrolled = Enrolled(resolved, task, name, due=due)
+        self._look(enrolled)
+        return enrolled
 
     def _site(self, enrolled: Enrolled) -> Site:
         """One that answers once: which attempts were answered before is for the books to say."""
@@ -287,6 +290,13 @@ class SiteService:
             clock=self._clock,
             first=enrolled.first,
             interruptible=self._interruptible,
+            tell=self._told_here,
+        )
+
+    def _told_here(self, name: str, told: str) -> None:
+        """What became of the work, for the site's owner alone; once, for as long as it stays the same."""
+        self._say(
+            "work", "%s: its work failed, so what leaves holds nothing of its data, and is charged: %s", name, told
         )
 
     # ---------------------------------------------------------------------------------------------- training
@@ -318,6 +328,7 @@ class SiteService:
             return self._came_again(letter, run, number, attempt)
         allowed(lambda: self.policy.check(resolved))
         booked(run, self.books.check_lifetimes)
+        self._look(enrolled)
         try:
             reach("party:before-reserve")
             receipt, charges = self.books.reserve(run, resolved, number, attempt, letter.sender)
@@ -340,7 +351,10 @@ class SiteService:
         reach("party:reserved")
         try:
             delta = self._site(enrolled).answer((run, number, attempt, model), params)
-        except (Exception, SystemExit) as error:  # data may have been touched: charged, and told by its kind alone
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # nothing was promised: charged, and told by its kind
             log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
             return self._reply(letter, "lost", {"reason": kind_of(error)})
         reach("party:before-commit")
@@ -356,6 +370,13 @@ class SiteService:
         log.info("round %d, attempt %d of %s: charged, and the update leaves", number, attempt, run)
         reach("party:before-reply")
         return reply
+
+    def _look(self, enrolled: Enrolled) -> None:
+        """Say that there are no files, while nothing is reserved: later it would be a message about records."""
+        try:
+            look_for_data(enrolled.task, self.policy.name)
+        except NotTouched as error:
+            raise Refused(str(error)) from None
 
     def _came_again(self, letter: wire.Letter, run: str, number: int, attempt: int) -> bytes:
         log.warning("round %d, attempt %d of %s came again, and is answered once", number, attempt, run)

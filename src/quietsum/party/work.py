@@ -3,12 +3,20 @@
 Everything private ends here. What leaves a :class:`Site` is the change of the model: with noise on every step at the
 record level, bounded and with noise of its own where the client level puts the noise at the party. Rows, drawn batches
 and their sizes stay behind.
+
+So does what rows do to the code (rule 17). A failure is a message: where anything is promised, work that raises, takes
+too long or returns what is no update is replaced by the plan's own steps on no rows (:func:`on_no_rows`), which are
+noise alone. The site itself is told, by the kind of the failure and the line of code, and nobody else.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 import time
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, final
 
 import numpy as np
@@ -17,7 +25,18 @@ from numpy.typing import NDArray
 from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.descent import gradients_of, private_steps
-from quietsum.tasks.protocol import FederatedTask, NamesPeople, NumpyTask, Rehearsed, Rehearses, RehearsesUnseen, Rows
+from quietsum.sampling import Everyone
+from quietsum.tasks.protocol import (
+    FederatedTask,
+    LooksForData,
+    NamesPeople,
+    NumpyTask,
+    Rehearsed,
+    Rehearses,
+    RehearsesUnseen,
+    Rows,
+    TrainsOnNothing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +46,12 @@ if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "calmly", "rehearse", "released"]
+__all__ = [
+    "AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "calmly", "failure", "look_for_data", "on_no_rows",
+    "rehearse", "released",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
 Task = FederatedTask | NumpyTask
@@ -46,6 +70,14 @@ class TooLate(QuietsumError):
     """The party's own work took longer than the deadline, so nothing of it leaves."""
 
 
+class Panicked(QuietsumError):
+    """The task ended in what is no Exception."""
+
+
+class NoUpdate(QuietsumError):
+    """The task returned what is no update of its model."""
+
+
 @final
 class Site:
     """One party of a federation.
@@ -53,11 +85,11 @@ class Site:
     Guarantees: an answer is made by the plan's :class:`~quietsum.plan.orders.LocalOrders`, whose sampler and mechanism
     also state the charge. Attempts of a run are answered in increasing order, each once, whatever model comes with
     them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system and is never
-    restored. Where the party itself adds the client's noise, what leaves is one release of ``orders.client``, also when
-    its work failed, in whatever way, or took too long: whether it did may depend on its data. The ``deadline`` is
-    counted from the moment its own work begins, so no other party can make it late. That hides a slow party where
-    somebody waits for it, in one process; across machines its answer is late all the same, and everybody sees that.
-    ``first`` is part of the work, before the training: what it raises is hidden or told in the same way.
+    restored. Where the plan promises anything, what leaves is what the plan says, also when the work failed, in
+    whatever way, or took too long: the plan's steps on no rows. Whether it did may depend on data, so only ``tell``
+    hears of it, at the site. The ``deadline`` is counted from the moment its own work begins, so no other party can
+    make it late. That hides a slow party where somebody waits for it, in one process; across machines its answer is
+    late all the same, and everybody sees that. ``first`` is part of the work, before the training.
     """
 
     def __init__(
@@ -72,8 +104,10 @@ class Site:
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[], None] | None = None,
         interruptible: bool = True,
+        tell: Callable[[str, str], None] | None = None,
     ) -> None:
         self.name, self._interruptible = name, interruptible
+        self._tell = tell or _to_own_log
         self._deadline, self._clock, self._first = deadline, clock, first
         self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
         self._answered: dict[str, tuple[int, int]] = {}
@@ -85,11 +119,7 @@ class Site:
     def answer(self, key: tuple[str, int, int, str], params: Vector) -> Vector:
         """The change of the model; :class:`NotTouched` where the party refuses before it looks at its data."""
         orders = self.begin(key)
-        try:
-            delta = self.work(params, orders)
-        except DataMissing:  # where and why is the party's own business
-            raise NotTouched("it has no data") from None
-        return self.finish(orders, delta)
+        return self.finish(orders, self.work(params, orders))
 
     def begin(self, key: tuple[str, int, int, str]) -> LocalOrders:
         """What to do for this request, which is answered from now on and never again.
@@ -104,6 +134,7 @@ class Site:
         if (number, attempt) <= self._answered.get(run, (0, 0)):
             raise AnsweredBefore(f"round {number}, attempt {attempt} or a later one was answered before")
         orders = self._resolved.orders(self.name, number)
+        look_for_data(self._task, self.name)
         reach("party:before-data")
         self._answered[run] = number, attempt
         return orders
@@ -112,33 +143,38 @@ class Site:
         """What leaves: ``delta``, or with the client's noise at the party its bounded and noisy form."""
         if orders.client is not None:
             delta = released(orders.client, delta, self._task.dimension, self._rng)
+        elif orders.mechanism is None and self._resolved.protected and _problem_with(delta, self._task.dimension):
+            delta = np.zeros(self._task.dimension)  # trained side by side with others, so nobody has looked at it yet
         reach("party:before-send")
         return delta
 
     def work(self, params: Vector, orders: LocalOrders) -> Vector:
-        """The change of the model by this party's data, for :meth:`finish`.
+        """The change of the model by this party's data, for :meth:`finish`; of no rows, where its work failed.
 
-        What the work raises is raised here, and :class:`TooLate`, unless the party hides that it failed: then nothing
-        has changed.
+        Only where nothing is promised is raised what the work raises, and :class:`TooLate`: words of the task are no
+        refusal then, except that it has no data.
         """
         start = self._clock()
         try:
             delta = calmly(lambda: self._trained(params, orders), interruptible=self._interruptible)
             if self._clock() - start > self._deadline:
                 raise TooLate(f"its work took longer than the deadline of {self._deadline:g} s")
+            if self._resolved.protected and (problem := _problem_with(delta, self._task.dimension)):
+                raise NoUpdate(f"its update {problem}")
             return delta
-        except DataMissing:
-            if orders.client is None:
-                raise
-            return np.zeros(self._task.dimension)
-        except (NotTouched, AnsweredBefore) as error:
-            if orders.client is None:  # words of the task, which touched the data: no refusal
+        except (Exception, SystemExit) as error:
+            if self._resolved.protected:
+                self._tell(self.name, failure(error))
+                return self.nothing(params, orders)
+            if isinstance(error, DataMissing):  # where and why is the party's own business
+                raise NotTouched("it has no data") from None
+            if isinstance(error, NotTouched | AnsweredBefore):
                 raise QuietsumError(f"the task raised {type(error).__name__}, which only the party may") from None
-            return np.zeros(self._task.dimension)
-        except (Exception, SystemExit):
-            if orders.client is None:
-                raise
-            return np.zeros(self._task.dimension)
+            raise
+
+    def nothing(self, params: Vector, orders: LocalOrders) -> Vector:
+        """What the plan's steps make of no rows, for :meth:`finish`."""
+        return on_no_rows(self._task, self._task.dimension, params, orders, self._rng)
 
     def _trained(self, params: Vector, orders: LocalOrders) -> Vector:
         task = self._task
@@ -161,6 +197,95 @@ class Site:
         )
 
 
+# ------------------------------------------------------------------------------------------ work that failed
+
+
+@final
+class _NoTask:
+    """A task that is never asked, since there are no rows."""
+
+    def gradients(self, params: Vector, features: Vector, labels: Vector) -> Vector:
+        return np.zeros((len(labels), len(params)))
+
+
+def on_no_rows(task: Task | None, dimension: int, params: Vector, orders: LocalOrders, rng: RandomSource) -> Vector:
+    """What the steps of ``orders`` make of no rows at all: zeros without a mechanism, its noise alone with one.
+
+    Guarantees: always an update, of the law that the plan's steps have where a site holds no record: as many releases
+    of the same mechanism, through the same momentum, proximal term and rate. No data is touched. A task that computes
+    otherwise than :func:`~quietsum.learning.descent.private_steps`, in single precision say, has
+    :class:`~quietsum.tasks.protocol.TrainsOnNothing`, so that its numbers look the same here; where that fails as well,
+    the steps are made without it.
+    """
+    if orders.mechanism is None:
+        return np.zeros(dimension)  # the mean gradient of nobody: no step
+    if isinstance(task, TrainsOnNothing):
+        try:
+            delta = calmly(lambda: task.train_on_nothing(params.copy(), orders, rng))
+            if not _problem_with(delta, dimension):
+                return delta
+        except (Exception, SystemExit) as error:
+            log.warning("the task cannot train on no rows: %s", failure(error))
+    try:
+        return private_steps(
+            _NoTask(),
+            params,
+            Rows(features=np.zeros((0, 1)), labels=np.zeros(0)),
+            steps=orders.steps,
+            sampling=Everyone(),  # of nobody
+            mechanism=orders.mechanism,
+            expected_batch=orders.expected_batch,
+            learning_rate=orders.learning_rate,
+            momentum=orders.momentum,
+            proximal=orders.proximal,
+            rng=rng,
+        )
+    except InvalidParameter:  # the noise by itself made the numbers overflow, at such a rate
+        return np.zeros(dimension)
+
+
+def _problem_with(delta: object, dimension: int) -> str:
+    """Why ``delta`` is no update, or an empty text."""
+    if not isinstance(delta, np.ndarray) or delta.shape != (dimension,):
+        return f"is no vector of {dimension} numbers"
+    if delta.dtype != np.float64 or not np.isfinite(delta).all():
+        return "is not made of finite float64 numbers"
+    return ""
+
+
+def failure(error: BaseException) -> str:
+    """What the site itself is told of work that failed: its kind and the line of code, no words, which may quote a row.
+
+    The line is the last one of the task's own code, where there is any.
+    """
+    if isinstance(error, TooLate | NoUpdate):
+        return str(error)  # words of ours, in which no value stands
+    if isinstance(error, Panicked) and error.__cause__ is not None:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__, limit=-50)
+    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, sys.prefix, sys.base_prefix, "<"))]
+    where = (own or list(frames))[-1:]
+    return type(error).__name__ + "".join(f" in {Path(at.filename).name}, line {at.lineno} ({at.name})" for at in where)
+
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def _to_own_log(name: str, told: str) -> None:
+    log.warning("told to %s alone: its work failed, so what leaves holds nothing of its data (%s)", name, told)
+
+
+def look_for_data(task: Task, party: str) -> None:
+    """:class:`NotTouched` where the party's files are not there: said before anything is read, so it may be said."""
+    if isinstance(task, LooksForData):
+        try:
+            task.look_for_data(party)
+        except DataMissing:
+            raise NotTouched("it has no data") from None
+        except Exception as error:
+            log.warning("%s: the task cannot look for its data: %s", party, failure(error))
+
+
 def calmly(work: Callable[[], Found], *, interruptible: bool = True) -> Found:
     """What ``work`` returns or raises; a library's panic, which is no Exception, becomes an ordinary failure.
 
@@ -173,7 +298,7 @@ def calmly(work: Callable[[], Found], *, interruptible: bool = True) -> Found:
     except BaseException as panic:
         if interruptible and isinstance(panic, KeyboardInterrupt):
             raise
-        raise QuietsumError(f"the task ended in a {type(panic).__name__}") from panic
+        raise Panicked(f"the task ended in a {type(panic).__name__}") from panic
 
 
 def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> bool:

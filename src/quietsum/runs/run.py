@@ -41,7 +41,7 @@ from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import Comparable, FederatedTask, Metrics, NumpyTask, task_of
+from quietsum.tasks import Comparable, FederatedTask, Metrics, NumpyTask, own_steps, task_of
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
 
@@ -272,6 +272,8 @@ def _go_on(
     plan, state, done = resolved.plan, last.state, last.round
     rounds, limits = plan.federation.rounds, {limit.unit.value: limit.epsilon for limit in resolved.limits}
     tell(watchers, _started(folder, resolved, done + 1))
+    if own_steps(task) and not resolved.client_level:
+        log.info("the task trains by code of its own, so no bound is known on what a site may send")
     outcome = "finished"
     error: QuietsumError | None = None
     measured = task.evaluate(state.model)
@@ -284,6 +286,7 @@ def _go_on(
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,
+                own_steps=own_steps(task),
             )  # fmt: skip
             reach("run:before-checkpoint")
             checkpoints.write(

@@ -22,6 +22,7 @@ from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
 from quietsum.tasks.protocol import (
     Comparable,
     FederatedTask,
+    LooksForData,
     Metrics,
     NamesPeople,
     NumpyTask,
@@ -29,6 +30,7 @@ from quietsum.tasks.protocol import (
     Rehearses,
     Rows,
     TrainsMany,
+    TrainsOnNothing,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ __all__ = [
     "TASKS",
     "Comparable",
     "FederatedTask",
+    "LooksForData",
     "Metrics",
     "NamesPeople",
     "NumpyTask",
@@ -47,6 +50,8 @@ __all__ = [
     "Rehearses",
     "Rows",
     "TrainsMany",
+    "TrainsOnNothing",
+    "own_steps",
     "task_named",
     "task_of",
 ]
@@ -106,6 +111,11 @@ def task_of(plan: Plan, *, device: str = "cpu") -> FederatedTask | NumpyTask:
     task = _task_of(plan, device)
     _check_person(getattr(task, "task", task), plan)
     return task
+
+
+def own_steps(task: FederatedTask | NumpyTask) -> bool:
+    """Whether a task trains by code of its own, so that a plan's clip, rate and steps do not bound what it sends."""
+    return isinstance(task, FederatedTask) and not getattr(task, "follows_orders", False)
 
 
 def _check_person(task: Any, plan: Plan) -> None:

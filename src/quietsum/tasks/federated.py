@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietsum.errors import DataMissing, InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError, whole_number
 from quietsum.learning.engine import Batch, rows_of
 from quietsum.learning.local import LocalSteps
 from quietsum.learning.mixing import unchanged
@@ -33,7 +34,7 @@ from quietsum.learning.together import SideBySide
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
-from quietsum.tasks.protocol import Floats, Metrics
+from quietsum.tasks.protocol import Floats, LooksForData, Metrics
 from quietsum.tasks.torch_protocol import DeclaresSites, HasExample, HasPeople, HasSites, TorchTask
 
 if TYPE_CHECKING:
@@ -56,6 +57,8 @@ class FederatedTorch:
     people, each has records at one party only. The parties, their sizes and the first weights depend on no protected
     value. :meth:`train` costs what ``orders`` say (:class:`~quietsum.learning.local.LocalSteps`).
     """
+
+    follows_orders = True  # its steps are those of LocalOrders, so a plan bounds how long an update can be
 
     def __init__(
         self,
@@ -208,6 +211,16 @@ class FederatedTorch:
         """One round of ``party``: new − old weights."""
         return self._steps.run(self.records_of(party), params, orders, rng, people=self.people_of(party))
 
+    def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        """One round of a party without a record: the noise of its steps, in the precision of the model."""
+        nobody = (torch.zeros(0, 1, device=self._many.device),)
+        return self._steps.run(nobody, params, replace(orders, max_records=None), rng)
+
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the task says that its files are not there; nothing is read."""
+        if isinstance(self.task, LooksForData):
+            self.task.look_for_data(party)
+
     def train_many(
         self, parties: Sequence[str], params: Floats, orders: Sequence[LocalOrders], rng: RandomSource
     ) -> Iterator[tuple[tuple[str, ...], Floats]]:
@@ -253,10 +266,7 @@ class FederatedTorch:
         """
         if orders is not None:
             self._refuse_strangers(orders)
-        try:
-            records = Records.of(self._records)
-        except DataMissing:
-            return  # a party without data says so itself, and is not charged
+        records = Records.of(self._records)
         # one bad label ends a card's work for all
         check = bool(str(self.task.public).strip()) or self._many.device.type == "cuda"
         self._try(records, orders, check_labels=check)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparable",
     "FederatedTask",
+    "LooksForData",
     "Metrics",
     "NamesPeople",
     "NumpyTask",
@@ -33,6 +34,7 @@ __all__ = [
     "Rehearses",
     "Rows",
     "TrainsMany",
+    "TrainsOnNothing",
 ]
 
 Floats = npt.NDArray[np.float64]
@@ -163,8 +165,34 @@ class FederatedTask(Protocol):
 
         Guarantees of whoever implements it: with ``orders.mechanism`` the result is a function of ``orders.steps``
         releases of it on batches of ``orders.sampling``; ``orders.max_records`` is kept before anything is drawn.
-        ``orders.client`` is not its business: the party bounds and noises what this returns.
-        :class:`~quietsum.errors.DataMissing` may be raised only before a record was read, since it is refunded.
+        ``orders.client`` is not its business: the party bounds and noises what this returns. What it raises stays at
+        the party: where the plan promises anything, the plan's steps on no rows leave instead.
+        """
+        ...
+
+
+@runtime_checkable
+class TrainsOnNothing(Protocol):
+    """A federated task whose numbers are made in another way than numpy's float64: it also says what no rows give.
+
+    Without it, :func:`quietsum.party.work.on_no_rows` makes the steps that leave where :meth:`FederatedTask.train`
+    failed. A model in single precision would show the difference in its last digits.
+    """
+
+    def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        """What :meth:`FederatedTask.train` returns for a party without a record. Guarantees: no data is touched."""
+        ...
+
+
+@runtime_checkable
+class LooksForData(Protocol):
+    """A task that can say that a party's files are not there, without reading any."""
+
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where they are not there.
+
+        Guarantees of whoever implements it: no record is read or counted, since this is said to everybody and never
+        charged.
         """
         ...
 
