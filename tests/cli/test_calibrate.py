@@ -48,10 +48,11 @@ def test_spend_confirms_what_calibrate_found() -> None:
     assert 1.999 < values_of("spend", "-s", noise, *run)["epsilon"] <= 2
 
 
-def test_fixed_size_batches_need_twice_the_noise() -> None:
+def test_fixed_size_batches_need_more_than_twice_the_noise() -> None:
     run = ("-e", 2, "-q", 0.02, "-T", 700, "-d", 1e-6)
     fixed = values_of("calibrate", *run, "--sampling", "fixed")
-    assert fixed["noise_multiplier"] == pytest.approx(2 * values_of("calibrate", *run)["noise_multiplier"], rel=1e-5)
+    poisson = values_of("calibrate", *run)["noise_multiplier"]
+    assert 2 * poisson < fixed["noise_multiplier"] < 2.3 * poisson
     assert fixed["neighbours"] == "replace-one"
 
 

@@ -84,8 +84,9 @@ class World:
         self.clock = Clock()
         self.carrier = Timed({f"node-{name}": self.answers(name) for name in start}, self.clock)
         self.task = task_of(self.plan)
-        self.resolved: ResolvedPlan = resolve(self.plan, self.task.parties(), self.task.dimension)
         self.ledger = Ledger.open(folder / "coordinator.db", create=True)
+        pricing = next((known.pricing for known in self.ledger.runs() if known.run == "run"), None)
+        self.resolved: ResolvedPlan = resolve(self.plan, self.task.parties(), self.task.dimension, pricing=pricing)
         self.events: list[RunEvent] = []
         self.federation = RemoteFederation(
             self.carrier, roster=options.pop("roster", None), patience=5.0, clock=self.clock, **options

@@ -114,10 +114,10 @@ def test_compute_noise_multiplier_multiplies_rounds_and_steps() -> None:
 def test_other_samplers_and_relations_are_calibrated_as_what_they_are() -> None:
     goal: dict[str, Any] = {"target_epsilon": 2.0, "target_delta": 1e-5, "sample_rate": 0.05, "steps": 500}
     poisson, fixed, full = (calibrate_noise(**goal, sampling=kind) for kind in ("poisson", "fixed", "none"))
-    assert fixed == pytest.approx(2 * poisson, rel=1e-5)  # replace-one at half the noise
+    assert 2 * poisson < fixed < 2.3 * poisson  # replace-one at half the noise, and its envelope
     fixed_event = FixedSizeSampled(rate=0.05, event=Gaussian(noise_multiplier=fixed))
     replaced = ExactAccountant(neighbours=Neighbours.REPLACE_ONE).compose(fixed_event, 500)
-    assert 2.0 * (1 - 1e-4) <= replaced.epsilon(delta=1e-5).epsilon <= 2.0
+    assert 2.0 * (1 - 1e-5) <= replaced.epsilon(delta=1e-5).epsilon <= 2.0
     assert full == pytest.approx(math.sqrt(500) * calibrate_noise(**{**goal, "sample_rate": 1.0, "steps": 1}), rel=1e-6)
     opposite = calibrate_noise(**goal, neighbours=Neighbours.REPLACE_ONE)
     assert poisson < opposite < fixed

@@ -18,7 +18,6 @@ from quietsum.privacy import exact, running
 from quietsum.privacy.contour import Spectrum
 from quietsum.privacy.events import (
     Composed,
-    FixedSizeSampled,
     Gaussian,
     Group,
     Laplace,
@@ -33,6 +32,7 @@ from quietsum.privacy.gaussian import gaussian_epsilon
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.inversion import Inversion, Line
 from quietsum.privacy.mixtures import Direction
+from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
@@ -169,9 +169,9 @@ def test_the_truth_in_thirty_digits_lies_between_the_bounds(index: int, c: float
     [
         ([(sampled(1.0, 0.1), 100)], 1e-5),
         ([(sampled(1.5, 0.2), 40), (Gaussian(noise_multiplier=8.0), 2)], 1e-6),
-        ([(FixedSizeSampled(rate=0.05, event=Gaussian(noise_multiplier=2.0)), 200)], 1e-5),
+        ([(SingleBatch(rate=0.05, event=Gaussian(noise_multiplier=2.0)), 200)], 1e-5),
         (  # opposite pairs and mixtures together: both directions, one of them the mirror image for half of the steps
-            [(sampled(1.5, 0.2), 30), (FixedSizeSampled(rate=0.2, event=Gaussian(noise_multiplier=3.0)), 30)],
+            [(sampled(1.5, 0.2), 30), (SingleBatch(rate=0.2, event=Gaussian(noise_multiplier=3.0)), 30)],
             1e-5,
         ),
     ],

@@ -19,6 +19,7 @@ from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy import pairs as pr
 from quietsum.privacy.history import History
+from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import reduce_event
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -39,6 +40,10 @@ def poisson(rate: float, event: ev.PrivacyEvent) -> ev.PoissonSampled:
 
 def fixed(rate: float, event: ev.PrivacyEvent) -> ev.FixedSizeSampled:
     return ev.FixedSizeSampled(rate=rate, event=event)
+
+
+def single(rate: float, event: ev.PrivacyEvent) -> SingleBatch:
+    return SingleBatch(rate=rate, event=event)
 
 
 def group(size: int, event: ev.PrivacyEvent) -> ev.Group:
@@ -92,6 +97,12 @@ def laws(pair: pr.Pair) -> tuple[Law, Law]:
         case pr.OppositePair(sigma=sigma, rate=rate):
             none = bell(0, sigma)
             return drawn(rate, none, bell(1, sigma)), drawn(rate, none, bell(-1, sigma))
+        case pr.EnvelopePair(sigma=sigma, rate=rate, near=near):
+            none = bell(0, sigma)
+            p, q = drawn(rate, none, bell(1, sigma)), drawn(rate, none, bell(near, sigma))
+            p, q = np.where(p > q, p, 0), np.where(p > q, q, 0)
+            rest = [1 - p.sum() - q.sum()]
+            return np.concatenate([p, q, rest]), np.concatenate([q, p, rest])
         case pr.LaplacePair(scale=scale):
             return spike(1, scale), spike(0, scale)
         case pr.DiscreteLaplacePair(scale=scale, shift=shift):
@@ -553,21 +564,21 @@ def test_replacing_costs_more_than_removing_and_less_than_half_the_noise() -> No
 # ------------------------------------------------------------------------------------------------- fixed size
 
 
-def test_fixed_size_batches_are_poissons_pair_at_half_the_noise() -> None:
+def test_one_fixed_size_batch_is_as_bad_as_its_envelope_says() -> None:
     """One step, all triples (record, other record, whoever takes the place when neither is drawn) in one dimension."""
     rate, sigma = 0.25, 1.6
     for neighbours in (REPLACE, ZERO):
         pair = only(fixed(rate, gaussian(sigma)), neighbours)
-        assert pair == pr.MixturePair(sigma / 2, rate)
+        assert pair == pr.EnvelopePair(sigma / 2, rate, 0.5 if neighbours is ZERO else 0.0)
         for mine, theirs, third in itertools.product((-1.0, -0.3, 0.0, 1.0), repeat=3):
             if neighbours is ZERO and theirs != 0.0:
                 continue
             rest = (1 - rate) * bell(third, sigma)
             p, q = rest + rate * bell(mine, sigma), rest + rate * bell(theirs, sigma)
-            for odds in ODDS[ODDS >= 1]:
+            for odds in ODDS:
                 worst = hockey(*laws(pair), odds)
                 assert max(hockey(p, q, odds), hockey(q, p, odds)) <= worst + ERROR
-                if (mine, theirs, third) == (1.0, -1.0, -1.0):
+                if odds >= 1 and (mine, theirs, third) == (1.0, 0.0 if neighbours is ZERO else -1.0, -1.0):
                     assert hockey(p, q, odds) == pytest.approx(worst, abs=ERROR)
 
 
@@ -581,7 +592,7 @@ def test_a_real_fixed_size_batch_of_two_among_four_is_dominated() -> None:
 
     pair = only(fixed(0.5, gaussian(sigma)), REPLACE)
     for mine, theirs in itertools.product((-1.0, 0.0, 1.0), repeat=2):
-        for odds in ODDS[ODDS >= 1]:
+        for odds in ODDS:
             assert hockey(released(mine), released(theirs), odds) <= hockey(*laws(pair), odds) + ERROR
 
 
@@ -615,11 +626,11 @@ def test_fixed_size_batches_keep_an_approximate_events_delta_in_proportion() -> 
 
 def test_a_fixed_size_sample_may_be_shuffled_afterwards() -> None:
     """The stand-in takes the record's place in the same batch, so shuffling changes nothing."""
-    assert only(fixed(0.25, ev.Shuffled(batches=8, event=gaussian(2.0))), REPLACE) == pr.MixturePair(1.0, 0.25)
+    assert only(fixed(0.25, ev.Shuffled(batches=8, event=gaussian(2.0))), REPLACE) == pr.EnvelopePair(1.0, 0.25)
 
 
 def test_many_fixed_size_batches_can_cost_a_little_more_than_the_worst_single_one_repeated() -> None:
-    """The reason for the warning: an attacker who turns the others after the first output beats two equal steps."""
+    """The reason for the envelope: an attacker who turns the others after the first output beats two equal steps."""
     sigma, rate = 0.5, 0.1  # in units of 2 C
     p, q = laws(pr.MixturePair(sigma, rate))
     kept = (p > 1e-30) & (q > 1e-30)
@@ -639,9 +650,9 @@ def test_many_fixed_size_batches_can_cost_a_little_more_than_the_worst_single_on
     assert same < turned < 1.02 * same
 
 
-def test_repeated_fixed_size_batches_are_never_called_certified_and_say_why() -> None:
+def test_repeated_batches_priced_by_old_rules_are_never_called_certified_and_say_why() -> None:
     history = History(REPLACE, None, Observer.RECIPIENTS)
-    step = fixed(0.25, GAUSSIAN)
+    step = SingleBatch(rate=0.25, event=GAUSSIAN)
     history.add(step, 1, history.reduce(step))
     once = history.guarantee(epsilon=1.0, delta=1e-5, method="test", certified=True)
     assert (once.certified, once.warnings) == (True, ())
@@ -655,19 +666,20 @@ def test_repeated_fixed_size_batches_are_never_called_certified_and_say_why() ->
 @pytest.mark.parametrize(
     ("event", "draws"),
     [
-        (fixed(0.1, GAUSSIAN), 3),
-        (fixed(0.1, ev.Repeated(times=2, event=GAUSSIAN)), 3),
-        (ev.Repeated(times=4, event=ev.Composed(events=(fixed(0.1, GAUSSIAN), GAUSSIAN, fixed(0.2, GAUSSIAN)))), 24),
-        (group(1, fixed(0.1, GAUSSIAN)), 3),
-        (fixed(1.0, GAUSSIAN), 0),
-        (fixed(0.0, GAUSSIAN), 0),
-        (fixed(0.1, LAPLACE), 0),
+        (single(0.1, GAUSSIAN), 3),
+        (single(0.1, ev.Repeated(times=2, event=GAUSSIAN)), 3),
+        (ev.Repeated(times=4, event=ev.Composed(events=(single(0.1, GAUSSIAN), GAUSSIAN, single(0.2, GAUSSIAN)))), 24),
+        (group(1, single(0.1, GAUSSIAN)), 3),
+        (single(1.0, GAUSSIAN), 0),
+        (single(0.0, GAUSSIAN), 0),
+        (single(0.1, LAPLACE), 0),
+        (fixed(0.1, GAUSSIAN), 0),
         (poisson(0.1, GAUSSIAN), 0),
-        (ev.Repeated(times=0, event=fixed(0.1, GAUSSIAN)), 0),
+        (ev.Repeated(times=0, event=single(0.1, GAUSSIAN)), 0),
         (ev.Composed(events=()), 0),
     ],
 )
-def test_fixed_size_draws_are_counted_where_noise_is_gaussian(event: ev.PrivacyEvent, draws: int) -> None:
+def test_draws_priced_by_old_rules_are_counted_where_noise_is_gaussian(event: ev.PrivacyEvent, draws: int) -> None:
     assert pr.fixed_size_draws(event, 3) == draws
 
 

@@ -2,7 +2,8 @@
 
 For a pair (P, Q) with privacy loss L = ln dP/dQ let φ(z) = E_P[e^{zL}]. The exact accountant needs ln φ(c + it) at
 equally spaced t, a bound on the error of each value, and a bound on |φ| beyond the last node. This file gives all
-three for Gaussian pairs and for Gaussian mixtures; docs/explanation/exact.md carries the proofs.
+three for Gaussian pairs and for Gaussian mixtures; docs/explanation/exact.md carries the proofs. (The envelope of
+fixed-size batches has a file of its own, :mod:`quietsum.privacy.envelopes`.)
 
 **Quadrature.** φ is an integral over x of N(x) m(x)^a, m being the mixture's likelihood ratio. It is taken along the
 shifted line x + iy with the trapezoid rule. Two things make the shift the right choice:
@@ -29,8 +30,9 @@ from typing import final
 
 import numpy as np
 
+from quietsum.privacy.envelopes import envelope_spectrum, envelope_tail
 from quietsum.privacy.mixtures import ROUNDING, Array, Direction, ceiling, growth, integrand, window
-from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
+from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MixturePair, OppositePair, Pair
 
 __all__ = [
     "Array",
@@ -54,7 +56,7 @@ def has_contour(pair: Pair) -> bool:
     """Whether this file knows the pair, and can be quick about it."""
     if isinstance(pair, MixturePair):
         return pair.size <= _MOST_MEMBERS
-    return isinstance(pair, GaussianPair | OppositePair)
+    return isinstance(pair, GaussianPair | OppositePair | EnvelopePair)
 
 
 def directions(pair: Pair) -> tuple[Direction, ...]:
@@ -114,6 +116,8 @@ def spectrum(pair: Pair, direction: Direction, c: float, s: float, nodes: int) -
         z = c + 1j * (s * k)
         values = z * (z + 1) * half_precision(pair)
         return Spectrum(values, 16 * ROUNDING * np.abs(values))
+    if isinstance(pair, EnvelopePair):
+        return Spectrum(*envelope_spectrum(pair, c, s, nodes))
     assert isinstance(pair, MixturePair | OppositePair)
     y, step, quadrature = _line(pair, direction, c)
     x, step = grid(*window(pair, direction, c), step)
@@ -156,6 +160,8 @@ def log_tail(pair: Pair, direction: Direction, c: float, t: float) -> float:
     """An upper bound on ln|φ(c + it')| for every t' ≥ t > 0."""
     if isinstance(pair, GaussianPair):
         return ((c * (c + 1) - t * t) + 16 * ROUNDING * (c * (c + 1) + t * t)) * half_precision(pair)
+    if isinstance(pair, EnvelopePair):
+        return envelope_tail(pair, c, t)
     assert isinstance(pair, MixturePair | OppositePair)
     low, high = window(pair, direction, c)
     few = high - low < 512 * _line(pair, direction, c)[1]

@@ -272,7 +272,9 @@ class PoissonSampled(PrivacyEvent):
 class FixedSizeSampled(PrivacyEvent):
     """``event`` on a uniformly random batch of fixed size; ``rate`` is batch size / population size.
 
-    The population's size is public here, so the relation must be replace-one or zero-out.
+    The population's size is public here, so the relation must be replace-one or zero-out. With Gaussian noise each step
+    is priced as the worst of both directions at once, since what the other records contribute may be steered by earlier
+    releases; the bound is certified (docs/explanation/fixed-size.md).
     """
 
     kind: ClassVar[str] = "fixed-size-sampled"

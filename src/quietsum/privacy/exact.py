@@ -15,6 +15,7 @@ mechanism and a round costs one multiply-add of a few dozen numbers.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Self, final
@@ -30,7 +31,7 @@ from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.inversion import Inversion, Line, log_weight
 from quietsum.privacy.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.moments import LADDER
-from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
+from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MixturePair, OppositePair, Pair, attained
 from quietsum.privacy.running import RunningSums
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -40,6 +41,7 @@ _MOST_NODES = 1 << 17
 _MOST_STEPS = 1 << 53
 _LOG_WEIGHT = log_weight(LADDER)
 _WEIGHT_ROOM = 1e-14 * (LADDER + 1) * (1 + np.log1p(LADDER))
+_SMOOTHING = (2e-5, 2e-4, 2e-3)  # what an extra Gaussian step may cost, as shares of ε
 # Contours tried until the errors are small: (rungs down, factor on the density of nodes). More nodes mean less
 # aliasing, lower rungs moments that are not about to explode.
 _ATTEMPTS = ((0, 1), (1, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3, 8), (4, 16))
@@ -47,6 +49,10 @@ _ATTEMPTS = ((0, 1), (1, 1), (0, 2), (1, 2), (0, 4), (1, 4), (2, 4), (0, 8), (3,
 
 class _Inconclusive(Exception):
     """The contour's certificate fails here; another method must answer."""
+
+
+class _TooSlow(_Inconclusive):
+    """The moment function falls so slowly along the contour that too many nodes would be needed."""
 
 
 @final
@@ -115,6 +121,8 @@ class ExactAccountant:
         if all(isinstance(pair, GaussianPair) for pair in counts):
             bounds = GaussianCurve(self._gaussian_mu()).epsilon_bounds(delta)
             return self._certified(bounds, delta, "exact: closed form of the Gaussian")
+        if self._enveloped() and self._single_step() is None:
+            return self._between(delta)
         single = self._single_step()
         if single is not None:
             return self._certified(single.epsilon_bounds(delta), delta, "exact: closed form of one sampled step")
@@ -126,6 +134,50 @@ class ExactAccountant:
             return self._certified(self._contour_epsilon(delta), delta, "exact: contour")
         except (_Inconclusive, OverflowError) as reason:
             return self._fallback(delta, f"contour inconclusive: {reason}")
+
+    def _between(self, delta: float) -> Guarantee:
+        """ε of envelopes from above, ε of pairs that real datasets attain from below."""
+        lower = self._attained().epsilon(delta=delta).epsilon_lower
+        if not all(map(has_contour, self.history.counts)):
+            return self._fallback(delta, "not all events are Gaussian", lower)
+        if self._total_variation() <= delta:
+            return self._certified((0.0, 0.0), delta, "exact: total variation below δ")
+        try:
+            try:
+                upper, method = self._contour_epsilon(delta)[1], "exact: contour of the envelope"
+            except _TooSlow:
+                upper, method = self._smoothed(delta), "exact: contour of the envelope, smoothed"
+        except (_Inconclusive, OverflowError) as reason:
+            return self._fallback(delta, f"contour inconclusive: {reason}", lower)
+        return self._certified((min(lower, upper), upper), delta, method)
+
+    def _smoothed(self, delta: float) -> float:
+        """An upper bound on ε for few steps, whose moments hardly fall along the contour because of the atoms at 0.
+
+        One more Gaussian step of little μ never lowers ε, makes moments fall like e^{−μ²t²/2}, and costs about
+        (c + 1) μ²/2 in ε: the least of some shares of it that lets the contour end.
+        """
+        log_delta = math.log(delta)
+        rung, ceiling = max((self._chernoff(each, log_delta) for each in self._sums.directions()), key=lambda it: it[1])
+        if not math.isfinite(ceiling):
+            raise _Inconclusive("no finite moment")
+        for share in _SMOOTHING:
+            smooth = self.copy()
+            mu = math.sqrt(2 * share * max(ceiling, 1e-6) / (1 + float(LADDER[rung])))
+            smooth.history.add_pair(GaussianPair(1 / mu), 1)
+            with contextlib.suppress(_TooSlow):
+                return smooth._contour_epsilon(delta)[1]
+        raise _Inconclusive("moments fall too slowly, smoothed or not")
+
+    def _enveloped(self) -> bool:
+        return any(isinstance(pair, EnvelopePair) for pair in self.history.counts)
+
+    def _attained(self) -> ExactAccountant:
+        """The same history with pairs that real datasets attain in the place of envelopes."""
+        other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
+        for pair, count in attained(self.history.counts).items():
+            other.history.add_pair(pair, count)
+        return other
 
     def delta(self, *, epsilon: float) -> float:
         """An upper bound on δ(ε)."""
@@ -143,6 +195,14 @@ class ExactAccountant:
         single = self._single_step()
         if single is not None:
             return single.delta_bounds(epsilon)
+        if self._enveloped():
+            lower, upper = self._attained().delta_bounds(epsilon=epsilon)[0], self._worst_delta(epsilon)[1]
+            return min(lower, upper), upper
+        return self._worst_delta(epsilon)
+
+    def _worst_delta(self, epsilon: float) -> tuple[float, float]:
+        """Bounds on δ(ε) of the pairs themselves: by the contour, else by privacy-loss distributions."""
+        counts = self.history.counts
         if all(map(has_contour, counts)):
             try:
                 return self._contour_delta(epsilon)
@@ -167,6 +227,8 @@ class ExactAccountant:
             ((pair, count),) = self.history.counts.items()
             if count == 1 and isinstance(pair, MixturePair) and pair.size == 1:
                 return SingleStepCurve(pair)
+            if count == 1 and isinstance(pair, EnvelopePair) and pair.near == 0:  # one step attains its envelope
+                return SingleStepCurve(MixturePair(pair.sigma, pair.rate))
         return None
 
     def _total_variation(self) -> float:
@@ -175,6 +237,8 @@ class ExactAccountant:
         for pair, count in self.history.counts.items():
             if isinstance(pair, MixturePair):
                 spared, shown = pair.size * math.log1p(-pair.rate), 0.4 * pair.rate * pair.size / pair.sigma
+            elif isinstance(pair, EnvelopePair):
+                spared, shown = math.log1p(-pair.rate), 0.4 * pair.rate * (1 - pair.near) / pair.sigma
             elif isinstance(pair, OppositePair):
                 spared, shown = math.log1p(-pair.rate), 0.8 * pair.rate / pair.sigma
             else:
@@ -187,7 +251,7 @@ class ExactAccountant:
         lower, upper = bounds
         return self.history.guarantee(epsilon=upper, epsilon_lower=lower, delta=delta, method=method, certified=True)
 
-    def _fallback(self, delta: float, reason: str) -> Guarantee:
+    def _fallback(self, delta: float, reason: str, attained: float | None = None) -> Guarantee:
         from quietsum.privacy.pld import pld_bounds
 
         ceiling = self._ceiling(delta)
@@ -199,6 +263,7 @@ class ExactAccountant:
             if not math.isfinite(ceiling):
                 raise
             lower, upper = 0.0, math.inf
+        lower = lower if attained is None else attained
         if ceiling < upper:
             upper, method = ceiling, "moment bound"
         return self.history.guarantee(
@@ -308,7 +373,7 @@ class ExactAccountant:
             most = _MOST_NODES if factor == 1 else _MOST_NODES // 4
             line = self._line(direction, max(0, rung - down), density * factor, most)
             if line is None and down == 0 and factor == 1:
-                raise _Inconclusive("the moment function decays too slowly along the contour, too few steps")
+                raise _TooSlow("the moment function decays too slowly along the contour, too few steps")
             if line is not None:
                 yield Inversion(
                     line, self._sums.spectrum(line), self._sums.tail(line), self._sums.above(direction, line.c)
@@ -336,7 +401,7 @@ class ExactAccountant:
 
 def _without_sampling(pair: Pair) -> float:
     """σ of the Gaussian that dominates ``pair``: a mixture of shifts is no worse than the largest shift."""
-    assert isinstance(pair, GaussianPair | MixturePair | OppositePair)
+    assert isinstance(pair, GaussianPair | MixturePair | OppositePair | EnvelopePair)
     return pair.sigma / (pair.size if isinstance(pair, MixturePair) else 2 if isinstance(pair, OppositePair) else 1)
 
 

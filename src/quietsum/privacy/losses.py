@@ -14,7 +14,7 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy.special import gammaln, logsumexp
+from scipy.special import erf, gammaln, logsumexp
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
@@ -62,8 +62,8 @@ def refuse_unsupported(pair: pr.Pair) -> None:
         case pr.SampledPair(base=base):
             refuse_unsupported(base)
         case (
-            pr.GaussianPair() | pr.MixturePair() | pr.OppositePair() | pr.LaplacePair() | pr.DiscreteLaplacePair()
-            | pr.DiscreteGaussianPair() | pr.ResponsePair() | pr.ApproximatePair()
+            pr.GaussianPair() | pr.MixturePair() | pr.OppositePair() | pr.EnvelopePair() | pr.LaplacePair()
+            | pr.DiscreteLaplacePair() | pr.DiscreteGaussianPair() | pr.ResponsePair() | pr.ApproximatePair()
         ):  # fmt: skip
             return
         case _:
@@ -143,6 +143,8 @@ def _cells(pair: pr.Pair, edges: Array) -> CellMasses:
             at = _opposite_inverse(pair, edges)
             low, middle, high = (normal_cells((at - shift) / sigma) for shift in (-1, 0, 1))
             return CellMasses((1 - rate) * middle + rate * high, (1 - rate) * middle + rate * low)
+        case pr.EnvelopePair():
+            return _envelope_cells(pair, edges)
         case pr.LaplacePair(scale=scale):
             return laplace_cells(1 / scale, edges)
         case pr.DiscreteLaplacePair():
@@ -177,6 +179,11 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
             at = np.linspace(-1 - reach * sigma, 1 + reach * sigma, count)
             up, down = (math.log(rate) + (sign * at - 0.5) / sigma**2 for sign in (1, -1))
             return np.logaddexp(math.log1p(-rate), up) - np.logaddexp(math.log1p(-rate), down)
+        case pr.EnvelopePair(sigma=sigma, rate=rate, near=near):
+            at = np.linspace(0.5 * (1 + near), 1 + reach * sigma, count // 2)
+            far, half = (math.log(rate) + shift * (at - shift / 2) / sigma**2 for shift in (1.0, near))
+            losses = np.maximum(np.logaddexp(math.log1p(-rate), far) - np.logaddexp(math.log1p(-rate), half), 0.0)
+            return np.concatenate([-losses[::-1], [0.0], losses])
         case pr.LaplacePair(scale=scale):
             return np.linspace(-1 / scale, 1 / scale, count)
         case pr.DiscreteLaplacePair(scale=scale, shift=shift):
@@ -261,6 +268,45 @@ def _mixture_inverse(pair: pr.MixturePair, edges: Array) -> Array:
         if np.max(np.abs(step)) <= 1e-14 * (pair.sigma + pair.size):
             break
     return at
+
+
+def _envelope_cells(pair: pr.EnvelopePair, edges: Array) -> CellMasses:
+    """Positive losses of the mixtures, their mirror image with P and Q swapped, and what remains at 0.
+
+    The losses are cut at the distinct |ℓ| of all edges; a cell of the mirror image, (−b, −a], is that of [a, b).
+    """
+    sigma, rate, near = pair.sigma, pair.rate, pair.near
+    cuts = np.union1d(np.abs(edges), [0.0])
+    at = _envelope_inverse(pair, cuts)
+    common, far, half = (normal_cells((at - shift) / sigma)[1:] for shift in (0.0, 1.0, near))
+    p_right, q_right = (1 - rate) * common + rate * far, (1 - rate) * common + rate * half
+    middle = (1 - rate) * float(erf(at[0] / sigma * math.sqrt(0.5)))  # at[0]: where the loss is 0
+    losses = np.concatenate([-cuts[::-1], [0.0], cuts])  # the upper ends of their cells, the lower ends for the right
+    cell = np.searchsorted(edges, losses)
+    cell[len(cuts) + 1 :] = np.searchsorted(edges, cuts, side="right")  # just above each cut
+    size = len(edges) + 1
+
+    def gathered(left: Array, right: Array) -> Array:
+        return np.asarray(np.bincount(cell, np.concatenate([left[::-1], [middle], right]), size))
+
+    return CellMasses(gathered(q_right, p_right), gathered(p_right, q_right))
+
+
+def _envelope_inverse(pair: pr.EnvelopePair, losses: Array) -> Array:
+    """The x at which the mixtures of an envelope have the loss ℓ ≥ 0.
+
+    In u = e^{(x − 1/2)/2σ²} it solves q u² − q b e^ℓ u − (1 − q)(e^ℓ − 1) = 0 for near = 1/2, b = e^{1/8σ²}.
+    """
+    variance = pair.sigma**2
+    with np.errstate(divide="ignore"):
+        log_rise = losses + np.log(-np.expm1(-losses)) - math.log(pair.rate)  # ln((e^ℓ − 1)/q)
+    if pair.near == 0:  # q e^{(x − 1/2)/σ²} = e^ℓ − 1 + q
+        return np.asarray(0.5 + variance * np.logaddexp(0.0, log_rise))
+    log_rise = log_rise + math.log1p(-pair.rate)
+    assert pair.near == 0.5
+    log_half = losses + 0.125 / variance - math.log(2)
+    log_root = 0.5 * np.logaddexp(2 * log_half, log_rise)
+    return np.asarray(0.5 + 2 * variance * np.logaddexp(log_half, log_root))
 
 
 def _opposite_inverse(pair: pr.OppositePair, edges: Array) -> Array:

@@ -13,10 +13,10 @@ Sources of the reductions:
   the worst ones is shown in docs/explanation/replace-one.md.
 * A record of a person whose contributions are bounded: under add-or-remove the pair of replace-one, since a record that
   leaves may let another in (the proof stands at :class:`~quietsum.privacy.events.OneInOneOut`).
-* Fixed-size batches under replace-one: Poisson's pair at half the noise (Lebeda et al. 2024, arXiv 2405.20769), the
-  worst pair of every single step. Over many steps an attacker who also steers what the *other* records contribute, by
-  what was released before, gains a little more (about 0.05 in ε, found by dynamic programming), so guarantees over
-  several such steps say so and are never called certified: :func:`fixed_size_draws`.
+* Fixed-size batches: for a single step the worst pair under replace-one is Poisson's at half the noise (Lebeda et al.
+  2024, arXiv 2405.20769), but in one direction only, and an attacker who steers the *other* records by what was
+  released before may turn round between steps. So each step is reduced to its envelope, which is the worst in both
+  directions at once; under zero-out it is a smaller one. docs/explanation/fixed-size.md has the proofs.
 
 Sampling amplifies what happens to the *absence* of a unit. Under add-or-remove that is what neighbours compare. Under
 zero-out they compare with a null unit instead, and the two are the same for noisy sums and for randomised answers, but
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import final
 
 from quietsum.errors import MixedUnits, UnsupportedEvent, whole_number
@@ -39,6 +39,7 @@ __all__ = [
     "ApproximatePair",
     "DiscreteGaussianPair",
     "DiscreteLaplacePair",
+    "EnvelopePair",
     "GaussianPair",
     "LaplacePair",
     "MixturePair",
@@ -49,6 +50,7 @@ __all__ = [
     "SkellamPair",
     "VectorDiscreteGaussianPair",
     "ZcdpPair",
+    "attained",
     "bounded_contributions",
     "fixed_size_draws",
     "group_size",
@@ -87,6 +89,22 @@ class OppositePair(Pair):
 
     sigma: float
     rate: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class EnvelopePair(Pair):
+    """What is as bad as every pair of one fixed-size batch, in both directions at once.
+
+    Its losses above 0 are those of (1 − rate) N(0) + rate N(1) against (1 − rate) N(0) + rate N(near), variance sigma²;
+    the losses below 0 are their mirror image, and the rest of the mass lies at 0. Shifts are in units of 2 C. Under
+    replace-one ``near`` is 0: the record is far from its substitute and from the record that takes its place when it is
+    not drawn. Under zero-out it is 1/2: null lies half-way.
+    """
+
+    sigma: float
+    rate: float
+    near: float = 0.0
 
 
 @final
@@ -205,9 +223,9 @@ def group_size(event: ev.PrivacyEvent) -> int:
 
 
 def fixed_size_draws(event: ev.PrivacyEvent, times: int = 1) -> int:
-    """How many fixed-size batches with Gaussian noise ``times`` uses of ``event`` draw."""
+    """How many fixed-size batches with Gaussian noise ``times`` uses of ``event`` price as the worst single one."""
     match event:
-        case ev.FixedSizeSampled(rate=rate, event=inner) | SingleBatch(rate=rate, event=inner):
+        case SingleBatch(rate=rate, event=inner):
             gaussian = 0 < rate < 1 and isinstance(_one_draw(inner, Neighbours.REPLACE_ONE, 1), GaussianPair)
             return times if gaussian else 0
         case ev.Repeated(times=more, event=inner):
@@ -217,6 +235,20 @@ def fixed_size_draws(event: ev.PrivacyEvent, times: int = 1) -> int:
         case _:
             inner_event = getattr(event, "event", None)
             return fixed_size_draws(inner_event, times) if isinstance(inner_event, ev.PrivacyEvent) else 0
+
+
+def attained(counts: Mapping[Pair, int]) -> dict[Pair, int]:
+    """``counts`` with every envelope replaced by a pair that two real datasets attain; what is left is a lower bound.
+
+    Under replace-one the record and its substitute point in opposite directions and all other records are like the
+    substitute; under zero-out all other records are null. Both fit the worst pairs of all other events.
+    """
+    found: dict[Pair, int] = {}
+    for pair, count in counts.items():
+        if isinstance(pair, EnvelopePair):
+            pair = MixturePair(pair.sigma / (1 - pair.near), pair.rate)
+        found[pair] = found.get(pair, 0) + count
+    return found
 
 
 def unit_of(size: int, unit: PrivacyUnit | None) -> PrivacyUnit:
@@ -259,9 +291,9 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
         case ev.PoissonSampled(rate=rate, event=inner):
             return _reduce_poisson(rate, inner, neighbours, size)
         case ev.FixedSizeSampled(rate=rate, event=inner):
-            return _reduce_single_batch(rate, inner, neighbours, size)
+            return _reduce_fixed(rate, inner, neighbours, size)
         case SingleBatch(rate=rate, event=inner):
-            return _reduce_single_batch(rate, inner, neighbours, size)
+            return _reduce_fixed(rate, inner, neighbours, size, single=True)
         case ev.OneInOneOut(event=inner):
             return _reduce_one_in_one_out(inner, neighbours, size)
         case ev.Shuffled(batches=batches, event=inner):
@@ -424,10 +456,13 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
             )
 
 
-def _reduce_single_batch(
-    rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, size: int
+def _reduce_fixed(
+    rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours, size: int, *, single: bool = False
 ) -> list[tuple[Pair, int]]:
-    """The worst pair of one batch of fixed size. Old entries are checked with it, so its pairs stay what they are."""
+    """The envelope of one batch of fixed size; with ``single``, the worst pair of a batch that stays the only one.
+
+    Old entries are checked with the latter, so its pairs stay what they are.
+    """
     if neighbours is Neighbours.ADD_REMOVE:
         raise UnsupportedEvent(
             "fixed-size batches under add-or-remove: adding a unit changes the law of every batch; declare "
@@ -443,15 +478,17 @@ def _reduce_single_batch(
             "quietsum.group_guarantee, or sample with PoissonSampled"
         )
     _check_sampled(inner, neighbours)
-    # Zero-out is the special case of replace-one in which the other record is null.
+    # The record that takes the place of one that is not drawn is another one, so replace-one is the relation inside.
     base = _one_draw(inner, Neighbours.REPLACE_ONE, 1)
     match base:
         case None:
             return []
         case GaussianPair(sigma=sigma):
-            return [(MixturePair(sigma, rate, 1), 1)]
+            near = 0.5 if neighbours is Neighbours.ZERO_OUT else 0.0
+            return [(MixturePair(sigma, rate, 1) if single else EnvelopePair(sigma, rate, near), 1)]
         case LaplacePair() | DiscreteLaplacePair() | ResponsePair() | ApproximatePair():
-            # Balle, Barthe, Gaboardi 2018, Theorem 9: sampling without replacement under substitution.
+            # Balle, Barthe, Gaboardi 2018, Theorem 9: sampling without replacement under substitution. It holds in both
+            # directions at once, and (ε, δ)-private steps compose in any order, so this is an envelope too.
             return [(ApproximatePair(*amplified(rate, *_as_approximate(base))), 1)]
         case _:
             raise UnsupportedEvent(

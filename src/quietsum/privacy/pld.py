@@ -21,7 +21,7 @@ from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.losses import Direction, cell_masses, refuse_unsupported, symmetric
-from quietsum.privacy.pairs import Pair
+from quietsum.privacy.pairs import Pair, attained
 from quietsum.privacy.refinement import AtDelta, AtEpsilon, Bounds, Question, refine
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -103,10 +103,13 @@ class PldAccountant:
     def epsilon(self, *, delta: float) -> Guarantee:
         """Both bounds on ε at ``delta``; nothing composed costs 0."""
         delta = check_delta(delta)
-        found = _epsilon_bounds(self.history.counts, delta=delta, grid=self._grid)
+        counts = self.history.counts
+        found = _epsilon_bounds(counts, delta=delta, grid=self._grid)
+        real = attained(counts)  # an envelope's own ε bounds no mechanism from below
+        lower = found.lower if real == counts else _epsilon_bounds(real, delta=delta, grid=self._grid).lower
         return self.history.guarantee(
             epsilon=found.upper,
-            epsilon_lower=found.lower,
+            epsilon_lower=min(lower, found.upper),
             delta=delta,
             method=f"pld: connect-the-dots, grid {found.spacing:.0e}" if found.spacing else "pld: nothing composed",
         )

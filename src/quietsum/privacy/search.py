@@ -99,5 +99,9 @@ def _excess(spent: Guarantee, target: float) -> float:
 
 
 def _close_enough(spent: Guarantee) -> float:
-    """How far below the target ln ε may stay: where the bounds are wide, trying to come closer chases noise."""
-    return max(_CLOSE, spent.gap / spent.epsilon / 2) if spent.epsilon_lower > 0 else _CLOSE
+    """How far below the target ln ε may stay: where the bounds are wide, trying to come closer chases noise.
+
+    Bounds that are wider than numerical noise are so for another reason (envelopes), and then ε is still smooth.
+    """
+    gap = spent.gap / spent.epsilon if spent.epsilon_lower > 0 else 0.0
+    return max(_CLOSE, gap / 2) if gap < 2e-3 else 1e-6 if spent.certified else 1e-3
