@@ -59,7 +59,7 @@ def running(*more: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def until(process: subprocess.Popen[bytes], fact: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not fact():
         assert process.poll() is None, f"it ended with {process.returncode}: {Path('errors').read_text()}"
         assert time.monotonic() < deadline, "it did not happen"
@@ -91,7 +91,7 @@ def test_a_roster_that_cannot_be_read_changes_nothing_and_the_next_good_one_coun
         process.send_signal(signal.SIGHUP)
         until(process, lambda: "the roster was read again; sites in it: 1" in told("out"))
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     assert told("out").endswith("ended; sites wait, and find it again when it is started on superlink")
     assert max(len(line) for name in ("out", "errors") for line in Path(name).read_text().splitlines()) <= 80
 
@@ -100,7 +100,7 @@ def test_ended_while_it_starts_it_names_no_next_command() -> None:
     with running("--insecure-loopback") as process:
         until(process, lambda: Path("superlink/superlink.log").exists())
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     assert "next:" not in told("out") and told("out").startswith("ended;") and told("errors") == ""
 
 

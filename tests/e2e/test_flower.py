@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
+from quietsum.federation.certificates import Identity, make_client, read_node_key, read_public_key
 from quietsum.ledger import Kind, Ledger
 
 pytest.importorskip("flwr")
@@ -31,7 +32,7 @@ name = "held_task:HeldHeart"
 [federation]
 rounds = 4
 spare_attempts = 4
-deadline = 20.0
+deadline = 180.0
 minimum_parties = 2
 [training]
 sample_rate = 0.2
@@ -71,7 +72,7 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def until(true: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def until(true: Callable[[], object], what: str, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, f"never happened: {what}"
@@ -131,7 +132,7 @@ class Stage:
     def run(self, *words: str) -> subprocess.Popen[bytes]:
         return self.start(
             "run", "run", *words, "--on", "flower", "--keys", str(self.keys), "--superlink", "link",
-            "--workspace", str(self.workspace), "--wait", "60", "-v",
+            "--workspace", str(self.workspace), "--wait", "300", "-v",
         )  # fmt: skip
 
     def kill(self, called: str) -> None:
@@ -140,7 +141,7 @@ class Stage:
         process.wait()
 
     def ended(self, called: str = "run", code: int = 0) -> None:
-        found = self.processes.pop(called).wait(90)
+        found = self.processes.pop(called).wait(500)
         assert found == code, self.said(called)[-3000:]
 
     def end(self) -> None:
@@ -176,7 +177,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         made.end()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_sites_and_server_are_killed_and_no_charge_is_lost(stage: Stage) -> None:
     held = stage.hold / "va"
     held.touch()
@@ -207,7 +208,7 @@ def test_sites_and_server_are_killed_and_no_charge_is_lost(stage: Stage) -> None
     assert set(stage.attempts("cleveland")) == server
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_both_sides_find_the_heads_that_the_other_has_kept(stage: Stage) -> None:
     seen = stage.folder / "seen.jsonl"
     for name in SITES:
@@ -220,7 +221,7 @@ def test_both_sides_find_the_heads_that_the_other_has_kept(stage: Stage) -> None
         quietsum("ledger", "verify", "--workspace", str(stage.workspace), "--anchor", str(seen))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_a_site_says_what_it_has_spent_for_whom_and_when(stage: Stage) -> None:
     told = json.loads(quietsum("party", "status", "--policy", str(stage.keys / "va" / "policy.toml"), "--json"))
     with stage.books() as ledger:
@@ -234,7 +235,7 @@ def test_a_site_says_what_it_has_spent_for_whom_and_when(stage: Stage) -> None:
     assert "per record" in shown and max(map(len, shown.splitlines())) <= 80
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_on(stage: Stage) -> None:
     before = stage.attempts("va")
     other = stage.folder / "other.toml"
@@ -250,19 +251,22 @@ def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_o
     assert spent["va"] == 0 < spent["cleveland"], "what va refused is refunded at the coordinator"
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_an_unregistered_key_is_refused(stage: Stage) -> None:
     stranger = stage.folder / "stranger"
     quietsum("keys", "make", str(stranger), "--party", "va")
     policy = stranger / "va" / "policy.toml"
     policy.write_text(POLICY.format(name="va", port=stage.port, size=85, epsilon=8.0), encoding="utf-8")
     (stranger / "va" / "ca.crt").write_bytes((stage.keys / "ca.crt").read_bytes())
+    authority = Identity(certificate=(stage.keys / "ca.crt").read_bytes(), key=(stage.keys / "ca.key").read_bytes())
+    line = read_public_key((stranger / "va" / "node.pub").read_bytes(), where="node.pub")
+    (stranger / "va" / "node.crt").write_bytes(make_client(authority, "va", line))  # even so: the roster decides
     stage.start("stranger", "party", "serve", "--policy", str(policy))
     stage.ended("stranger", code=1)
     assert "does not know this node's key" in stage.said("stranger")
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 def test_another_authority_is_refused_before_a_word_is_said(stage: Stage) -> None:
     policy = stage.folder / "stranger" / "va" / "policy.toml"
     quietsum("keys", "make", str(stage.folder / "elsewhere"), "--party", "va")
@@ -270,7 +274,7 @@ def test_another_authority_is_refused_before_a_word_is_said(stage: Stage) -> Non
     process = stage.start("misled", "party", "serve", "--policy", str(policy))
     until(lambda: "certificate" in stage.said("misled").lower() or process.poll() is not None, "it does not trust it")
     process.terminate()
-    stage.processes.pop("misled").wait(10)
+    stage.processes.pop("misled").wait(300)
     assert "certificate" in stage.said("misled").lower()
 
 
@@ -282,12 +286,15 @@ def one_round(stage: Stage, name: str) -> Path:
     return path
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(stage: Stage) -> None:
     trusting = ssl.create_default_context(cafile=str(stage.keys / "ca.crt"))
+    from quietsum.federation.flower.adapter import show
+
+    show(trusting, (stage.keys / "va" / "node.crt").read_bytes(), read_node_key(stage.keys / "va" / "node.key"))
     with contextlib.ExitStack() as stack:
         for number in range(40):
-            plain = stack.enter_context(socket.create_connection(("127.0.0.1", stage.port), timeout=10))
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", stage.port), timeout=300))
             if number % 2:
                 plain.sendall(b"\x16\x03\x01" + os.urandom(40))  # the beginning of a handshake that never ends
                 continue
@@ -298,11 +305,11 @@ def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(stage: Stage) 
     assert "round 1/1 · 2 of 3 parties" in stage.said("run")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_full_disk_at_a_site_ends_its_part_and_the_others_go_on(stage: Stage) -> None:
     """The site may write 33 kB to a file: enough to open its ledger, too little for the entries of four rounds."""
     stage.processes["hungarian"].terminate()
-    stage.processes.pop("hungarian").wait(20)
+    stage.processes.pop("hungarian").wait(300)
     stage.start("hungarian", "party", "serve", "--policy", str(stage.keys / "hungarian" / "policy.toml"), most=33_000)
     full = stage.folder / "full.toml"
     full.write_text(PLAN.replace("minimum_parties = 2", "minimum_parties = 1"), encoding="utf-8")

@@ -58,7 +58,7 @@ def across(plan: Plan, folder: Path) -> RunResult:
                 words = [str(tests / "e2e" / "seeded_site.py"), str(keys), name, link.address, str(seed)]
                 processes.append(subprocess.Popen([sys.executable, *words], env=environment))
             federation = RemoteFederation(
-                FlowerTransport(link.access), roster=roster_of(keys / "parties.toml"), patience=60.0
+                FlowerTransport(link.access), roster=roster_of(keys / "parties.toml"), patience=300.0
             )
             try:
                 return start(
@@ -70,10 +70,10 @@ def across(plan: Plan, folder: Path) -> RunResult:
             for process in processes:
                 process.terminate()
             for process in processes:
-                process.wait(20)
+                process.wait(300)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_one_process_and_four_sites_behind_a_superlink_train_the_same_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ PLAN = """
 name = "own_lines:Lines"
 [federation]
 rounds = 3
-deadline = 60.0
+deadline = 300.0
 [training]
 sample_rate = 0.5
 local_steps = 2
@@ -77,16 +77,16 @@ def test_a_torch_model_trains_at_sites_whose_records_nobody_else_has(tmp_path: P
             processes.append(start(name, "party", "serve", "--policy", str(keys / name / "policy.toml")))
         run = start(
             "run", "run", str(plan), "--on", "flower", "--keys", str(keys), "--listen", f"127.0.0.1:{port}",
-            "--workspace", "workspace", "--name", "lines", "--wait", "90",
+            "--workspace", "workspace", "--name", "lines", "--wait", "300",
         )  # fmt: skip
         processes.append(run)
-        told = run.wait(200), (tmp_path / "run.log").read_text(encoding="utf-8")
+        told = run.wait(550), (tmp_path / "run.log").read_text(encoding="utf-8")
         assert told[0] == 0, told[1][-3000:]
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
-            process.wait(20)
+            process.wait(300)
     assert "round 3/3 · 2 of 2 parties" in told[1], told[1][-3000:]
     for name in SIZES:
         with Ledger.open(keys / name / "ledger.db", read_only=True) as ledger:

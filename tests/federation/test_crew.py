@@ -39,7 +39,7 @@ def alive(process: int) -> bool:
     return state != "Z"
 
 
-def ends(process: int, seconds: float = 20.0) -> bool:
+def ends(process: int, seconds: float = 300.0) -> bool:
     until = time.monotonic() + seconds
     while alive(process) and time.monotonic() < until:
         time.sleep(0.05)
@@ -99,16 +99,16 @@ def test_a_worker_that_died_between_rounds_is_replaced_before_it_is_missed() -> 
 
 
 def test_a_worker_that_hangs_is_given_up() -> None:
-    with crew(fault="hang", patience=1.0) as made:
+    with crew(fault="hang", patience=5.0) as made:
         heard = Heard(made)
-        assert heard.reasons == {"c003": "its worker was silent for 1 s"}
+        assert heard.reasons == {"c003": "its worker was silent for 5 s"}
         np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
 
 
 def test_the_deadline_of_the_plan_is_counted_for_each_client() -> None:
-    with crew(kind="CrowdTask", fault="hang", patience=2.5, federation={"deadline": 1.0}) as made:
+    with crew(kind="CrowdTask", fault="hang", patience=12.0, federation={"deadline": 5.0}) as made:
         heard = Heard(made)
-        assert made.counts_deadline and heard.reasons == {"c003": "it had not replied by the deadline of 1 s"}
+        assert made.counts_deadline and heard.reasons == {"c003": "it had not replied by the deadline of 5 s"}
         np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
 
 
@@ -165,8 +165,8 @@ from federation.crowd import crowd_plan, resolved_crowd
 from federation.test_local import plain, request
 from quietsum.federation.crew import Crew
 crew = Crew(resolved_crowd(crowd_plan(fault="hang"))[1], workers=2)
-print(*crew.processes, flush=True)
 try:
+    print(*crew.processes, flush=True)
     list(crew.ask(request(), crew.registered(), plain(crew.registered())))
 except KeyboardInterrupt:
     print("stopped", flush=True)
@@ -191,7 +191,7 @@ def test_ctrl_c_and_sudden_death_leave_no_worker_behind(ending: signal.Signals) 
         else:
             os.kill(process.pid, ending)
         assert all(ends(worker) for worker in workers)
-        assert process.wait(20) is not None
+        assert process.wait(300) is not None
         if ending is signal.SIGINT:
             assert process.stdout.read() == "stopped\n"
     finally:

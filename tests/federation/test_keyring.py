@@ -31,8 +31,9 @@ def keys(tmp_path: Path) -> Path:
 
 
 def test_the_layout_is_the_one_that_others_rely_on(keys: Path) -> None:
-    ours = {"ca.key", "ca.crt", "server.key", "server.crt", "parties.toml"}
-    theirs = {f"{party}/{file}" for party in ("Basel", "Cleveland") for file in ("node.key", "node.pub", "ca.crt")}
+    ours = {"ca.key", "ca.crt", "clients.crt", "server.key", "server.crt", "parties.toml"}
+    files = ("node.key", "node.pub", "node.crt", "ca.crt")
+    theirs = {f"{party}/{file}" for party in ("Basel", "Cleveland") for file in files}
     assert set(contents(keys)) == ours | theirs
     roster = read_roster(keys / "parties.toml")
     for party in ("Basel", "Cleveland"):
@@ -116,7 +117,7 @@ def test_a_party_that_makes_its_own_key_sends_no_private_one(keys: Path, tmp_pat
     line = make_own(tmp_path / "own")
     assert admit(keys, "Own", tmp_path / "own" / "node.pub") == line
     assert public_line(read_roster(keys / "parties.toml")["Own"]) == line
-    assert sorted(path.name for path in (keys / "Own").iterdir()) == ["ca.crt", "node.pub"]
+    assert sorted(path.name for path in (keys / "Own").iterdir()) == ["ca.crt", "node.crt", "node.pub"]
     assert [one.private_key_here for one in look(keys).parties] == [True, True, False]
 
 
@@ -142,8 +143,8 @@ def test_what_people_wrote_into_the_roster_stays(keys: Path) -> None:
 def test_a_folder_of_an_existing_pki_needs_no_authority_key_and_starts_its_own_roster(
     keys: Path, tmp_path: Path
 ) -> None:
-    (keys / "ca.key").unlink()
-    (keys / "parties.toml").unlink()
+    for name in ("ca.key", "clients.crt", "parties.toml"):
+        (keys / name).unlink()
     make_own(tmp_path / "own")
     admit(keys, "Own", tmp_path / "own" / "node.pub")
     assert [one.party for one in look(keys).parties] == ["Own"]
@@ -291,7 +292,7 @@ def test_a_kill_while_adding_leaves_whole_files_and_a_way_on(keys: Path) -> None
         }
         roster = read_roster(keys / "parties.toml")
         geneva = {name for name in now if name.startswith("Geneva/")}
-        assert geneva in (set(), {"Geneva/node.key", "Geneva/node.pub", "Geneva/ca.crt"})
+        assert geneva in (set(), {f"Geneva/{one}" for one in ("node.key", "node.pub", "node.crt", "ca.crt")})
         if "Geneva" in roster:
             assert geneva and look(keys).warnings == ()
         elif geneva:

@@ -145,6 +145,7 @@ def _link(
 ) -> SuperLink:
     from quietsum.federation.flower.superlink import SuperLink
     from quietsum.federation.keylook import check_serving
+    from quietsum.federation.keyring import CLIENTS
     from quietsum.federation.nodekeys import read_roster
 
     host, port = _place(listen, insecure)
@@ -161,6 +162,7 @@ def _link(
         key=None if insecure else key,
         authority=None if insecure else authority,
         insecure=insecure,
+        clients=keys / CLIENTS if not insecure and (keys / CLIENTS).is_file() else None,
         give_up=give_up,
     )
     try:

@@ -42,11 +42,15 @@ The server's certificate must be for server authentication. Its subject
 alternative names (SAN) must hold the name or address that sites dial; a common
 name alone is not looked at.
 
-A party needs one file of the PKI: ca.crt. Who it is, it shows by a node key,
-not by a certificate:
+A party needs one file of the PKI: ca.crt. Who it is, it shows by a node key:
   at the party        quietsum keys node DIR      and sends DIR/node.pub
   at the coordinator  quietsum keys admit KEYS node.pub --party NAME
 Compare the fingerprint by telephone. The private key never travels.
+
+With a fourth file, clients.crt, only callers with a certificate of one of its
+authorities are heard at all. A site shows node.crt, which lies beside its
+node.key and is for that key and for client authentication; keys make, add and
+admit make it where clients.crt and ca.key are in the folder.
 
 To take a party out, delete its table in parties.toml; a running SuperLink reads
 the roster again on SIGHUP.
@@ -111,10 +115,12 @@ def admit(
 ) -> None:
     """Take a public key that a party made itself into the roster."""
     from quietsum.federation.keyring import admit as admit_party
+    from quietsum.federation.keyring import folder_name
 
     _print_entered(folder, party, admit_party(folder, party, file), as_json)
     if not as_json:
-        print("\nCompare the fingerprint with the party's by telephone; send it ca.crt.")
+        files = "ca.crt and node.crt" if (folder / folder_name(party) / "node.crt").exists() else "ca.crt"
+        print(f"\nCompare the fingerprint with the party's by telephone.\nSend it {files}.")
         print_next(["keys", "show", folder])
 
 

@@ -3,7 +3,8 @@
 Two questions, two answers. *Is this the server I mean?* The site checks the server's TLS certificate against one
 authority that it was given beforehand (``ca.crt``), for the host name or address that it dials. *Is this the site it
 says it is?* The site signs with its node key, and the coordinator holds the public halves in a roster
-(:mod:`quietsum.federation.nodekeys`; its functions can be had from here too). All keys that are made are
+(:mod:`quietsum.federation.nodekeys`; its functions can be had from here too). A certificate for that same key keeps
+whoever has none from being heard at all. All keys that are made are
 elliptic-curve keys on P-384.
 
 Everything here is a value made from values; :mod:`quietsum.federation.keyring` puts them into files.
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LONGEST_DAYS", "OWN_NAMES", "Identity", "NodeKey", "check_server", "fingerprint", "host", "make_authority",
-    "make_node_key", "make_server", "names_of", "public_line", "read_certificates", "read_node_key", "read_public_key",
-    "read_roster", "read_server_key", "require_private",
+    "make_client", "make_node_key", "make_server", "names_of", "public_line", "read_certificates", "read_node_key",
+    "read_public_key", "read_roster", "read_server_key", "require_private",
 ]  # fmt: skip
 
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -66,7 +67,7 @@ class Identity:
 
 
 def make_authority(*, days: int = 365, now: datetime.datetime | None = None) -> Identity:
-    """A self-signed authority for a trial. It may sign servers and nothing below them (path length 0)."""
+    """A self-signed authority for a trial. It may sign servers and sites, and nothing below them (path length 0)."""
     from cryptography import x509
 
     key = fresh_key()
@@ -113,6 +114,35 @@ def make_server(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
     )
     return Identity(certificate=_signed(builder, signer), key=_pem(key))
+
+
+def make_client(
+    authority: Identity, party: str, key: EllipticCurvePublicKey, *, now: datetime.datetime | None = None
+) -> bytes:
+    """A certificate (PEM) for a site's node ``key``, signed by ``authority``; it ends with its authority.
+
+    Guarantees: it serves to call and not to be called: no site takes its holder for a server, and it can sign nothing.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    issuer = x509.load_pem_x509_certificate(authority.certificate)
+    signer: Any = load_pem_private_key(authority.key, password=None)
+    if signer.public_key() != issuer.public_key():
+        raise QuietsumError("the authority's key does not belong to its certificate; put the right one back")
+    start = _starting(now)
+    if start >= issuer.not_valid_after_utc:
+        raise QuietsumError(f"the authority has expired on {issuer.not_valid_after_utc:%Y-%m-%d}; make a new one")
+    subject = _name(party.encode()[:64].decode(errors="ignore"))
+    builder = _builder(subject, issuer.subject, key, start, issuer.not_valid_after_utc - start)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=True)
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+    )
+    return _signed(builder, signer)
 
 
 def host(name: str) -> str | Address:

@@ -22,7 +22,7 @@ from quietsum.federation.certificates import (
     read_server_key,
     require_private,
 )
-from quietsum.federation.keyring import ROSTER
+from quietsum.federation.keyring import CLIENTS, ROSTER
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -85,6 +85,17 @@ def look(folder: Path, *, now: datetime.datetime | None = None) -> Keyring:
     else:
         warnings.append("there is no server.crt: no SuperLink can be started from this folder")
     roster = read_roster(folder / ROSTER) if (folder / ROSTER).exists() else {}
+    if (folder / CLIENTS).exists():
+        ends = min(found.not_valid_after_utc for found in read_certificates(folder / CLIENTS))
+        warnings += [] if ends == authority.until else _ending(f"{CLIENTS}, for sites' certificates,", ends, moment)
+        bare = [
+            name
+            for name in roster
+            if (folder / name / "node.pub").exists() and not (folder / name / "node.crt").exists()
+        ]
+        if bare:
+            said = f"have no node.crt, and {CLIENTS} makes the SuperLink ask for one"
+            warnings.append(f"{', '.join(bare)} {said}: make their folders anew, or remove {CLIENTS}")
     holders = []
     for party, key in roster.items():
         here = folder / party / "node.key"
@@ -113,6 +124,12 @@ def check_serving(folder: Path, *, host: str, now: datetime.datetime | None = No
     check_server(roots, chain, now=now)
     _require_belongs(folder, chain)
     require_private(folder / "server.key")
+    if (folder / CLIENTS).exists():
+        ends = min(found.not_valid_after_utc for found in read_certificates(folder / CLIENTS))
+        if ends <= (now or datetime.datetime.now(datetime.UTC)):
+            raise QuietsumError(
+                f"{folder / CLIENTS} has expired on {ends:%Y-%m-%d}; no site could show a certificate of it"
+            )
     names = names_of(chain[0])
     if host in ("0.0.0.0", "::"):
         if set(names) <= set(OWN_NAMES):

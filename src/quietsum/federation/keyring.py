@@ -5,12 +5,14 @@
     keys/
       ca.crt  ca.key          the authority; ca.key signs, so lock it away once the certificates are made
       server.crt  server.key  what the coordinator's SuperLink shows to sites
+      clients.crt             whose certificates the SuperLink asks sites for; without this file it asks for none
       parties.toml            the roster: the public key of every party
       Basel/                  what one hands to Basel, by a safe way, and nothing else
-        ca.crt  node.pub  node.key
+        ca.crt  node.pub  node.key  node.crt
 
 A party that made its own key sends ``node.pub`` only (:func:`admit`); then no private key travels, and its folder here
-holds none. With an existing PKI ``ca.key`` is not here at all.
+holds none. With an existing PKI ``ca.key`` is not here at all. ``node.crt`` is a certificate for the node key: who has
+none of ``clients.crt``'s authority ends before a word of his is read. Who is who is said by the roster, not by it.
 
 Guarantees: nothing that is here is ever overwritten; folders appear with all that is in them or not at all, and the
 roster holds all old parties or all old ones and the new one, whenever the power fails; private keys are readable by
@@ -33,8 +35,10 @@ from pathlib import Path
 from quietsum.errors import InvalidParameter
 from quietsum.failpoints import reach
 from quietsum.federation.certificates import (
+    Identity,
     NodeKey,
     make_authority,
+    make_client,
     make_node_key,
     make_server,
     public_line,
@@ -43,14 +47,15 @@ from quietsum.federation.certificates import (
 )
 from quietsum.ledger.encoding import fold, label
 
-__all__ = ["ROSTER", "add", "admit", "folder_name", "make", "make_own"]
+__all__ = ["CLIENTS", "ROSTER", "add", "admit", "folder_name", "make", "make_own"]
 
 PRIVATE, PUBLIC = 0o600, 0o644
 ROSTER = "parties.toml"
+CLIENTS = "clients.crt"
 HEADER = "# Who may take part, by the public half of their node key. Keep this file from being changed by others.\n"
 _FORBIDDEN = re.compile(r'[<>:"/\\|?*]')
 _RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
-_OURS = {"ca.crt", "ca.key", "server.crt", "server.key", ROSTER}
+_OURS = {"ca.crt", "ca.key", "server.crt", "server.key", ROSTER, CLIENTS}
 
 
 def folder_name(party: str) -> str:
@@ -100,11 +105,13 @@ def make(
         _write(draft / "ca.crt", authority.certificate, PUBLIC)
         _write(draft / "server.key", server.key, PRIVATE)
         _write(draft / "server.crt", server.certificate, PUBLIC)
+        _write(draft / CLIENTS, authority.certificate, PUBLIC)
         roster = HEADER
         for name in names:
             key = make_node_key()
             (draft / name).mkdir(mode=0o700)
             _fill(draft / name, authority.certificate, key)
+            _certify(draft / name, name, key.public, authority, now)
             roster += _table(name, key.public)
         _write(draft / ROSTER, roster.encode(), PUBLIC)
 
@@ -128,9 +135,11 @@ def add(folder: Path, party: str) -> str:
             remedy = f"take it in with: quietsum keys admit {shlex.join((str(folder), str(begun), '--party', name))}"
             raise InvalidParameter("party", name, "has a folder with a key here, and is not in the roster", remedy)
         _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
+        authority = _signing(folder)
         key = make_node_key()
         with _staged(folder / name) as draft:
             _fill(draft, (folder / "ca.crt").read_bytes(), key)
+            _certify(draft, name, key.public, authority)
         _enter(folder, name, key.public)
     return key.public
 
@@ -138,7 +147,8 @@ def add(folder: Path, party: str) -> str:
 def admit(folder: Path, party: str, public_key: Path) -> str:
     """Take the public key that a ``party`` made itself into the roster; returns the public line.
 
-    Its folder gets ``ca.crt`` and ``node.pub``. A folder that is already there stays as it is, where it holds this key
+    Its folder gets ``ca.crt`` and ``node.pub``, and ``node.crt`` where sites are asked for certificates.
+    A folder that is already there stays as it is, where it holds this key
     (as after a crash between its making and the roster).
     """
     name = folder_name(party)
@@ -162,9 +172,11 @@ def admit(folder: Path, party: str, public_key: Path) -> str:
                 raise InvalidParameter("party", name, f"has another key in {there}", "remove that folder first")
         else:
             _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
+            authority = _signing(folder)
             with _staged(folder / name) as draft:
                 _write(draft / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
                 _write(draft / "node.pub", f"{line}\n".encode(), PUBLIC)
+                _certify(draft, name, line, authority)
         _enter(folder, name, line)
     return line
 
@@ -173,6 +185,27 @@ def _fill(folder: Path, authority: bytes, key: NodeKey) -> None:
     _write(folder / "node.key", key.private, PRIVATE)
     _write(folder / "node.pub", f"{key.public}\n".encode(), PUBLIC)
     _write(folder / "ca.crt", authority, PUBLIC)
+
+
+def _signing(folder: Path) -> Identity | None:
+    """The authority that signs sites' certificates; None where a SuperLink asks for none."""
+    if not (folder / CLIENTS).is_file():
+        return None
+    if not (folder / "ca.key").is_file():
+        remedy = (
+            f"bring it back for this command, or remove {CLIENTS} here and in the SuperLink's folder: then sites are "
+            "asked for no certificate"
+        )
+        raise InvalidParameter("ca.key", str(folder / "ca.key"), "is not here to sign this site's certificate", remedy)
+    return Identity(certificate=(folder / CLIENTS).read_bytes(), key=(folder / "ca.key").read_bytes())
+
+
+def _certify(
+    folder: Path, party: str, line: str, authority: Identity | None, now: datetime.datetime | None = None
+) -> None:
+    if authority is not None:
+        key = read_public_key(line, where=f"the key of {party}")
+        _write(folder / "node.crt", make_client(authority, party, key, now=now), PUBLIC)
 
 
 def _not_among(name: str, others: Iterable[str], *, where: str = "in the roster") -> None:

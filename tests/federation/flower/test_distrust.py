@@ -65,7 +65,7 @@ def site(address: str, key: Path, authority: Path) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        running.join(30)
+        running.join(300)
         assert not running.is_alive()
 
 

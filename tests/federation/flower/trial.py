@@ -17,6 +17,8 @@ from quietsum.federation.nodekeys import make_node_key, read_public_key
 from quietsum.federation.transport import Arrival
 
 ECHO = Path(__file__).with_name("echo_site.py")
+PATIENCE = 300.0
+"""Seconds: longer than anything takes on a busy machine. Nothing ends well or badly because of it."""
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
@@ -87,7 +89,7 @@ def transport(link: SuperLink, **arguments: object) -> Iterator[FlowerTransport]
         carrier.close()
 
 
-def until(fact: Callable[[], object], *, seconds: float = 40.0) -> None:
+def until(fact: Callable[[], object], *, seconds: float = PATIENCE) -> None:
     """Wait for something that happens in another process."""
     deadline = time.monotonic() + seconds
     while not fact():
@@ -95,7 +97,7 @@ def until(fact: Callable[[], object], *, seconds: float = 40.0) -> None:
         time.sleep(0.05)
 
 
-def collect(carrier: FlowerTransport, count: int, *, seconds: float = 40.0) -> dict[str, Arrival]:
+def collect(carrier: FlowerTransport, count: int, *, seconds: float = PATIENCE) -> dict[str, Arrival]:
     """The next ``count`` arrivals by message."""
     found: dict[str, Arrival] = {}
     deadline = time.monotonic() + seconds

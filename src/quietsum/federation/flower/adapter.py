@@ -28,6 +28,7 @@ import signal
 import socket
 import ssl
 import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -40,6 +41,7 @@ os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 import httpx
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
@@ -121,6 +123,8 @@ __all__ = [
     "pinned",
     "public_key_to_bytes",
     "serve_superlink",
+    "show",
+    "signed",
     "trusting",
 ]
 
@@ -187,6 +191,30 @@ class Access:
 def trusting(root_certificate: str) -> ssl.SSLContext:
     """TLS towards a server whose certificate one of these PEM authorities signed; the system's are not asked."""
     return ssl.create_default_context(cadata=root_certificate)
+
+
+def show(context: ssl.SSLContext, certificate: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+    """Have TLS show a certificate (PEM) for ``key`` where the server asks for one.
+
+    Python's TLS reads keys from files only: this one is in memory, or where there are none such, the owner's alone and
+    gone when it was read.
+    """
+    text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    handle, path = -1, ""
+    try:
+        if hasattr(os, "memfd_create"):
+            handle = os.memfd_create("node")
+            where = f"/proc/self/fd/{handle}"
+        else:  # pragma: no cover - not Linux
+            handle, where = tempfile.mkstemp()
+            path = where
+        os.write(handle, certificate.rstrip() + b"\n" + text)
+        context.load_cert_chain(where)
+    finally:
+        if handle >= 0:
+            os.close(handle)
+        if path:  # pragma: no cover - not Linux
+            os.unlink(path)
 
 
 def pinned(certificate: str) -> ssl.SSLContext:

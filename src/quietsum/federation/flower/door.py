@@ -6,7 +6,8 @@ first one, and counts nobody. So connections are accepted here, counted, and rea
 =====================  ==================================================================================
 a connection           a stranger until the gate has checked a signature; few strangers an address and in
                        all, and the oldest of them makes room for the next one
-TLS                    a handshake has seconds; TLS 1.2 at least, no renegotiation, HTTP/1.1 only
+TLS                    a handshake has seconds; TLS 1.2 at least, no renegotiation, HTTP/1.1 only; a site's
+                       certificate where authorities for them are given
 a request's head       64 KiB and 100 headers, counted before the parser keeps them; 8 KiB of address
 a request              with its length in a header: no chunks, no trailers, no upgrade; one more may wait;
                        the same seconds for the first and for every later one
@@ -39,6 +40,8 @@ ADMIT = "quietsum.admit"
 """In a request's scope: what the gate calls with a name once it knows whose connection this is."""
 READ_AT_ONCE = 64 * 1024
 """Bytes that TLS reads in one go, and so keeps for each connection (asyncio would take 256 KiB)."""
+_WANTED = b'{"message": "this SuperLink hears sites with a certificate only: put node.crt beside node.key"}'
+NO_CERTIFICATE = b"HTTP/1.1 403 \r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (len(_WANTED), _WANTED)
 _log = logging.getLogger("quietsum")
 
 
@@ -195,7 +198,11 @@ def origin_of(peer: Any) -> str:
 
 
 def server_side(certificate: str, key: str, *, clients: str | None = None) -> ssl.SSLContext:
-    """TLS as the server. ``clients`` is a file of authorities, one of which must have signed a caller's certificate."""
+    """TLS as the server. ``clients`` is a file of authorities, one of which must have signed a caller's certificate.
+
+    A caller without a certificate gets one sentence (403), and not a byte of his is looked at: ended in the handshake,
+    as TLS has it, he would only see a line that was cut.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -203,7 +210,7 @@ def server_side(certificate: str, key: str, *, clients: str | None = None) -> ss
     context.load_cert_chain(certificate, key)
     if clients is not None:
         context.load_verify_locations(cafile=clients)
-        context.verify_mode = ssl.CERT_REQUIRED
+        context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one ends the handshake; who has none is told so, see below
     return context
 
 
@@ -233,6 +240,12 @@ def bounded(limits: Limits) -> type[asyncio.Protocol]:
             if self._guest is not None:
                 self._guest.transport = transport
             self._end_in(limits.head_seconds)
+            tls = transport.get_extra_info("ssl_object")
+            if tls is not None and tls.context.verify_mode is ssl.CERT_OPTIONAL and not tls.getpeercert():
+                transport.pause_reading()  # closed with something unread, the line would be cut before he has read it
+                self._status = 403
+                transport.write(NO_CERTIFICATE)
+                self._end_in(1.0)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_in(None)

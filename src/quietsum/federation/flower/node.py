@@ -24,6 +24,8 @@ from quietsum.federation.nodekeys import read_node_key
 if TYPE_CHECKING:
     import ssl
 
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
     from quietsum.federation.flower.adapter import Letter, NodeEnd
     from quietsum.federation.transport import Answer
 
@@ -54,7 +56,8 @@ def serve_node(
     """Answer what a coordinator sends by way of the SuperLink at ``address`` (host:port), until ``stop`` is set.
 
     ``root_certificate`` is the authority that signed the SuperLink's certificate, ``node_key`` this site's private key
-    (OpenSSH, EC). ``insecure=True`` does without TLS, on loopback only.
+    (OpenSSH, EC). Where a certificate for that key lies beside it (``node.crt`` beside ``node.key``) it is shown to the
+    SuperLink. ``insecure=True`` does without TLS, on loopback only.
 
     Guarantees: nothing that arrives is executed; content longer than ``limit`` is not fetched; ``answer`` is called for
     one message at a time, and once for each that arrives; a reply whose sending fails is sent again for as long as
@@ -69,6 +72,8 @@ def serve_node(
         raise InvalidParameter("root_certificate", None, "is needed", "take ca.crt from whoever runs the coordinator")
     tls = None if insecure or root_certificate is None else _trusting(root_certificate)
     key = read_node_key(node_key)
+    if tls is not None:
+        _show(tls, node_key.with_suffix(".crt"), key)
     end, beats = adapter.NodeEnd(address, key, tls), adapter.NodeEnd(address, key, tls, seconds=5.0)
     try:
         _Node(end, beats, answer, address, stop, limit).serve()
@@ -262,6 +267,20 @@ def _clocks(refused: object) -> str:
         return ""
     way = "ahead of" if skew > 0 else "behind"
     return f"; this machine's clock is {abs(skew):.0f} s {way} the coordinator's: set both by a time server"
+
+
+def _show(tls: ssl.SSLContext, certificate: Path, key: EllipticCurvePrivateKey) -> None:
+    from quietsum.federation.flower import adapter
+
+    try:
+        adapter.show(tls, certificate.read_bytes(), key)
+    except FileNotFoundError:
+        return  # most SuperLinks ask for none; one that does says so
+    except (OSError, ValueError) as problem:
+        raise InvalidParameter(
+            "node_key", str(certificate), f"is no certificate for the node key beside it ({problem})",
+            "take node.crt anew from whoever runs the coordinator, or remove it if no certificate is asked for",
+        ) from None  # fmt: skip
 
 
 def _trusting(root_certificate: Path) -> ssl.SSLContext:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GivenUp", "SuperLink", "SuperLinkFailed", "is_loopback", "read_access"]
 
-_READY_WITHIN = 60.0
+_READY_WITHIN = 180.0
 
 
 class SuperLinkFailed(QuietsumError):
@@ -57,6 +57,7 @@ class SuperLink:
 
     ``certificate`` and ``key`` are the server's (PEM files), ``authority`` the file with the certificate that signed
     it. ``insecure=True`` does without all three, on a loopback host only. Port 0 takes a free one (see ``address``).
+    ``clients`` holds the authorities (PEM) of which a caller must show a certificate; without it none is asked for.
     Where ``give_up`` is set while it starts, it is ended again, and :class:`GivenUp` says so.
 
     Guarantees: a site is heard only in its own name, only in reply, and with no more than ``limit`` bytes of content
