@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -196,6 +197,14 @@ def test_a_record_that_leaves_moves_the_clipped_sum_by_twice_the_clip_and_is_pri
     assert found.neighbours is Neighbours.ADD_REMOVE and "one in, one out" in str(found)
     assert found.epsilon_lower > 1.3 * alone.forecast.epsilon  # the mechanism's own lower bound, too
     assert "one in" not in str(alone.forecast)
+
+
+def test_a_training_of_sixty_four_records_costs_12_09_per_record_and_7_63_per_person() -> None:
+    """320 steps at noise 1, one record of each person used; 7.63 used to be said of both."""
+    settings = config(epsilon=None, delta=1e-5, noise_multiplier=1.0, epochs=20, batch_size=4, public_size=64)
+    plan = plan_training(dataclasses.replace(settings, max_records=1), size=64)
+    assert plan.steps == 320 and plan.forecast.epsilon == pytest.approx(12.0869, abs=1e-4)
+    assert event_guarantee(plan.event(), size=1, delta=1e-5).epsilon == pytest.approx(7.62748, abs=1e-5)
 
 
 def test_a_stated_epsilon_per_record_is_kept_by_the_noise() -> None:

@@ -15,6 +15,7 @@ from quietsum.ledger import Charge, Dataset, Kind, Ledger, MemoryStore, Terms
 from quietsum.ledger.encoding import canonical, digest
 from quietsum.ledger.export import export_ledger, verify_export
 from quietsum.ledger.keys import SigningKey
+from quietsum.ledger.packing import pack, unpack
 from quietsum.ledger.spending import FIRST, PRICING, Prices
 from quietsum.privacy.units import Neighbours
 from quietsum.runs import checkpoint as checkpoints
@@ -277,8 +278,10 @@ def test_a_correction_behind_a_refusal_is_withheld_from_exports_and_both_verify(
     assert "after" not in (tmp_path / "out.jsonl").read_text()
 
 
-def test_an_old_run_goes_on_with_charges_as_they_are_written_today() -> None:
-    books = OldBooks(charges(40))
+@pytest.mark.parametrize("enrolled", [None, ()])
+def test_an_old_run_goes_on_with_charges_as_they_are_written_today(enrolled: Any) -> None:
+    """In a coordinator's books, and in those that a site keeps of itself."""
+    books = OldBooks(charges(40), enrolled=enrolled)
     books.round(1, charges(5))
     today = [one if one.unit is PERSON else wrapped(one) for one in charges(5)]
     books.ledger.commit(books.ledger.reserve("old", 2, 1, today))
@@ -326,6 +329,24 @@ def test_an_old_record_without_any_bound_now_costs_infinitely_much_and_is_no_bro
     (line,), entry = books.ledger.corrections()
     assert line.after == float("inf") and entry is not None
     books.ledger.verify()
+
+
+def test_a_snapshot_remembers_what_was_priced_by_older_rules_and_what_was_corrected() -> None:
+    books = OldBooks(charges(40))
+    books.round(1, charges(5))
+    for _ in range(2):
+        state = books.ledger._journal.state
+        again = unpack(pack(state))
+        again.key = state.key
+        assert (again.pricing, again.accounts.repriced) == (state.pricing, state.accounts.repriced)
+        assert again.accounts.corrections == state.accounts.corrections
+        assert again.accounts.corrected_at == state.accounts.corrected_at
+        for name, run in state.accounts.runs.items():
+            other = again.accounts.runs[name]
+            assert (other.pricing, other.bounded) == (run.pricing, run.bounded)
+            assert all(other.shares[one].repriced is share.repriced for one, share in run.shares.items())
+        books.ledger.commit(books.ledger.reserve("old", 2, books.ledger.next_attempt("old", 2), charges(5)))
+    assert books.ledger.corrections()[1] is not None
 
 
 # --------------------------------------------------------------------------------------------- new books

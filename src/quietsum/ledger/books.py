@@ -270,8 +270,8 @@ class BookState:
                 "were seen: no round of this plan would fit"
             )
         return BudgetExhausted(
-            f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}. "
-            f"Plan less, add noise, or allow more: {self.raise_command(needed)}.{self._repriced()}"
+            f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}."
+            f"{self._repriced()} Plan less, add noise, or allow more: {self.raise_command(needed)}"
         )
 
     def raise_command(self, needed: float | None) -> str:

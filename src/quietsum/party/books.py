@@ -180,7 +180,8 @@ class SiteBooks:
                 continue
             if exceeds(book.guarantee.epsilon, book.budget.epsilon):
                 raise PlanRefused(
-                    f"more was spent per {book.unit} than its lifetime of ε = {book.budget.epsilon:g} per {book.unit}"
+                    f"more was spent per {book.unit} than its lifetime of ε = {book.budget.epsilon:g} per {book.unit}, "
+                    "while it was public or by prices that were corrected since (quietsum ledger show tells both)"
                 )
 
     def knows(self, run: str, coordinator: str) -> bool:
