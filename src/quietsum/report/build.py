@@ -342,7 +342,7 @@ def _corrected(resolved: ResolvedPlan, pricing: int) -> list[str]:
         before, now = (
             resolved.cost(limit.unit, resolved.attempts, limit.delta, pricing=version)[1] for version in (pricing, None)
         )
-        if exceeds(now.epsilon, before.epsilon):
+        if exceeds(now.epsilon, before.epsilon) or exceeds(before.epsilon, now.epsilon):
             found.append(
                 f"ε per {now.whom} was corrected: when this run was opened its whole plan was said to cost ε ≤ "
                 f"{before.epsilon:.6g}, and it costs {now.epsilon:.6g} (docs/explanation/prices.md says why)."
