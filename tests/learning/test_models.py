@@ -243,3 +243,59 @@ def test_scalars_travel_in_a_federation(tmp_path: Any) -> None:
     assert vector.shape == (4 * 5 + 5 + 15 + 1,) and np.isfinite(vector).all()
     steps.layout.write(steps._model, vector * 2)
     assert steps._model.logit_scale.item() == pytest.approx(2.4)
+
+
+# -------------------------------------------------------------------------------------------- gradient hooks
+
+
+def hang(kind: str, model: nn.Sequential) -> Any:
+    match kind:
+        case "0.weight":
+            return model[0].weight.register_hook(lambda gradient: 10 * gradient)  # type: ignore[union-attr, operator]
+        case "2.bias":
+            return model[2].bias.register_post_accumulate_grad_hook(lambda parameter: None)  # type: ignore[union-attr, operator]
+        case "2: Linear":
+            return model[2].register_full_backward_hook(lambda module, given, out: (given[0] * 2,))
+        case "the model: Sequential":
+            return model.register_full_backward_pre_hook(lambda module, out: (out[0] * 2,))
+        case "all modules":
+            return nn.modules.module.register_module_full_backward_hook(lambda module, given, out: None)
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize("kind", ["0.weight", "2.bias", "2: Linear", "the model: Sequential", "all modules"])
+def test_a_hook_on_gradients_is_refused_by_every_door_and_by_the_name_of_what_it_hangs_on(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = make_private(model, optimizer, rows(40), config=CONFIG, selfcheck=False)[2]
+    handle = hang(kind, model)
+    doors: list[Callable[[], Any]] = [
+        lambda: PrivateTrainer(model, CONFIG),
+        lambda: make_private(model, optimizer, rows(40), config=CONFIG),
+        lambda: next(iter(loader)),
+        *(lambda name=name: engine_for(name, model, cross_entropy, Flat(max_norm=0.5)) for name in ENGINES),
+    ]
+    try:
+        for door in doors:
+            with pytest.raises(InvalidParameter, match="hook") as refused:
+                door()
+            assert kind in str(refused.value)
+    finally:
+        handle.remove()
+    next(iter(loader))  # the control: without it the door is open
+
+
+def test_a_hook_that_is_hung_up_between_epochs_is_refused_before_the_next_charge() -> None:
+    model = nn.Linear(4, 3)
+    config = PrivacyConfig(epsilon=3.0, epochs=3, batch_size=8)
+    trainer = PrivateTrainer(model, config, watch=lambda epoch: model.weight.register_hook(lambda g: g) and None)
+    with pytest.raises(InvalidParameter, match="weight"):
+        trainer.train(rows(40))
+
+
+def test_hooks_of_the_forward_pass_are_part_of_the_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[0].register_forward_hook(lambda module, given, out: out * 2)
+    for name in ("auto", "vmap", "naive"):
+        found = engine_for(name, model, cross_entropy, Flat(max_norm=0.5)).clipped_sum(rows())
+        assert apart(found, looped(model, rows(), 0.5)) < 1e-6

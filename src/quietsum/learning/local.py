@@ -42,7 +42,7 @@ from quietsum.learning.mixing import SteadyEngine, refuse_mixing, unchanged
 from quietsum.learning.modes import training
 from quietsum.learning.noise import TorchNoise
 from quietsum.learning.people import bounded
-from quietsum.learning.records import Records
+from quietsum.learning.records import Records, rehearse_large
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import uncovered_norms
 from quietsum.learning.vectors import Layout, Vector
@@ -169,6 +169,7 @@ class LocalSteps:
                 make, self._model, rows=MadeUp.like(rows, below=classes),
                 population=max(1, round(orders.expected_batch / _rate(orders.sampling))), name="the local step",
             )  # fmt: skip
+            rehearse_large(self._model, self._loss, records, self._device, expected_batch=orders.expected_batch)
             refuse_unsound(step, self._model)
         if mechanism.mode.value == "secure" and (told := uncovered_norms(self._model)):
             log.warning("%s", told)

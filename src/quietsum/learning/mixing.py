@@ -3,7 +3,8 @@
 Clipping bounds what one example adds to the sum only if its gradient depends on that example alone. A batch norm takes
 the mean over the batch, so one record moves the gradients of all others, and the running statistics carry private data
 out of the noise's reach. :func:`refuse_mixing` finds such modules by type, :func:`fix_batch_norm` replaces them, and
-:func:`mixes_examples` finds any other way of mixing by trying: change one example, see whether another's loss moves.
+:func:`what_mixes` finds any other way of mixing by trying: change, move or remove one example, in batches of many
+sizes, and see whether another's loss moves.
 :func:`what_remembers` finds in the same way what a model keeps of the examples that pass through it, a sum in a
 buffer say, which would be saved beside the weights without any noise; :class:`SteadyEngine` lets a buffer move that
 keeps nothing of them.
@@ -12,6 +13,7 @@ keeps nothing of them.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -26,6 +28,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engine import Batch, Engine, Loss, before_each_forward, losses_of, rows_of
+from quietsum.learning.hooks import refuse_hooks
+from quietsum.learning.still import still
 
 __all__ = [
     "NORMS",
@@ -35,20 +39,25 @@ __all__ = [
     "mixing_now",
     "refuse_mixing",
     "unchanged",
+    "what_mixes",
     "what_remembers",
 ]
 
 NORMS = (_BatchNorm, _InstanceNorm)
 """What may mix examples, depending on its mode."""
 
+_EVERY_SIZE = 64  # up to here every size of a batch is tried, if the model is small:
+_SMALL_WORK = 2_000_000_000  # parameters times rows squared, which takes a second or so
+
 _MOST_GROUPS = 32  # Wu and He 2018, "Group Normalization", default
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Raise where a module is known to mix examples or to store statistics of them.
+    """Raise where a module is known to mix examples or to store statistics of them, or has hooks on its gradients.
 
     A batch norm in eval mode uses stored statistics, touches one example at a time and passes.
     """
+    refuse_hooks(model)
     for name, module in model.named_modules():
         if mixing_now(module):
             problem = "takes statistics over the batch, so one record would change the gradients of all others"
@@ -114,29 +123,106 @@ def _group_norm(old: _BatchNorm) -> nn.GroupNorm:
 
 
 def mixes_examples(model: nn.Module, loss: Loss, batch: Batch) -> bool:
-    """Whether one example's loss moves when another example changes: a quick trial on ``batch``, by replay.
+    """Whether one example's loss depends on the others in its batch: a quick trial on ``batch``, by replay.
 
-    The last example is replaced by another one, scaled, and then by NaN where it holds numbers; the same random
-    numbers are replayed. True is a finding. False is strong evidence for this batch and no proof for all.
+    See :func:`what_mixes`. True is a finding. False is strong evidence for this batch and no proof for all.
 
     >>> centred = lambda model, batch: (model(batch[0]) - model(batch[0]).mean()).square().flatten()
     >>> mixes_examples(nn.Linear(2, 1), centred, (torch.randn(4, 2),))
     True
+    """
+    return what_mixes(model, loss, batch) is not None
+
+
+def what_mixes(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
+    """When one example's loss depends on the others in its batch, how that was seen; else None.
+
+    An example is exchanged for another one, scaled, and for NaN where it holds numbers. Examples are taken away, put in
+    another order, and made all alike. Batches of every power of two, one more and one less, up to ``batch`` are tried,
+    and every size up to 64 where the model is small. No loss may move. The same random numbers are replayed; where the
+    number of rows differs torch's are held at their middle (:func:`~quietsum.learning.still.still`), and a model that
+    draws others is not judged by these trials.
+
+    >>> def first_only(model, batch):                         # a memory for so many rows, an expert's capacity
+    ...     kept = torch.arange(len(batch[0])) < 3
+    ...     return torch.where(kept, model(batch[0]).flatten(), 0.0)
+    >>> what_mixes(nn.Linear(2, 1), first_only, (torch.randn(4, 2),))
+    'in another order'
     """
     rows = rows_of(batch)
     if rows < 2:
         raise InvalidParameter("batch", rows, "is too small to see examples mix", "pass at least two rows")
     with unchanged(model):
         before = _replay(loss, model, batch, rows)
-    for changed in _neighbours(batch):
-        with unchanged(model):
-            try:
-                after = _replay(loss, model, changed, rows)
-            except Exception:  # a model that refuses such a row refuses it in training too, where it counts as zero
-                continue
-        if not _alike(before[:-1], after[:-1]):
-            return True
-    return False
+    if _moves_others(loss, model, batch, before, rows - 1):
+        return "when another record changes"
+    with still(model):
+        whole, again = _tried(loss, model, batch), _tried(loss, model, batch, seed=1)
+        if whole is None or again is None or not _alike(whole, again):
+            return None
+        if _moves_others(loss, model, batch, whole, 0):
+            return "when another record changes"
+        for how, places in _chosen(model, rows):
+            found = _tried(loss, model, _rows(batch, places))
+            apart = found is not None and not _alike(whole[places.to(whole.device)], found)
+            if apart and _beyond_rounding(loss, model, batch, places):
+                return how
+    return None
+
+
+def _moves_others(loss: Loss, model: nn.Module, batch: Batch, before: Tensor, place: int) -> bool:
+    """Whether the other losses move when the example at ``place`` is exchanged."""
+    others = torch.arange(len(before), device=before.device) != place
+    tried = (_tried(loss, model, changed) for changed in _neighbours(batch, place))
+    return any(after is not None and not _alike(before[others], after[others]) for after in tried)
+
+
+def _chosen(model: nn.Module, rows: int) -> Iterator[tuple[str, Tensor]]:
+    """Rows of a batch, each choice with its name: other orders, fewer rows, and one row many times."""
+    every = torch.arange(rows)
+    yield "in another order", every.flip(0)
+    yield "in another order", every.roll(rows // 2)
+    for place in sorted({0, rows // 2, rows - 1}):
+        yield "when another record is taken away", every[every != place]
+    yield "when other records are like it", torch.zeros(rows, dtype=torch.int64)
+    powers = [2**power for power in range(rows.bit_length())]
+    sizes = {size for power in powers for size in (power - 1, power, power + 1)}
+    if rows * rows * sum(parameter.numel() for parameter in model.parameters()) < _SMALL_WORK:
+        sizes |= set(range(min(rows, _EVERY_SIZE)))
+    for size in sorted(sizes):
+        if 0 < size < rows:
+            yield f"in a batch of {size}", every[:size]
+
+
+def _rows(batch: Batch, places: Tensor) -> Batch:
+    return tuple(part[places.to(part.device)] for part in batch)
+
+
+def _tried(loss: Loss, model: nn.Module, batch: Batch, *, seed: int = 0) -> Tensor | None:
+    """The losses; None where the model refuses such rows, which it does in training too, where they count as zero."""
+    with unchanged(model):
+        try:
+            return _replay(loss, model, batch, rows_of(batch), seed=seed)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:
+            return None
+
+
+def _beyond_rounding(loss: Loss, model: nn.Module, batch: Batch, places: Tensor) -> bool:
+    """Whether losses of another choice of rows differ in float64 too: another number of rows is summed otherwise.
+
+    A model that cannot be copied or run in float64 is judged as it is, by a coarser measure.
+    """
+    finer, within = batch, 1e-3
+    with contextlib.suppress(Exception):
+        twin = copy.deepcopy(model).double()
+        doubled = tuple(part.double() if part.is_floating_point() else part for part in batch)
+        if _tried(loss, twin, doubled) is not None:
+            model, finer, within = twin, doubled, 1e-6
+    with still(model):
+        whole, found = _tried(loss, model, finer), _tried(loss, model, _rows(finer, places))
+    return whole is None or found is None or not _alike(whole[places.to(whole.device)], found, within)
 
 
 def what_remembers(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
@@ -209,10 +295,10 @@ def _put(module: nn.Module, buffers: dict[str, Tensor | None]) -> None:
     module._buffers.update(buffers)
 
 
-def _alike(one: Tensor, two: Tensor) -> bool:
+def _alike(one: Tensor, two: Tensor, within: float = 1e-5) -> bool:
     """Up to rounding."""
-    scale = one.abs().nan_to_num(posinf=0.0, neginf=0.0).amax() * 1e-5
-    return bool(torch.isclose(one, two, rtol=1e-5, atol=float(scale), equal_nan=True).all())
+    scale = one.abs().nan_to_num(posinf=0.0, neginf=0.0).amax() * within
+    return bool(torch.isclose(one, two, rtol=within, atol=float(scale), equal_nan=True).all())
 
 
 def _equal(one: Tensor, two: Tensor) -> bool:
@@ -231,23 +317,23 @@ def _others(batch: Batch) -> list[Batch]:
     return [stretched, broken, tuple(part[:-1] for part in batch)]
 
 
-def _neighbours(batch: Batch) -> list[Batch]:
-    """The batch with its last example exchanged: for a stretched copy of the first, and for one of NaN."""
+def _neighbours(batch: Batch, place: int) -> list[Batch]:
+    """The batch with the example at ``place`` exchanged: for a stretched copy of another, and for one of NaN."""
     other, broken = [], []
     for part in batch:
         one, two = part.clone(), part.clone()
-        whole = next((row for row in part if not torch.equal(row, part[-1])), part[0])
-        one[-1] = part[0] * 3 + 1 if part.is_floating_point() else whole
-        two[-1] = math.nan if part.is_floating_point() else whole
+        whole = next((row for row in part if not torch.equal(row, part[place])), part[place])
+        one[place] = part[0 if place else -1] * 3 + 1 if part.is_floating_point() else whole
+        two[place] = math.nan if part.is_floating_point() else whole
         other.append(one)
         broken.append(two)
     return [tuple(other), tuple(broken)]
 
 
-def _replay(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
+def _replay(loss: Loss, model: nn.Module, batch: Batch, rows: int, *, seed: int = 0) -> Tensor:
     devices = sorted({part.device.index or 0 for part in batch if part.is_cuda})
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return losses_of(loss, model, batch, rows).detach().clone()
 
 

@@ -33,15 +33,14 @@ from torch.utils.data import (
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engine import Batch, Loss, losses_of
-from quietsum.learning.mixing import mixes_examples, unchanged, what_remembers
+from quietsum.learning.mixing import unchanged, what_mixes, what_remembers
 from quietsum.learning.step import PrivateStep, cross_entropy
 
-__all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "rehearse", "rehearse_step"]
+__all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "rehearse", "rehearse_large", "rehearse_step"]
 
 log = logging.getLogger(__name__)
 
 _ROWS = 4  # of a made-up batch
-_MANY = 512  # rows at most where a batch is made up at its expected size
 _LOOKED_AT = 64  # records whose shape is compared before training
 
 
@@ -290,9 +289,13 @@ def rehearse(
 
 
 def _refuse_mixed(model: nn.Module, loss: Loss, rows: Batch) -> None:
-    if mixes_examples(model, loss, rows):
-        problem = f"mixes examples in a batch of {len(rows[0])}: one record's loss moves when another record changes"
-        remedy = "clipping then bounds nothing; let every output depend on its own input alone"
+    how = what_mixes(model, loss, rows)
+    if how is not None:
+        problem = f"mixes examples in a batch of {len(rows[0])}: the loss of a record is another one {how}"
+        remedy = (
+            "clipping then bounds nothing; let every loss depend on its own record alone, whatever the number and the "
+            "order of the records in a batch: no statistics over it, no capacity, no division by its length"
+        )
         raise InvalidParameter("model", type(model).__name__, problem, remedy)
 
 
@@ -311,8 +314,7 @@ def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> 
     """Try the step's engine on made-up rows, one of them and several, and let it say aloud what it cannot do.
 
     In training a row that raises is silent, so a model that always raises would be trained on noise alone. The model of
-    the last :func:`rehearse` with these records is also tried for mixing in a batch as large as Poisson batches get
-    (six deviations above the expected size, and 512 rows at most): some models behave otherwise in large batches.
+    the last :func:`rehearse` with these records is also tried for mixing in large batches (:func:`rehearse_large`).
     """
     rows = records.made_up(device)
     model, loss = records._rehearsed or (None, None)
@@ -330,14 +332,40 @@ def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> 
                 raise InvalidParameter("model", "the model", problem, remedy) from error
     if step.engine.name == "naive" and step.engine.why.startswith("a loop over examples, which"):
         log.warning("the training steps run one record at a time: %s", step.engine.why)
-    if model is None or loss is None:
-        return
-    count = min(math.ceil(step.expected_batch + 6 * math.sqrt(step.expected_batch)), _MANY)
+    if model is not None and loss is not None:
+        rehearse_large(model, loss, records, device, expected_batch=step.expected_batch, micro_batch=step.micro_batch)
+
+
+def rehearse_large(
+    model: nn.Module,
+    loss: Loss,
+    records: Records,
+    device: torch.device,
+    *,
+    expected_batch: float,
+    micro_batch: int | None = None,
+) -> None:
+    """Refuse a model that mixes examples in a batch as large as Poisson batches get, or in any smaller one.
+
+    That is six deviations above the expected size, a public number, or one micro-batch, if that is smaller: no forward
+    pass sees more rows. It costs as much as a few steps of the training.
+    """
+    count = math.ceil(expected_batch + 6 * math.sqrt(expected_batch))
+    count = count if micro_batch is None else min(count, micro_batch)
     while count > _ROWS:
+        rows = records.made_up(device, count)
         try:
-            return _refuse_mixed(model, loss, records.made_up(device, count))
+            with unchanged(model), torch.no_grad():
+                losses_of(loss, model, rows, count)
+            return _refuse_mixed(model, loss, rows)
         except torch.OutOfMemoryError:
             count //= 2  # micro-batches may be all that fits
+        except QuietsumError:
+            raise
+        except Exception as error:
+            problem = f"and the loss cannot read {count} made-up records, as many as a batch may hold"
+            remedy = f"they raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise InvalidParameter("model", type(model).__name__, problem, remedy) from error
 
 
 class LabelsOutOfRange(InvalidParameter):

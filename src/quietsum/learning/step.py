@@ -119,7 +119,9 @@ class PrivateStep:
         scaled: ScaledLoss | None = None,
         adaptive: QuantileClip | None = None,
         rng: RandomSource | None = None,
+        micro_batch: int | None = None,
     ) -> None:
+        self.micro_batch = micro_batch
         self.engine, self.sampling, self.mechanism = engine, sampling, mechanism
         self.expected_batch = positive("expected_batch", expected_batch, "pass rate × the declared size")
         self.scaled, self.adaptive = scaled, adaptive
@@ -167,7 +169,7 @@ class PrivateStep:
         )  # fmt: skip
         step = cls(
             SteadyEngine(made, model, loss), sampling=Poisson(rate=rate), mechanism=mechanism,
-            expected_batch=expected_batch, scaled=scaled, adaptive=adaptive, rng=rng,
+            expected_batch=expected_batch, scaled=scaled, adaptive=adaptive, rng=rng, micro_batch=micro_batch,
         )  # fmt: skip
         step._stated = noise_multiplier
         return step

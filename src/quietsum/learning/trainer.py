@@ -25,6 +25,7 @@ from quietsum.failpoints import reach
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
 from quietsum.learning.engine import Loss, trainable
 from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
+from quietsum.learning.hooks import refuse_hooks
 from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.modes import scoring, training
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
@@ -242,6 +243,7 @@ class PrivateTrainer:
         """Some epochs: reserved, made, committed, checkpointed. In that order."""
         assert self._step is not None and self._spending is not None and self._optimizer is not None
         step, spending = self._step, self._spending
+        refuse_hooks(self.model)  # one may have been hung up since the last chunk
         stage, count = spending.plan.alike(spending.charged, self._every)
         event = spending.plan.chunk_event(stage, count)
         receipt = None if self._books is None else self._books.reserve(spending.charged, event, count)
