@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from quietsum.errors import InvalidParameter
+from quietsum.files import DiskFull, NoRoom, write_output
 
 __all__ = ["Chart", "Series", "number", "save", "show", "svg", "terminal"]
 
@@ -293,9 +294,11 @@ def save(chart: Chart, path: str) -> None:
         sys.stdout.write(picture)
         return
     try:
-        Path(path).write_text(picture, encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        write_output(Path(path), picture)
+    except DiskFull:
+        raise
+    except (NoRoom, OSError, ValueError) as error:
+        reason = str(error).split(": ", 1)[-1].split(";")[0]
         raise InvalidParameter("output", path, f"cannot be written ({reason})", "choose another place") from None
 
 

@@ -29,7 +29,7 @@ class QuietsumError(Exception):
 
     ``exit_code`` is what a command ends with: 1 for trouble that may pass (a full disk, a taken port, a peer that does
     not answer), so that starting again may help; 2 for usage and refused plans, 3 for an exhausted budget, 4 for a
-    broken ledger, 5 for a claim that a self-check found false, 6 for too few parties.
+    broken ledger or saved state, 5 for a claim that a self-check found false, 6 for too few parties.
     """
 
     exit_code: ClassVar[int] = 2
@@ -64,7 +64,9 @@ class MixedUnits(QuietsumError, TypeError):
 
 
 class CorruptState(QuietsumError, ValueError):
-    """A saved state that is truncated, altered or of another version."""
+    """A saved state that is not what was written: truncated, altered or of another version."""
+
+    exit_code = 4
 
 
 class DataMissing(QuietsumError):
@@ -114,7 +116,7 @@ class TooFewParties(QuietsumError):
 
 def may_pass(error: OSError) -> bool:
     """Whether the system's refusal may be over without anybody changing a word: a full disk, a port that is taken."""
-    passing = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EADDRINUSE)
+    passing = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EADDRINUSE)
     return error.errno in passing
 
 

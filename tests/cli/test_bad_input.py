@@ -358,15 +358,15 @@ def key_for_everybody(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "told"),
     [
-        (edited_plan, 2, "frozen"),
-        (old_format, 2, "format 0"),
-        (foreign_folder, 2, "is not a run folder of quietsum"),
-        (garbled_marker, 2, "restore it"),
-        (marker_of_numbers, 2, "restore it"),
-        (plan_is_gone, 2, "restore it"),  # "write a fresh one with quietsum new" would be another plan
-        (cut_checkpoint, 2, "delete it to go on"),
+        (edited_plan, 4, "frozen"),
+        (old_format, 4, "format 0"),
+        (foreign_folder, 4, "is not a run folder of quietsum"),
+        (garbled_marker, 4, "restore it"),
+        (marker_of_numbers, 4, "restore it"),
+        (plan_is_gone, 4, "restore it"),  # "write a fresh one with quietsum new" would be another plan
+        (cut_checkpoint, 4, "delete it to go on"),
         (ledger_is_garbage, 4, "restore it from a copy"),
-        (ledger_is_empty, 4, "restore"),
+        (ledger_is_empty, 4, "put the ledger back"),
         (ledger_is_gone, 4, "put the ledger back"),  # its key and its runs are still there, so it is no new workspace
         (key_is_gone, 4, "put the key back"),
         (key_is_garbage, 4, "put the key back"),

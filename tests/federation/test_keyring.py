@@ -16,6 +16,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.certificates import make_node_key, public_line, read_node_key, read_roster
 from quietsum.federation.keylook import look
 from quietsum.federation.keyring import add, admit, folder_name, make, make_own
+from quietsum.files import DiskFull
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes and kills")
 
@@ -330,7 +331,7 @@ def test_a_full_disk_leaves_what_was_there(keys: Path) -> None:
 
     failpoints.install(full)
     try:
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(DiskFull, match="No space"):
             add(keys, "Geneva")
     finally:
         failpoints.install(None)

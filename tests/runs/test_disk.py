@@ -22,12 +22,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietsum.cli.app import app
+from quietsum.files import NoRoom, write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
 from quietsum.plan import load_plan
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs import progress
-from quietsum.runs.atomic import NoRoom, write_atomically
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
@@ -295,7 +295,7 @@ def test_a_garbled_file_that_nothing_needs_is_replaced_or_the_error_says_what_to
     result = quietsum("run", "--resume", "run")
     if result.exit_code:
         told = words(result.stderr)
-        assert result.exit_code == 2 and ("move it away" in told or "delete it" in told), result.output
+        assert result.exit_code == 4 and ("move it away" in told or "delete it" in told), result.output
         assert steps_paid() == {"north": 1, "south": 1}  # nothing was asked of anybody
         (RUN / name).unlink()
         result = quietsum("run", "--resume", "run")

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from quietsum import Guarantee, Observer, PrivacyUnit
 from quietsum.cli.app import app
 from quietsum.federation.watch import PartyDropped, RoundFinished, RunFinished, RunStarted
+from quietsum.files import NoRoom
 from quietsum.runs import progress
-from quietsum.runs.atomic import NoRoom
 from quietsum.runs.folder import Workspace
 from quietsum.runs.progress import JsonLines, Progress, round_line, spent_text
 from quietsum.runs.run import start

@@ -21,6 +21,7 @@ from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import Recorder, history
 from quietsum.runs.run import resume, start
+from quietsum.runs.sealed import checked
 from tiny import TinyTask, tiny_plan
 
 ADAM = {"optimizer": {"kind": "fedadam", "learning_rate": 0.05}}
@@ -94,7 +95,7 @@ def rewritten(path: Path, change: Any, *, hashes: bool = False) -> None:
     """The checkpoint with other tensors or another header, as a hand with an editor would leave it."""
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = json.loads(file.metadata()["quietsum"])
+        about = checked(json.loads(file.metadata()["quietsum"]))  # whoever edits it can leave the hash out
     change(tensors, about)
     if hashes:
         from quietsum.federation.messages import model_hash

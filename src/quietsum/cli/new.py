@@ -94,46 +94,21 @@ def _promises(plan: Plan) -> str:
 def _write(path: Path, text: str, *, force: bool) -> None:
     """All of ``text`` at ``path``, or nothing; an existing file stays unless ``force`` is given."""
     import os
-    import tempfile
+
+    from quietsum.files import DiskFull, NoRoom, write_atomically
 
     if path.is_dir():
         raise InvalidParameter("FILE", str(path), "is a directory", f"name a file, {path / 'run.toml'} for instance")
     try:
         if not force and os.path.lexists(path):
             raise FileExistsError
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".new")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(draft, 0o666 & ~mask)
-            if force or not _linked(draft, path):
-                os.replace(draft, path)
-        finally:
-            if os.path.lexists(draft):
-                os.unlink(draft)
+        write_atomically(path, text.encode(), replace=force, remedy="choose another place")
     except FileExistsError:
         raise InvalidParameter(
             "FILE", str(path), "exists already", "choose another name, or add --force to overwrite"
         ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InvalidParameter("FILE", str(path), f"cannot be written ({reason})", "choose another place") from None
-
-
-def _linked(draft: str, path: Path) -> bool:
-    """Give ``draft`` its name: unlike a rename, this never takes the place of a file that has just appeared."""
-    import os
-
-    try:
-        os.link(draft, path)
-    except FileExistsError:
+    except DiskFull:
         raise
-    except OSError:  # a file system without links
-        if os.path.lexists(path):
-            raise FileExistsError from None
-        return False
-    return True
+    except (NoRoom, ValueError) as error:
+        reason = str(error).split(": ", 1)[-1].split(";")[0]
+        raise InvalidParameter("FILE", str(path), f"cannot be written ({reason})", "choose another place") from None

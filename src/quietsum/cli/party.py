@@ -57,13 +57,13 @@ def new(
     Example: quietsum party new policy.toml --name Basel --size 303
     """
     from quietsum.errors import InvalidParameter
+    from quietsum.files import write_atomically
     from quietsum.party.policy_file import first_policy, parse_policy
 
     text = first_policy(path=path, name=name, address=address, dataset=dataset, size=size, task=task)
     parse_policy(text, str(path))
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+        write_atomically(path, text.encode(), replace=False, remedy="make room, or choose another place")
     except FileExistsError:
         raise InvalidParameter("path", str(path), "exists", "choose another name; nothing is overwritten") from None
     print(f"wrote {path}; read it line by line, it decides what this site gives away")

@@ -17,7 +17,8 @@ from quietsum.cli import options as opt
 from quietsum.cli.ledger import ledger_path
 from quietsum.cli.ledger_entries import short
 from quietsum.cli.output import WIDTH, console, print_json, print_next
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter
+from quietsum.files import write_output
 
 __all__ = ["receipts"]
 
@@ -65,10 +66,7 @@ def receipts(
             "receipts", "any", "are not in this ledger", "they come with rounds across machines (--on flower)"
         )
     if output is not None:
-        try:
-            output.write_text("".join(json.dumps(line) + "\n" for line in found), encoding="utf-8")
-        except OSError as error:
-            raise QuietsumError(f"{output} cannot be written: {error.strerror}; choose another place") from None
+        write_output(output, "".join(json.dumps(line) + "\n" for line in found))
     if as_json:
         print_json({"receipts": found})
         return

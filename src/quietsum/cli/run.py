@@ -25,11 +25,11 @@ from quietsum.cli.across import (
 from quietsum.cli.logs import watch_log
 from quietsum.cli.output import print_next
 from quietsum.cli.signals import Interruption
-from quietsum.errors import InvalidParameter
+from quietsum.errors import CorruptState, InvalidParameter
 
 if TYPE_CHECKING:
     from quietsum.federation.remote import RemoteFederation
-    from quietsum.federation.watch import Watcher
+    from quietsum.federation.watch import Guarded, RunEvent, Watcher
     from quietsum.runs.folder import RunFolder, Workspace
     from quietsum.runs.mlflow import MlflowWatcher
     from quietsum.runs.run import RunResult
@@ -212,11 +212,14 @@ class _Watching:
     """The watcher on the screen, and once there is a run folder, the files in it and the tracking store."""
 
     def __init__(self, first: Watcher, stack: contextlib.ExitStack, how: _How) -> None:
-        self._watchers: list[Watcher] = [first]
+        from quietsum.federation.watch import Guarded
+
+        self._watchers: list[Guarded] = [Guarded(first)]
         self._stack, self._how = stack, how
         self._tracker, self._tell = how.tracker, how.federation is not None and not how.quiet
 
     def opened(self, folder: RunFolder) -> None:
+        from quietsum.federation.watch import guarded
         from quietsum.runs.progress import JsonLines
         from quietsum.runs.record import Recorder
 
@@ -225,15 +228,24 @@ class _Watching:
         if self._tell:
             text = f"this coordinator's ledger is {folder.ledger}; sites pin it as coordinator.ledger"
             print(textwrap.fill(text, 80), flush=True)
-        self._watchers.append(self._stack.enter_context(JsonLines(folder.path / "events.jsonl")))
-        self._watchers.append(self._stack.enter_context(Recorder(folder.path / "run.db")))
+        kept: list[Watcher] = [self._stack.enter_context(JsonLines(folder.path / "events.jsonl"))]
+        try:
+            kept.append(self._stack.enter_context(Recorder(folder.path / "run.db")))
+        except CorruptState as error:  # a full disk still ends the run here: nothing is reserved yet
+            print(textwrap.fill(f"warning: {error}; the run goes on without it", 80), file=sys.stderr)
         if self._tracker is not None:
             self._tracker.opened(folder)
-            self._watchers.append(self._tracker)
+            kept.append(self._tracker)
+        self._watchers += guarded(kept)
 
-    def saw(self, event: Any) -> None:
+    def saw(self, event: RunEvent) -> None:
+        from quietsum.federation.watch import PartyDropped, RoundStarted
+
         for watcher in self._watchers:
             watcher.saw(event)
+        if not isinstance(event, RoundStarted | PartyDropped):  # nothing is reserved at this moment
+            for watcher in self._watchers:
+                watcher.check()
 
 
 def _introduce(resolved: Any, title: str) -> None:

@@ -13,6 +13,7 @@ import typer
 from quietsum.cli import options as opt
 from quietsum.cli.output import bounds, facts, print_json, print_next
 from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.files import write_atomically
 
 if TYPE_CHECKING:
     from quietsum.learning.history import Epoch, History
@@ -171,7 +172,7 @@ def _go(
     if resume is None:
         folder = place.path / "training" / run
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "options.json").write_text(json.dumps(chosen, indent=2) + "\n", encoding="utf-8")
+        write_atomically(folder / "options.json", json.dumps(chosen, indent=2).encode() + b"\n")
     try:
         history = trainer.train(
             records,

@@ -32,6 +32,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from quietsum import files
 from quietsum.errors import InvalidParameter
 from quietsum.failpoints import reach
 from quietsum.federation.certificates import (
@@ -230,23 +231,15 @@ def _enter(folder: Path, name: str, line: str) -> None:
     _write(draft, (before.rstrip("\n") + "\n" + _table(name, line)).encode(), PUBLIC)
     try:
         read_roster(draft)  # it must read back before it takes the old one's place
-        os.replace(draft, path)
+        files.rename(draft, path)
     finally:
         draft.unlink(missing_ok=True)
-    _sync(folder)
     reach("keys:entered")
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     """A new file, synced."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        if hasattr(os, "fchmod"):
-            os.fchmod(handle, mode)
-        file.write(content)
-        reach("keys:written")
-        file.flush()
-        os.fsync(handle)
+    files.write_new(path, content, mode=mode, failpoint="keys:written")
 
 
 @contextlib.contextmanager
@@ -262,7 +255,7 @@ def _staged(folder: Path) -> Iterator[Path]:
     try:
         yield draft
         for inner in (*(found for found in draft.iterdir() if found.is_dir()), draft):
-            _sync(inner)
+            files.sync_folder(inner)
         reach("keys:staged")
         try:
             draft.rename(folder)  # refused by the system where a file or a folder with content is
@@ -270,7 +263,7 @@ def _staged(folder: Path) -> Iterator[Path]:
             if os.path.lexists(folder):
                 raise taken from None
             raise
-        _sync(folder.parent)
+        files.sync_folder(folder.parent)
         reach("keys:renamed")
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -323,12 +316,3 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _sync(folder: Path) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

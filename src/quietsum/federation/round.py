@@ -35,7 +35,7 @@ from quietsum.federation.messages import (
     TrainRequest,
     Update,
 )
-from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, tell
+from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, guarded, tell
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.plan.lengths import LARGEST, longest_update
 from quietsum.privacy.units import PrivacyUnit
@@ -83,7 +83,7 @@ def run_round(
     touched its data are refunded. Without client-level noise, fewer usable updates than the plan's minimum end in
     :class:`~quietsum.errors.TooFewParties`, charged; with it, only where the plan asks for more than one.
     """
-    watchers, plan = tuple(watchers), resolved.plan
+    watchers, plan = guarded(watchers), resolved.plan
     registered = tuple(federation.registered())
     fold = fold_of(resolved, number, state, registered, own_steps=own_steps)
     _refuse_seeded(rng, resolved)

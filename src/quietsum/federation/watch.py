@@ -7,10 +7,13 @@ enter a report for recipients or an exported ledger.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, final
 
 from quietsum.privacy.guarantee import Guarantee
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "PartyDropped",
@@ -20,6 +23,7 @@ __all__ = [
     "RunFinished",
     "RunStarted",
     "Watcher",
+    "guarded",
     "tell",
     "to_dict",
 ]
@@ -116,6 +120,41 @@ class Watcher(Protocol):
     def saw(self, event: RunEvent) -> None:
         """Take note of ``event``."""
         ...
+
+
+@final
+class Guarded:
+    """A watcher that cannot end a round: what it raises is a warning, once, and then it is left alone.
+
+    Guarantees (rule 22): nothing optional stands between a reservation and its release. Only a person who breaks the
+    run off gets through. A reader that has left (`| head`) is kept in mind for :meth:`check`, between two rounds.
+    """
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher: Watcher | None = watcher
+        self._left: BrokenPipeError | None = None
+
+    def saw(self, event: RunEvent) -> None:
+        """Pass ``event`` on."""
+        if self._watcher is None:
+            return
+        try:
+            self._watcher.saw(event)
+        except BrokenPipeError as error:
+            self._watcher, self._left = None, error
+        except Exception as error:
+            log.warning("%s sees nothing more of this run: %s", type(self._watcher).__name__, error)
+            self._watcher = None
+
+    def check(self) -> None:
+        """Raise BrokenPipeError where the reader has left; nothing is reserved at this moment."""
+        if self._left is not None:
+            raise self._left
+
+
+def guarded(watchers: Iterable[Watcher]) -> tuple[Guarded, ...]:
+    """Each of the ``watchers``, so that it cannot end a round."""
+    return tuple(watcher if isinstance(watcher, Guarded) else Guarded(watcher) for watcher in watchers)
 
 
 def tell(watchers: Iterable[Watcher], event: RunEvent) -> None:

@@ -15,7 +15,6 @@ state of a random generator.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
-from quietsum.failpoints import reach
+from quietsum.files import RESUME, check_room, no_room, write_atomically
 from quietsum.learning.config import TrainingPlan
 from quietsum.ledger import Charge, Dataset, Head, Ledger, Receipt, Terms, places
 from quietsum.ledger.history import RunHistory
@@ -40,6 +39,7 @@ __all__ = [
     "VERSION",
     "Checkpoint",
     "TrainingBooks",
+    "check_checkpoint_fits",
     "load_model",
     "opened_pricing",
     "read_checkpoint",
@@ -113,6 +113,12 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(tensors=tensors, about=about)
 
 
+def check_checkpoint_fits(path: Path, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise :class:`~quietsum.files.DiskFull` where the next checkpoint finds no room: before its steps are paid."""
+    size = sum(tensor.nbytes for part in parts.values() for tensor in part.values())
+    check_room(path.parent, size + 64 * 1024)
+
+
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> str:
     """Of the tensors and of all that the header says of them."""
     said = {name: value for name, value in about.items() if name != "digest"}
@@ -128,24 +134,11 @@ def _write(path: Path, tensors: Tensors, about: Mapping[str, Any]) -> None:
     from safetensors.torch import save
 
     text = json.dumps({**about, "digest": _digest(tensors, about)}, sort_keys=True, allow_nan=False)
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with neighbour.open("wb") as file:
-            file.write(save(tensors, metadata={"quietsum": text}))
-            file.flush()
-            os.fsync(file.fileno())
-        reach("train:file-synced")
-        os.replace(neighbour, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            neighbour.unlink()
-        raise QuietsumError(f"{path} could not be written: {error.strerror or error}; make room, then resume") from None
+        raise no_room(f"{path.parent} could not be made: {error.strerror or error}; {RESUME}", error) from None
+    write_atomically(path, save(tensors, metadata={"quietsum": text}))
 
 
 def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:

@@ -33,6 +33,7 @@ from quietsum.learning.people import bounded_records, check_person, person_guara
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.saving import (
     TrainingBooks,
+    check_checkpoint_fits,
     load_model,
     opened_pricing,
     read_checkpoint,
@@ -246,6 +247,8 @@ class PrivateTrainer:
         refuse_hooks(self.model)  # one may have been hung up since the last chunk
         stage, count = spending.plan.alike(spending.charged, self._every)
         event = spending.plan.chunk_event(stage, count)
+        if self._books is not None:
+            check_checkpoint_fits(self._books.checkpoint, self._parts())
         receipt = None if self._books is None else self._books.reserve(spending.charged, event, count)
         spending.charge(count)
         reach("train:reserved")

@@ -10,15 +10,14 @@ finds out what they say by hashing guesses. How many refused is not hidden: ther
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.files import PRIVATE, drafted
 from quietsum.ledger.encoding import canonical, digest, entry_hash
 from quietsum.ledger.entries import Entry, Head, Kind
 from quietsum.ledger.ledger import Ledger
@@ -44,23 +43,11 @@ def export_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> tuple[int, in
     path = Path(path)
     _refuse_own_books(ledger)
     entries = withheld = 0
-    handle, name = -1, ""
-    try:
-        handle, name = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for entry in ledger.entries():
-                secret = operator_only(entry)
-                entries, withheld = entries + 1, withheld + secret
-                file.write(canonical(_line(entry, secret)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except OSError as error:
-        raise QuietsumError(f"{path} cannot be written: {error.strerror}; choose another place") from None
-    finally:
-        if name:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
+    with drafted(path, mode=PRIVATE, remedy="choose another place") as file:
+        for entry in ledger.entries():
+            secret = operator_only(entry)
+            entries, withheld = entries + 1, withheld + secret
+            file.write((canonical(_line(entry, secret)) + "\n").encode())
     return entries, withheld
 
 

@@ -29,7 +29,7 @@ from quietsum.ledger.marks import Mark
 from quietsum.ledger.remains import lost, require_nothing_left
 from quietsum.ledger.snapshots import EVERY, SnapshotFile
 from quietsum.ledger.state import FORMAT, State
-from quietsum.ledger.store import LedgerStore, StoreFailed
+from quietsum.ledger.store import ChecksRoom, LedgerStore, StoreFailed
 
 __all__ = ["Additions", "Clock", "Journal", "first_key", "system_clock"]
 
@@ -192,6 +192,11 @@ class Journal:
         if self._signer is None:
             raise StoreFailed("this ledger was opened for reading only, so it signs nothing")
         return self._signer.sign(message)
+
+    def check_room(self, count: int) -> None:
+        """Raise where the store knows that it has no room for ``count`` more bytes."""
+        if isinstance(self.store, ChecksRoom):
+            self.store.check_room(count)
 
     @contextlib.contextmanager
     def writing(self, act: str) -> Iterator[Additions]:

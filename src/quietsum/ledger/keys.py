@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from quietsum.errors import LedgerBroken
+from quietsum.files import rename, sync_folder, write_new
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -104,11 +105,7 @@ def save_new_key(ledger: Path, key: SigningKey) -> None:
     path = _fresh_path(ledger)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(key.pem())
-        file.flush()
-        os.fsync(file.fileno())
+    write_new(path, key.pem(), failpoint="ledger.create:key-written")
     sync_folder(ledger.parent)
 
 
@@ -119,8 +116,7 @@ def settle_key(ledger: Path, public_key: str) -> None:
         return
     with contextlib.suppress(FileNotFoundError):
         if _read(fresh).public.hex == public_key:
-            os.replace(fresh, key_path(ledger))
-            sync_folder(ledger.parent)
+            rename(fresh, key_path(ledger))
 
 
 def load_key(ledger: Path, public_key: str) -> SigningKey:
@@ -166,13 +162,3 @@ def _read(path: Path) -> SigningKey:
             f"has a key file that holds no Ed25519 key ({path})", remedy="put the key back from its copy"
         )
     return SigningKey(key)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in ``folder`` durable, where the system can."""
-    with contextlib.suppress(OSError, AttributeError):
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -33,6 +33,9 @@ from quietsum.privacy.units import PrivacyUnit
 
 __all__ = ["Ledger"]
 
+ROOM, ROOM_EACH = 96 * 1024, 1024
+"""Bytes that a reservation and its commit take in the database and its log at most, and more for each charge."""
+
 
 @final
 class Ledger(LedgerReading):
@@ -178,6 +181,7 @@ class Ledger(LedgerReading):
         with self._journal.lock:  # first without the store's lock: prices take time, and others may write meanwhile
             self._journal.follow()
             check()
+        self._journal.check_room(ROOM + 2 * ROOM_EACH * len(charges))  # for the commit, too
         with self._journal.writing("reserve") as add:
             check()
             body = {"run": run, "round": round, "attempt": attempt, "charges": [c.to_dict() for c in charges]}

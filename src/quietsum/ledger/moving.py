@@ -35,6 +35,7 @@ from typing import final
 
 from quietsum import failpoints
 from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.files import sync_folder
 from quietsum.ledger import keys, places
 from quietsum.ledger.entries import Head
 from quietsum.ledger.journal import first_key
@@ -137,10 +138,10 @@ def move_to_sqlite(ledger: Path, *, anchors: Iterable[Head] = ()) -> Moved:
     try:
         if not ledger.exists():
             os.rename(part, ledger)
-            keys.sync_folder(ledger.parent)
+            sync_folder(ledger.parent)
         failpoints.reach("ledger.back:after-rename")
         os.rename(places.url_path(ledger), kept)
-        keys.sync_folder(ledger.parent)
+        sync_folder(ledger.parent)
         failpoints.reach("ledger.back:after-url")
         note.unlink()
     except OSError as error:
@@ -221,7 +222,7 @@ def _put_away(ledger: Path, kept: Path) -> None:
         )
     try:
         os.rename(ledger, kept)
-        keys.sync_folder(ledger.parent)
+        sync_folder(ledger.parent)
         os.chmod(kept, stat.S_IRUSR)
     except OSError as error:
         raise StoreFailed(f"{ledger} cannot be renamed: {error.strerror}; run the same move again") from None

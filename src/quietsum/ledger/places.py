@@ -7,17 +7,14 @@ neither is opened then: that is also what an interrupted move looks like, until 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger.keys import sync_folder
+from quietsum.files import PRIVATE, DiskFull, NoRoom, write_atomically
 from quietsum.ledger.remains import absent, require_nothing_left
 from quietsum.ledger.sqlite import SqliteStore
-from quietsum.ledger.store import LedgerStore, NoLedger, StoreFailed
+from quietsum.ledger.store import LedgerStore, NoLedger, StoreFailed, StoreMustWait
 
 __all__ = ["exists", "moved_path", "open_store", "read_url", "sealed_to", "url_path", "write_durably", "write_url"]
 
@@ -120,19 +117,7 @@ def write_url(ledger: Path, address: str) -> None:
 
 def write_durably(path: Path, line: str) -> None:
     """A file of one line, on disk when this returns, there as a whole or not at all."""
-    name = ""
     try:
-        handle, name = tempfile.mkstemp(prefix=path.name, suffix=".draft", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-        name = ""
-    except OSError as error:
-        raise StoreFailed(f"{path} cannot be written: {error.strerror}; make room, and run the move again") from None
-    finally:
-        if name:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-    sync_folder(path.parent)
+        write_atomically(path, line.encode() + b"\n", mode=PRIVATE, remedy="run the move again")
+    except NoRoom as error:
+        raise (StoreMustWait if isinstance(error, DiskFull) else StoreFailed)(str(error)) from None

@@ -20,7 +20,7 @@ from typing import Any, final
 
 from quietsum import failpoints
 from quietsum.errors import LedgerBroken, QuietsumError, may_pass
-from quietsum.ledger.keys import sync_folder
+from quietsum.files import DiskFull, NoRoom, check_room, sync_folder
 from quietsum.ledger.remains import absent
 from quietsum.ledger.store import LONGEST, Row, StoreFailed, StoreMustWait, read_row
 
@@ -212,6 +212,13 @@ class SqliteStore:
                     nap = min(2 * nap, 0.001)
             finally:
                 self._run(f"PRAGMA busy_timeout = {int(1000 * self._patience)}")
+
+    def check_room(self, count: int) -> None:
+        """StoreMustWait where the disk has no room for ``count`` more bytes."""
+        try:
+            check_room(self.path.parent, count)
+        except NoRoom as error:
+            raise (StoreMustWait if isinstance(error, DiskFull) else StoreFailed)(str(error)) from None
 
     def append(self, row: Row) -> None:
         """Add the next row."""

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
 from quietsum.errors import LedgerBroken, QuietsumError
 
-__all__ = ["LONGEST", "LedgerStore", "MemoryStore", "NoLedger", "Row", "StoreFailed", "StoreMustWait", "read_row"]
+__all__ = [
+    "LONGEST",
+    "ChecksRoom",
+    "LedgerStore",
+    "MemoryStore",
+    "NoLedger",
+    "Row",
+    "StoreFailed",
+    "StoreMustWait",
+    "read_row",
+]
 
 LONGEST = 2**63 - 1
 """The largest number that a store can give an entry."""
@@ -69,6 +79,15 @@ class StoreMustWait(StoreFailed):
     """A full disk, or another writer that does not end: the same may work later."""
 
     exit_code = 1
+
+
+@runtime_checkable
+class ChecksRoom(Protocol):
+    """A store that can say beforehand whether its disk is full."""
+
+    def check_room(self, count: int) -> None:
+        """Raise :class:`StoreMustWait` where there is no room for ``count`` more bytes."""
+        ...
 
 
 @runtime_checkable

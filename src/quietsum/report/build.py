@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from quietsum.errors import CorruptState
+from quietsum.files import write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.charges import budget_to
 from quietsum.ledger.entries import Kind
@@ -26,7 +27,6 @@ from quietsum.privacy.tradeoff import attacker_advantage
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.report.page import page
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.atomic import write_atomically
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.progress import NO_GUARANTEE

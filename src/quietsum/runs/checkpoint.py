@@ -17,18 +17,33 @@ from typing import Any, final
 
 import numpy as np
 
+from quietsum import files
 from quietsum.aggregation import ServerState
 from quietsum.errors import CorruptState, QuietsumError, whole_number
 from quietsum.federation.messages import model_hash
+from quietsum.files import write_atomically
 from quietsum.ledger import Head
-from quietsum.runs.atomic import write_atomically
 from quietsum.runs.sealed import checked, sealed
 
-__all__ = ["KEPT", "VERSION", "Checkpoint", "head_of", "latest", "load_model", "read", "save_model", "write"]
+__all__ = [
+    "KEPT",
+    "VERSION",
+    "Checkpoint",
+    "check_room",
+    "head_of",
+    "latest",
+    "load_model",
+    "read",
+    "save_model",
+    "write",
+]
 
 VERSION = 2
 KEPT = 3
 """So many checkpoints stay; older ones are removed after a new one is safe."""
+
+HEADER = 64 * 1024
+"""More than what stands in a checkpoint beside its vectors."""
 
 _NAME = re.compile(r"round-(\d{6})\.safetensors")
 _SLOT = "slots."
@@ -77,6 +92,12 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     for old in _paths(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
     return path
+
+
+def check_room(folder: Path, state: ServerState) -> None:
+    """Raise :class:`~quietsum.files.DiskFull` where the checkpoint after ``state`` finds no room: before it is paid."""
+    vectors = (state.params, *state.slots.values())
+    files.check_room(folder, HEADER + sum(vector.nbytes for vector in vectors))
 
 
 def latest(folder: Path) -> Checkpoint | None:

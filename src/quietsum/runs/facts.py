@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
 from quietsum.errors import CorruptState, QuietsumError, whole_number
+from quietsum.files import write_atomically
 from quietsum.plan import PartyFacts
-from quietsum.runs.atomic import write_atomically
 from quietsum.runs.sealed import checked, sealed
 
 if TYPE_CHECKING:

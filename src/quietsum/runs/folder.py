@@ -31,9 +31,9 @@ from pathlib import Path
 from typing import final
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, whole_number
+from quietsum.files import NoRoom, no_room, sync_folder, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
-from quietsum.runs.atomic import NoRoom, no_room, sync_folder, write_atomically
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.sealed import checked, sealed
 

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
 from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, to_dict
+from quietsum.files import no_room
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.runs.atomic import no_room
 
 if TYPE_CHECKING:
     from rich.live import Live

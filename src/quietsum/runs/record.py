@@ -7,6 +7,7 @@ the ledger are for, and a run whose run.db was deleted goes on.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from pathlib import Path
 from types import TracebackType
@@ -14,10 +15,13 @@ from typing import Any, Self, final
 
 from quietsum.errors import CorruptState
 from quietsum.federation.watch import PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished
+from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
 
 __all__ = ["SCHEMA", "Recorder", "history", "measured"]
+
+log = logging.getLogger(__name__)
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
@@ -44,7 +48,9 @@ class Recorder:
             self._database = sqlite3.connect(path, isolation_level=None, timeout=10)
             path.chmod(0o600)
             self._database.executescript(SCHEMA)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # SQLite quotes a damaged schema, whatever bytes it holds
+        except (sqlite3.Error, ValueError) as error:
+            if _full(error):
+                raise DiskFull(f"{path} cannot be written ({error}); make room, then use --resume") from None
             raise CorruptState(f"{path} cannot be used ({error}); move it away, nothing in it is needed") from None
         self._attempt = 1
         self._left_out: list[tuple[object, ...]] = []
@@ -57,6 +63,8 @@ class Recorder:
     ) -> None:
         try:
             self._write_left_out()
+        except NoRoom as problem:  # whatever ends the run counts more
+            log.warning("%s", problem)
         finally:
             self._database.close()
 
@@ -85,7 +93,11 @@ class Recorder:
             self._database.executemany("INSERT INTO left_out VALUES (?, ?, ?, ?, ?)", rows)
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            raise CorruptState(f"run.db cannot be written ({error}); make room, then go on with --resume") from None
+            raise self._refused(error) from None
+
+    def _refused(self, error: sqlite3.Error) -> NoRoom:
+        problem = f"run.db cannot be written ({error}); nothing in it is needed"
+        return DiskFull(problem) if _full(error) else NoRoom(problem)
 
     def _finish(self, event: RoundFinished) -> None:
         worst = {unit: max((g.epsilon for g in event.spent if g.unit is unit), default=None) for unit in PrivacyUnit}
@@ -108,7 +120,12 @@ class Recorder:
         try:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
-            raise CorruptState(f"run.db cannot be written ({error}); make room, then go on with --resume") from None
+            raise self._refused(error) from None
+
+
+def _full(error: Exception) -> bool:
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 
 
 def history(

@@ -28,7 +28,7 @@ from quietsum.failpoints import reach
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes, Federation, Joins
 from quietsum.federation.round import first_state, run_round
-from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted, Watcher, tell
+from quietsum.federation.watch import Guarded, RoundFinished, RunFinished, RunStarted, Watcher, guarded, tell
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
 from quietsum.ledger.places import exists as ledger_exists
@@ -106,7 +106,7 @@ def start(
             if opened is not None:
                 opened(folder)
             with _federation(federation, task, resolved, workers) as parties:
-                return _go_on(first, folder, task, resolved, ledger, history, parties, rng, tuple(watchers))
+                return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guarded(watchers))
 
 
 def resume(
@@ -160,7 +160,7 @@ def resume(
         if opened is not None:
             opened(folder)
         with _federation(federation, task, resolved, workers) as parties:
-            return _go_on(last, folder, task, resolved, ledger, history, parties, rng, tuple(watchers))
+            return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guarded(watchers))
 
 
 def check_whom(folder: RunFolder, *, sites: bool, workspace: Workspace) -> None:
@@ -266,7 +266,7 @@ def _go_on(
     history: RunHistory,
     federation: Federation,
     rng: RandomSource | None,
-    watchers: tuple[Watcher, ...],
+    watchers: tuple[Guarded, ...],
 ) -> RunResult:
     rng = rng or system_randomness()
     plan, state, done = resolved.plan, last.state, last.round
@@ -281,8 +281,11 @@ def _go_on(
         if isinstance(federation, Joins):
             federation.join(folder.run, resolved, ledger)
         for number in range(done + 1, rounds + 1):
+            for watcher in watchers:
+                watcher.check()  # a reader that has left may end the run here, where nothing is reserved
             if isinstance(federation, Joins):
                 federation.ready()
+            checkpoints.check_room(folder.checkpoints, state)
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,

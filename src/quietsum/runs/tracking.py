@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from quietsum.runs.atomic import NoRoom, write_atomically
+from quietsum.files import NoRoom, write_atomically
 
 __all__ = ["Ending", "File", "Opening", "Piece", "Round", "Store"]
 
