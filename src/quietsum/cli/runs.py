@@ -10,7 +10,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import console, print_json, print_next
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
     from quietsum.runs.folder import RunFolder, Workspace
@@ -28,12 +28,8 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
     from quietsum.runs.folder import Workspace
 
     place = Workspace.at(workspace)
-    found, damaged = [], place.damaged()
-    for folder in place.folders():
-        try:
-            found.append(_summary(folder, place))
-        except QuietsumError as error:
-            damaged.append((folder.run, str(error)))
+    damaged, folders = place.damaged(), list(place.folders())
+    found = _listed(folders, place, damaged)
     if as_json:
         listed = [{"run": run, "problem": problem} for run, problem in damaged]
         print_json({"workspace": str(place.path), "runs": found, "damaged": listed})
@@ -105,7 +101,7 @@ def compare(
     folders = [place.find(name) for name in (first, *others)]
     if len({folder.run for folder in folders}) < len(folders):
         raise InvalidParameter("run", first, "is named twice", "name different runs")
-    found = [_summary(folder, place) for folder in folders]
+    found = _listed(folders, place)
     plans = [dict(_flat(folder.plan().to_dict())) for folder in folders]
     keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
     if as_json:
@@ -130,16 +126,30 @@ def _where(workspace: str | None) -> Sequence[str]:
     return [] if workspace is None else ["--workspace", workspace]
 
 
-def _summary(folder: RunFolder, place: Workspace) -> dict[str, Any]:
-    from quietsum import report
+def _listed(
+    folders: Sequence[RunFolder], place: Workspace, damaged: list[tuple[str, str]] | None = None
+) -> list[dict[str, Any]]:
+    """A few words on each run. The ledger is opened once, for reading; its own trouble is that of the whole command.
 
-    values = report.build(folder, place)
-    metric = values["metrics"][0] if values["metrics"] else {"name": None, "value": None, "on": ""}
-    spent = [guarantee for guarantee in values["guarantees"] if guarantee["observer"] == "recipients"]
-    return {
-        "run": folder.run, "outcome": values["outcome"], "round": values["round"], "rounds": values["rounds"],
-        "guarantees": spent, "metric": metric["name"], "value": metric["value"], "metric_on": metric["on"],
-    }  # fmt: skip
+    Runs that cannot be read are added to ``damaged``; without it, the first one is the error.
+    """
+    from quietsum import report
+    from quietsum.ledger import Ledger
+
+    if not folders:
+        return []
+    found = []
+    with Ledger.open(place.ledger, read_only=True) as ledger:
+        for folder in folders:
+            try:
+                found.append(report.listed(folder, place, ledger))
+            except LedgerBroken:
+                raise
+            except QuietsumError as error:
+                if damaged is None:
+                    raise
+                damaged.append((folder.run, str(error)))
+    return found
 
 
 def _print_runs(found: Sequence[dict[str, Any]]) -> None:

@@ -104,6 +104,12 @@ class LedgerReading:
         with self._journal.lock:
             return self._run(run).cost(charge)
 
+    def run_entry(self, run: str) -> Entry:
+        """The entry that opened a run: its plan, its terms and its datasets."""
+        with self._journal.lock:
+            self._journal.follow()
+            return next(self.entries(self._run(run).entry))
+
     def next_attempt(self, run: str, round: int) -> int:
         """1 + the reservations so far of this round."""
         with self._journal.lock:

@@ -40,7 +40,7 @@ def lost(ledger: Path, left: Path) -> LedgerBroken:
     what = "is empty" if ledger.exists() else "is gone"
     return LedgerBroken(
         f"{ledger} {what}, but {left} is still there",
-        remedy="put the ledger back from its copy; a new one would forget what was spent",
+        remedy="put the ledger back, restored from its copy; a new one would forget what was spent",
     )
 
 

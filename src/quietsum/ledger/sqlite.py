@@ -11,7 +11,9 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -75,6 +77,7 @@ class SqliteStore:
         self._writing = False
         self._patience, self._read_only = patience, read_only
         self._connection: sqlite3.Connection | None = None
+        self._borrowed: tempfile.TemporaryDirectory[str] | None = None
         if not self.path.exists():
             if not create:
                 raise absent(self.path, str(self.path))
@@ -105,9 +108,13 @@ class SqliteStore:
 
     def _connect(self, read_only: bool, patience: float, factory: type[sqlite3.Connection]) -> sqlite3.Connection:
         where = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rw'}"
-        log = self.path.with_name(self.path.name + "-wal")
-        if read_only and not log.exists() and not os.access(self.path.parent, os.W_OK):
-            where += "&immutable=1"  # a copy on read-only media
+        if read_only and not os.access(self.path.parent, os.W_OK):  # a copy on read-only media
+            beside = [self.path.with_name(self.path.name + end) for end in ("-wal", "-journal")]
+            logs = [log for log in beside if log.exists() and log.stat().st_size]
+            if not logs:
+                where += "&immutable=1"
+            elif not self.path.with_name(self.path.name + "-shm").exists():
+                where = f"{self._borrowed_copy(logs).absolute().as_uri()}?mode=rw"
         connection = sqlite3.connect(
             where,
             uri=True,
@@ -118,6 +125,20 @@ class SqliteStore:
         )
         connection.text_factory = _text
         return connection
+
+    def _borrowed_copy(self, logs: list[Path]) -> Path:
+        """A copy of a file with a log that has not gone into it: SQLite cannot join the two where they lie."""
+        self._borrowed = tempfile.TemporaryDirectory(prefix="quietsum-")
+        try:
+            for path in (self.path, *logs):
+                shutil.copyfile(path, Path(self._borrowed.name) / path.name)
+        except OSError as error:
+            kind = StoreMustWait if may_pass(error) else StoreFailed
+            raise kind(
+                f"{self.path} lies on read-only media with a log beside it, and cannot be copied to read it: "
+                f"{error.strerror}; name a folder with room for it in TMPDIR"
+            ) from None
+        return Path(self._borrowed.name) / self.path.name
 
     def _prepare(self, create: bool) -> None:
         """Check whose file this is before anything in it is touched; make the table in an empty one."""
@@ -279,9 +300,12 @@ class SqliteStore:
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         connection, self._connection = self._connection, None
-        if connection is not None and self._process == os.getpid():
-            with contextlib.suppress(sqlite3.Error):
-                connection.close()
+        if self._process == os.getpid():
+            if connection is not None:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.close()
+            if self._borrowed is not None:
+                self._borrowed.cleanup()
 
     # ------------------------------------------------------------------------------------------- errors
 

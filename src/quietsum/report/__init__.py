@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quietsum.report.build import build, write
+from quietsum.report.listing import listed
 from quietsum.report.page import curve
 
-__all__ = ["build", "curve", "write"]
+__all__ = ["build", "curve", "listed", "write"]

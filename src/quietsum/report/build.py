@@ -21,7 +21,7 @@ from quietsum.ledger.charges import budget_to
 from quietsum.ledger.entries import Kind
 from quietsum.ledger.history import RunHistory
 from quietsum.ledger.spending import exceeds
-from quietsum.plan import ResolvedPlan, resolve
+from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.tradeoff import attacker_advantage
 from quietsum.privacy.units import Observer, PrivacyUnit
@@ -33,7 +33,7 @@ from quietsum.runs.progress import NO_GUARANTEE
 from quietsum.runs.record import measured
 from quietsum.runs.run import claims
 
-__all__ = ["VERSION", "build", "sentence", "write"]
+__all__ = ["VERSION", "Look", "build", "earlier", "look", "measured_in", "require_own", "sentence", "write"]
 
 VERSION = 1
 
@@ -47,52 +47,43 @@ def write(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     return values
 
 
-def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
-    """Everything a report says, as plain values."""
+def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None) -> dict[str, Any]:
+    """Everything a report says, as plain values.
+
+    ``ledger`` is the workspace's, where the caller has it open; otherwise it is opened for reading, without its key.
+    """
+    if ledger is None:
+        with Ledger.open(workspace.ledger, read_only=True) as opened:
+            return build(folder, workspace, opened)
     from quietsum import __version__
 
-    plan = folder.plan()
-    last = checkpoints.latest(folder.checkpoints)
-    number = 0 if last is None else last.round
-    about = _about(folder)
-    outcome = _outcome(folder, about)
-    facts = TaskFacts.read(folder.path)
-    with Ledger.open(workspace.ledger) as ledger:
-        if ledger.head.ledger != folder.ledger:
-            raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
-        if facts is None:
-            dimension = 0 if last is None else len(last.state.params)
-            facts = TaskFacts.from_ledger(ledger, folder.run, plan, dimension) if dimension else None
-        if facts is None:
-            values = _earlier(folder)
-            if any(line.run == folder.run for line in ledger.corrections()[0]):
-                told = (
-                    f"ε of this report was corrected since: quietsum ledger show --run {folder.run} tells what it is."
-                )
-                values["notes"] = [*values["notes"], told]
-            return values
-        pricing = ledger.pricing_of(folder.run)
-        resolved = resolve(plan, facts.parties, facts.dimension, pricing=pricing)
-        claimed = claims(resolved, finished=outcome == "finished")
-        books = _books(ledger, resolved)
-        history = RunHistory(ledger, folder.run).read()
-        head, public_key = ledger.head, ledger.identity.public_key
-        own_books = any(entry.body["run"] == folder.run for entry, _ in ledger.receipts())
-    metrics, references = _measured(folder, number, about)
+    found = look(folder, workspace, ledger)
+    if found is None:
+        values = earlier(folder)
+        if any(line.run == folder.run for line in ledger.corrections()[0]):
+            told = f"ε of this report was corrected since: quietsum ledger show --run {folder.run} tells what it is."
+            values["notes"] = [*values["notes"], told]
+        return values
+    plan, resolved, claimed, number, outcome = found.plan, found.resolved, found.claimed, found.round, found.outcome
+    books = _books(ledger, resolved)
+    history = RunHistory(ledger, folder.run).read()
+    head, public_key = ledger.head, ledger.identity.public_key
+    own_books = any(entry.body["run"] == folder.run for entry, _ in ledger.receipts())
+    metrics, references = measured_in(folder, number, found.about)
     limit = resolved.limit
     return {
         "version": __version__,
         "format": VERSION,
         "run": folder.run,
         "created": folder.created,
-        "summary": _summary(resolved, facts.title, number, outcome),
+        "summary": _summary(resolved, found.title, number, outcome),
         "outcome": outcome,
         "round": number,
         "rounds": plan.federation.rounds,
         "style": plan.privacy.style.value,
         "sentences": [*_sentences(claimed, resolved, number), *_over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
-        "notes": [*_notes(resolved), *_corrected(resolved, pricing)],
+        "notes": [*_notes(resolved), *_corrected(resolved, ledger.pricing_of(folder.run))],
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
         "lifetime": books,
         "limit": None if limit is None else budget_to(limit),
@@ -113,6 +104,47 @@ def build(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     }
 
 
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a run folder and its ledger say before anything is added up."""
+
+    plan: Plan
+    title: str
+    resolved: ResolvedPlan
+    claimed: tuple[Guarantee, ...]
+    round: int
+    outcome: str
+    about: Mapping[str, Any] | None
+    """The model's header; None where there is no model."""
+
+
+def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Look | None:
+    """The plan as it is priced today, and how far the run came; None in folders that keep nothing but their report."""
+    require_own(folder, workspace, ledger)
+    plan = folder.plan()
+    last = checkpoints.latest(folder.checkpoints)
+    about = checkpoints.load_model(folder.model)[1] if folder.model.is_file() else None
+    outcome = _outcome(folder, about)
+    facts = TaskFacts.read(folder.path)
+    if facts is None:
+        dimension = 0 if last is None else len(last.state.params)
+        facts = TaskFacts.from_ledger(ledger, folder.run, plan, dimension) if dimension else None
+    if facts is None:
+        return None
+    resolved = resolve(plan, facts.parties, facts.dimension, pricing=ledger.pricing_of(folder.run))
+    return Look(
+        plan=plan, title=facts.title, resolved=resolved, claimed=claims(resolved, finished=outcome == "finished"),
+        round=0 if last is None else last.round, outcome=outcome, about=about,
+    )  # fmt: skip
+
+
+def require_own(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> None:
+    """CorruptState where the run was paid from another ledger."""
+    if ledger.identity.ledger != folder.ledger:
+        raise CorruptState(f"{workspace.ledger} is not the ledger of run {folder.run}; state its --workspace")
+
+
 def _parties(resolved: ResolvedPlan) -> list[dict[str, Any]]:
     """Who is registered; clients that were dealt out of one data set are one line."""
     counts = Counter(party.account for party in resolved.parties)
@@ -122,11 +154,6 @@ def _parties(resolved: ResolvedPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _about(folder: RunFolder) -> Mapping[str, Any] | None:
-    """What the model's header says; None where there is no model."""
-    return checkpoints.load_model(folder.model)[1] if folder.model.is_file() else None
-
-
 def _outcome(folder: RunFolder, about: Mapping[str, Any] | None) -> str:
     """How the run ended, as its model says; without one it goes on in some process, or was broken off."""
     if about is None:
@@ -134,7 +161,7 @@ def _outcome(folder: RunFolder, about: Mapping[str, Any] | None) -> str:
     return str(about.get("outcome", "unknown"))
 
 
-def _measured(
+def measured_in(
     folder: RunFolder, number: int, about: Mapping[str, Any] | None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The scores after round ``number`` and those of models without privacy, as the run wrote them down."""
@@ -143,13 +170,13 @@ def _measured(
     if about is not None and about.get("round") == number and "metrics" in about:
         return list(about["metrics"]), dict(about["references"])
     if about is not None and (folder.path / "report.json").is_file():  # of an older version
-        values = _earlier(folder)
+        values = earlier(folder)
         if values["round"] == number:
             return values["metrics"], values["references"]
     return measured(folder.path / "run.db", number), {}
 
 
-def _earlier(folder: RunFolder) -> dict[str, Any]:
+def earlier(folder: RunFolder) -> dict[str, Any]:
     """The report as the run wrote it, where an older version kept nothing else of its task."""
     path = folder.path / "report.json"
     try:

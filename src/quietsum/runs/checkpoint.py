@@ -31,8 +31,10 @@ __all__ = [
     "Checkpoint",
     "check_room",
     "head_of",
+    "header_of",
     "latest",
     "load_model",
+    "newest",
     "read",
     "save_model",
     "write",
@@ -146,13 +148,28 @@ def read(path: Path) -> Checkpoint:
 
 def head_of(path: Path) -> Head:
     """The ledger's head in a checkpoint or a model; its tensors are not read."""
+    try:
+        return Head.from_dict(header_of(path)["head"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """What a checkpoint or a model says of itself; its tensors are not read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy") as file:
-            return Head.from_dict(checked(json.loads((file.metadata() or {})["quietsum"]))["head"])
-    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            return checked(json.loads((file.metadata() or {})["quietsum"]))
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
+
+
+def newest(folder: Path) -> int | None:
+    """The round of the newest checkpoint in ``folder``, which is not read; None where there is none yet."""
+    paths = _paths(folder)
+    found = _NAME.fullmatch(paths[-1].name) if paths else None
+    return None if found is None else int(found[1])
 
 
 def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None:

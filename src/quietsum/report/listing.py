@@ -1,0 +1,100 @@
+"""A run in one line: how it ended, how far it came, what it cost and how good it is.
+
+A workspace may hold hundreds of runs, and a line must not cost as much as a report. What a finished run has written
+into the header of its model is enough, where the ledger bears it out: the header's head is in the ledger, the plan is
+the one that the ledger opened the run with, and each ε is that of the limit under which the ledger let the plan in. Of
+any other run, one that was interrupted say, the plan is priced anew. Models and checkpoints are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
+from quietsum.ledger import Head, Ledger, Terms
+from quietsum.ledger.spending import PRICING, exceeds
+from quietsum.plan import Plan
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.report.build import earlier, look, measured_in, require_own
+from quietsum.runs import checkpoint as checkpoints
+from quietsum.runs.folder import RunFolder, Workspace
+
+__all__ = ["listed"]
+
+CLOSE = 0.99
+"""A plan costs nearly its limit; a header that says less than this share of it is not believed."""
+
+
+def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str, Any]:
+    """The line of one run, as plain values; ``ledger`` is the workspace's."""
+    require_own(folder, workspace, ledger)
+    plan = folder.plan()
+    about = checkpoints.header_of(folder.model) if folder.model.is_file() else None
+    if about is not None and _borne_out(about, plan, folder, ledger):
+        return _line(
+            folder.run, str(about["outcome"]), about["round"], plan.federation.rounds, about["guarantees"],
+            about["metrics"] if about["round"] else [],
+        )  # fmt: skip
+    found = look(folder, workspace, ledger)
+    if found is None:
+        values = earlier(folder)
+        return _line(
+            folder.run, values["outcome"], values["round"], values["rounds"], values["guarantees"], values["metrics"]
+        )
+    metrics, _ = measured_in(folder, found.round, found.about)
+    claimed = [guarantee.to_dict() for guarantee in found.claimed]
+    return _line(folder.run, found.outcome, found.round, plan.federation.rounds, claimed, metrics)
+
+
+def _line(
+    run: str,
+    outcome: str,
+    number: int,
+    rounds: int,
+    guarantees: Sequence[Mapping[str, Any]],
+    metrics: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    metric = metrics[0] if metrics else {"name": None, "value": None, "on": ""}
+    spent = [guarantee for guarantee in guarantees if guarantee["observer"] == "recipients"]
+    return {
+        "run": run, "outcome": outcome, "round": number, "rounds": rounds, "guarantees": spent,
+        "metric": metric["name"], "value": metric["value"], "metric_on": metric["on"],
+    }  # fmt: skip
+
+
+def _borne_out(about: Mapping[str, Any], plan: Plan, folder: RunFolder, ledger: Ledger) -> bool:
+    """Whether the ledger bears out what a model's header says; an error where it contradicts it."""
+    try:
+        head = Head.from_dict(about["head"])
+        whole = type(about["round"]) is int and about["round"] == checkpoints.newest(folder.checkpoints)
+        if not whole or (about["run"], about["plan"]) != (folder.run, plan.digest) or "metrics" not in about:
+            return False
+        figures = [Guarantee.from_dict(values) for values in about["guarantees"]]
+        measured = [(str(one["name"]), float(one["value"]), str(one["on"])) for one in about["metrics"]]
+    except (LookupError, TypeError, ValueError, QuietsumError):
+        return False
+    if ledger.pricing_of(folder.run) != PRICING:  # what it was sold for may have been corrected since
+        return False
+    entry = ledger.run_entry(folder.run)
+    terms = Terms.from_dict(entry.body["terms"])
+    if entry.body["plan_hash"] != plan.digest:
+        raise CorruptState(
+            f"{folder.path} holds another plan than the one that the ledger opened run {folder.run} with (entry "
+            f"{entry.sequence}); restore the folder from a backup"
+        )
+    if not ledger.contains(head):
+        raise LedgerBroken(
+            f"does not contain the head that {folder.model} was saved with",
+            at=head.sequence,
+            remedy="it was rolled back, cut or replaced: restore the newest copy, then run quietsum ledger verify",
+        )
+    units = {limit.unit for limit in terms.limits}
+    return bool(measured) and units == {one.unit for one in figures} and all(_near(one, terms) for one in figures)
+
+
+def _near(figure: Guarantee, terms: Terms) -> bool:
+    limit = terms.limit(figure.unit)
+    if limit is None or figure.delta != limit.delta or figure.neighbours is not terms.neighbours:
+        return False
+    return not exceeds(figure.epsilon, limit.epsilon) and figure.epsilon >= CLOSE * limit.epsilon

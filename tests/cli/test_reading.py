@@ -1,0 +1,207 @@
+"""Commands that only look: they open the ledger once, for reading, without its key, wherever it lies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from quietsum.cli.app import app
+from quietsum.errors import LedgerBroken
+from quietsum.ledger import Ledger
+from quietsum.ledger.keys import key_path
+from quietsum.ledger.sqlite import SqliteStore
+from quietsum.report import listing
+from quietsum.runs import checkpoint as checkpoints
+from quietsum.runs.folder import Workspace
+
+TINY = """
+[task]
+name = "tiny:TinyTask"
+options = { public = "made up for a test" }
+[federation]
+rounds = 2
+[training]
+sample_rate = 0.5
+local_steps = 1
+[privacy]
+record = { epsilon = 2.0, delta = 1e-3 }
+"""
+LOOKS = (
+    ("runs",),
+    ("runs", "--json"),
+    ("show", "first"),
+    ("compare", "first", "second"),
+    ("ledger", "show"),
+    ("ledger", "show", "--run", "first"),
+    ("ledger", "verify"),
+    ("ledger", "export", "out.jsonl"),
+    ("plan", "run.toml"),
+)
+
+
+def quietsum(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "run.toml").write_text(TINY)
+    for name in ("first", "second"):
+        result = quietsum("run", folder / "run.toml", "--name", name, "--workspace", folder / "quietsum-workspace")
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def workspace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+    return tmp_path / "quietsum-workspace"
+
+
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """With what each SQLite ledger was opened."""
+    seen: list[dict[str, Any]] = []
+    original = SqliteStore.__init__
+
+    def opened(self: SqliteStore, path: Any, **options: Any) -> None:
+        seen.append(options)
+        original(self, path, **options)
+
+    monkeypatch.setattr(SqliteStore, "__init__", opened)
+    yield seen
+
+
+@pytest.mark.parametrize("command", LOOKS, ids=" ".join)
+def test_who_only_looks_opens_the_ledger_once_for_reading_and_without_its_key(
+    workspace: Path, openings: list[dict[str, Any]], command: tuple[str, ...]
+) -> None:
+    key_path(workspace / "ledger.db").unlink()
+    result = quietsum(*command)
+    assert result.exit_code == 0, result.output
+    assert " is damaged" not in result.output and '"problem"' not in result.output
+    assert len(openings) == 1 and openings[0]["read_only"] is True
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", LOOKS, ids=" ".join)
+def test_on_read_only_media_a_ledger_with_its_log_is_read_whole(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    """A copy that was taken while somebody wrote: a log, and none of the shared memory that SQLite wants beside it."""
+    copy = workspace.parent / "media"
+    with Ledger.open(workspace / "ledger.db") as ledger:
+        ledger.declare_public(party="x", dataset="y", reason="in the log alone")
+        last = ledger.head.sequence
+        shutil.copytree(workspace, copy)
+    (copy / "ledger.db-shm").unlink()
+    assert (copy / "ledger.db-wal").stat().st_size
+    before = files(copy)
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
+    result = quietsum(*command, "--workspace", copy)
+    assert result.exit_code == 0, result.output
+    assert files(copy) == before
+    with Ledger.open(copy / "ledger.db", read_only=True) as ledger:
+        assert ledger.head.sequence == last
+
+
+def test_a_listed_run_is_what_its_report_says_and_is_not_priced_anew(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = [listed_slowly(workspace, name, monkeypatch) for name in ("first", "second")]
+    monkeypatch.setattr(listing, "look", None)  # the control above called it
+    assert json.loads(quietsum("runs", "--json").stdout)["runs"] == slow
+    for values in slow:
+        assert values["outcome"] == "finished" and values["round"] == 2 and values["metric"]
+
+
+def listed_slowly(workspace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    place = Workspace.at(workspace)
+    with monkeypatch.context() as patch, Ledger.open(place.ledger, read_only=True) as ledger:
+        patch.setattr(listing, "_borne_out", lambda *_: False)
+        return listing.listed(place.find(name), place, ledger)
+
+
+def rewritten(workspace: Path, name: str, **values: Any) -> None:
+    """Another header for a model: whoever has the folder can write one."""
+    path = workspace / "runs" / name / "model.safetensors"
+    params, about = checkpoints.load_model(path)
+    checkpoints.save_model(path, params, {**about, **values})
+
+
+def test_a_header_that_says_less_than_the_ledger_is_not_believed(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = listed_slowly(workspace, "first", monkeypatch)
+    about = checkpoints.header_of(workspace / "runs" / "first" / "model.safetensors")
+    for change in (
+        {"guarantees": [{**one, "epsilon": one["epsilon"] / 2, "epsilon_lower": 0.0} for one in about["guarantees"]]},
+        {"guarantees": [{**one, "delta": one["delta"] * 2} for one in about["guarantees"]]},
+        {"guarantees": [{**one, "unit": "client"} for one in about["guarantees"]]},
+        {"guarantees": []},
+        {"guarantees": "none"},
+        {"plan": "0" * 64},
+    ):
+        rewritten(workspace, "first", **change)
+        (found,) = (one for one in json.loads(quietsum("runs", "--json").stdout)["runs"] if one["run"] == "first")
+        assert found == right, change
+        rewritten(workspace, "first", **about)
+
+
+def test_a_listed_run_whose_head_is_not_in_the_ledger_is_exit_4(workspace: Path) -> None:
+    ledger = workspace / "ledger.db"
+    older = workspace.parent / "older.db"
+    with Ledger.open(ledger, read_only=True) as known:
+        assert known.head.sequence > 8
+    other = workspace.parent / "other"
+    shutil.copytree(workspace, other)
+    for path in (*other.glob("ledger.db*"), *workspace.glob("ledger.db.snapshot")):
+        if not path.name.endswith(".key"):
+            path.unlink()
+    older.unlink(missing_ok=True)
+    cut(ledger)
+    result = quietsum("runs")
+    assert result.exit_code == 4 and "does not contain the head" in result.stderr, result.output
+    result = quietsum("runs", "--workspace", other)
+    assert result.exit_code == 4 and "is gone" in result.stderr, result.output
+
+
+def cut(path: Path) -> None:
+    """A rollback: the last three entries and the mark are gone."""
+    import sqlite3
+
+    connection = sqlite3.connect(path)
+    triggers = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    for name, _ in triggers:
+        connection.execute(f"DROP TRIGGER {name}")
+    connection.execute("DELETE FROM entries WHERE sequence > (SELECT MAX(sequence) - 3 FROM entries)")
+    for _, sql in triggers:
+        connection.execute(sql)
+    connection.commit()
+    connection.close()
+    path.with_name(path.name + ".head").unlink()
+
+
+def test_a_broken_ledger_is_the_trouble_of_the_whole_list(workspace: Path) -> None:
+    with (workspace / "ledger.db").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    for command in (("runs",), ("show", "first"), ("compare", "first", "second")):
+        result = quietsum(*command)
+        assert result.exit_code == 4, result.output
+    with pytest.raises(LedgerBroken):
+        Ledger.open(workspace / "ledger.db", read_only=True)
