@@ -213,6 +213,11 @@ def test_an_average_of_weights_is_refused_rather_than_ignored_and_torchs_own_wor
     assert int(averaged.n_averaged) == len(loader)
 
 
+def test_a_bound_on_people_is_refused_rather_than_ignored() -> None:
+    with pytest.raises(InvalidParameter, match="people"):
+        private(network(), max_records=2)
+
+
 def test_schedulers_of_torch_steer_the_private_optimizer() -> None:
     optimizer, loader = private(network(), epochs=3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)

@@ -79,26 +79,43 @@ def test_the_first_charge_writes_one_correction_and_later_ones_none(tmp_path: Pa
     assert call("ledger", "verify", "--export", tmp_path / "out.jsonl").exit_code == 4
 
 
-@pytest.mark.parametrize("run", ["people-tight", "people-stopped"])
+@pytest.mark.parametrize(
+    ("run", "limit", "rounds"),
+    [
+        ("people-tight", "ε = 2 per record", 2),
+        ("people-stopped", "ε = 2 per record", 2),
+        ("fixed-tight", "ε = 6 per client", 3),
+        pytest.param("fixed-stopped", "ε = 6 per client", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_whose_limit_does_not_hold_by_new_prices_stops_with_3_and_keeps_its_model(
-    tmp_path: Path, run: str
+    tmp_path: Path, run: str, limit: str, rounds: int
 ) -> None:
     place = copy(tmp_path)
     done = call("run", "--resume", run, "--workspace", place)
     assert done.exit_code == 3, done.output
     told = " ".join(done.output.split())
-    assert "may cost ε = 2 per record" in told and "earlier prices" in told
+    assert f"may cost {limit}" in told and "earlier prices" in told
     folder = Workspace(path=place).find(run)
     last = checkpoints.latest(folder.checkpoints)
-    assert folder.model.is_file() and last is not None and last.round == 2
-    assert entries(place).count("correction") == 1 and entries(place)[-1] == "correction"
+    assert folder.model.is_file() and last is not None and last.round == rounds
+    assert entries(place).count("correction") == 1
     assert call("ledger", "verify", "--workspace", place).exit_code == 0
     assert call("run", "--resume", run, "--workspace", place).exit_code == 3  # and says so again
 
 
+@pytest.mark.slow
+def test_a_price_that_came_down_is_corrected_too_and_the_run_goes_to_its_end(tmp_path: Path) -> None:
+    place = copy(tmp_path)
+    assert call("run", "--resume", "fixed-zero-out", "--workspace", place).exit_code == 0
+    (line, *_) = [one for one in shown(place)["corrections"] if one["run"] == "fixed-zero-out"]
+    assert line["after"] < line["before"]
+    assert call("ledger", "verify", "--workspace", place).exit_code == 0
+
+
 def test_a_training_whose_limit_does_not_hold_stops_and_keeps_its_model(tmp_path: Path) -> None:
     place = copy(tmp_path)
-    with pytest.raises(BudgetExhausted, match="earlier prices"):
+    with pytest.raises(BudgetExhausted, match=r"(?s)earlier prices.*model\.safetensors"):
         train(place, "train-people", "line-3", people=True)
     assert (place / "training" / "train-people" / "model.safetensors").is_file()
     assert call("ledger", "verify", "--workspace", place).exit_code == 0

@@ -177,13 +177,14 @@ class PrivateTrainer:
                     found.append(self._seen(val_loader, val_name))
                     if self._watch is not None:
                         self._watch(found[-1])
-        except (
-            BudgetExhausted
-        ):  # by prices that were corrected since the run was opened: its last weights are its model
+        except BudgetExhausted as error:  # by prices that were corrected since: the run's last weights are its model
             self._show_average(True)
-            if self._books is not None and self._books.checkpoint.is_file():
-                save_model(self._books.model, self.model, self._about())
-            raise
+            if self._books is None or not self._books.checkpoint.is_file():
+                raise
+            save_model(self._books.model, self.model, self._about())
+            raise BudgetExhausted(
+                f"{error}. The weights of its last checkpoint are kept: {self._books.model}"
+            ) from None
         finally:
             self._show_average(True)
         plan = self._spending.plan

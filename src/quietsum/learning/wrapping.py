@@ -150,6 +150,10 @@ def _refuse_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, config
         problem = "holds only some of the parameters that require a gradient"
         remedy = "pass model.parameters() to it, or freeze the others with requires_grad_(False)"
         raise InvalidParameter("optimizer", shown, problem, remedy)
+    if config.max_records is not None:
+        problem = "is for PrivateTrainer, which is told whose each record is; a loop by hand bounds no people"
+        remedy = "leave it out, or train with PrivateTrainer.train(…, people=…)"
+        raise InvalidParameter("max_records", config.max_records, problem, remedy)
     if config.ema_decay is not None:
         problem = "is for PrivateTrainer; a loop by hand averages its own weights, which costs nothing"
         remedy = "leave it out, and update torch.optim.swa_utils.AveragedModel(model) after optimizer.step()"
