@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
+from torch import nn
 
 from old_books.test_old_books import HERE, call, copy, train
 from quietsum import Budget, Gaussian, Group, OneInOneOut, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.errors import BudgetExhausted, LedgerBroken, PlanRefused
+from quietsum.learning.config import PrivacyConfig
+from quietsum.learning.saving import save_model
+from quietsum.learning.trainer import PrivateTrainer
 from quietsum.ledger import Charge, Dataset, Kind, Ledger, MemoryStore, Terms
 from quietsum.ledger.encoding import canonical, digest
 from quietsum.ledger.export import export_ledger, verify_export
@@ -119,6 +124,29 @@ def test_a_training_whose_limit_does_not_hold_stops_and_keeps_its_model(tmp_path
         train(place, "train-people", "line-3", people=True)
     assert (place / "training" / "train-people" / "model.safetensors").is_file()
     assert call("ledger", "verify", "--workspace", place).exit_code == 0
+
+
+def test_a_model_of_before_comes_with_todays_price(tmp_path: Path) -> None:
+    place = copy(tmp_path) / "training"
+    for run, people in (("train-people", True), ("train-done", False)):
+        trainer = PrivateTrainer(nn.Linear(1, 1), PrivacyConfig(epsilon=6.0))
+        about = json.loads(_header(place / run / "checkpoint.safetensors"))
+        path = tmp_path / f"{run}.safetensors"
+        told = {name: about[name] for name in about if name not in ("version", "kind", "digest", "clip")}
+        save_model(path, trainer.model, told)
+        found, stated = trainer.load(path), about["guarantee"]["epsilon"]
+        if people:
+            assert stated == pytest.approx(6.0, rel=1e-5) and found.epsilon > 1.3 * stated
+            assert "corrected: ε = 6 was stated" in str(found) and "one in, one out" in str(found)
+        else:
+            assert found.epsilon == stated and "corrected" not in str(found)
+        save_model(path, trainer.model, {**told, "pricing": PRICING})
+        assert trainer.load(path).epsilon == stated  # what says that it is priced by today's rules is taken as it is
+
+
+def _header(path: Path) -> str:
+    with safe_open(path, framework="pt") as file:
+        return str(file.metadata()["quietsum"])
 
 
 def test_a_lifetime_goes_by_the_new_figure(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ taking a person out moves the sum by C, taking out one of several records of a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ if TYPE_CHECKING:  # torch is theirs: bounding people needs none
     from quietsum.learning.config import TrainingPlan
     from quietsum.learning.records import Records
 
-__all__ = ["bounded", "bounded_records", "check_person", "person_event", "person_guarantee"]
+__all__ = ["as_priced_today", "bounded", "bounded_records", "check_person", "person_event", "person_guarantee"]
 
 
 def bounded(people: Sequence[Any] | NDArray[Any], *, most: int) -> NDArray[np.int64]:
@@ -91,6 +92,26 @@ def check_person(plan: TrainingPlan, *, size: int, declared: bool) -> None:
         person_guarantee(plan, size=size)
     except UnsupportedEvent as error:
         raise PlanRefused(f"max_records = {size} states a price per person, and there is none: {error}") from None
+
+
+def as_priced_today(stated: Guarantee, about: Mapping[str, Any]) -> Guarantee:
+    """The guarantee in the header of a model; one of before prices had a version is put right where they changed.
+
+    Such a header has no ``pricing``, and has ``person`` where people's records were bounded.
+    """
+    if "pricing" in about or "person" not in about or stated.epsilon == 0:
+        return stated
+    from quietsum.learning.schedules import Stage, run_event, run_guarantee  # torch's side: bounding people needs none
+
+    plan = about["plan"]
+    stages = [Stage(**stage) for stage in plan["stages"]]
+    event = run_event(stages, plan["sample_rate"], plan["noise_type"], bounded=True)
+    found = run_guarantee(event, delta=stated.delta, accounting=plan["accounting"], neighbours=stated.neighbours)
+    if found.epsilon == stated.epsilon:
+        return stated
+    told = (*found.warnings, f"corrected: ε = {stated.epsilon:.6g} was stated, by earlier prices", *stated.warnings)
+    lower = found.epsilon_lower if stated.epsilon_lower else 0.0
+    return dataclasses.replace(stated, epsilon=found.epsilon, epsilon_lower=lower, warnings=told)
 
 
 def person_guarantee(plan: TrainingPlan, *, size: int) -> Guarantee:

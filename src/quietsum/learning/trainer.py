@@ -29,7 +29,7 @@ from quietsum.learning.hooks import refuse_hooks
 from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.modes import scoring, training
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
-from quietsum.learning.people import bounded_records, check_person, person_guarantee
+from quietsum.learning.people import as_priced_today, bounded_records, check_person, person_guarantee
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.saving import (
     TrainingBooks,
@@ -337,10 +337,10 @@ class PrivateTrainer:
         save_model(path, self.model, self._about())
 
     def load(self, path: str | os.PathLike[str]) -> Guarantee:
-        """Fill the model from a file of :meth:`save`, and return the guarantee that came with it."""
+        """Fill the model from a file of :meth:`save`, and return the guarantee that came with it, by today's prices."""
         about = load_model(path, self.model)
         try:
-            return Guarantee.from_dict(about["guarantee"])
+            return as_priced_today(Guarantee.from_dict(about["guarantee"]), about)
         except (LookupError, TypeError, ValueError) as error:
             raise CorruptState(f"{path} holds no guarantee ({error}); restore it from a backup") from None
 
@@ -354,6 +354,7 @@ class PrivateTrainer:
         about: dict[str, Any] = {
             "run": self._run, "plan": spending.plan.to_dict(), "charged_steps": spending.charged,
             "spent": spending.so_far().to_dict(), "guarantee": self.guarantee().to_dict(), "lost_steps": self._lost,
+            "pricing": PRICING,
         }  # fmt: skip
         if self._books is not None:
             about["head"] = self._books.ledger.head.to_dict()
