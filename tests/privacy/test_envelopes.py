@@ -27,8 +27,8 @@ from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.losses import cell_masses
 from quietsum.privacy.mixtures import Direction
 from quietsum.privacy.old_rules import SingleBatch
-from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MixturePair, attained, reduce_event
-from quietsum.privacy.pld import PldAccountant
+from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, Pair, attained, reduce_event
+from quietsum.privacy.pld import PldAccountant, pld_bounds
 from quietsum.privacy.renyi import RenyiAccountant
 from quietsum.privacy.units import Neighbours
 
@@ -152,13 +152,13 @@ def test_zero_out_costs_less_than_replace_one_and_at_least_what_null_others_show
         zero, replaced = (spent(noise, rate, steps, neighbours) for neighbours in (ZERO, REPLACE))
         assert zero.certified and zero.epsilon < 0.7 * replaced.epsilon
         poisson = ExactAccountant().compose(PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise)), steps)
-        assert zero.epsilon_lower >= poisson.epsilon(delta=1e-5).epsilon_lower * (1 - 1e-9)
+        assert zero.epsilon_lower > 1.05 * poisson.epsilon(delta=1e-5).epsilon  # null others are not the worst
 
 
 # ------------------------------------------------------------------------------------ on the contour
 
 
-def phi_mp(pair: EnvelopePair, z: Any) -> Any:
+def phi_mp(pair: EnvelopePair | MergedPair, z: Any) -> Any:
     s, q, h = mp.mpf(pair.sigma), mp.mpf(pair.rate), mp.mpf(pair.near)
     start = (1 + h) / 2
 
@@ -170,7 +170,16 @@ def phi_mp(pair: EnvelopePair, z: Any) -> Any:
         return mp.npdf(x, 0, s) * (one ** (z + 1) * half ** (-z) + half ** (z + 1) * one ** (-z))
 
     end = max(float(mp.re(z)) + 1, 1.0) + 13 * pair.sigma
-    return (1 - q) * mp.erf(start / s / mp.sqrt(2)) + mp.quad(both, mp.linspace(start, end, 25))
+    if isinstance(pair, EnvelopePair):
+        return (1 - q) * mp.erf(start / s / mp.sqrt(2)) + mp.quad(both, mp.linspace(start, end, 25))
+    common, far, half = (mp.ncdf((start - m) / s) for m in (0, 1, h))
+    rest, other = (1 - q) * common + q * far, (1 - q) * common + q * half
+
+    def shown(x: Any) -> Any:
+        one, half = mixture(x, mp.mpf(1)), mixture(x, h)
+        return mp.npdf(x, 0, s) * one ** (z + 1) * half ** (-z)
+
+    return rest ** (z + 1) * other ** (-z) + mp.quad(shown, mp.linspace(start, end, 25))
 
 
 CONTOURS = [
@@ -179,13 +188,18 @@ CONTOURS = [
     (EnvelopePair(0.6, 0.0032), 3.0, 1.0),
     (EnvelopePair(0.5, 0.3, 0.5), 0.7, 2.0),
     (EnvelopePair(4.0, 0.01, 0.5), 40.0, 7.0),
+    (MergedPair(1.0, 0.1, 0.5), 2.0, 0.5),
+    (MergedPair(0.6, 0.01, 0.5), 3.0, 2.0),
 ]
 
 
 @pytest.mark.parametrize(("pair", "c", "s"), CONTOURS)
-def test_log_moments_lie_within_their_errors_and_below_their_tail_bound(pair: EnvelopePair, c: float, s: float) -> None:
+def test_log_moments_lie_within_their_errors_and_below_their_tail_bound(
+    pair: EnvelopePair | MergedPair, c: float, s: float
+) -> None:
     found: Spectrum = spectrum(pair, Direction.REMOVE, c, s, 40)
-    assert log_tail(pair, Direction.REMOVE, c, 1e9) < math.log(envelope_atom(pair)) + 1e-4
+    if isinstance(pair, EnvelopePair):
+        assert log_tail(pair, Direction.REMOVE, c, 1e9) < math.log(envelope_atom(pair)) + 1e-4
     for k in (0, 1, 4, 39):
         truth = complex(mp.log(phi_mp(pair, mp.mpc(c, k * s))))
         apart = truth - complex(found.log_phi[k])
@@ -194,8 +208,8 @@ def test_log_moments_lie_within_their_errors_and_below_their_tail_bound(pair: En
         for t in (k * s / 9, k * s / 2, k * s):
             assert k == 0 or truth.real <= log_tail(pair, Direction.REMOVE, c, t)
     exact = float(mp.log(phi_mp(pair, mp.mpf(c))))
-    assert exact <= envelope_moments(pair, np.array([c / 2, c]))[1] <= exact + 1e-11
-    assert exact > envelope_moments(pair, np.array([0.99 * c]))[0]  # and the check can fail
+    assert exact <= envelope_moments(pair, Direction.REMOVE, np.array([c / 2, c]))[1] <= exact + 1e-11
+    assert exact > envelope_moments(pair, Direction.REMOVE, np.array([0.99 * c]))[0]  # and the check can fail
 
 
 def test_renyi_divergences_are_at_least_the_truth() -> None:
@@ -311,8 +325,6 @@ def test_few_steps_are_smoothed_and_stay_certified(steps: int) -> None:
 
 
 def referee(noise: float, rate: float, steps: int, neighbours: Neighbours) -> tuple[float, float]:
-    from quietsum.privacy.pld import pld_bounds
-
     return pld_bounds(dict(reduce_event(fixed(noise, rate), neighbours, steps)), delta=1e-5)
 
 
@@ -362,8 +374,42 @@ def test_budgets_and_filters_go_by_the_envelope() -> None:
 
 
 def test_lower_bounds_come_from_pairs_that_real_data_attain() -> None:
-    counts = {EnvelopePair(1.0, 0.1): 3, EnvelopePair(1.0, 0.1, 0.5): 2, GaussianPair(1.0): 1, MixturePair(2.0, 0.1): 1}
-    assert attained(counts) == {MixturePair(1.0, 0.1): 3, MixturePair(2.0, 0.1): 3, GaussianPair(1.0): 1}
+    plain: dict[Pair, int] = {GaussianPair(1.0): 1, MixturePair(2.0, 0.1): 1}
+    assert attained(plain) == [plain]
+    assert attained({EnvelopePair(1.0, 0.1): 3, **plain}) == [{MixturePair(1.0, 0.1): 3, **plain}]
+    null, opposite = attained({EnvelopePair(1.0, 0.1, 0.5): 3, **plain})
+    assert null == {MixturePair(2.0, 0.1): 4, GaussianPair(1.0): 1}
+    assert opposite == {MergedPair(1.0, 0.1, 0.5): 3, **plain}
+
+
+def test_lower_bounds_under_zero_out_are_those_of_losses_that_real_records_show() -> None:
+    """Naively: P and Q of the opposite displaced record on a line, all losses ≤ 0 in one place, rounded down."""
+    noise, rate, steps, spacing = 2.0, 0.1, 20, 2e-3
+    x = np.linspace(-1 - 14 * noise, 1 + 14 * noise, 400_001)
+    common, mine, null = (np.diff(ndtr((x - m) / noise)) for m in (-1.0, 1.0, 0.0))
+    p, q = (1 - rate) * common + rate * mine, (1 - rate) * common + rate * null
+    p, q = p[q > 1e-290], q[q > 1e-290]
+    shown = p > q
+    loss = np.append(np.log(p[shown] / q[shown]), math.log(p[~shown].sum() / q[~shown].sum()))
+    index = np.floor(loss / spacing).astype(int)
+    top = int(index.max())
+    law = np.zeros(2 * top + 1)
+    np.add.at(law, top + index, np.append(p[shown], p[~shown].sum()))
+    naive = naive_epsilon(spacing * np.arange(-top, top + 1), law, steps, 1e-5)  # too low by at most a spacing a step
+    pld = pld_bounds({MergedPair(noise / 2, rate, 0.5): steps}, delta=1e-5)
+    assert naive <= pld[1] and pld[0] <= naive + spacing * steps * 1.05
+    many = spent(noise, rate, 100, ZERO)
+    lower, upper = pld_bounds({MergedPair(noise / 2, rate, 0.5): 100}, delta=1e-5)
+    assert lower <= many.epsilon_lower <= upper
+
+
+def test_one_step_under_zero_out_is_known_from_both_sides() -> None:
+    for noise, rate in ((2.0, 0.1), (0.7, 0.02), (5.0, 0.6)):
+        found = spent(noise, rate, 1, ZERO)
+        assert found.certified and 0 <= found.gap < 1e-3 * max(0.1, found.epsilon)
+        for epsilon, at_most in ((found.epsilon, True), (found.epsilon_lower, False)):
+            delta = float(hockey_mp(noise, rate, 1, 0, -1, mp.exp(epsilon)))
+            assert delta <= 1e-5 if at_most else delta >= 1e-5
 
 
 # ----------------------------------------------------------------------------------------- attacks

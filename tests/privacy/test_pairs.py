@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy import pairs as pr
+from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.history import History
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import reduce_event
+from quietsum.privacy.pld import PldAccountant
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 Law = NDArray[np.float64]
@@ -618,6 +620,16 @@ def test_fixed_size_laplace_batches_are_dominated() -> None:
     for mine, theirs, third in itertools.product((-1.0, 0.0, 1.0), repeat=3):
         rest = 0.75 * spike(third, 2.0)
         assert_dominated(pair, rest + 0.25 * spike(mine, 2.0), rest + 0.25 * spike(theirs, 2.0))
+
+
+@pytest.mark.parametrize("kind", [ExactAccountant, PldAccountant])
+def test_no_lower_bound_is_claimed_where_only_an_epsilon_of_each_batch_is_composed(
+    kind: type[ExactAccountant | PldAccountant],
+) -> None:
+    for event, claimed in ((LAPLACE, False), (ev.PureDP(epsilon=0.5), True), (GAUSSIAN, True)):
+        accountant = kind(neighbours=REPLACE).compose(ev.Repeated(times=20, event=fixed(0.25, event)))
+        assert (accountant.epsilon(delta=1e-5).epsilon_lower > 0) is claimed
+    assert not (kind(neighbours=REPLACE).compose(fixed(0.25, LAPLACE)).epsilon(delta=1e-5).epsilon_lower > 0)
 
 
 def test_fixed_size_batches_keep_an_approximate_events_delta_in_proportion() -> None:

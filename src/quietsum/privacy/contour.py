@@ -32,7 +32,7 @@ import numpy as np
 
 from quietsum.privacy.envelopes import envelope_spectrum, envelope_tail
 from quietsum.privacy.mixtures import ROUNDING, Array, Direction, ceiling, growth, integrand, window
-from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MixturePair, OppositePair, Pair
+from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, OppositePair, Pair
 
 __all__ = [
     "Array",
@@ -56,12 +56,12 @@ def has_contour(pair: Pair) -> bool:
     """Whether this file knows the pair, and can be quick about it."""
     if isinstance(pair, MixturePair):
         return pair.size <= _MOST_MEMBERS
-    return isinstance(pair, GaussianPair | OppositePair | EnvelopePair)
+    return isinstance(pair, GaussianPair | OppositePair | EnvelopePair | MergedPair)
 
 
 def directions(pair: Pair) -> tuple[Direction, ...]:
     """Both directions, or one where the pair is its own mirror image."""
-    return (Direction.REMOVE, Direction.ADD) if isinstance(pair, MixturePair) else (Direction.REMOVE,)
+    return (Direction.REMOVE, Direction.ADD) if isinstance(pair, MixturePair | MergedPair) else (Direction.REMOVE,)
 
 
 @final
@@ -116,8 +116,8 @@ def spectrum(pair: Pair, direction: Direction, c: float, s: float, nodes: int) -
         z = c + 1j * (s * k)
         values = z * (z + 1) * half_precision(pair)
         return Spectrum(values, 16 * ROUNDING * np.abs(values))
-    if isinstance(pair, EnvelopePair):
-        return Spectrum(*envelope_spectrum(pair, c, s, nodes))
+    if isinstance(pair, EnvelopePair | MergedPair):
+        return Spectrum(*envelope_spectrum(pair, direction, c, s, nodes))
     assert isinstance(pair, MixturePair | OppositePair)
     y, step, quadrature = _line(pair, direction, c)
     x, step = grid(*window(pair, direction, c), step)
@@ -160,8 +160,8 @@ def log_tail(pair: Pair, direction: Direction, c: float, t: float) -> float:
     """An upper bound on ln|φ(c + it')| for every t' ≥ t > 0."""
     if isinstance(pair, GaussianPair):
         return ((c * (c + 1) - t * t) + 16 * ROUNDING * (c * (c + 1) + t * t)) * half_precision(pair)
-    if isinstance(pair, EnvelopePair):
-        return envelope_tail(pair, c, t)
+    if isinstance(pair, EnvelopePair | MergedPair):
+        return envelope_tail(pair, direction, c, t)
     assert isinstance(pair, MixturePair | OppositePair)
     low, high = window(pair, direction, c)
     few = high - low < 512 * _line(pair, direction, c)[1]

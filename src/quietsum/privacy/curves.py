@@ -147,7 +147,7 @@ def _envelope(pair: EnvelopePair, orders: tuple[float, ...]) -> Array:
     above = np.logaddexp(0.0, (alpha - 1) * _sampled_gaussian(pair.sigma, pair.rate, orders)) * (1 + 1e-12)
     ascending = np.argsort(alpha)
     moments = np.empty_like(alpha)
-    moments[ascending] = envelope_moments(pair, alpha[ascending] - 1)
+    moments[ascending] = envelope_moments(pair, Direction.REMOVE, alpha[ascending] - 1)
     curve = divergence(np.minimum(moments, above), alpha)
     return np.minimum(curve, _line(alpha, 1 / pair.sigma) * (1 + 1e-12))
 

@@ -28,12 +28,12 @@ import math
 from typing import final
 
 import numpy as np
-from scipy.special import erf
+from scipy.special import erf, ndtr
 
-from quietsum.privacy.mixtures import ROUNDING, Array, log_ratio
-from quietsum.privacy.pairs import EnvelopePair, MixturePair
+from quietsum.privacy.mixtures import ROUNDING, Array, Direction, log_ratio
+from quietsum.privacy.pairs import EnvelopePair, MergedPair, MixturePair
 
-__all__ = ["envelope_atom", "envelope_moments", "envelope_spectrum", "envelope_tail"]
+__all__ = ["envelope_atom", "envelope_moments", "envelope_spectrum", "envelope_tail", "least_epsilon"]
 
 _DIGITS = 37.5  # e^-37.5 = 5e-17: quadrature error aimed at, relative to φ(c)
 _TOP = 0.45 * math.pi  # the upper line of the strip
@@ -43,8 +43,10 @@ _MOST_POINTS = 8192
 _MOST_EXPONENTIALS = 1 << 23
 _HALVINGS = np.arange(40)
 
+Sided = EnvelopePair | MergedPair
 
-def crossing(pair: EnvelopePair) -> float:
+
+def crossing(pair: Sided) -> float:
     """x₀, where the two mixtures have equal densities."""
     return 0.5 * (1 + pair.near)
 
@@ -52,6 +54,34 @@ def crossing(pair: EnvelopePair) -> float:
 def envelope_atom(pair: EnvelopePair) -> float:
     """The mass of both laws at loss 0: (1 − q)(1 − 2Φ(−x₀/σ)), what remains of 1 after P(x > x₀) + Q(x > x₀)."""
     return (1 - pair.rate) * float(erf(crossing(pair) / pair.sigma * math.sqrt(0.5)))
+
+
+def least_epsilon(pair: EnvelopePair, delta: float) -> float:
+    """A lower bound on the ε of one step: whatever lies above a threshold, δ ≥ P(x > a) − e^ε Q(x > a) for every a."""
+    start = crossing(pair)
+    at = np.linspace(start, 1 + 12 * pair.sigma, 4001)
+    common, far, half = (ndtr((shift - at) / pair.sigma) for shift in (0.0, 1.0, pair.near))
+    p_mass, q_mass = (1 - pair.rate) * common + pair.rate * far, (1 - pair.rate) * common + pair.rate * half
+    enough = p_mass * (1 - 1e-12) > delta
+    if not enough.any():
+        return 0.0
+    odds = np.log((p_mass[enough] * (1 - 1e-12) - delta) / q_mass[enough])
+    return max(0.0, float(odds.max()) - 1e-11)
+
+
+def _shares(pair: Sided, direction: Direction) -> tuple[tuple[bool, ...], float, float]:
+    """(whether each integral is a mirror image, an atom's mass, its loss): what φ consists of.
+
+    An envelope has both integrals and the atom at 0. A merged pair has one of them, and what remains in one atom.
+    """
+    if isinstance(pair, EnvelopePair):
+        return (False, True), envelope_atom(pair), 0.0
+    at = crossing(pair) / pair.sigma
+    common, far, half = (float(ndtr(at - shift / pair.sigma)) for shift in (0.0, 1.0, pair.near))
+    p_mass, q_mass = (1 - pair.rate) * common + pair.rate * far, (1 - pair.rate) * common + pair.rate * half
+    apart = -float(erf((1 - pair.near) / (2 * pair.sigma) * math.sqrt(0.5)))  # far − half
+    loss = math.log1p(pair.rate * apart / q_mass)
+    return ((False,), p_mass, loss) if direction is Direction.REMOVE else ((True,), q_mass, -loss)
 
 
 @final
@@ -72,7 +102,7 @@ class _Points:
     error: float
 
 
-def _points(pair: EnvelopePair, c: float, *, shifted: bool) -> _Points:
+def _points(pair: Sided, c: float, *, shifted: bool) -> _Points:
     """The nodes for φ(c + it): on the line v = 0.225 π for all t, or on the real line for t = 0 and all powers ≤ c."""
     sigma, near, start = pair.sigma, pair.near, crossing(pair)
     if not 1e-5 < sigma < 1e6:
@@ -117,11 +147,11 @@ def _points(pair: EnvelopePair, c: float, *, shifted: bool) -> _Points:
     )
 
 
-def _scale(pair: EnvelopePair, step: float) -> float:
+def _scale(pair: Sided, step: float) -> float:
     return math.log(step / (math.sqrt(2 * math.pi) * pair.sigma))
 
 
-def envelope_spectrum(pair: EnvelopePair, c: float, s: float, nodes: int) -> tuple[Array, Array]:
+def envelope_spectrum(pair: Sided, direction: Direction, c: float, s: float, nodes: int) -> tuple[Array, Array]:
     """(ln φ(c + iks), its error) for k = 0 … nodes − 1."""
     f = _points(pair, c, shifted=True)
     block = max(1, math.isqrt(nodes))
@@ -130,20 +160,23 @@ def envelope_spectrum(pair: EnvelopePair, c: float, s: float, nodes: int) -> tup
     if (block + 2 * blocks) * size > _MOST_EXPONENTIALS:
         raise OverflowError(f"{nodes} nodes of {size} points")
     scale = _scale(pair, f.step)
-    reals = [f.base + power * f.odds + scale for power in (c + 1, -c)]
-    top = max(0.0, *(float(real.max()) for real in reals))
+    mirrors, mass, loss = _shares(pair, direction)
+    powers = [-c if mirror else c + 1 for mirror in mirrors]
+    reals = [f.base + power * f.odds + scale for power in powers]
+    top = max(0.0, c * loss, *(float(real.max()) for real in reals))
     rotor = s * (1j * f.odds - f.angle)
     fine = np.exp(np.arange(block)[:, None] * rotor).T
     coarse = np.exp((block * np.arange(blocks))[:, None] * rotor)
-    total = np.full(nodes, envelope_atom(pair) * math.exp(-top), complex)
-    still, moving = 100.0, 0.0
-    for power, real, is_mirror in zip((c + 1, -c), reals, (False, True), strict=True):
+    heavy = mass * math.exp(c * loss - top)
+    total = heavy * np.exp(1j * (s * loss) * np.arange(nodes))
+    still, moving = 100 * (1 + c * abs(loss)), 64 * abs(loss) * heavy
+    for power, real, mirror in zip(powers, reals, mirrors, strict=True):
         magnitude = np.exp(real - top)
         noise = f.base_noise + abs(power) * f.noise
         if ROUNDING * (float(noise.max()) + s * nodes * float(f.noise.max())) > 0.05:
             raise OverflowError("exponents too large for their rounding errors to be small")
         part = ((coarse * (magnitude * np.exp(1j * (f.turn + power * f.angle)))) @ fine).ravel()[:nodes]
-        total += part.conj() if is_mirror else part
+        total += part.conj() if mirror else part
         still += float(magnitude @ noise) + float(magnitude.sum()) * (3 * size + 100 + abs(top) + abs(scale))
         moving += float(magnitude @ f.noise)
     sizes = np.abs(total)
@@ -158,7 +191,7 @@ def envelope_spectrum(pair: EnvelopePair, c: float, s: float, nodes: int) -> tup
     return log_phi, error + 16 * ROUNDING * (np.abs(log_phi) + top + 4)
 
 
-def envelope_moments(pair: EnvelopePair, c: Array) -> Array:
+def envelope_moments(pair: Sided, direction: Direction, c: Array) -> Array:
     """Upper bounds on K(c) = ln φ(c) for an ascending vector of c > 0; +inf where the grid would be too long."""
     values = np.full(c.shape, np.inf)
     usable = c.size
@@ -172,40 +205,43 @@ def envelope_moments(pair: EnvelopePair, c: Array) -> Array:
         return values
     orders = c[:usable]
     scale = _scale(pair, f.step)
-    exponents = [np.multiply.outer(power, f.odds) + (f.base + scale) for power in (orders + 1, -orders)]
-    top = np.maximum(0.0, np.maximum(*(part.max(axis=1) for part in exponents)))
-    mass = envelope_atom(pair) * np.exp(-top)
-    rounding = 100 * mass
-    for part, power in zip(exponents, (orders + 1, orders), strict=True):
+    mirrors, atom, loss = _shares(pair, direction)
+    powers = [-orders if mirror else orders + 1 for mirror in mirrors]
+    exponents = [np.multiply.outer(power, f.odds) + (f.base + scale) for power in powers]
+    top = np.maximum.reduce([np.maximum(0.0, orders * loss), *(part.max(axis=1) for part in exponents)])
+    mass = atom * np.exp(orders * loss - top)
+    rounding = 100 * mass * (1 + orders * abs(loss))
+    for part, power in zip(exponents, powers, strict=True):
         part -= top[:, None]
         weights = np.exp(part)
         sums = weights.sum(axis=1)
         mass = mass + sums
-        rounding = rounding + weights @ f.base_noise + power * (weights @ f.noise) + sums * (f.odds.size + 100)
+        rounding = rounding + weights @ f.base_noise + np.abs(power) * (weights @ f.noise) + sums * (f.odds.size + 100)
     log_phi = np.log(mass) + top
     rounding = rounding / mass + 8 * (np.abs(top) + np.abs(log_phi) + abs(scale)) + 100
     values[:usable] = np.maximum(log_phi + 1.01 * ROUNDING * rounding + f.error + 1e-17, 0.0)  # K ≥ 0
     return values
 
 
-def envelope_tail(pair: EnvelopePair, c: float, t: float) -> float:
+def envelope_tail(pair: Sided, direction: Direction, c: float, t: float) -> float:
     """An upper bound on ln|φ(c + it')| for every t' ≥ t > 0."""
-    variation, log_phi = _variation(pair, c)
+    variation, log_phi = _variation(pair, direction, c)
+    _, atom, loss = _shares(pair, direction)
     # With ρ(t) = min(1, (A + V/t) / φ(c)): |φ(c + it)/φ(c)|² ≤ 1 − (1 − ρ(2^k t)²) / 4^k for every k.
-    ratio = np.minimum(1.0, envelope_atom(pair) * math.exp(-log_phi) + variation / (t * 2.0**_HALVINGS))
+    ratio = np.minimum(1.0, atom * math.exp(c * loss - log_phi) + variation / (t * 2.0**_HALVINGS))
     gain = (1 - ratio) * (1 + ratio) * (1 - 1e-12) / 4.0**_HALVINGS
     return log_phi + 0.5 * math.log1p(-min(float(gain.max()), 1 - 1e-16)) + ROUNDING * (16 * abs(log_phi) + 100)
 
 
 @functools.lru_cache(maxsize=4096)
-def _variation(pair: EnvelopePair, c: float) -> tuple[float, float]:
+def _variation(pair: Sided, direction: Direction, c: float) -> tuple[float, float]:
     """(V / φ(c), K(c)), rounded up: V is what the densities of positive and of mirrored losses, times e^{cL}, vary by.
 
     The densities are g = N m_h (m₁/m_h)^a / L' with L' = (r₁ − h r_h)/σ², r the posterior shares of the drawn unit. So
     σ² (ln g)' = D with |D'| ≤ 1 + ((|a| + 1)/4 + 8)/σ², which bounds g between the points of a grid; between two points
     where D has one sign and is not near 0, g is monotone. Beyond the last point D < 0.
     """
-    log_phi = float(envelope_moments(pair, np.array([c]))[0])
+    log_phi = float(envelope_moments(pair, direction, np.array([c]))[0])
     if not math.isfinite(log_phi):
         raise OverflowError(f"order {c:g} at noise {pair.sigma:g}")
     sigma, near, rate, start = pair.sigma, pair.near, pair.rate, crossing(pair)
@@ -226,7 +262,7 @@ def _variation(pair: EnvelopePair, c: float) -> tuple[float, float]:
     slope = share - near * share_near
     bend = (share * (1 - share) - near**2 * share_near * (1 - share_near)) / slope
     total = 0.0
-    for power in (c + 1, -c):
+    for power in [-c if mirror else c + 1 for mirror in _shares(pair, direction)[0]]:
         log_g = -x * x / (2 * variance) + log_near + power * (log_one - log_near) + np.log(variance / slope)
         log_g -= math.log(math.sqrt(2 * math.pi) * sigma) + log_phi
         trend = -x + near * share_near + power * slope - bend

@@ -25,13 +25,14 @@ import numpy as np
 from quietsum.errors import InvalidParameter, MixedUnits, QuietsumError, UnsupportedEvent, finite_number
 from quietsum.privacy.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.contour import has_contour
+from quietsum.privacy.envelopes import least_epsilon
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.inversion import Inversion, Line, log_weight
 from quietsum.privacy.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.moments import LADDER
-from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MixturePair, OppositePair, Pair, attained
+from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, OppositePair, Pair, attained
 from quietsum.privacy.running import RunningSums
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -57,8 +58,9 @@ class _TooSlow(_Inconclusive):
 
 @final
 class ExactAccountant:
-    """Two-sided, certified ε of fixed schedules of Gaussian and Poisson-sampled Gaussian steps, and of anything else
-    that privacy-loss distributions can describe (then by :mod:`quietsum.privacy.pld`, which the method says).
+    """Two-sided, certified ε of fixed schedules of Gaussian steps, plain, Poisson-sampled or on batches of fixed size,
+    and of anything else that privacy-loss distributions can describe (then by :mod:`quietsum.privacy.pld`, which the
+    method says).
 
     Guarantees: the schedule must not depend on what was released; use :class:`quietsum.RenyiFilter` where it does.
 
@@ -137,7 +139,7 @@ class ExactAccountant:
 
     def _between(self, delta: float) -> Guarantee:
         """ε of envelopes from above, ε of pairs that real datasets attain from below."""
-        lower = self._attained().epsilon(delta=delta).epsilon_lower
+        lower = self._shown(delta)
         if not all(map(has_contour, self.history.counts)):
             return self._fallback(delta, "not all events are Gaussian", lower)
         if self._total_variation() <= delta:
@@ -172,12 +174,25 @@ class ExactAccountant:
     def _enveloped(self) -> bool:
         return any(isinstance(pair, EnvelopePair) for pair in self.history.counts)
 
-    def _attained(self) -> ExactAccountant:
+    def _attained(self) -> Iterator[ExactAccountant]:
         """The same history with pairs that real datasets attain in the place of envelopes."""
-        other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
-        for pair, count in attained(self.history.counts).items():
-            other.history.add_pair(pair, count)
-        return other
+        for counts in attained(self.history.counts):
+            other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
+            for pair, count in counts.items():
+                other.history.add_pair(pair, count)
+            yield other
+
+    def _shown(self, delta: float) -> float:
+        """A lower bound on ε: the best of what real datasets attain, as far as the contour can tell."""
+        first, *others = self._attained()
+        lower = first.epsilon(delta=delta).epsilon_lower
+        lower = max(
+            lower, *(least_epsilon(pair, delta) for pair in self.history.counts if isinstance(pair, EnvelopePair))
+        )
+        for other in others if all(map(has_contour, self.history.counts)) else ():
+            with contextlib.suppress(_Inconclusive, OverflowError):
+                lower = max(lower, other._contour_epsilon(delta)[0])
+        return lower
 
     def delta(self, *, epsilon: float) -> float:
         """An upper bound on δ(ε)."""
@@ -196,7 +211,7 @@ class ExactAccountant:
         if single is not None:
             return single.delta_bounds(epsilon)
         if self._enveloped():
-            lower, upper = self._attained().delta_bounds(epsilon=epsilon)[0], self._worst_delta(epsilon)[1]
+            lower, upper = next(self._attained()).delta_bounds(epsilon=epsilon)[0], self._worst_delta(epsilon)[1]
             return min(lower, upper), upper
         return self._worst_delta(epsilon)
 
@@ -237,7 +252,7 @@ class ExactAccountant:
         for pair, count in self.history.counts.items():
             if isinstance(pair, MixturePair):
                 spared, shown = pair.size * math.log1p(-pair.rate), 0.4 * pair.rate * pair.size / pair.sigma
-            elif isinstance(pair, EnvelopePair):
+            elif isinstance(pair, EnvelopePair | MergedPair):
                 spared, shown = math.log1p(-pair.rate), 0.4 * pair.rate * (1 - pair.near) / pair.sigma
             elif isinstance(pair, OppositePair):
                 spared, shown = math.log1p(-pair.rate), 0.8 * pair.rate / pair.sigma
@@ -401,7 +416,7 @@ class ExactAccountant:
 
 def _without_sampling(pair: Pair) -> float:
     """σ of the Gaussian that dominates ``pair``: a mixture of shifts is no worse than the largest shift."""
-    assert isinstance(pair, GaussianPair | MixturePair | OppositePair | EnvelopePair)
+    assert isinstance(pair, GaussianPair | MixturePair | OppositePair | EnvelopePair | MergedPair)
     return pair.sigma / (pair.size if isinstance(pair, MixturePair) else 2 if isinstance(pair, OppositePair) else 1)
 
 

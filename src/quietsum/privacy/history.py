@@ -7,7 +7,15 @@ from typing import final
 from quietsum.errors import InvalidParameter, MixedUnits, open_probability, whole_number
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.pairs import Pair, bounded_contributions, fixed_size_draws, group_size, reduce_event, unit_of
+from quietsum.privacy.pairs import (
+    Pair,
+    bounded_contributions,
+    fixed_size_draws,
+    group_size,
+    has_no_lower,
+    reduce_event,
+    unit_of,
+)
 from quietsum.privacy.shuffled import ShuffledEpochs, shuffled_epochs
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -42,6 +50,7 @@ class History:
         self._size: int | None = None
         self._shuffled: dict[tuple[float | None, int], int] = {}  # (noise, batches) → epochs
         self._fixed_size = 0
+        self._no_lower = False
         self._bounded = False
 
     def copy(self) -> History:
@@ -49,6 +58,7 @@ class History:
         other = History(self.neighbours, self._unit, self.observer)
         other.counts, other.log = dict(self.counts), list(self.log)
         other._size, other._shuffled, other._fixed_size = self._size, dict(self._shuffled), self._fixed_size
+        other._no_lower = self._no_lower
         other._bounded = self._bounded
         return other
 
@@ -89,6 +99,7 @@ class History:
             key = epochs.noise_multiplier, epochs.batches
             self._shuffled[key] = self._shuffled.get(key, 0) + epochs.epochs
         self._fixed_size += fixed_size_draws(event, times)
+        self._no_lower = self._no_lower or has_no_lower(event)
         self._bounded = self._bounded or bounded_contributions(event)
 
     def add_pair(self, pair: Pair, count: int) -> None:
@@ -133,7 +144,7 @@ class History:
             )
         return Guarantee(
             epsilon=epsilon,
-            epsilon_lower=min(epsilon_lower, epsilon),
+            epsilon_lower=0.0 if self._no_lower else min(epsilon_lower, epsilon),
             delta=delta,
             unit=self.unit,
             observer=self.observer,

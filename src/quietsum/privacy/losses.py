@@ -14,7 +14,8 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy.special import erf, gammaln, logsumexp
+import numpy.typing as npt
+from scipy.special import erf, gammaln, logsumexp, ndtr
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
@@ -62,8 +63,9 @@ def refuse_unsupported(pair: pr.Pair) -> None:
         case pr.SampledPair(base=base):
             refuse_unsupported(base)
         case (
-            pr.GaussianPair() | pr.MixturePair() | pr.OppositePair() | pr.EnvelopePair() | pr.LaplacePair()
-            | pr.DiscreteLaplacePair() | pr.DiscreteGaussianPair() | pr.ResponsePair() | pr.ApproximatePair()
+            pr.GaussianPair() | pr.MixturePair() | pr.OppositePair() | pr.EnvelopePair() | pr.MergedPair()
+            | pr.LaplacePair() | pr.DiscreteLaplacePair() | pr.DiscreteGaussianPair() | pr.ResponsePair()
+            | pr.ApproximatePair()
         ):  # fmt: skip
             return
         case _:
@@ -72,7 +74,7 @@ def refuse_unsupported(pair: pr.Pair) -> None:
 
 def symmetric(pair: pr.Pair) -> bool:
     """Whether both directions have the same loss distribution."""
-    return not isinstance(pair, pr.MixturePair | pr.SampledPair)
+    return not isinstance(pair, pr.MixturePair | pr.MergedPair | pr.SampledPair)
 
 
 def cell_masses(pair: pr.Pair, edges: Array, direction: Direction = "remove") -> CellMasses:
@@ -143,7 +145,7 @@ def _cells(pair: pr.Pair, edges: Array) -> CellMasses:
             at = _opposite_inverse(pair, edges)
             low, middle, high = (normal_cells((at - shift) / sigma) for shift in (-1, 0, 1))
             return CellMasses((1 - rate) * middle + rate * high, (1 - rate) * middle + rate * low)
-        case pr.EnvelopePair():
+        case pr.EnvelopePair() | pr.MergedPair():
             return _envelope_cells(pair, edges)
         case pr.LaplacePair(scale=scale):
             return laplace_cells(1 / scale, edges)
@@ -179,10 +181,12 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
             at = np.linspace(-1 - reach * sigma, 1 + reach * sigma, count)
             up, down = (math.log(rate) + (sign * at - 0.5) / sigma**2 for sign in (1, -1))
             return np.logaddexp(math.log1p(-rate), up) - np.logaddexp(math.log1p(-rate), down)
-        case pr.EnvelopePair(sigma=sigma, rate=rate, near=near):
+        case pr.EnvelopePair(sigma=sigma, rate=rate, near=near) | pr.MergedPair(sigma=sigma, rate=rate, near=near):
             at = np.linspace(0.5 * (1 + near), 1 + reach * sigma, count // 2)
             far, half = (math.log(rate) + shift * (at - shift / 2) / sigma**2 for shift in (1.0, near))
             losses = np.maximum(np.logaddexp(math.log1p(-rate), far) - np.logaddexp(math.log1p(-rate), half), 0.0)
+            if isinstance(pair, pr.MergedPair):
+                return np.append(_merged_rest(pair)[2], losses)
             return np.concatenate([-losses[::-1], [0.0], losses])
         case pr.LaplacePair(scale=scale):
             return np.linspace(-1 / scale, 1 / scale, count)
@@ -270,8 +274,17 @@ def _mixture_inverse(pair: pr.MixturePair, edges: Array) -> Array:
     return at
 
 
-def _envelope_cells(pair: pr.EnvelopePair, edges: Array) -> CellMasses:
-    """Positive losses of the mixtures, their mirror image with P and Q swapped, and what remains at 0.
+def _merged_rest(pair: pr.MergedPair) -> tuple[float, float, float]:
+    """(P, Q, loss) of the one answer that stands for all losses ≤ 0."""
+    at = 0.5 * (1 + pair.near) / pair.sigma
+    common, far, half = (float(ndtr(at - shift / pair.sigma)) for shift in (0.0, 1.0, pair.near))
+    p_mass, q_mass = (1 - pair.rate) * common + pair.rate * far, (1 - pair.rate) * common + pair.rate * half
+    return p_mass, q_mass, math.log1p(pair.rate * (far - half) / q_mass)
+
+
+def _envelope_cells(pair: pr.EnvelopePair | pr.MergedPair, edges: Array) -> CellMasses:
+    """Positive losses of the mixtures, their mirror image with P and Q swapped, and what remains at 0; or what remains
+    of a merged pair, in one place.
 
     The losses are cut at the distinct |ℓ| of all edges; a cell of the mirror image, (−b, −a], is that of [a, b).
     """
@@ -280,19 +293,23 @@ def _envelope_cells(pair: pr.EnvelopePair, edges: Array) -> CellMasses:
     at = _envelope_inverse(pair, cuts)
     common, far, half = (normal_cells((at - shift) / sigma)[1:] for shift in (0.0, 1.0, near))
     p_right, q_right = (1 - rate) * common + rate * far, (1 - rate) * common + rate * half
-    middle = (1 - rate) * float(erf(at[0] / sigma * math.sqrt(0.5)))  # at[0]: where the loss is 0
-    losses = np.concatenate([-cuts[::-1], [0.0], cuts])  # the upper ends of their cells, the lower ends for the right
-    cell = np.searchsorted(edges, losses)
-    cell[len(cuts) + 1 :] = np.searchsorted(edges, cuts, side="right")  # just above each cut
     size = len(edges) + 1
+    right = np.searchsorted(edges, cuts, side="right")  # the cell just above each cut
+    if isinstance(pair, pr.MergedPair):
+        p_rest, q_rest, loss = _merged_rest(pair)
+        cell = np.append(right, np.searchsorted(edges, loss))
+        return CellMasses(_gathered(cell, p_right, [p_rest], size), _gathered(cell, q_right, [q_rest], size))
+    middle = [(1 - rate) * float(erf(at[0] / sigma * math.sqrt(0.5)))]  # at[0]: where the loss is 0
+    cell = np.concatenate([right, np.searchsorted(edges, -cuts), [np.searchsorted(edges, 0.0)]])
+    p_both, q_both = np.append(p_right, q_right), np.append(q_right, p_right)
+    return CellMasses(_gathered(cell, p_both, middle, size), _gathered(cell, q_both, middle, size))
 
-    def gathered(left: Array, right: Array) -> Array:
-        return np.asarray(np.bincount(cell, np.concatenate([left[::-1], [middle], right]), size))
 
-    return CellMasses(gathered(q_right, p_right), gathered(p_right, q_right))
+def _gathered(cell: npt.NDArray[np.intp], mass: Array, rest: list[float], size: int) -> Array:
+    return np.asarray(np.bincount(cell, np.append(mass, rest), size), dtype=np.float64)
 
 
-def _envelope_inverse(pair: pr.EnvelopePair, losses: Array) -> Array:
+def _envelope_inverse(pair: pr.EnvelopePair | pr.MergedPair, losses: Array) -> Array:
     """The x at which the mixtures of an envelope have the loss ℓ ≥ 0.
 
     In u = e^{(x − 1/2)/2σ²} it solves q u² − q b e^ℓ u − (1 − q)(e^ℓ − 1) = 0 for near = 1/2, b = e^{1/8σ²}.

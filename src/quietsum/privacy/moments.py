@@ -12,7 +12,7 @@ import numpy as np
 from quietsum.privacy.contour import grid, half_precision
 from quietsum.privacy.envelopes import envelope_moments
 from quietsum.privacy.mixtures import ROUNDING, Array, Direction, ceiling, growth, log_ratio, window
-from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MixturePair, OppositePair, Pair
+from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, OppositePair, Pair
 
 __all__ = ["LADDER", "STEPS", "ladder_moments", "log_moments", "step_moments"]
 
@@ -26,21 +26,21 @@ _DIGITS = 34.0  # e^-34 = 2e-15: the rule's error, relative to φ(c)
 _MOST_POINTS = 8192
 
 
-def _reach_of(pair: MixturePair | OppositePair | EnvelopePair) -> float:
+def _reach_of(pair: MixturePair | OppositePair | EnvelopePair | MergedPair) -> float:
     """The largest c that can matter: where the drawn units take over, plus the Gaussian tail down to δ = 1e-30."""
     size = pair.size if isinstance(pair, MixturePair) else 1
     return (2 * pair.sigma * math.log(1 / pair.rate) + 13) * pair.sigma / size + 4
 
 
-def log_moments(pair: MixturePair | OppositePair | EnvelopePair, direction: Direction, c: Array) -> Array:
+def log_moments(pair: MixturePair | OppositePair | EnvelopePair | MergedPair, direction: Direction, c: Array) -> Array:
     """Upper bounds on K(c) for an ascending vector of c > 0 by one shared trapezoid rule; +inf where its grid would be
     too long.
 
     The bounds exceed K by the rule's error (analytic in a strip, see :mod:`quietsum.privacy.contour`) and by
     rounding, some 1e-14 together.
     """
-    if isinstance(pair, EnvelopePair):
-        return envelope_moments(pair, c)
+    if isinstance(pair, EnvelopePair | MergedPair):
+        return envelope_moments(pair, direction, c)
     values = np.full(c.shape, np.inf)
     usable = c.size
     while True:
@@ -86,7 +86,7 @@ def ladder_moments(pair: Pair, direction: Direction) -> Array:
     """K on :data:`LADDER`; +inf beyond the c that can matter for this pair."""
     if isinstance(pair, GaussianPair):
         return _gaussian(pair, LADDER)
-    assert isinstance(pair, MixturePair | OppositePair | EnvelopePair)
+    assert isinstance(pair, MixturePair | OppositePair | EnvelopePair | MergedPair)
     values = np.full(LADDER.shape, np.inf)
     usable = int(np.searchsorted(LADDER, _reach_of(pair), side="right"))
     values[:usable] = log_moments(pair, direction, LADDER[:usable])
@@ -98,7 +98,7 @@ def step_moments(pair: Pair, direction: Direction, c: float) -> Array:
     """K at c · STEPS."""
     if isinstance(pair, GaussianPair):
         return _gaussian(pair, c * STEPS)
-    assert isinstance(pair, MixturePair | OppositePair | EnvelopePair)
+    assert isinstance(pair, MixturePair | OppositePair | EnvelopePair | MergedPair)
     return log_moments(pair, direction, c * STEPS)
 
 

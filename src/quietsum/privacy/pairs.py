@@ -42,6 +42,7 @@ __all__ = [
     "EnvelopePair",
     "GaussianPair",
     "LaplacePair",
+    "MergedPair",
     "MixturePair",
     "OppositePair",
     "Pair",
@@ -54,6 +55,7 @@ __all__ = [
     "bounded_contributions",
     "fixed_size_draws",
     "group_size",
+    "has_no_lower",
     "reduce_event",
     "unit_of",
 ]
@@ -105,6 +107,19 @@ class EnvelopePair(Pair):
     sigma: float
     rate: float
     near: float = 0.0
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class MergedPair(Pair):
+    """(1 − rate) N(0) + rate N(1) against (1 − rate) N(0) + rate N(near), of which only losses above 0 are shown.
+
+    All other outputs are one answer. Two real records attain it, up to that post-processing: for lower bounds.
+    """
+
+    sigma: float
+    rate: float
+    near: float
 
 
 @final
@@ -237,17 +252,33 @@ def fixed_size_draws(event: ev.PrivacyEvent, times: int = 1) -> int:
             return fixed_size_draws(inner_event, times) if isinstance(inner_event, ev.PrivacyEvent) else 0
 
 
-def attained(counts: Mapping[Pair, int]) -> dict[Pair, int]:
-    """``counts`` with every envelope replaced by a pair that two real datasets attain; what is left is a lower bound.
+def has_no_lower(event: ev.PrivacyEvent) -> bool:
+    """Whether ``event`` holds a fixed-size batch of which only (ε, δ) is composed: that bounds nothing from below."""
+    for part in _inside(event):
+        if isinstance(part, ev.FixedSizeSampled) and 0 < part.rate < 1:
+            base = _one_draw(part.event, Neighbours.REPLACE_ONE, 1)
+            if isinstance(base, LaplacePair | DiscreteLaplacePair | ResponsePair):
+                return True
+    return False
+
+
+def attained(counts: Mapping[Pair, int]) -> list[dict[Pair, int]]:
+    """``counts`` with envelopes replaced by pairs that two real datasets attain: each list is a lower bound.
 
     Under replace-one the record and its substitute point in opposite directions and all other records are like the
-    substitute; under zero-out all other records are null. Both fit the worst pairs of all other events.
+    substitute; under zero-out all other records are null, or all are opposite to the record. That fits the worst pairs
+    of all other events. Without envelopes it is ``counts`` itself.
     """
-    found: dict[Pair, int] = {}
-    for pair, count in counts.items():
-        if isinstance(pair, EnvelopePair):
-            pair = MixturePair(pair.sigma / (1 - pair.near), pair.rate)
-        found[pair] = found.get(pair, 0) + count
+    near = max((pair.near for pair in counts if isinstance(pair, EnvelopePair)), default=0.0)
+    found: list[dict[Pair, int]] = []
+    for opposite in (False, True) if near else (False,):
+        real: dict[Pair, int] = {}
+        for pair, count in counts.items():
+            if isinstance(pair, EnvelopePair):
+                merged = MergedPair(pair.sigma, pair.rate, pair.near)
+                pair = merged if opposite else MixturePair(pair.sigma / (1 - pair.near), pair.rate)
+            real[pair] = real.get(pair, 0) + count
+        found.append(real)
     return found
 
 

@@ -105,8 +105,9 @@ class PldAccountant:
         delta = check_delta(delta)
         counts = self.history.counts
         found = _epsilon_bounds(counts, delta=delta, grid=self._grid)
-        real = attained(counts)  # an envelope's own ε bounds no mechanism from below
-        lower = found.lower if real == counts else _epsilon_bounds(real, delta=delta, grid=self._grid).lower
+        lower = found.lower
+        if attained(counts) != [counts]:  # an envelope's own ε bounds no mechanism from below
+            lower = max(_epsilon_bounds(real, delta=delta, grid=self._grid).lower for real in attained(counts))
         return self.history.guarantee(
             epsilon=found.upper,
             epsilon_lower=min(lower, found.upper),
