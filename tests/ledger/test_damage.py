@@ -132,6 +132,17 @@ class SqliteStoreOf:
         self.store.close()
 
 
+@pytest.mark.parametrize(
+    "spelling", ["upper(signature)", "' ' || signature", "substr(signature, 1, 2) || ' ' || substr(signature, 3)"]
+)
+def test_a_signature_has_one_spelling(path: Path, spelling: str) -> None:
+    tamper(path, f"UPDATE entries SET signature = {spelling} WHERE sequence = 16")
+    for look in (verify_file, lambda place: Ledger.open(place, read_only=True)):
+        with pytest.raises(LedgerBroken, match="is not signed") as broken:
+            look(path)  # type: ignore[operator]
+        assert broken.value.at == 16
+
+
 def test_a_newer_or_damaged_format_number_is_a_broken_ledger(path: Path) -> None:
     tamper(path, "PRAGMA user_version = 3")
     with pytest.raises(LedgerBroken, match="format 3, this quietsum knows format 1") as broken:

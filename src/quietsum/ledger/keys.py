@@ -45,11 +45,14 @@ class VerifyingKey:
         return hashlib.sha256(self.raw).hexdigest()[:32]
 
     def accepts(self, signature: str, message: bytes) -> bool:
-        """Whether ``signature`` is this key's under ``message``."""
+        """Whether ``signature`` is this key's under ``message``, written as signatures are: no capitals, no spaces."""
         from cryptography.exceptions import InvalidSignature
 
         try:
-            self._key.verify(bytes.fromhex(signature), message)
+            raw = bytes.fromhex(signature)
+            if raw.hex() != signature:
+                return False
+            self._key.verify(raw, message)
         except (InvalidSignature, ValueError, TypeError):
             return False
         return True

@@ -104,6 +104,12 @@ class LedgerReading:
         with self._journal.lock:
             return self._run(run).cost(charge)
 
+    def repriced(self, run: str) -> bool:
+        """Whether newer rules may price something of a run otherwise than those that it was opened by."""
+        with self._journal.lock:
+            self._journal.follow()
+            return any(share.repriced for share in self._run(run).shares.values())
+
     def run_entry(self, run: str) -> Entry:
         """The entry that opened a run: its plan, its terms and its datasets."""
         with self._journal.lock:

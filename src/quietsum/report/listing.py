@@ -13,7 +13,7 @@ from typing import Any
 
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger, Terms
-from quietsum.ledger.spending import PRICING, exceeds
+from quietsum.ledger.spending import exceeds
 from quietsum.plan import Plan
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.report.build import earlier, look, measured_in, require_own
@@ -34,7 +34,7 @@ def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str,
     if about is not None and _borne_out(about, plan, folder, ledger):
         return _line(
             folder.run, str(about["outcome"]), about["round"], plan.federation.rounds, about["guarantees"],
-            about["metrics"] if about["round"] else [],
+            measured_in(folder, about["round"], about)[0],
         )  # fmt: skip
     found = look(folder, workspace, ledger)
     if found is None:
@@ -68,13 +68,14 @@ def _borne_out(about: Mapping[str, Any], plan: Plan, folder: RunFolder, ledger: 
     try:
         head = Head.from_dict(about["head"])
         whole = type(about["round"]) is int and about["round"] == checkpoints.newest(folder.checkpoints)
-        if not whole or (about["run"], about["plan"]) != (folder.run, plan.digest) or "metrics" not in about:
+        if not whole or (about["run"], about["plan"]) != (folder.run, plan.digest):
             return False
         figures = [Guarantee.from_dict(values) for values in about["guarantees"]]
-        measured = [(str(one["name"]), float(one["value"]), str(one["on"])) for one in about["metrics"]]
+        for one in about.get("metrics", ()):
+            str(one["name"]), float(one["value"]), str(one["on"])
     except (LookupError, TypeError, ValueError, QuietsumError):
         return False
-    if ledger.pricing_of(folder.run) != PRICING:  # what it was sold for may have been corrected since
+    if ledger.repriced(folder.run):
         return False
     entry = ledger.run_entry(folder.run)
     terms = Terms.from_dict(entry.body["terms"])
@@ -90,7 +91,7 @@ def _borne_out(about: Mapping[str, Any], plan: Plan, folder: RunFolder, ledger: 
             remedy="it was rolled back, cut or replaced: restore the newest copy, then run quietsum ledger verify",
         )
     units = {limit.unit for limit in terms.limits}
-    return bool(measured) and units == {one.unit for one in figures} and all(_near(one, terms) for one in figures)
+    return units == {one.unit for one in figures} and all(_near(one, terms) for one in figures)
 
 
 def _near(figure: Guarantee, terms: Terms) -> bool:

@@ -69,16 +69,11 @@ class TaskFacts:
         """What the ledger's entry of a run tells of an older folder; None where its clients were dealt out."""
         if plan.federation.split != "natural" or isinstance(plan.federation.parties, int):
             return None
-        from quietsum.ledger.entries import Kind
-
-        for entry in ledger.entries():
-            if entry.kind is Kind.RUN and entry.body["run"] == run:
-                parties = tuple(
-                    PartyFacts(name=one["party"], dataset=one["dataset"], size=one["size"], public=one["public"])
-                    for one in entry.body["datasets"]
-                )
-                return cls(title=plan.task.name, dimension=dimension, parties=parties)
-        return None
+        parties = tuple(
+            PartyFacts(name=one["party"], dataset=one["dataset"], size=one["size"], public=one["public"])
+            for one in ledger.run_entry(run).body["datasets"]
+        )
+        return cls(title=plan.task.name, dimension=dimension, parties=parties)
 
 
 def _text(value: Any) -> str:
