@@ -9,12 +9,16 @@ import pickle
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 
 from quietsum import Gaussian, Laplace
 from quietsum.errors import InvalidParameter
-from quietsum.learning.noise import TorchNoise, fast_laplace, fast_normals, float_margin
+from quietsum.learning import chacha
+from quietsum.learning.chacha import blocks, words
+from quietsum.learning.noise import TorchNoise, _DeviceNoise, fast_laplace, fast_normals, float_margin
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 
 MANY = 1 << 18
@@ -240,3 +244,84 @@ def test_threads_that_share_noise_never_get_the_same_numbers() -> None:
         drawn = list(pool.map(lambda _: noise.add(zeros)[0], range(400)))
     every = torch.cat(drawn)
     assert len(torch.unique(every)) == len(every)  # float64 normals: a tie by chance is one in a thousand million
+
+
+# ------------------------------------------------------------------------------------------------ on a card
+
+
+def test_the_keystream_is_that_of_rfc_8439() -> None:
+    """Section 2.3.2, and the first two vectors of appendix A.1."""
+    nonce = bytes.fromhex("000000090000004a00000000")
+    found = blocks(bytes(range(32)), 1, counter=1, nonce=nonce)[:, 0].numpy().tobytes().hex()
+    assert found == (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+    both = blocks(bytes(32), 2).t().contiguous().numpy().tobytes().hex()
+    assert both.startswith("76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7")
+    assert both[128:].startswith("9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed")
+
+
+def test_the_keystream_is_that_of_another_library() -> None:
+    for counter, count in ((0, 300), (7, 1), (2**32 - 5, 5)):
+        key, nonce = os.urandom(32), os.urandom(12)
+        cipher = Cipher(algorithms.ChaCha20(key, counter.to_bytes(4, "little") + nonce), mode=None).encryptor()
+        wanted = cipher.update(bytes(64 * count))
+        assert blocks(key, count, counter=counter, nonce=nonce).t().contiguous().numpy().tobytes() == wanted
+        other = blocks(bytes([key[0] ^ 1]) + key[1:], count, counter=counter, nonce=nonce)  # the control
+        assert other.t().contiguous().numpy().tobytes() != wanted
+
+
+def test_words_are_pairs_of_one_block_in_any_number_and_in_any_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = os.urandom(32)
+    low_and_high = blocks(key, 40).numpy().view(np.uint32).astype(np.uint64)
+    wanted = (low_and_high[1::2] << np.uint64(32) | low_and_high[0::2]).reshape(-1)
+    whole = words(key, 320, "cpu")
+    assert np.array_equal(whole.numpy().view(np.uint64), wanted)
+    assert torch.equal(words(key, 313, "cpu"), whole[:313]) and len(words(key, 0, "cpu")) == 0
+    monkeypatch.setattr(chacha, "_AT_ONCE", 7)
+    assert torch.equal(words(key, 320, "cpu"), whole)
+    for bad in (b"short", bytes(33)):
+        with pytest.raises(InvalidParameter):
+            words(bad, 1, "cpu")
+
+
+def device_noise(law: str, count: int, seed: int | None = None) -> torch.Tensor:
+    """What a card draws, drawn on a processor."""
+    made = system_randomness() if seed is None else source(seed)
+    return _DeviceNoise(made).draw(count, torch.device("cpu"), law)
+
+
+def test_normals_made_for_a_card_are_normal_to_their_tails_and_laplace_numbers_are_laplace() -> None:
+    normal, laplace = device_noise("gaussian", MANY, 5), device_noise("laplace", MANY, 6)
+    assert normal.dtype == laplace.dtype == torch.float64
+    assert scipy.stats.kstest(normal.numpy(), "norm").pvalue > 1e-6
+    assert scipy.stats.kstest(laplace.numpy(), "laplace").pvalue > 1e-6
+    assert scipy.stats.kstest((normal * 0.99).numpy(), "laplace").pvalue < 1e-6  # the control
+    beyond = int((normal.abs() > 3).sum())
+    assert scipy.stats.binomtest(beyond, MANY, 2 * scipy.stats.norm.sf(3)).pvalue > 1e-6
+    assert torch.unique(normal).numel() == MANY
+
+
+def test_normals_made_for_a_card_end_at_eight_point_three_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = torch.tensor([-(2**63), 2**63 - 1, 0, 1])
+    monkeypatch.setattr(chacha, "words", lambda key, count, device: ends)
+    drawn = _DeviceNoise(system_randomness()).draw(4, torch.device("cpu"), "gaussian")
+    assert bool(drawn.isfinite().all()) and 8.2 < float(drawn.max()) < 8.4 and -8.4 < float(drawn.min()) < -8.2
+
+
+def test_every_draw_for_a_card_has_a_fresh_key_from_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys: list[bytes] = []
+    honest = chacha.words
+    monkeypatch.setattr(chacha, "words", lambda key, *rest: keys.append(key) or honest(key, *rest))
+    noise = _DeviceNoise(system_randomness())
+    first, second = (noise.draw(8, torch.device("cpu"), "gaussian") for _ in range(2))
+    assert len(set(keys)) == 2 and {len(key) for key in keys} == {32} and not torch.equal(first, second)
+    assert torch.equal(device_noise("gaussian", 8, 1), device_noise("gaussian", 8, 1))  # a seed for tests repeats
+    assert not hasattr(noise, "__dict__") and noise.__slots__ == ("_source",), "nothing is kept that could be replayed"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_a_card_makes_the_same_words_as_a_processor() -> None:
+    key = os.urandom(32)
+    assert torch.equal(words(key, 100_003, "cuda").cpu(), words(key, 100_003, "cpu"))

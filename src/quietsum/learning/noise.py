@@ -10,8 +10,9 @@ A step of DP-SGD adds N(0, (σC)²) to every coordinate of a sum whose records a
   only then is it scaled back. The noise is measured against Δ = C/h + √d + m grid units: h is the grid's width, √d what
   rounding d coordinates can add, and m a margin for the float error of the sum itself (:func:`float_margin`).
 
-On a GPU fast noise comes from a generator of its own, in float64, seeded from the operating system. No generator is
-ever saved, restored, seeded by hand or shared with torch's global one.
+On a graphics card fast noise is made there, in the same way from other words: those of ChaCha20 under a key of 256 bits
+that the operating system makes for each draw (:mod:`quietsum.learning.chacha`). No generator is ever saved, restored,
+seeded by hand or shared with torch's own.
 
 >>> noise = TorchNoise(noise_multiplier=1.1, sensitivity=0.5)
 >>> noise.event(), noise.label
@@ -32,6 +33,8 @@ import torch
 from torch import Tensor
 
 from quietsum.errors import InvalidParameter, positive
+from quietsum.learning import chacha
+from quietsum.learning.chacha import KEY_BYTES
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent
@@ -46,7 +49,6 @@ _AHEAD = 1 << 17  # values that are drawn ahead for small models
 _ROOT = math.sqrt(2.0)
 _UNIT = 2.0**-63 * (1.0 - 2.0**-53)
 _FINEST, _COARSEST, _WIDEST = 24, 8, 34  # bits of the clip norm on the grid, and of the noise
-_RESEED = 1 << 28  # values from one seed of a GPU's generator
 
 
 @final
@@ -83,7 +85,7 @@ class TorchNoise:
             raise InvalidParameter("noise_multiplier", noise_multiplier, "leaves nothing to see", "use less noise")
         self.law, self.mode = law, mode
         self._source = system_randomness() if source is None else source
-        self._device = _DeviceNoise()
+        self._device = _DeviceNoise(self._source)
         self._ahead = _DrawnAhead(self._source)
 
     def changed(self, *, noise_multiplier: float, sensitivity: float) -> TorchNoise:
@@ -231,45 +233,43 @@ def fast_laplace(count: int, source: RandomSource) -> Tensor:
     out = torch.empty(count, dtype=torch.float64)
     for start in range(0, count, _PIECE):
         size = min(_PIECE, count - start)
-        uniform = _uniforms(2 * size, source)
-        sign = (uniform[size:] < 0.5).to(torch.float64).mul_(2.0).sub_(1.0)
-        torch.mul(uniform[:size].log_(), sign, out=out[start : start + size])
+        out[start : start + size] = _laplace(torch.from_numpy(source.words(2 * size).view("int64")))
     return out
 
 
-def _uniforms(count: int, source: RandomSource) -> Tensor:
+def _laplace(words: Tensor) -> Tensor:
+    """From 2n words n numbers: the first half sets the sizes, the second the signs."""
+    uniform = _uniforms(words)
+    size = len(words) // 2
+    sign = (uniform[size:] < 0.5).to(torch.float64).mul_(2.0).sub_(1.0)
+    return uniform[:size].log_().mul_(sign)
+
+
+def _uniforms(words: Tensor) -> Tensor:
     """(k + ½) · 2⁻⁵³ for the first 53 bits of each word, k from 0 to 2⁵³ − 1."""
-    words = torch.from_numpy(source.words(count).view("int64"))
     return (words >> 11).to(torch.float64).add_(2.0**52).add_(0.5).mul_(2.0**-53)
 
 
-# ------------------------------------------------------------------------------------------- on a GPU
+# ------------------------------------------------------------------------------------------- on a card
 
 
 @final
 class _DeviceNoise:
-    """Float64 noise made on the device by a generator that nobody else uses and no checkpoint knows."""
+    """Float64 noise made on the device that it is for, each draw under a key of its own.
 
-    __slots__ = ("_generator", "_left", "_process")
+    Guarantees: nothing is kept from one draw to the next, so neither a fork nor a process that was stopped and copied
+    repeats one, as long as the operating system's generator does not. Normals reach 8.3 standard deviations, as on a
+    processor. A source for tests makes the keys, so that they repeat.
+    """
 
-    def __init__(self) -> None:
-        self._generator: torch.Generator | None = None
-        self._left, self._process = 0, os.getpid()
+    __slots__ = ("_source",)
+
+    def __init__(self, source: RandomSource) -> None:
+        self._source = source
 
     def draw(self, count: int, device: torch.device, law: str) -> Tensor:
-        generator = self._ready(count, device)
+        """``count`` numbers of scale 1."""
+        key = self._source.bytes(KEY_BYTES) if self._source.for_tests else os.urandom(KEY_BYTES)
         if law == "gaussian":
-            return torch.randn(count, dtype=torch.float64, device=device, generator=generator)
-        uniform = torch.rand(2 * count, dtype=torch.float64, device=device, generator=generator)
-        sign = (uniform[count:] < 0.5).to(torch.float64).mul_(2.0).sub_(1.0)
-        return uniform[:count].mul_(-1.0).add_(1.0).log_().mul_(sign)  # 1 − u lies in (0, 1]
-
-    def _ready(self, count: int, device: torch.device) -> torch.Generator:
-        """The generator, under a new seed on another device, after a fork and every 2²⁸ values."""
-        known = self._generator
-        if known is None or known.device != device or self._left < count or self._process != os.getpid():
-            known = torch.Generator(device=device)
-            known.manual_seed(int.from_bytes(os.urandom(8), "little", signed=True))
-            self._generator, self._left, self._process = known, max(_RESEED, count), os.getpid()
-        self._left -= count
-        return known
+            return chacha.words(key, count, device).to(torch.float64).mul_(_UNIT).erfinv_().mul_(_ROOT)
+        return _laplace(chacha.words(key, 2 * count, device))
