@@ -107,3 +107,15 @@ def collect(carrier: FlowerTransport, count: int, *, seconds: float = PATIENCE) 
             assert arrival.message not in found, "a message was handed over twice"
             found[arrival.message] = arrival
     return found
+
+
+def answered(carrier: FlowerTransport, node: str, content: bytes) -> bytes:
+    """The answer to ``content`` by a node that has just come back; sent again where a message met it on its way."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        message = carrier.send(node, content, lasting=PATIENCE)
+        found = collect(carrier, 1)[message]
+        if not found.problem:
+            return found.content
+        assert time.monotonic() < deadline, found.problem
+        time.sleep(0.2)
