@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after so long")
     parser.add_argument("files", nargs="*", default=SERVERS)
     given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background ignore it, and what it starts
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.busy)]
     failed = done = 0
     begun = time.monotonic()

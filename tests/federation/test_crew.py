@@ -160,10 +160,11 @@ def test_a_crew_that_is_forgotten_ends_its_workers() -> None:
 
 
 ROUND_THAT_HANGS = """
-import sys
+import signal, sys
 from federation.crowd import crowd_plan, resolved_crowd
 from federation.test_local import plain, request
 from quietsum.federation.crew import Crew
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 crew = Crew(resolved_crowd(crowd_plan(fault="hang"))[1], workers=2)
 try:
     print(*crew.processes, flush=True)
