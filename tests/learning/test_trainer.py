@@ -316,7 +316,7 @@ def test_nothing_is_printed_and_no_warning_depends_on_a_record(capsys: pytest.Ca
 
 
 def test_fast_noise_is_labelled_and_nothing_here_is_called_certified() -> None:
-    assert any("floating-point" in told for told in train(epochs=1)[0].guarantee().warnings)
+    assert any("floating-point" in told for told in train(epochs=1, noise="fast")[0].guarantee().warnings)
     secure = train(epochs=1, noise="secure")[0].guarantee()
     assert not secure.warnings and not secure.certified
 
@@ -733,3 +733,13 @@ def test_drawing_is_charging() -> None:
     assert optimizer.get_privacy_spent()[0] == 0
     next(iter(loader))
     assert optimizer.get_privacy_spent()[0] > 0
+
+
+def test_a_training_has_the_noise_of_a_plan_unless_it_says_otherwise() -> None:
+    from quietsum.plan.promises import PrivacyPlan, RecordPlan
+
+    plan = PrivacyPlan(record=RecordPlan(epsilon=1, delta=1e-4))
+    assert PrivacyConfig(epsilon=1.0).noise == plan.noise == "secure"
+    assert PrivacyConfig(epsilon=1.0, noise_type="laplace").noise == "fast"  # it has no other
+    with pytest.raises(InvalidParameter, match="has no Laplace noise"):
+        PrivacyConfig(epsilon=1.0, noise_type="laplace", noise="secure")

@@ -58,7 +58,7 @@ EngineOption = Annotated[
 NoiseModeOption = Annotated[
     str | None,
     typer.Option(
-        "--noise", metavar="MODE", help="fast, or secure: on an integer grid. \\[default: fast]", show_default=False
+        "--noise", metavar="MODE", help="secure: on an integer grid; or fast. \\[default: secure]", show_default=False
     ),
 ]
 FixOption = Annotated[bool, typer.Option("--fix", help="Replace batch norms by group norms.")]
@@ -121,7 +121,7 @@ def train(
             missing = "--task" if task is None else "--epsilon"
             raise QuietsumError(f"{missing} is missing; for instance: quietsum train --task digits --epsilon 3")
         chosen = {
-            "task": task, "engine": engine or "auto", "noise": noise or "fast", "fix": fix,
+            "task": task, "engine": engine or "auto", "noise": noise or "secure", "fix": fix,
             "learning_rate": learning_rate,
             "config": {
                 "epsilon": epsilon, "delta": delta, "epochs": epochs, "batch_size": batch_size,

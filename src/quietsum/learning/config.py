@@ -19,7 +19,7 @@ import math
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, PlanRefused, open_probability, positive, whole_number
-from quietsum.learning.noise import LAWS, MODES
+from quietsum.learning.noise import DEFAULT_NOISE, LAWS, MODES
 from quietsum.learning.schedules import (
     Constant,
     Schedule,
@@ -57,6 +57,7 @@ class PrivacyConfig:
     and the guarantee then names the zero-out relation, under which that number is public. ``max_records`` bounds how
     many records of one person are used; ε stays that of a record, and the person's is stated beside it. A record that
     leaves may then let another of its person in, and is priced so: see :class:`~quietsum.privacy.events.OneInOneOut`.
+    ``noise`` is ``secure``, as in a plan, unless stated; Laplace noise exists as ``fast`` only, and is then that.
     """
 
     epsilon: float | None = None
@@ -69,7 +70,7 @@ class PrivacyConfig:
     batch_size: int = 256
     engine: str = "auto"
     clipping: str = "flat"
-    noise: str = "fast"
+    noise: str = ""
     public_size: int | None = None
     neighbours: Neighbours | None = None
     schedule: Schedule = dataclasses.field(default_factory=Constant)
@@ -95,6 +96,8 @@ class PrivacyConfig:
         _choice("noise_type", self.noise_type, LAWS)
         _choice("privacy_accounting", self.privacy_accounting, ACCOUNTINGS)
         _choice("clipping", self.clipping, CLIPPINGS)
+        if not self.noise:
+            object.__setattr__(self, "noise", DEFAULT_NOISE if self.noise_type == "gaussian" else "fast")
         _choice("noise", self.noise, MODES)
         if self.public_size is not None:
             whole_number("public_size", self.public_size, 1)

@@ -39,10 +39,12 @@ from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent
 
-__all__ = ["LAWS", "MODES", "TorchNoise", "fast_laplace", "fast_normals", "float_margin"]
+__all__ = ["DEFAULT_NOISE", "LAWS", "MODES", "TorchNoise", "fast_laplace", "fast_normals", "float_margin"]
 
 LAWS = ("gaussian", "laplace")
 MODES = ("fast", "secure")
+DEFAULT_NOISE = "secure"
+"""What a training gets that states nothing, as a plan does (docs/decisions/0017-one-default-noise.md)."""
 
 _PIECE = 1 << 14  # values that stay in the processor's cache
 _AHEAD = 1 << 17  # values that are drawn ahead for small models
