@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -170,7 +171,7 @@ def check_room(folder: Path, count: int) -> None:
     Asked before something is reserved, for all that must be written before it is released: a disk that is full already
     then costs no charge. Somebody else may fill it the moment after.
     """
-    path = folder / f".room.{os.getpid()}.part"
+    path = folder / f".room.{os.getpid()}-{threading.get_ident()}.part"
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT, PRIVATE)
         try:

@@ -195,6 +195,7 @@ def _print_run(values: dict[str, Any]) -> None:
     from rich.text import Text
 
     from quietsum.privacy.guarantee import Guarantee
+    from quietsum.privacy.history import BOUNDED
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("party", "spent so far, if the schedule runs as planned"):
@@ -207,6 +208,11 @@ def _print_run(values: dict[str, Any]) -> None:
         found = Guarantee.from_dict(spent)
         against = "the server" if found.observer.value == "server" else "recipients of the model"
         print(f"worst   {_price(found)}, against {against}")
+    conditions = dict.fromkeys(
+        text for spent in values["spent"] for text in spent["warnings"] if text in BOUNDED.values()
+    )
+    for text in conditions:
+        print(f"record  {text}")
 
 
 def _price(found: Guarantee) -> str:
@@ -256,6 +262,10 @@ def verify(
     print(f"whole   {found.entries} entries, {found.runs} runs, chain and rules in order")
     print(f"ε       {found.stated} stated, all recomputed ({found.computed} different histories)")
     print(f"signed  signatures checked: {found.signatures}, ledger {found.ledger[:16]}…")
+    if found.corrected_at is not None:
+        print(
+            f"prices  corrected in entry {found.corrected_at}; what stands before it is right by the rules of its time"
+        )
     if found.withheld:
         print(f"hidden  {found.withheld} bodies say who took part; the chain covers them")
     if found.marked:
@@ -296,7 +306,8 @@ def _verification(found: Verification) -> dict[str, Any]:
     return {
         "ledger": found.ledger, "entries": found.entries, "runs": found.runs, "stated": found.stated,
         "computed": found.computed, "signatures": found.signatures, "anchors": found.anchors, "marked": found.marked,
-        "withheld": found.withheld, "moved_to": found.moved_to, "head": found.head.to_dict(),
+        "withheld": found.withheld, "corrected_at": found.corrected_at, "moved_to": found.moved_to,
+        "head": found.head.to_dict(),
     }  # fmt: skip
 
 

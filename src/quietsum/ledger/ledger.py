@@ -24,7 +24,7 @@ from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import opening
 from quietsum.ledger.pricing import corrections_due, is_due
 from quietsum.ledger.reading import LedgerReading
-from quietsum.ledger.spending import PRICING
+from quietsum.ledger.spending import FIRST, PRICING
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.store import LedgerStore
 from quietsum.ledger.witnesses import Testimony, heads_to
@@ -318,7 +318,7 @@ class Ledger(LedgerReading):
     def _is_due(self) -> bool:
         with self._journal.lock:
             self._journal.follow()
-            return is_due(self._accounts, self._prices, self._first)
+            return self._journal.state.pricing == FIRST and is_due(self._accounts, self._prices, self._first)
 
     def _find(self, receipt: Receipt) -> tuple[RunState, Reservation]:
         if not isinstance(receipt, Receipt):

@@ -19,6 +19,7 @@ beside records, or its plan is a training with ``max_records``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, final
@@ -125,6 +126,7 @@ def _differs(run: RunState, account: Account, prices: Prices, first: Prices) -> 
     return not _close(prices.upper(key, *asked).epsilon, first.upper(key, *asked).epsilon)
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _pairs(event: Any, neighbours: Neighbours) -> object:
     try:
         return sorted(map(repr, reduce_event(event, neighbours, 1)))

@@ -168,7 +168,7 @@ class LedgerReading:
             accounts = self._accounts
             if accounts.corrected_at is not None:
                 return accounts.corrections, accounts.corrected_at
-            if not is_due(accounts, self._prices, self._first):
+            if self._journal.state.pricing != FIRST or not is_due(accounts, self._prices, self._first):
                 return (), None
             return corrections_due(accounts, self._prices, self._first), None
 

@@ -53,6 +53,8 @@ class Verification:
     """Whether a high-water mark lay beside the file; it is in the chain."""
     withheld: int = 0
     """Bodies that an export left out; the chain covers them, their contents were not seen."""
+    corrected_at: int | None = None
+    """The entry that says what runs of older prices cost; what stands before it was checked by the older rules."""
     moved_to: str | None = None
     """Where the ledger goes on, where a move has sealed this one; None where it goes on here."""
 
@@ -174,6 +176,7 @@ class Reading:
             head=Head(ledger=state.ledger, sequence=entry.sequence, hash=entry.hash, signature=entry.signature),
             stated=state.stated, computed=state.computed, signatures=self._signatures,
             anchors=self._kept.count, marked=self._marked.count > 0, withheld=state.withheld,
+            corrected_at=state.accounts.corrected_at,
         )  # fmt: skip
 
 
