@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import sqlite3
@@ -184,3 +186,33 @@ def test_on_a_full_disk_a_run_ends_with_1_and_has_all_its_rounds_once_there_is_r
         again = first
     assert again.exit_code == 0, again.output
     assert paid(place) == {"north": 3, "south": 3}
+
+
+# ------------------------------------------------------------------------------ a disk that cannot be read now
+
+
+@pytest.mark.parametrize("name", ["plan.toml", "ledger.db.url"])
+def test_a_file_that_cannot_be_read_now_is_trouble_that_may_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert quietsum("run", "run.toml", "--name", "run").exit_code == 0
+    honest = io.open
+
+    def opened(path: Any, *given: Any, **more: Any) -> Any:
+        if str(path).endswith(name):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return honest(path, *given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", opened)
+        refused = quietsum("run", "--resume", "run")
+    assert refused.exit_code == 1 and name in refused.stderr, refused.output
+    assert quietsum("run", "--resume", "run").exit_code == 0
+
+
+@pytest.mark.parametrize("spoil", [b"[", b"\xff", b"rounds = 2\n", b""])
+def test_a_frozen_plan_that_is_damaged_is_exit_4(spoil: bytes) -> None:
+    assert quietsum("run", "run.toml", "--name", "run").exit_code == 0
+    path = RUN / "plan.toml"
+    path.write_bytes(spoil + (path.read_bytes() if spoil else b""))
+    for words in (("run", "--resume", "run"), ("show", "run")):
+        refused = quietsum(*words)
+        assert refused.exit_code == 4 and "restore it" in refused.stderr, refused.output

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.errors import LedgerBroken, QuietsumError, may_pass
 from quietsum.files import PRIVATE, DiskFull, NoRoom, write_atomically
 from quietsum.ledger.remains import absent, require_nothing_left
 from quietsum.ledger.sqlite import SqliteStore
@@ -104,6 +104,8 @@ def read_url(ledger: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and may_pass(error):
+            raise StoreMustWait(f"{path} cannot be read now ({error.strerror}); try again") from None
         raise QuietsumError(f"{path} cannot be read ({type(error).__name__}); check its owner and contents") from None
     if not text:
         raise QuietsumError(f"{path} is empty; write the address of the ledger's database into it, in one line")

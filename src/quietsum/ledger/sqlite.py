@@ -325,6 +325,11 @@ class SqliteStore:
             raise _lesson(error, self.path) from error
 
 
+def _permitted(path: Path) -> bool:
+    """Whether owner and permissions are in order, so that something else keeps SQLite from its files."""
+    return path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
+
+
 def _lesson(error: sqlite3.Error | UnicodeDecodeError, path: Path, at: int | None = None) -> QuietsumError:
     """What SQLite's refusal means; ``at`` is the entry that was being read, where one was."""
     text = str(error)
@@ -348,6 +353,10 @@ def _lesson(error: sqlite3.Error | UnicodeDecodeError, path: Path, at: int | Non
         return StoreMustWait(
             f"another process has been writing to {path} for too long ({text}); nothing was recorded: "
             "wait for it, or find out why it hangs, and try again"
+        )
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and _permitted(path):  # SQLite had to do without, say
+        return StoreMustWait(
+            f"{path} cannot be opened now ({text}); nothing was recorded: see whether the disk is full"
         )
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM) or "readonly" in text:
         return StoreFailed(

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, may_pass
 
 if TYPE_CHECKING:
     from quietsum.plan.tables import Table
@@ -53,7 +53,7 @@ def read_toml(path: str | os.PathLike[str], name: str, remedy: str) -> dict[str,
     try:
         return parse_toml(_text(Path(path), name, remedy), where, remedy)
     except (OSError, ValueError) as error:
-        if isinstance(error, QuietsumError):
+        if isinstance(error, QuietsumError) or (isinstance(error, OSError) and may_pass(error)):
             raise
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         instead = remedy if isinstance(error, FileNotFoundError) else "check the path and its permissions"

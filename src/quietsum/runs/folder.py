@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
-from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError, whole_number
 from quietsum.files import NoRoom, no_room, sync_folder, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
@@ -223,7 +223,10 @@ class RunFolder:
         path = self.path / "plan.toml"
         if not path.is_file():
             raise CorruptState(f"{path} is gone; restore it from a backup: a run cannot go on without its frozen plan")
-        plan = load_plan(path)
+        try:
+            plan = load_plan(path)
+        except PlanRefused as problem:  # it was taken when the run began
+            raise CorruptState(f"{problem}; a run's plan is frozen: restore it from a backup") from None
         if plan.digest != self.plan_digest:
             raise CorruptState(
                 f"{self.path / 'plan.toml'} is not the plan that this run was started with; a run's plan is frozen: "
