@@ -155,7 +155,10 @@ def test_the_task_of_the_page_runs_by_the_policy_of_the_page(tmp_path: Path, mon
     gradients = task.gradients(np.ones(task.dimension), rows.features, rows.labels)
     assert len(rows) == 2 and gradients.shape == (2, task.dimension)
     with pytest.raises(QuietsumError, match="no file"):
-        task_named(f"{module}:Visits").rows("north")
+        task_named(f"{module}:Visits").look_for_data("north")  # type: ignore[attr-defined]
+    data.write_text("age,pressure,stay,back\n61,150,3,1\nMs Smith,118\n42,118,1,0\n", encoding="utf-8")
+    marred = task.rows("north")  # a line that cannot be read costs the others nothing
+    np.testing.assert_array_equal(marred.features[[0, 2]], rows.features)
     assert task.evaluate(task.initial()).on
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "NeighboursOption",
     "NoiseOption",
     "RateOption",
+    "SameRowsOption",
     "Sampling",
     "SamplingOption",
     "StepEpsilonOption",
@@ -56,6 +57,13 @@ NoiseOption = Annotated[
     float | None,
     typer.Option("--noise-multiplier", "-s", metavar="σ", help="Noise divided by the clip norm.", show_default=False),
 ]
+SameRowsOption = Annotated[
+    str,
+    typer.Option(
+        "--same-rows", metavar="REASON", show_default=False,
+        help="Why these rows, known here under another name, get a budget of their own.",
+    ),
+]  # fmt: skip
 RateOption = Annotated[
     float | None,
     typer.Option(

@@ -80,9 +80,9 @@ def check(
 
     Example: quietsum party check policy.toml --plan run.toml
 
-    Keys, certificate, ledger and tasks are looked at; nothing is written.
+    Keys, certificate, ledger, tasks and rows are looked at; nothing is written.
     """
-    from quietsum.cli.party_check import hints, in_books, in_tasks, in_the_way, on_loopback, refusal_of
+    from quietsum.cli.party_check import hints, in_books, in_rows, in_tasks, in_the_way, on_loopback, refusal_of
     from quietsum.party.policy_file import load_policy
     from quietsum.plan import load_plan
 
@@ -94,6 +94,7 @@ def check(
         if ledger is not None:
             kept = lifetimes_of(policy, ledger)
             problems += [str(problem) for problem in in_books(policy, ledger)]
+        problems += [str(problem) for problem in in_rows(policy, write=False)]
         if plan is not None:
             refused = refusal_of(policy, load_plan(plan), ledger)
     wrong = list(dict.fromkeys([*problems, *([refused] if refused else [])]))  # the books may have said it before
@@ -167,7 +168,7 @@ def serve(
 
 def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) -> None:
     from quietsum.cli.logs import watch_log
-    from quietsum.cli.party_check import alone, check_pinned, in_the_way
+    from quietsum.cli.party_check import alone, check_pinned, in_rows, in_the_way
     from quietsum.party.policy_file import load_policy
 
     watch_log(verbose + 1)  # who asked, and what was refused, is what a site wants to see
@@ -197,6 +198,8 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
                 _say(f"warning: {warning}")
             known = SiteBooks(loaded, ledger).coordinators()
             check_pinned(loaded, known)
+            for problem in in_rows(loaded, write=True):
+                raise problem
             service = SiteService(loaded, ledger, node_key=sign, interruptible=False)
             _say_who_counts(loaded, known)
             print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)

@@ -20,7 +20,17 @@ if TYPE_CHECKING:
     from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy
     from quietsum.plan import Plan
 
-__all__ = ["alone", "check_pinned", "hints", "in_books", "in_tasks", "in_the_way", "on_loopback", "refusal_of"]
+__all__ = [
+    "alone",
+    "check_pinned",
+    "hints",
+    "in_books",
+    "in_rows",
+    "in_tasks",
+    "in_the_way",
+    "on_loopback",
+    "refusal_of",
+]
 
 
 def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
@@ -63,7 +73,7 @@ def _check_place(policy: Policy) -> None:
 
 
 def in_tasks(policy: Policy) -> Iterator[QuietsumError]:
-    """Each task of the policy that cannot be made here; it is made, and not asked for a single record."""
+    """Each task of the policy that cannot be made here; it is made, and not asked for a record here."""
     for allowed in policy.tasks:
         yield from _raised(partial(_make, allowed))
 
@@ -81,6 +91,45 @@ def _make(allowed: AllowedTask) -> object:
         remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
         raise InvalidParameter("tasks.name", name, "is not known", remedy)
     return trainable_task(name, options)
+
+
+def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
+    """Where the site's rows are known here under another name; ``write`` remembers them for the next time.
+
+    The holder asks its own data, before anybody is served, and nobody else hears of it. Rows that cannot be read are no
+    problem here: the site's log says so when they are trained on.
+    """
+    from quietsum.party.fingerprints import check_rows
+
+    dataset, place = policy.dataset, policy.path(policy.site.ledger)
+    if dataset.public or not place.parent.is_dir() or place.is_dir():
+        return
+    for allowed in policy.tasks:
+        yield from _raised(
+            partial(
+                check_rows, place, {dataset.name: partial(_rows_of, allowed, policy.name)}, reason=dataset.same_rows,
+                remedy='say why in the policy: same_rows = "…" under [dataset]', write=write,
+            )
+        )  # fmt: skip
+
+
+def _rows_of(allowed: AllowedTask, party: str) -> object:
+    from quietsum.party.fingerprints import rows_of_task
+    from quietsum.party.work import calmly, look_for_data
+
+    def read() -> object:
+        made = _make(allowed)
+        if getattr(made, "model", None) is not None:
+            from quietsum.tasks.federated import FederatedTorch
+
+            made = FederatedTorch(made)  # type: ignore[arg-type]
+        look_for_data(made, party)  # type: ignore[arg-type]
+        return rows_of_task(made, party)
+
+    try:
+        return calmly(read)
+    except (Exception, SystemExit):
+        return None
 
 
 def in_books(policy: Policy, ledger: Ledger) -> Iterator[QuietsumError]:

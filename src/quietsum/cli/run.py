@@ -72,6 +72,7 @@ def run(
     superlink: SuperLinkOption = None,
     wait: WaitOption = PATIENCE,
     insecure: InsecureOption = False,
+    same_rows: opt.SameRowsOption = "",
     workspace: opt.WorkspaceOption = None,
     verbose: opt.VerboseOption = 0,
     as_json: opt.JsonOption = False,
@@ -118,8 +119,9 @@ def run(
                 check_whom(kept.folder, sites=on == "flower", workspace=place)  # before a SuperLink is started
             with _tracking(mlflow) as tracker:  # closed after the report is written, so that it is sent too
                 how = _How(
-                    quiet=as_json, workers=workers, device=device, tracker=tracker, interruption=interruption, kept=kept
-                )
+                    quiet=as_json, workers=workers, device=device, tracker=tracker, interruption=interruption,
+                    kept=kept, same_rows=same_rows,
+                )  # fmt: skip
                 with _shown(as_json) as watcher, contextlib.ExitStack() as stack:
                     if on == "flower":
                         sites = flower(
@@ -174,6 +176,7 @@ class _How:
     interruption: Interruption
     kept: _Kept
     federation: RemoteFederation | None = None
+    same_rows: str = ""
 
 
 def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, how: _How) -> RunResult:
@@ -183,8 +186,15 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
 
     loaded = load_plan(path)
     task = task_of(loaded, device=how.device)
+    resolved = resolve(loaded, task.parties(), task.dimension)
     if not how.quiet:
-        _introduce(resolve(loaded, task.parties(), task.dimension), task.title)
+        _introduce(resolved, task.title)
+    if how.federation is None and resolved.protected:  # whoever runs it holds the data, and is told alone
+        from quietsum.party.fingerprints import check_rows, datasets_of
+
+        remedy = 'say why with --same-rows "…"'
+        for told in check_rows(place.ledger, datasets_of(task, resolved), reason=how.same_rows, remedy=remedy):
+            print(textwrap.fill(told, 80), file=sys.stderr)
     with contextlib.ExitStack() as stack:
         watchers = _Watching(watcher, stack, how)
         return start(

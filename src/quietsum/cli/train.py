@@ -85,6 +85,7 @@ def train(
     engine: EngineOption = None,
     noise: NoiseModeOption = None,
     fix: FixOption = False,
+    same_rows: opt.SameRowsOption = "",
     workspace: opt.WorkspaceOption = None,
     resume: ResumeOption = None,
     as_json: opt.JsonOption = False,
@@ -128,11 +129,17 @@ def train(
                 "max_grad_norm": max_grad_norm, "max_records": max_records,
             },
         }  # fmt: skip
-    return _go(trainable_task(chosen["task"]), chosen, place, workspace, resume, as_json)
+    return _go(trainable_task(chosen["task"]), chosen, place, workspace, resume, as_json, same_rows)
 
 
 def _go(
-    work: TorchTask, chosen: dict[str, Any], place: Workspace, workspace: str | None, resume: str | None, as_json: bool
+    work: TorchTask,
+    chosen: dict[str, Any],
+    place: Workspace,
+    workspace: str | None,
+    resume: str | None,
+    as_json: bool,
+    same_rows: str = "",
 ) -> int:
     from quietsum.learning.config import PrivacyConfig
     from quietsum.learning.mixing import fix_batch_norm
@@ -169,6 +176,14 @@ def _go(
     if config.noise == "secure" and (told := uncovered_norms(model)):
         print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
     records = work.records()
+    if resume is None and not str(work.public).strip():
+        from quietsum.party.fingerprints import check_rows
+
+        lines = check_rows(
+            place.ledger, {work.name: lambda: tuple(records)}, reason=same_rows, remedy='say why with --same-rows "…"'
+        )
+        for line in lines:
+            print(textwrap.fill(line, 80), file=sys.stderr)
     if resume is None:
         folder = place.path / "training" / run
         folder.mkdir(parents=True, exist_ok=True)

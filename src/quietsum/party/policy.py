@@ -85,12 +85,14 @@ class CoordinatorAddress:
 class SiteDataset:
     """The data by the name that the site declares, and its public size. ``public`` says why nobody in it is protected.
 
-    An empty ``public`` means protected data, which needs a budget for at least one unit.
+    An empty ``public`` means protected data, which needs a budget for at least one unit. ``same_rows`` says why rows
+    that this site knows under another name have a budget of their own.
     """
 
     name: str
     size: int
     public: str = ""
+    same_rows: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", label("name", self.name))

@@ -49,6 +49,9 @@ class DatasetTable(Table):
     name: str = Field(min_length=1, description="The dataset's declared name; budgets are kept under it.")
     size: int = Field(ge=1, description="Its declared size, which is public.")
     public: str = Field(default="", description="Why nobody in it needs protection; leave it out for protected data.")
+    same_rows: str = Field(
+        default="", description="Why rows that are known here under another name have a budget of their own."
+    )
 
 
 class TaskTable(Table):
