@@ -111,7 +111,7 @@ def accusations(seeds: range) -> list[str]:
         step = bridge(made(build, seed), STEEP[build])
         found = (
             sensitivity(step, rng, tries=12)[0],
-            superposition(step, rng, tries=8),
+            superposition(step, rng, few=False),
             hostile_rows(step, rng),
             equivalence(step, rng, tries=4),
         )
@@ -219,7 +219,7 @@ def test_a_step_that_mixes_examples_is_caught_in_steep_models_too(
 ) -> None:
     for seed in range(4):
         step = bridge(made(build, seed), STEEP[build], wrap=lambda engine: Mixing(engine, only_float32))
-        assert superposition(step, randomness_for_tests(seed), tries=8).failed
+        assert superposition(step, randomness_for_tests(seed), few=False).failed
 
 
 # ---------------------------------------------------------------------------------------- adaptive clipping
@@ -296,7 +296,8 @@ def test_a_joint_noise_multiplier_that_forgets_the_count_is_seen(monkeypatch: py
 # -------------------------------------------------------------------------------------------- large models
 
 
-REPLAY_MUTANTS = sorted(n for n in MUTANTS if {"T1", "T2", "T5"} & set(MUTANTS[n]().caught_by))
+NEVER_DRAWN = {"pairs clipped in batches above 80"}  # at 24 records a batch; the long check looks beyond
+REPLAY_MUTANTS = sorted(n for n in set(MUTANTS) - NEVER_DRAWN if {"T1", "T2", "T5"} & set(MUTANTS[n]().caught_by))
 
 
 @pytest.mark.parametrize("name", REPLAY_MUTANTS)

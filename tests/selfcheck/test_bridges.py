@@ -311,3 +311,28 @@ def test_a_task_of_the_command_line_becomes_a_step() -> None:
     with while_checking(model):
         report = one_step(step)
     assert report.passed, "\n".join(report.lines())
+
+
+class Capacity(nn.Module):
+    """Room for sixteen rows: later ones come out as zeros, so that one record's coming drives another one out."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * (torch.arange(len(rows)) < 16).to(rows)[:, None]
+
+
+@pytest.mark.parametrize("batch", [32, 128])
+def test_a_layer_with_room_for_fewer_rows_than_a_batch_is_refused_before_training(batch: int) -> None:
+    """By the replay alone, whatever else looks at the model: its engine computes whole batches."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), Capacity(), nn.Linear(8, 3))
+
+    def make(some: nn.Module) -> PrivateStep:
+        return PrivateStep.build(
+            some, cross_entropy, Flat(max_norm=1.0), noise_multiplier=1.0, rate=batch / 4096, expected_batch=batch,
+            engine="opacus",
+        )  # fmt: skip
+
+    step = CheckedStep(make, model, rows=ROWS, population=4096)
+    with pytest.raises(ClaimContradicted, match=r"T[12]"):
+        refuse_unsound(step, model, rng=randomness_for_tests(1))

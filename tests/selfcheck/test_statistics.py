@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from quietsum.mechanisms.rng import randomness_for_tests
+from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.selfcheck import Law
+from quietsum.selfcheck.dependence import combinations_p, lags_p, magnitudes, pairs_p, persistence_p
+from quietsum.selfcheck.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p
 from quietsum.selfcheck.statistics import (
     FALSE_ALARM,
     best_error,
@@ -113,3 +115,74 @@ def test_the_best_attacker_on_a_gaussian_and_on_laplace_noise() -> None:
 
 def test_five_statistical_tests_stay_below_one_in_a_million() -> None:
     assert 5 * FALSE_ALARM <= 1e-6
+
+
+# --------------------------------------------------------------------------- shape and dependence of a stream
+
+
+def p_values(scores: np.ndarray, rng: RandomSource) -> dict[str, float]:
+    """All statistics of a matrix of scores, releases by coordinates."""
+    squares = np.square(scores)
+    by_place, by_release, half = squares.sum(axis=0), squares.sum(axis=1), len(scores) // 2
+    return {
+        "tails": tails_p(scores, 0.0),
+        "largest": largest_p(scores, 0.0),
+        "repeats": repeats_p(np.round(scores, 3), 1e-3),
+        "near repeats": repeats_p(scores, 2e-4, 1e-4),
+        "stretches": intervals_p(by_place, len(scores), 0.0),
+        "classes": classes_p(by_release, scores.shape[1], 0.0),
+        "sums": sums_p(scores, 0.0),
+        "lags": lags_p(scores.ravel(), rng),
+        "magnitudes": lags_p(magnitudes(scores).ravel(), rng),
+        "pairs": pairs_p(scores),
+        "combinations": combinations_p(scores, 0.0),
+        "persistence": persistence_p(
+            squares[:half].sum(axis=0), squares[half:].sum(axis=0), (half, len(scores) - half), 0.0
+        ),
+    }
+
+
+def test_p_values_of_shape_and_dependence_are_uniform_or_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over 3000 repetitions P(p ≤ t) ≤ t, within five standard errors, down to t = 0.003."""
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    generator, rng = np.random.default_rng(8), randomness_for_tests(8)
+    found: dict[str, list[float]] = {}
+    for _ in range(3000):
+        for name, value in p_values(generator.standard_normal((24, 5)), rng).items():
+            found.setdefault(name, []).append(value)
+    for name, values in found.items():
+        for level in (0.5, 0.1, 0.02, 0.003):
+            share = np.mean(np.array(values) <= level)
+            assert share <= level + 5 * math.sqrt(level / 3000), (name, level, share)
+
+
+def test_each_statistic_sees_what_it_is_for_in_few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: the same p-values are far below the limit of the self-check where something is wrong."""
+    monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
+    rng, normal = randomness_for_tests(9), np.random.default_rng(9).standard_normal((2000, 20))
+    wrong = {
+        "tails": np.where(np.random.default_rng(1).random(normal.shape) < 0.5, 0.75, 1.2) * normal,
+        "largest": np.where(np.abs(normal) > 3, 0.5, normal),
+        "stretches": normal * np.where(np.arange(20) >= 17, 0.85, 1.0),
+        "classes": normal * np.where(np.arange(2000) % 3, 1.0, 0.9)[:, None],
+        "sums": 0.95 * normal + 0.31 * normal[:, :1],
+        "lags": np.concatenate([normal[:1000], -normal[:1000]]),
+        "magnitudes": np.concatenate([normal[:1000], np.abs(normal[:1000])]),
+        "pairs": np.concatenate([normal[:, :19], 0.5 * normal[:, :1] + 0.87 * normal[:, 19:]], axis=1),
+        "combinations": normal - normal.mean(axis=1, keepdims=True),
+        "persistence": normal * np.where(np.random.default_rng(2).random(20) < 0.5, 0.9, 1.09),
+    }
+    for name, scores in wrong.items():
+        assert p_values(scores, rng)[name] < FALSE_ALARM / 40, name
+
+
+def test_equal_values_on_an_honest_grid_are_expected_and_on_a_coarser_one_are_not() -> None:
+    values = np.random.default_rng(10).standard_normal(60_000)
+    fine, coarse = np.round(values * 2**24) / 2**24, np.round(values * 2**17) / 2**17
+    assert repeats_p(values, 1e-15) == 1.0
+    assert repeats_p(fine, 1e-15) < 1e-9 < 1e-3 < repeats_p(fine, 2.0**-24)
+    assert repeats_p(coarse, 2.0**-24) < 1e-9
+    shaken = coarse + 1e-9 * np.random.default_rng(11).standard_normal(coarse.size)
+    assert repeats_p(values, 2e-8, 1e-8) > 1e-3
+    assert repeats_p(shaken, 1e-15) == 1.0
+    assert repeats_p(shaken, 2e-8, 1e-8) < 1e-9

@@ -76,6 +76,7 @@ class CheckedClients:
         self.noise_multiplier = self._noise / self.sensitivity
         grid = mechanism.grid_unit * claim.dimension**0.5 / (1000 * mechanism.max_norm)  # rows are cut to the grid
         self.precision = max(float(np.finfo(np.float64).eps), grid if mechanism.mode is Mode.SECURE else 0.0)
+        self.grain = mechanism.grid_unit if mechanism.mode is Mode.SECURE else 0.0
         self._rows = MadeUp(
             fields=(
                 Field(shape=(claim.dimension,), dtype="float64"),

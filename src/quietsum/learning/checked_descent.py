@@ -153,6 +153,7 @@ class CheckedDescent:
         self.noise_multiplier = mechanism.event().noise_multiplier
         grid = mechanism.grid_unit * len(params) ** 0.5 / (1000 * mechanism.max_norm)  # rows are cut to the grid
         self.precision = max(float(np.finfo(np.float64).eps), grid if mechanism.mode is Mode.SECURE else 0.0)
+        self.grain = mechanism.grid_unit if mechanism.mode is Mode.SECURE else 0.0
         self.name = name
 
     def _steps(self, batch: Batch, rng: RandomSource) -> Floats:

@@ -87,6 +87,12 @@ class CheckedStep:
         width, scale = mechanism.grid(self._step.engine.parameters)
         return width * scale / (mechanism.noise_multiplier * mechanism.sensitivity) - 1
 
+    @property
+    def grain(self) -> float:
+        """Secure noise lies on the grid to which the sum was rounded."""
+        mechanism = self._step.mechanism
+        return mechanism.grid(self._step.engine.parameters)[0] if mechanism.mode == "secure" else 0.0
+
     @functools.cached_property
     def twin(self) -> CheckedTwin | None:
         """Copies of the model: one to shake, and one in float64 where model and loss can be run so."""

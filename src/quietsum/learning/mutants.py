@@ -2,7 +2,11 @@
 
 A check that has never failed proves nothing. These trainers are kept so that the self-check can be tested: each must
 be caught, by the tests that should see it. All are the small correct trainer of :mod:`quietsum.learning.honest` with
-one part exchanged, and each names the tests that must accuse it.
+one part exchanged, and each names the tests that must accuse it. Many more live in rooms of their own: noise, sums,
+draws and words (:mod:`quietsum.learning.broken_noise` and its neighbours).
+
+:data:`UNSEEN` keeps mistakes that no check of a few seconds can see: what begins later than it looks, and what repeats
+more seldom than it draws.
 
 >>> sorted(MUTANTS)[:3]
 ['5 % less noise', 'BatchNorm', 'Laplace after L2 clip']
@@ -18,11 +22,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from quietsum.errors import InvalidParameter
+from quietsum.learning.broken_draws import DRAWS, UNSEEN_DRAWS
+from quietsum.learning.broken_noise import NOISE, UNSEEN_NOISE
+from quietsum.learning.broken_sums import SUMS, kept_momentum, previous_kept
+from quietsum.learning.broken_words import WORDS
 from quietsum.learning.honest import (
     Trainer,
     clip,
@@ -31,12 +37,11 @@ from quietsum.learning.honest import (
     laplace_noise,
     lengths,
     normal_noise,
-    tensors,
 )
 from quietsum.sampling import FixedSize, Poisson
 from quietsum.selfcheck.seam import Batch, Floats, Law
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "UNSEEN"]
 
 MICRO = 4
 
@@ -175,24 +180,6 @@ def unclipped(trainer: Trainer, batch: Batch) -> Floats:
     return np.asarray(np.nan_to_num(gradients(trainer, batch), posinf=0.0, neginf=0.0).sum(axis=0))
 
 
-def batch_loss(trainer: Trainer, batch: Batch) -> dict[str, float]:
-    """The training loss of protected records, for free."""
-    with torch.no_grad():
-        features, labels = tensors(batch)
-        return {"loss": float(nn.functional.cross_entropy(trainer.model(features), labels))}
-
-
-def printed_loss(trainer: Trainer, batch: Batch) -> dict[str, float]:
-    """The same on the screen."""
-    print(f"step done, loss {batch_loss(trainer, batch)['loss']:.6f}")
-    return {}
-
-
-def clip_share(trainer: Trainer, batch: Batch) -> dict[str, float]:
-    """How many examples were clipped: a count of protected records, too."""
-    return {"clipped examples": float((lengths(trainer, gradients(trainer, batch)) > trainer.sensitivity).sum())}
-
-
 def counted_divisor(trainer: Trainer, population: int) -> Mapping[str, float]:
     """A divisor made from the number of records that happen to be there."""
     return {"divisor": float(int(trainer.rate * population + 1))}
@@ -201,10 +188,12 @@ def counted_divisor(trainer: Trainer, population: int) -> Mapping[str, float]:
 # ------------------------------------------------------------------------------------------------- all of them
 
 
-def _mutants() -> dict[str, Callable[[], Trainer]]:
-    def one(name: str, *caught_by: str, **parts: Any) -> tuple[str, Callable[[], Trainer]]:
-        return name, lambda: Trainer(name=name, caught_by=caught_by, **parts)
+def one(name: str, *caught_by: str, **parts: Any) -> tuple[str, Callable[[], Trainer]]:
+    """A name, and how to make the trainer of that name."""
+    return name, lambda: Trainer(name=name, caught_by=caught_by, **parts)
 
+
+def _mutants() -> dict[str, Callable[[], Trainer]]:
     generator = functools.partial(np.random.default_rng, 7)
     return dict(
         [
@@ -224,9 +213,6 @@ def _mutants() -> dict[str, Callable[[], Trainer]]:
             one("5 % less noise", "T3", added=lambda self, batch: normal_noise(self, 0.95)),
             one("NaN leak", "T5", total=nan_leak),
             one("skipped empty steps", "T4", skips_empty=True),
-            one("leaked loss", "T11", said=batch_loss),
-            one("printed loss", "T11", said=printed_loss),
-            one("leaked clip count", "T11", said=clip_share),
             one("same noise after a restart", "T10", added=saved_generator, reseeded=generator),
             one("books lost in a restart", "T10", forgets=True),
             one("divisor counted from the data", "T7", constants=counted_divisor),
@@ -246,8 +232,21 @@ def _mutants() -> dict[str, Callable[[], Trainer]]:
             one("half a gradient", "T9", total=half_gradient),
             one("count without noise", "T3", counts=True, count_factor=0.0),
             one("count with half its noise", "T3", counts=True, count_factor=0.5),
+            one("momentum before the noise", "T3", used=kept_momentum),
+            one("previous gradient kept", "T3", used=previous_kept),
+            *(one(name, "T3", added=noise) for name, noise in NOISE.items()),
+            *(one(name, *caught_by, total=total) for name, (caught_by, total) in SUMS.items()),
+            *(one(name, "T4", drawn=drawn) for name, drawn in DRAWS.items()),
+            *(one(name, "T11", said=said) for name, said in WORDS.items()),
         ]
     )  # fmt: skip
 
 
 MUTANTS: Final[Mapping[str, Callable[[], Trainer]]] = _mutants()
+
+UNSEEN: Final[Mapping[str, Callable[[], Trainer]]] = dict(
+    [
+        *(one(name, added=noise) for name, noise in UNSEEN_NOISE.items()),
+        *(one(name, drawn=drawn) for name, drawn in UNSEEN_DRAWS.items()),
+    ]
+)

@@ -4,11 +4,14 @@
 − f(D)‖ ≤ Δ for every D and x. Random rows seldom show the worst case. A clipped *mean*, for instance, only moves by
 2Δ when a batch that points one way meets a record that outweighs it the other way. So rows are scaled from 1 to 10⁴,
 the most opposed pairs are looked for, x is put in every place, and the best find is improved by a few steps of
-search. A find above Δ is a proof; finding none is not. For large models fewer pairs are tried, how many follows from
-the number of parameters alone.
+search. A step may also behave until a batch is large (a layer with room for so many rows, rows that are clipped in
+pairs), so a record is put into batches of up to E + 6√E rows, and taken out of them: the largest that training will
+draw. A find above Δ is a proof; finding none is not. For large models fewer pairs are tried, how many follows from the
+number of parameters alone.
 
 **T2, superposition.** A sum of per-example terms is additive, f(A ∪ B) = f(A) + f(B), in any order. Whatever mixes
 examples (a batch clip, batch statistics, division by the batch's own size) is not, and no search is needed to see it.
+Batches range from one row to the largest, on both sides of powers of two, where engines cut them.
 
 **T9, equivalence.** Where a naive loop is at hand, the sum equals it.
 
@@ -25,7 +28,7 @@ import numpy as np
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.selfcheck.report import Finding, Verdict
 from quietsum.selfcheck.rounding import distance, forgiven, rounding
-from quietsum.selfcheck.rows import SCALES, joined, nothing, repeated, rows, scaled, size
+from quietsum.selfcheck.rows import SCALES, joined, largest_batch, mixed, nothing, repeated, rows, scaled, size
 from quietsum.selfcheck.seam import Batch, Floats, StepUnderTest, Twin
 
 __all__ = ["WorstPair", "equivalence", "sensitivity", "superposition"]
@@ -33,6 +36,8 @@ __all__ = ["WorstPair", "equivalence", "sensitivity", "superposition"]
 _LEEWAY = 1e-4  # of Δ, for rounding in the clip itself
 _FOLDED = 1 << 16  # numbers of a term by which opposed rows are looked for
 _LARGE = 1 << 21  # parameters beyond which fewer of them are tried
+_SIZES = (3, 8, 11, 17, 33, 65, 129, 257)  # of batches that are replayed, besides the largest that will be drawn
+_FEW = (3, 11, 17)  # before a training
 
 
 @final
@@ -98,6 +103,8 @@ class _Search:
         for number in range(max(tries // 3, 6)):  # one row alone, then in the company of more
             self._weigh(self._some(number % 6), self._one(), self._below(8))
         self._opposed()
+        for count in batch_sizes(self._step, self._pool, tries < 24 or self._size > _LARGE)[-2:]:
+            self._crowded(count)
         for _ in range(max(tries // (2 if self._size <= _LARGE else 4), 4)):
             self._climb()
 
@@ -117,6 +124,14 @@ class _Search:
             return
         self.worst, self.limit = WorstPair(without=batch, within=whole, ratio=ratio), limit
         self._found = batch, record, place
+
+    def _crowded(self, count: int) -> None:
+        """One record more, at the front and at the end of that many rows, and one less, from the front and within."""
+        crowd = mixed(self._step.examples(count, self._rng), self._rng)
+        for place in (0, count):
+            self._weigh(crowd, self._one(), place)
+        for place in (0, count // 2):
+            self._weigh(rows(crowd, [i for i in range(count) if i != place]), rows(crowd, [place]), place)
 
     def _moved(self, whole: Batch, batch: Batch) -> float:
         """By how much of Δ. The sum without the record is kept, since a climb seldom changes the batch."""
@@ -177,23 +192,27 @@ class _Search:
         return int(self._rng.uniforms(1)[0] * bound)
 
 
-def superposition(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
-    """T2: the sum of a union is the sum of the sums, in any order."""
+def batch_sizes(step: StepUnderTest, like: Batch, few: bool) -> list[int]:
+    """How many rows to replay at once: some sizes on both sides of powers of two, then the largest batch drawn."""
+    largest = largest_batch(step, like)
+    return sorted({count for count in (_FEW if few else _SIZES) if count < largest or not few} | {largest})
+
+
+def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> Finding:
+    """T2: the sum of a union is the sum of the sums, in any order; ``few`` sizes before a training."""
     worst, limit = 0.0, rounding(step, 1)
-    for number in range(tries):
-        one, two = ((1, 2), (3, 5), (4, 7), (0, 3), (40, 33))[number % 5]
-        batch = step.examples(one + two, rng)
-        lengths = np.array(SCALES)[(rng.uniforms(one + two) * len(SCALES)).astype(int)]
-        mixed = joined(*[scaled(rows(batch, [i]), float(lengths[i])) for i in range(one + two)])
-        order = rng.permutation(one + two)
-        parts = rows(mixed, order), rows(mixed, range(one)), rows(mixed, range(one, one + two))
+    like = step.examples(1, rng)
+    for count in batch_sizes(step, like, few or step.deterministic(like).size > _LARGE):
+        one = int((0.25 + rng.uniforms(1)[0] / 2) * count)
+        batch = mixed(step.examples(count, rng), rng)
+        parts = rows(batch, rng.permutation(count)), rows(batch, range(one)), rows(batch, range(one, count))
 
         def apart(some: StepUnderTest | Twin, parts: tuple[Batch, Batch, Batch] = parts) -> float:
             together, first, second = (some.deterministic(part) for part in parts)
             return distance(step, together, first + second)
 
-        gap, room = apart(step), rounding(step, one + two)
-        if gap / room < worst / limit or (gap > room and forgiven(step, mixed, gap, apart, rng)):
+        gap, room = apart(step), rounding(step, count)
+        if gap / room < worst / limit or (gap > room and forgiven(step, batch, gap, apart, rng)):
             continue
         worst, limit = gap, room
     lesson = (

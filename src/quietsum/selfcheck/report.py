@@ -63,7 +63,7 @@ class CheckReport:
     """All findings about one step.
 
     Guarantees: it holds statistics of made-up rows, of noise and of coins, never of a protected record, so that it may
-    be shown to anyone. A correct step fails with a probability below 1e-6, whatever the seed.
+    be shown to anyone. How seldom a correct step fails, :func:`quietsum.selfcheck.run_selfcheck` says.
     """
 
     step: str

@@ -12,9 +12,23 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.selfcheck.seam import Batch
+from quietsum.mechanisms.rng import RandomSource
+from quietsum.selfcheck.seam import Batch, StepUnderTest
 
-__all__ = ["BROKEN", "SCALES", "broken", "joined", "nothing", "repeated", "rows", "scaled", "size"]
+__all__ = [
+    "BROKEN",
+    "SCALES",
+    "broken",
+    "joined",
+    "largest_batch",
+    "mixed",
+    "nothing",
+    "repeated",
+    "rows",
+    "scaled",
+    "size",
+    "tiled",
+]
 
 SCALES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
 BROKEN: Final[dict[str, float]] = {
@@ -25,6 +39,21 @@ BROKEN: Final[dict[str, float]] = {
     "zeros": 0.0,
     "1e-30": 1e-30,
 }
+
+
+_BYTES = 1 << 28  # of made-up rows in one batch
+
+
+def largest_batch(step: StepUnderTest, like: Batch) -> int:
+    """The largest batch that training will draw: E + 6√E rows, E = rate · population, both public, and at least 20.
+
+    A larger Poisson batch has a chance of 1e-5 at E = 1, 4e-8 at E = 24 and 1e-8 at E = 128. Rows of many numbers are
+    kept below 256 MiB, so that a larger batch than that is replayed in part.
+    """
+    expected = step.rate * step.population
+    bytes_a_row = max(1, sum(field[:1].nbytes for field in like))
+    most = min(int(np.ceil(expected + 6 * expected**0.5)), max(step.population, 1))
+    return max(min(max(most, 20), _BYTES // bytes_a_row), 2)
 
 
 def size(batch: Batch) -> int:
@@ -51,6 +80,21 @@ def joined(*batches: Batch) -> Batch:
 def repeated(batch: Batch, times: int) -> Batch:
     """The same rows several times."""
     return joined(*[batch] * times)
+
+
+def tiled(batch: Batch, count: int) -> Batch:
+    """``count`` rows, the given ones over and over."""
+    return rows(batch, np.arange(count) % size(batch))
+
+
+def mixed(batch: Batch, rng: RandomSource) -> Batch:
+    """Each row at a scale of its own, of :data:`SCALES`."""
+    factors = np.array(SCALES)[(rng.uniforms(size(batch)) * len(SCALES)).astype(int)]
+
+    def stretch(values: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(values * factors.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype))
+
+    return _changed(batch, stretch)
 
 
 def scaled(batch: Batch, factor: float) -> Batch:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.events import PrivacyEvent
 
-__all__ = ["Batch", "Floats", "Law", "Outcome", "StepUnderTest", "Twin"]
+__all__ = ["Batch", "Floats", "Law", "OnAGrid", "Outcome", "StepUnderTest", "Twin"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Batch: TypeAlias = tuple[NDArray[Any], ...]
@@ -79,6 +79,16 @@ class Twin(Protocol):
 
         ``width`` is the standard deviation of that part; 0 moves nothing.
         """
+        ...
+
+
+@runtime_checkable
+class OnAGrid(Protocol):
+    """A step whose noise lies on a grid by design, as the sum does that it is added to: equal values happen there."""
+
+    @property
+    def grain(self) -> float:
+        """The spacing of that grid, in the units of the sum; 0 for noise on no grid but that of floats."""
         ...
 
 

@@ -12,12 +12,14 @@ import numpy as np
 
 from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.selfcheck.attack import attack, outputs
+from quietsum.selfcheck.attack import attack
 from quietsum.selfcheck.claims import accounted, public_constants
 from quietsum.selfcheck.hostile import hostile_rows
-from quietsum.selfcheck.noise import fresh_after_restart, noise_law
+from quietsum.selfcheck.noise import noise_law
+from quietsum.selfcheck.outputs import outputs
 from quietsum.selfcheck.replay import WorstPair, equivalence, sensitivity, superposition
 from quietsum.selfcheck.report import CheckReport, Finding, Verdict
+from quietsum.selfcheck.restart import fresh_after_restart
 from quietsum.selfcheck.sampler import sampling, tested_population
 from quietsum.selfcheck.seam import StepUnderTest
 
@@ -47,9 +49,10 @@ def run_selfcheck(
 ) -> CheckReport:
     """Is this step what it claims to be? All eleven tests, or ``only`` some ("T3", "T4").
 
-    Guarantees: a correct step fails with a probability below 1e-6, whatever its law, rate, dimension and seed; no
-    protected record is read. ``seconds`` is about how long each of the two attacks may take; how many releases that
-    allows is settled before any of them is looked at.
+    Guarantees: a step that is what it claims, and whose sum is a function of its batch and its weights up to rounding,
+    fails with a probability below 1e-6: the levels of the five tests that involve chance add up to 5e-7. A step whose
+    sum is not repeatable is refused by T1, which says so. No protected record is read. ``seconds`` is about how long
+    the attack may take; how many releases that allows is settled before any of them is looked at.
     """
     rng = system_randomness() if rng is None else rng
     seconds = positive("seconds", seconds)
@@ -79,7 +82,7 @@ def run_selfcheck(
         claim,
         {
             "T1": lambda: _replayed(step, rng, 60, worst),
-            "T2": lambda: superposition(step, rng, tries=8),
+            "T2": lambda: superposition(step, rng, few=False),
             "T3": lambda: noise_law(step, rng, draws=60_000, releases=24),
             "T4": lambda: sampling(step, rng, draws=int(min(1500, max(160, 2e6 / population)))),
             "T5": lambda: hostile_rows(step, rng),
@@ -88,16 +91,17 @@ def run_selfcheck(
             "T8": lambda: accounted(step),
             "T9": lambda: equivalence(step, rng, tries=4),
             "T10": restart,
-            "T11": lambda: outputs(step, rng, seconds=seconds),
+            "T11": lambda: outputs(step, rng),
         },
         only,
     )
 
 
 def one_step(step: StepUnderTest, *, rng: RandomSource | None = None) -> CheckReport:
-    """The tests that an unknown model needs, in a few dozen evaluations: T1 to T5, T7 and T8, with less power.
+    """The tests that an unknown model needs, in some hundred evaluations: T1 to T5, T7 and T8, with less power.
 
-    Guarantees: as :func:`run_selfcheck`. Noise is only known to within about a tenth of its scale.
+    Guarantees: as :func:`run_selfcheck`. About ten of the evaluations are of the largest batch that training will
+    draw. Noise is only known to within about a tenth of its scale.
     """
     rng = system_randomness() if rng is None else rng
     return _report(
@@ -105,7 +109,7 @@ def one_step(step: StepUnderTest, *, rng: RandomSource | None = None) -> CheckRe
         _claim(step),
         {
             "T1": lambda: _replayed(step, rng, 12, []),
-            "T2": lambda: superposition(step, rng, tries=3),
+            "T2": lambda: superposition(step, rng, few=True),
             "T3": lambda: noise_law(step, rng, draws=12_000, releases=6),
             "T4": lambda: sampling(step, rng, draws=64),
             "T5": lambda: hostile_rows(step, rng, everywhere=(True,)),
