@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 from typing import Any, ClassVar
 
 __all__ = [
@@ -112,6 +113,24 @@ class TooFewParties(QuietsumError):
     """Fewer parties replied than the plan needs. What was reserved stays charged."""
 
     exit_code = 6
+
+
+CONTROLS = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a control sequence: ESC [ … letter
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # a string for the terminal: title, clipboard, link
+    r"|\x1b[ -/]*[0-~]?"  # any other escape
+    r"|[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # single controls, and those that turn a line round
+)
+"""What a terminal obeys instead of showing it."""
+
+
+def printable(text: str) -> str:
+    """``text`` in one line, without anything that a terminal would obey; for titles and words that others choose.
+
+    >>> printable("Heart\\x1b]0;owned\\x07 disease,\\x1b[8m four\\nhospitals")
+    'Heart disease, four hospitals'
+    """
+    return " ".join(CONTROLS.sub(lambda found: " " if found[0].isspace() else "", text).split())
 
 
 def may_pass(error: OSError) -> bool:

@@ -288,7 +288,8 @@ for number, line in enumerate(sys.stdin, 1):
     died, places = killed_at(number, move)
     print(int(died), *places, flush=True)
 """
-STEPS = 6
+STEPS = 9
+"""Of a move, the three of each file that is written durably among them."""
 
 
 def kill_moves(moves: list[tuple[Path, str]]) -> list[tuple[bool, list[str]]]:
@@ -348,6 +349,9 @@ def test_a_move_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp_path
         "after-copy": (True, False, True),
         "before-seal": (True, False, True),
         "after-seal": (False, False, False),
+        "written": (False, False, False),  # the file that says where to
+        "synced": (False, False, False),
+        "renamed": (False, True, False),
         "after-url": (False, True, False),
         "after-rename": (False, True, True),
     }
@@ -417,6 +421,9 @@ def test_a_move_back_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp
         assert not can_continue(other)
     assert outcome == {
         "before-copy": (True, True),
+        "written": (True, True),  # the note of the move
+        "synced": (True, True),
+        "renamed": (True, True),
         "after-file": (True, True),  # of the copy
         "after-tables": (True, True),
         "after-copy": (True, True),

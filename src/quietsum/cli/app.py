@@ -29,6 +29,7 @@ from quietsum.cli.plan import plan
 from quietsum.cli.receipts import receipts
 from quietsum.cli.run import run
 from quietsum.cli.runs import compare, runs, show
+from quietsum.cli.screen import screened
 from quietsum.cli.selfcheck import selfcheck
 from quietsum.cli.spend import spend
 from quietsum.cli.tradeoff import tradeoff
@@ -70,9 +71,11 @@ class Commands(TyperGroup):
             ):  # a terminal that cannot show Greek gets question marks, no traceback
                 if hasattr(stream, "reconfigure"):
                     stream.reconfigure(errors="replace")
-            result = super().main(
-                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
-            )
+            with screened():
+                result = super().main(
+                    args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args,
+                    **extra,
+                )  # fmt: skip
             code = result if isinstance(result, int) else 0
             sys.stdout.flush()
         except QuietsumError as error:
@@ -106,7 +109,7 @@ class Commands(TyperGroup):
 
 
 def _refuse(message: str, code: int = USAGE) -> int:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError), screened():
         lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
         if sys.stderr.isatty():  # people read words in lines; whatever reads a pipe wants one line for one error
             lines = textwrap.wrap(f"error: {lines[0]}", 80, subsequent_indent="  ") + [

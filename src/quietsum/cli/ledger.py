@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -270,6 +271,9 @@ def verify(
         print(f"hidden  {found.withheld} bodies say who took part; the chain covers them")
     if found.marked:
         print("mark    the newest head that was written here is in the chain")
+    for warning in found.warnings:
+        print(textwrap.fill(f"warning {warning}", 80, subsequent_indent=" " * 8, break_on_hyphens=False,
+                            break_long_words=False))  # fmt: skip
     print_moved(found.moved_to)
     if found.anchors:
         print(f"anchor  {found.anchors} kept heads are in the chain, {len(runs)} of them from run folders")
@@ -308,6 +312,7 @@ def _verification(found: Verification) -> dict[str, Any]:
         "computed": found.computed, "signatures": found.signatures, "anchors": found.anchors, "marked": found.marked,
         "withheld": found.withheld, "corrected_at": found.corrected_at, "moved_to": found.moved_to,
         "head": found.head.to_dict(),
+        "warnings": list(found.warnings),
     }  # fmt: skip
 
 

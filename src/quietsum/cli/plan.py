@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli.options import JsonOption, WorkspaceOption
-from quietsum.errors import PlanRefused
+from quietsum.errors import PlanRefused, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,7 +125,7 @@ def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Fo
     plan, federation = resolved.plan, resolved.plan.federation
     spare = f" and {federation.spare_attempts} spare attempts" if federation.spare_attempts else ""
     facts = [
-        ("task", f"{plan.task.name}: {task.title}"),
+        ("task", f"{plan.task.name}: {printable(task.title)}"),
         ("rounds", f"{federation.rounds}{spare}, {len(resolved.parties):,} parties, {resolved.dimension:,} parameters"),
     ]
     if federation.sampling.kind != "everyone":

@@ -25,7 +25,7 @@ from quietsum.cli.across import (
 from quietsum.cli.logs import watch_log
 from quietsum.cli.output import print_next
 from quietsum.cli.signals import Interruption
-from quietsum.errors import CorruptState, InvalidParameter
+from quietsum.errors import CorruptState, InvalidParameter, printable
 
 if TYPE_CHECKING:
     from quietsum.federation.remote import RemoteFederation
@@ -188,7 +188,7 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
     task = task_of(loaded, device=how.device)
     resolved = resolve(loaded, task.parties(), task.dimension)
     if not how.quiet:
-        _introduce(resolved, task.title)
+        _introduce(resolved, printable(task.title))
     if how.federation is None and resolved.protected:  # whoever runs it holds the data, and is told alone
         from quietsum.party.fingerprints import check_rows, datasets_of
 

@@ -9,7 +9,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import figure, print_json, print_next
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
     from quietsum.privacy.guarantee import Guarantee
@@ -78,7 +78,7 @@ def tradeoff(
     quiet = as_json or svg == "-"
     work = trainable_task(task)
     if not quiet:
-        print(textwrap.fill(f"{work.title}: {work.size} records.", 80))
+        print(textwrap.fill(f"{printable(work.title)}: {work.size} records.", 80))
         print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
     outcomes = _run(jobs, count, quiet)
     found = analyze_privacy_utility_tradeoff(outcomes)

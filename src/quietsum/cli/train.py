@@ -12,7 +12,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import bounds, facts, print_json, print_next
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.files import write_atomically
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def _go(
         metrics=lambda trained: work.evaluate(trained).values, watch=screen.saw,
     )  # fmt: skip
     if not as_json:
-        print(textwrap.fill(f"{work.title}: {work.size} records; scores stand on {where}", 80))
+        print(textwrap.fill(f"{printable(work.title)}: {work.size} records; scores stand on {where}", 80))
         if work.public:
             print(textwrap.fill(f"No lifetime budget is used: {work.public}.", 80))
         print(f"run {run}" + (" goes on after its last checkpoint" if resume else ""))

@@ -21,7 +21,7 @@ from quietsum.files import rename, sync_folder, write_new
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-__all__ = ["SigningKey", "VerifyingKey", "key_path", "load_key", "save_new_key", "settle_key"]
+__all__ = ["SigningKey", "VerifyingKey", "key_path", "key_warnings", "load_key", "save_new_key", "settle_key"]
 
 
 @final
@@ -120,6 +120,20 @@ def settle_key(ledger: Path, public_key: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         if _read(fresh).public.hex == public_key:
             rename(fresh, key_path(ledger))
+
+
+def key_warnings(ledger: Path) -> tuple[str, ...]:
+    """What is wrong with the key file beside ``ledger``, which is not read: missing, or open to others."""
+    path = key_path(ledger)
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        if _fresh_path(ledger).exists():  # the next start gives it its name
+            return ()
+        return (f"its key {path} is missing: nothing can be added here without it; see that a copy is kept",)
+    if os.name == "posix" and mode & 0o077:
+        return (f"its key {path} can be read by others (mode {mode:o}), who could rewrite it: chmod 600 {path}",)
+    return ()
 
 
 def load_key(ledger: Path, public_key: str) -> SigningKey:

@@ -16,7 +16,17 @@ from quietsum.ledger.remains import absent, require_nothing_left
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.store import LedgerStore, NoLedger, StoreFailed, StoreMustWait
 
-__all__ = ["exists", "moved_path", "open_store", "read_url", "sealed_to", "url_path", "write_durably", "write_url"]
+__all__ = [
+    "exists",
+    "lost_guards",
+    "moved_path",
+    "open_store",
+    "read_url",
+    "sealed_to",
+    "url_path",
+    "write_durably",
+    "write_url",
+]
 
 
 def url_path(ledger: Path) -> Path:
@@ -94,6 +104,24 @@ class Sealable(Protocol):
 def sealed_to(store: LedgerStore) -> str | None:
     """Where the ledger in ``store`` goes on, where a move has sealed it there; None where it goes on there."""
     return store.sealed() if isinstance(store, Sealable) else None
+
+
+@runtime_checkable
+class Guarded(Protocol):
+    """A store whose tables refuse what a ledger must not be done."""
+
+    def lost_guards(self) -> tuple[str, ...]:
+        """The names of triggers that are missing, switched off or changed."""
+        ...
+
+
+def lost_guards(store: LedgerStore) -> tuple[str, ...]:
+    """A warning where triggers of the store are gone: nothing but the chain then stands against accidents."""
+    names = store.lost_guards() if isinstance(store, Guarded) else ()
+    if not names:
+        return ()
+    listed = ", ".join(names)
+    return (f"its triggers were dropped or changed ({listed}): the table takes changes and deletions by accident",)
 
 
 def read_url(ledger: Path) -> str | None:

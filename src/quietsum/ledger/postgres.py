@@ -28,7 +28,7 @@ from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.address import Address, take_schema, unreadable
 from quietsum.ledger.answers import lesson_of, words_of
 from quietsum.ledger.store import LONGEST, Row, StoreFailed, read_row
-from quietsum.ledger.tables import check_tables, make_tables, tables_in
+from quietsum.ledger.tables import GUARDS, check_tables, make_tables, tables_in
 
 if TYPE_CHECKING:
     import psycopg
@@ -248,6 +248,15 @@ class PostgresStore:
         """Where the ledger goes on; None where it was not sealed."""
         found = self._read(f"SELECT value FROM {self._schema}.about WHERE name = 'moved'")
         return str(found[0][0]) if found else None
+
+    def lost_guards(self) -> tuple[str, ...]:
+        """The names of triggers that are missing or do not fire always."""
+        found = self._read(
+            "SELECT t.tgname::text FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND t.tgenabled = 'A'",
+            (self._schema,),
+        )
+        return tuple(sorted(set(GUARDS) - {name for (name,) in found}))
 
     def close(self) -> None:
         """End the connection; closing twice is fine."""

@@ -297,6 +297,13 @@ class SqliteStore:
             raise LedgerBroken(f"at {self.path} has a seal that does not say where it goes on", remedy=_RESTORE)
         return place.removesuffix("'); END").replace("''", "'")
 
+    def lost_guards(self) -> tuple[str, ...]:
+        """The names of triggers that are not as they were made."""
+        with self._lock, self._translated():
+            found = dict(self._run("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall())
+        made = {text.split()[2]: text.strip().removesuffix(";") for text in _statements(SCHEMA) if " TRIGGER " in text}
+        return tuple(name for name, text in made.items() if found.get(name) != text)
+
     def close(self) -> None:
         """Close the file; closing twice is fine."""
         connection, self._connection = self._connection, None

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from quietsum.errors import LedgerBroken
 from quietsum.ledger.store import NoLedger, StoreFailed
 
-__all__ = ["APPLICATION", "TABLES", "VERSION", "check_tables", "make_tables", "tables_in"]
+__all__ = ["APPLICATION", "GUARDS", "TABLES", "VERSION", "check_tables", "make_tables", "tables_in"]
 
 APPLICATION = "quietsum ledger"
 VERSION = 1
@@ -68,6 +68,10 @@ END $$""",
     """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_wait_for_their_turn""",
     """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_follow_each_other""",
 )
+
+
+GUARDS = tuple(text.split()[2] for text in _STATEMENTS if text.startswith("CREATE TRIGGER"))
+"""The triggers of the two tables; each fires always, also for replicas."""
 
 
 class Run(Protocol):

@@ -20,8 +20,9 @@ from typing import final
 from quietsum.errors import LedgerBroken
 from quietsum.ledger.encoding import is_canonical
 from quietsum.ledger.entries import RESTORE, Entry, Head, Kind, check_link, ledger_name
+from quietsum.ledger.keys import key_warnings
 from quietsum.ledger.marks import Mark
-from quietsum.ledger.places import open_store, sealed_to
+from quietsum.ledger.places import lost_guards, open_store, sealed_to
 from quietsum.ledger.spending import Prices
 from quietsum.ledger.state import State
 from quietsum.ledger.store import NoLedger, Row
@@ -57,6 +58,8 @@ class Verification:
     """The entry that says what runs of older prices cost; what stands before it was checked by the older rules."""
     moved_to: str | None = None
     """Where the ledger goes on, where a move has sealed this one; None where it goes on here."""
+    warnings: tuple[str, ...] = ()
+    """What is not as it was made, though no entry is touched by it: a key that is missing or open, dropped triggers."""
 
 
 @final
@@ -219,6 +222,7 @@ def verify_file(
         if callable(anchors):
             anchors = anchors(next(map(ledger_name, store.rows()), ""))
         found = verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)
-        return dataclasses.replace(found, moved_to=sealed_to(store))
+        warnings = (*key_warnings(Path(path)), *lost_guards(store))
+        return dataclasses.replace(found, moved_to=sealed_to(store), warnings=warnings)
     finally:
         store.close()

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
-from quietsum.errors import CorruptState, QuietsumError, whole_number
+from quietsum.errors import CorruptState, QuietsumError, printable, whole_number
 from quietsum.files import write_atomically
 from quietsum.plan import PartyFacts
 from quietsum.runs.sealed import checked, sealed
@@ -38,7 +38,7 @@ class TaskFacts:
     @classmethod
     def of(cls, task: FederatedTask | NumpyTask) -> Self:
         """What ``task`` says."""
-        return cls(title=str(task.title), dimension=int(task.dimension), parties=tuple(task.parties()))
+        return cls(title=printable(str(task.title)), dimension=int(task.dimension), parties=tuple(task.parties()))
 
     def write(self, folder: Path) -> None:
         """Keep it in a run's folder."""
@@ -55,7 +55,7 @@ class TaskFacts:
         try:
             values = checked(json.loads(path.read_text(encoding="utf-8")))
             return cls(
-                title=_text(values["title"]),
+                title=printable(_text(values["title"])),
                 dimension=whole_number("dimension", values["dimension"], 1),
                 parties=tuple(PartyFacts(**party) for party in values["parties"]),
             )
