@@ -17,6 +17,8 @@ rule    what it says                                                            
 12      person level within one site                                                comes with person-level plans
 13      robust rules and noise                                                      comes with robust rules
 14      "certified" is said of certified bounds only                                here
+16      a record that leaves may let another in                                     privacy/test_one_in_one_out.py
+21      old books stay good                                                         old_books/test_corrections.py
 ======  ==========================================================================  ==================================
 """
 
