@@ -19,6 +19,7 @@ from scipy.special import ndtr
 
 from quietsum import Budget, RenyiFilter
 from quietsum.errors import UnsupportedEvent
+from quietsum.ledger.spending import Prices
 from quietsum.privacy.concentrated import ConcentratedAccountant
 from quietsum.privacy.contour import Spectrum, log_tail, spectrum
 from quietsum.privacy.envelopes import envelope_atom, envelope_moments
@@ -371,6 +372,16 @@ def test_budgets_and_filters_go_by_the_envelope() -> None:
     gate.spend(fixed(2.0, 0.1), 10)
     cost = 10 * RenyiAccountant([4.0], neighbours=REPLACE).compose(fixed(2.0, 0.1)).rdp_at(4.0)
     assert gate.rdp_budget - gate.remaining_rdp == pytest.approx(cost, rel=1e-12)
+    lifetime = Prices().divergence(fixed(2.0, 0.1), 4.0, REPLACE)  # what a dataset's lifetime is charged
+    single = RenyiAccountant([4.0], neighbours=REPLACE).compose(
+        SingleBatch(rate=0.1, event=Gaussian(noise_multiplier=2.0))
+    )
+    assert lifetime == pytest.approx(cost / 10, rel=1e-12) and lifetime > 1.01 * single.rdp_at(4.0)
+
+
+def test_noise_far_too_small_is_no_error() -> None:
+    found = spent(0.02, 0.1, 3, REPLACE, 1e-20)
+    assert found.epsilon > 1000 and found.epsilon_lower > 1000
 
 
 def test_lower_bounds_come_from_pairs_that_real_data_attain() -> None:

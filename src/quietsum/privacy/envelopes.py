@@ -62,7 +62,7 @@ def least_epsilon(pair: EnvelopePair, delta: float) -> float:
     at = np.linspace(start, 1 + 12 * pair.sigma, 4001)
     common, far, half = (ndtr((shift - at) / pair.sigma) for shift in (0.0, 1.0, pair.near))
     p_mass, q_mass = (1 - pair.rate) * common + pair.rate * far, (1 - pair.rate) * common + pair.rate * half
-    enough = p_mass * (1 - 1e-12) > delta
+    enough = (p_mass * (1 - 1e-12) > delta) & (q_mass > 1e-290)  # beyond, floats have lost their digits
     if not enough.any():
         return 0.0
     odds = np.log((p_mass[enough] * (1 - 1e-12) - delta) / q_mass[enough])
