@@ -2,6 +2,7 @@
 
     python benchmarks/across.py                     two models, ten rounds each: about six minutes
     python benchmarks/across.py --quick             the small model, four rounds
+    python benchmarks/across.py --quick --only record --sites 3 50      fifty sites at one SuperLink, beside three
     python benchmarks/across.py --bytes             what goes over the wire, by a counter before the SuperLink's port
 
 Three sites, a SuperLink and a coordinator, all on this machine over loopback, every process its own; softmax regression
@@ -29,6 +30,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"  # before numpy is imported
 
 import argparse
+import itertools
 import platform
 import signal
 import statistics
@@ -60,21 +62,22 @@ def main() -> int:
     """All runs, one after the other, then the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="10 if unsaid")
-    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--sites", type=int, nargs="+", default=[3], help="several numbers: one after the other")
     parser.add_argument("--models", nargs="+", choices=list(sites.SHAPES), default=list(sites.SHAPES))
     parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--quick", action="store_true", help="four rounds of the small model")
     parser.add_argument("--bytes", action="store_true", help="count bytes on the wire in place of time")
     told = parser.parse_args()
     rounds = told.rounds or (4 if told.quick or told.bytes else 10)
-    if rounds < 2 or told.sites < 1:
+    if rounds < 2 or min(told.sites) < 1:
         parser.error("at least two rounds and one site: the first round is left out")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every process is ended
     print(f"{time.strftime('%Y-%m-%d')}, Python {platform.python_version()}, {os.cpu_count()} cores", end="")
     print(f", load {os.getloadavg()[0]:.1f} when it began\n", flush=True)
     fine = True
-    for model in told.models[:1] if told.quick else told.models:
-        asked = Asked(model=model, sites=told.sites, rounds=rounds, counted=told.bytes)
+    models = told.models[:1] if told.quick else told.models
+    for model, number in itertools.product(models, told.sites):
+        asked = Asked(model=model, sites=number, rounds=rounds, counted=told.bytes)
         found = {kind: measured(kind, asked) for kind in told.only}
         (print_wire if told.bytes else print_tables)(asked, found)
         fine &= judged(asked, found)

@@ -60,7 +60,7 @@ class Asked:
     @property
     def patience(self) -> float:
         """Seconds after which a run is given up."""
-        return 120.0 + 40.0 * self.rounds
+        return 120.0 + 40.0 * self.rounds + 10.0 * self.sites
 
 
 # ------------------------------------------------------------------------------------------------ plain Flower
@@ -213,7 +213,7 @@ def ours(folder: Path, asked: Asked, protected: bool) -> Found:
                 stage.start(name, [*QUIETSUM, "party", "serve", "--policy", str(keys / name / "policy.toml")])
             command = (
                 "run", "run.toml", "--on", "flower", "--keys", str(keys), "--superlink", "link",
-                "--workspace", str(workspace), "--wait", "60", "--json",
+                "--workspace", str(workspace), "--wait", str(60 + 10 * asked.sites), "--json",
             )  # fmt: skip
             run = stage.start("coordinator", [*QUIETSUM, *command], stdout=subprocess.PIPE)
             reader = threading.Thread(target=_read, args=(run, events), daemon=True)
@@ -223,7 +223,8 @@ def ours(folder: Path, asked: Asked, protected: bool) -> Found:
         _times(found, events, since, look, counter, asked)
         for name in asked.names:
             stage.roots[name].terminate()
-            stage.roots.pop(name).wait(20)
+        for name in asked.names:
+            stage.roots.pop(name).wait(60)
         for place in (workspace, *(keys / name for name in asked.names)):
             try:
                 stage.call(*QUIETSUM, "ledger", "verify", "--workspace", str(place))

@@ -16,7 +16,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Metadata
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from federation.flower.trial import collect, make_keys, start_superlink, transport, until
+from federation.flower.trial import PATIENCE, collect, make_keys, start_superlink, transport, until
 from quietsum.federation.flower import adapter, superlink
 from quietsum.federation.flower.adapter import MESSAGE_TYPE, SUPERLINK_NODE, Letter, NodeEnd, Refused
 from quietsum.federation.flower.coordinator import FlowerTransport
@@ -39,13 +39,17 @@ class Scene:
         self.alice, self.mallory = (
             NodeEnd(link.address, read_node_key(folder / f"{name}.key"), tls) for name in ("alice", "mallory")
         )
-        for end in (self.alice, self.mallory):
-            end.activate()
+        usual, adapter.HEARTBEAT = adapter.HEARTBEAT, 900.0  # nothing here beats, and nobody is to be missed for it
+        try:
+            for end in (self.alice, self.mallory):
+                end.activate()
+        finally:
+            adapter.HEARTBEAT = usual
         until(lambda: len(carrier.nodes()) == 2)
 
     def sent_to(self, end: NodeEnd, content: bytes) -> tuple[str, Letter]:
         """A message to a site, as the coordinator and as the site know it."""
-        name = self.carrier.send(str(end._node.node_id), content, lasting=60)
+        name = self.carrier.send(str(end._node.node_id), content, lasting=PATIENCE)
         found: list[Letter] = []
         until(lambda: (letter := end.receive()) is not None and not found.append(letter))
         return name, found[0]
@@ -193,14 +197,14 @@ def test_an_honest_site_whose_reply_the_superlink_does_not_take_says_so(tmp_path
     )
     site.start()
     try:
-        name = scene.carrier.send(str(scene.alice._node.node_id), bytes(LIMIT - 5), lasting=30)
+        name = scene.carrier.send(str(scene.alice._node.node_id), bytes(LIMIT - 5), lasting=PATIENCE)
         found = collect(scene.carrier, 1)[name]
         assert "too large" in found.problem
-        fine = scene.carrier.send(str(scene.alice._node.node_id), b"short", lasting=30)
+        fine = scene.carrier.send(str(scene.alice._node.node_id), b"short", lasting=PATIENCE)
         assert collect(scene.carrier, 1)[fine].content == b"shortshort"
     finally:
         stop.set()
-        site.join(20)
+        site.join(PATIENCE)
     assert not site.is_alive()
 
 
@@ -219,7 +223,7 @@ def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites_and_none_is_a
         with transport(link) as carrier:
             full = Scene(tmp_path, link, carrier)
             before = full.stored()
-            name = carrier.send(str(full.alice._node.node_id), b"train", lasting=2.0)
+            name = carrier.send(str(full.alice._node.node_id), b"train", lasting=10.0)
             assert "disk is full" in collect(carrier, 1)[name].problem
             assert full.alice.receive() is None
             letter = Letter(run=1, name="", kind="", declared=0, lasting=9.0, metadata=Metadata())
