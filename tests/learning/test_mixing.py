@@ -79,7 +79,7 @@ class Watching(nn.Module):
         ("registered late", "late"),
         ("only when odd", "seen"),
         ("a weight", "inner.weight"),
-        ("no buffer", "what it computes"),
+        ("no buffer", "hidden"),
         ("batches counted", None),
         ("batches counted anew", None),
         ("nothing", None),

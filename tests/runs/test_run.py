@@ -235,6 +235,32 @@ def test_the_privacy_block_is_readable_and_true(tmp_path: Path) -> None:
     assert block["user_history"] == []
 
 
+def test_rule_5_a_checkpoint_does_not_tell_who_refused_and_one_of_before_still_resumes(tmp_path: Path) -> None:
+    plans = {
+        name: tiny_plan(federation={"simulate": {"refusing": refusing}, "minimum_parties": 1, "spare_attempts": 3})
+        for name, refusing in (("everyone", []), ("without", ["south"]))
+    }
+    blocks = {}
+    for name, plan in plans.items():
+        folder = stopped(tmp_path / name, plan, 2)
+        last = checkpoints.latest(folder.checkpoints)
+        assert last is not None
+        blocks[name] = last.privacy
+    assert blocks["everyone"] == blocks["without"]
+    with Ledger.open(tmp_path / "without" / "ledger.db") as ledger:
+        history = RunHistory(ledger, "run").read(last.head.sequence)
+        paid = {party: sum(events.values()) for (party, unit), events in history.paid.items()}
+    assert paid["south"] < paid["north"], "the control: the operator's ledger knows"
+
+    def of_before(block: dict[str, Any]) -> None:
+        for row in block["sample_history"]:
+            row["steps"] = paid[row["party"]]
+        block["sample_history"] = [row for row in block["sample_history"] if row["steps"]]
+
+    rewrite(folder, of_before)
+    assert resume(folder, workspace=Workspace(path=tmp_path / "without"), task=TinyTask()).outcome == "finished"
+
+
 def rewrite(folder: RunFolder, change: Any) -> None:
     """Edit the newest checkpoint as a clever hand would: hashes fit, contents do not."""
     last = checkpoints.latest(folder.checkpoints)

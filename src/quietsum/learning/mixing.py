@@ -17,7 +17,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engine import Batch, Engine, Loss, before_each_forward, losses_of, rows_of
 from quietsum.learning.hooks import refuse_hooks
+from quietsum.learning.memory import Reached, same
 from quietsum.learning.still import still
 
 __all__ = [
@@ -226,44 +227,55 @@ def _beyond_rounding(loss: Loss, model: nn.Module, batch: Batch, places: Tensor)
 
 
 def what_remembers(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
-    """The name of a buffer or parameter that keeps something of the examples that pass through ``model``, or None.
+    """The name of something that keeps a trace of the examples that pass through ``model``, or None.
 
     From the same state several batches are tried: ``batch``, a stretched one, one of NaN and one with fewer rows. What
-    then differs depends on the examples or on their number, both private. A counter of batches, or the vectors of a
-    spectral norm, change alike whatever the batch is, and pass. What lies in no buffer is found by what it does: if
-    the loss of ``batch`` depends on the batch before, the answer is "what it computes".
+    then differs depends on the examples or on their number, both private: a parameter, a buffer, or what else can be
+    reached from model and loss (:mod:`quietsum.learning.memory`), an attribute, a list or a closure say. A counter of
+    batches, a table that is built at the first call, or the vectors of a spectral norm, change alike whatever the batch
+    is, and pass; so does what differs for one and the same batch, a time of day. What cannot be reached is found by
+    what it does: if the loss of ``batch`` depends on the batch before, the answer is "what it computes".
 
     >>> class Watching(nn.Linear):
     ...     def forward(self, x):
     ...         self.seen = x.sum(0)
     ...         return super().forward(x)
-    >>> watching = Watching(2, 1)
-    >>> watching.register_buffer("seen", torch.zeros(2))
-    >>> what_remembers(watching, lambda model, batch: model(batch[0]).flatten(), (torch.randn(4, 2),))
+    >>> what_remembers(Watching(2, 1), lambda model, batch: model(batch[0]).flatten(), (torch.randn(4, 2),))
     'seen'
     """
     first, losses = _left_behind(model, loss, batch, batch)
+    again, _ = _left_behind(model, loss, batch, batch)
+    restless = {name for name in first.keys() | again.keys() if not _noted_alike(name, first, again)}
     for other in _others(batch):
         try:
             second, later = _left_behind(model, loss, other, batch)
         except Exception:  # refused rows count as zero in training; see mixes_examples
             continue
-        for name in sorted(first.keys() | second.keys()):
-            if name not in first or name not in second or not _equal(first[name], second[name]):
+        for name in sorted((first.keys() | second.keys()) - restless):
+            if not _noted_alike(name, first, second):
                 return name
         if not _alike(losses, later):
             return "what it computes"
     return None
 
 
-def _left_behind(model: nn.Module, loss: Loss, batch: Batch, then: Batch) -> tuple[dict[str, Tensor], Tensor]:
-    """Buffers and parameters after ``batch`` has passed; and, from the old ones, the losses of ``then`` after it."""
-    with unchanged(model):
-        _replay(loss, model, batch, rows_of(batch))
-        named = [*model.named_parameters(), *model.named_buffers()]
-        state = {name: tensor.detach().clone() for name, tensor in named if not is_lazy(tensor)}
-    with unchanged(model):
-        return state, _replay(loss, model, then, rows_of(then))
+def _noted_alike(name: str, one: dict[str, Any], two: dict[str, Any]) -> bool:
+    return name in one and name in two and same(one[name], two[name])
+
+
+def _left_behind(model: nn.Module, loss: Loss, batch: Batch, then: Batch) -> tuple[dict[str, Any], Tensor]:
+    """What is there after ``batch`` has passed; and, from the old parameters and buffers, the losses of ``then``."""
+    before = Reached(model, loss)
+    try:
+        with unchanged(model):
+            _replay(loss, model, batch, rows_of(batch))
+            named = [*model.named_parameters(), *model.named_buffers()]
+            state: dict[str, Any] = {name: value.detach().clone() for name, value in named if not is_lazy(value)}
+            state.update((name, note) for name, note in Reached(model, loss).notes.items() if name not in state)
+        with unchanged(model):
+            return state, _replay(loss, model, then, rows_of(then))
+    finally:
+        before.undo()
 
 
 @contextlib.contextmanager
@@ -283,7 +295,7 @@ def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
             _put(module, own)
         with torch.no_grad():
             for tensor, value in values:
-                if not _equal(tensor, value):
+                if not same(tensor.detach(), value):
                     (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
 
 
@@ -299,15 +311,6 @@ def _alike(one: Tensor, two: Tensor, within: float = 1e-5) -> bool:
     """Up to rounding."""
     scale = one.abs().nan_to_num(posinf=0.0, neginf=0.0).amax() * within
     return bool(torch.isclose(one, two, rtol=within, atol=float(scale), equal_nan=True).all())
-
-
-def _equal(one: Tensor, two: Tensor) -> bool:
-    """To the bit; NaN is NaN."""
-    if one.shape != two.shape or one.dtype != two.dtype:
-        return False
-    if torch.equal(one, two):
-        return True
-    return bool(((one == two) | (one.isnan() & two.isnan())).all())
 
 
 def _others(batch: Batch) -> list[Batch]:

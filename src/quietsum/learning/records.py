@@ -302,10 +302,12 @@ def _refuse_mixed(model: nn.Module, loss: Loss, rows: Batch) -> None:
 def _refuse_memory(model: nn.Module, loss: Loss, rows: Batch) -> None:
     found = what_remembers(model, loss, rows)
     if found is not None:
-        problem = "depends on the records that passed through the model, and would be saved without noise"
+        problem = (
+            "depends on the records that passed through the model, or on their number, and would be saved without noise"
+        )
         remedy = (
-            "change nothing in forward() that outlives it; statistics of the data belong in fixed, public numbers "
-            "that you set before training"
+            "keep nothing of a batch beyond forward() and the loss: a local variable, no attribute, list or closure; "
+            "statistics of the data belong in fixed, public numbers that you set before training"
         )
         raise InvalidParameter("model", f"{type(model).__name__}: {found}", problem, remedy)
 

@@ -84,6 +84,11 @@ class RunHistory:
         """For each party and unit, how often each event was charged."""
         return {account: dict(tally.leaves) for account, tally in self._tallies.items()}
 
+    @property
+    def charged(self) -> dict[Account, dict[PrivacyEvent, int]]:
+        """The same as if nobody had refused: what may leave the operator's hands (rule 5)."""
+        return {account: dict(tally.leaves) for account, tally in self._gross.items()}
+
     def by_round(self, unit: PrivacyUnit = PrivacyUnit.RECORD) -> list[tuple[int, float]]:
         """(round, ε per ``unit`` of the worst party) after each commit, as if nobody had refused.
 
@@ -91,8 +96,8 @@ class RunHistory:
         """
         return [(number, self._worst(tallies, unit)) for number, tallies in self._committed]
 
-    def epsilon(self, unit: PrivacyUnit, *, as_stated_at: int | None = None) -> float:
-        """ε of the worst party at the plan's own δ, refunds counted; 0 where nothing was charged.
+    def epsilon(self, unit: PrivacyUnit, *, as_stated_at: int | None = None, refunds: bool = True) -> float:
+        """ε of the worst party at the plan's own δ, with ``refunds`` or as if there were none; 0 without a charge.
 
         ``as_stated_at`` is an entry: ε is that of the prices by which this run went then.
         """
@@ -101,7 +106,7 @@ class RunHistory:
             corrected = self._ledger.corrections()[1]
             if corrected is None or as_stated_at < corrected:
                 prices = self._first
-        return self._worst(self._tallies, unit, prices)
+        return self._worst(self._tallies if refunds else self._gross, unit, prices)
 
     def reserved(self) -> tuple[Guarantee, ...]:
         """ε per unit and observer of the worst party, as if nobody had refused; otherwise as :meth:`Ledger.spent`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quietsum.errors import CorruptState, LedgerBroken
@@ -22,8 +23,13 @@ TOLERANCE = 1e-6
 _NAMES = {PrivacyUnit.RECORD: "sample", PrivacyUnit.PERSON: "person", PrivacyUnit.CLIENT: "user"}
 
 
-def block(history: RunHistory, resolved: ResolvedPlan, *, as_stated_at: int | None = None) -> dict[str, Any]:
+def block(
+    history: RunHistory, resolved: ResolvedPlan, *, as_stated_at: int | None = None, refunds: bool = False
+) -> dict[str, Any]:
     """What ``history`` has seen so far, in words people know; every reservation counts.
+
+    A refund changes nothing in it, so that who opens a checkpoint does not see who refused (rule 5); with ``refunds``
+    it is the block that checkpoints of before 0.1.0 hold.
 
     ``sample_history`` and ``user_history`` list (noise multiplier, sample rate, steps) for each party; the two ε are
     those of the worst party. A run without privacy has no δ and no ε. People have a history and an ε of their own where
@@ -37,17 +43,19 @@ def block(history: RunHistory, resolved: ResolvedPlan, *, as_stated_at: int | No
     for limit in resolved.limits[1:]:
         values[f"target_{_NAMES[limit.unit]}_delta"] = limit.delta
     for unit in units:
-        values[f"{_NAMES[unit]}_history"] = _history(history, unit)
+        values[f"{_NAMES[unit]}_history"] = _history(history.paid if refunds else history.charged, unit)
     for unit in units:
-        found = history.epsilon(unit, as_stated_at=as_stated_at) if resolved.protected else math.inf
+        found = history.epsilon(unit, as_stated_at=as_stated_at, refunds=refunds) if resolved.protected else math.inf
         values[f"cumulative_{_NAMES[unit]}_epsilon"] = found if math.isfinite(found) else None
     return values
 
 
-def _history(history: RunHistory, wanted: PrivacyUnit) -> list[dict[str, Any]]:
+def _history(
+    charged: Mapping[tuple[str, PrivacyUnit], Mapping[PrivacyEvent, int]], wanted: PrivacyUnit
+) -> list[dict[str, Any]]:
     return [
         {"party": party, **_described(event), "steps": times}
-        for (party, unit), events in sorted(history.paid.items())
+        for (party, unit), events in sorted(charged.items())
         for event, times in sorted(events.items(), key=lambda item: repr(item[0]))
         if unit is wanted
     ]
@@ -74,6 +82,10 @@ def check(checkpoint: Checkpoint, history: RunHistory, resolved: ResolvedPlan) -
     """
     saved = checkpoint.privacy
     now = block(history, resolved, as_stated_at=checkpoint.head.sequence)
+    if saved != now:  # one of before, from which refunds were taken off
+        earlier = block(history, resolved, as_stated_at=checkpoint.head.sequence, refunds=True)
+        if all(saved.get(name) == earlier[name] for name in earlier if name.endswith("_history")):
+            now = earlier
     if set(saved) != set(now):
         raise CorruptState(f"the privacy block of round {checkpoint.round} has other keys than {sorted(now)}")
     for name in (name for name in now if name.endswith("_delta")):
