@@ -297,6 +297,18 @@ def test_whatever_train_returns_what_leaves_is_an_update_of_the_plan(returns: An
         assert len(heard) == 1 and heard[0].startswith("its update is no")
 
 
+def test_the_owner_is_told_the_line_of_the_task_and_not_that_of_a_library(tmp_path: Path) -> None:
+    (tmp_path / "points.csv").write_text("1,2\nMs Smith,3\n", encoding="utf-8")
+
+    class Read(TinyTask):
+        def rows(self, party: str) -> Any:
+            return np.loadtxt(tmp_path / "points.csv", delimiter=",")
+
+    heard: list[str] = []
+    site(Read(), Told(mechanism=STEADY), tell=lambda name, words: heard.append(words)).answer(KEY, np.zeros(2))
+    assert heard[0].startswith("ValueError in test_site.py, line ") and heard[0].endswith(" (rows)")
+
+
 def test_ctrl_c_while_rows_are_read_stays_the_owners() -> None:
     with pytest.raises(KeyboardInterrupt):
         site(Points(KeyboardInterrupt()), Told(mechanism=STEADY)).answer(KEY, np.zeros(2))

@@ -263,7 +263,12 @@ def failure(error: BaseException) -> str:
     if isinstance(error, Panicked) and error.__cause__ is not None:
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__, limit=-50)
-    own = [frame for frame in frames if not frame.filename.startswith((_PACKAGE, sys.prefix, sys.base_prefix, "<"))]
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((_PACKAGE, sys.prefix, sys.base_prefix, "<"))
+        and not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
+    ]
     where = (own or list(frames))[-1:]
     return type(error).__name__ + "".join(f" in {Path(at.filename).name}, line {at.lineno} ({at.name})" for at in where)
 
