@@ -179,6 +179,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 
 @pytest.mark.timeout(900)
 def test_sites_and_server_are_killed_and_no_charge_is_lost(stage: Stage) -> None:
+    until(lambda: "waiting for" in stage.said("va"), "va has compared its rows with those it knows, and serves")
     held = stage.hold / "va"
     held.touch()
     stage.run(str(stage.plan))
