@@ -14,7 +14,6 @@ from typing import Any
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger, Terms
 from quietsum.ledger.spending import exceeds
-from quietsum.plan import Plan
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.report.build import earlier, look, measured_in, require_own
 from quietsum.runs import checkpoint as checkpoints
@@ -31,7 +30,7 @@ def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str,
     require_own(folder, workspace, ledger)
     plan = folder.plan()
     about = checkpoints.header_of(folder.model) if folder.model.is_file() else None
-    if about is not None and _borne_out(about, plan, folder, ledger):
+    if about is not None and _borne_out(about, folder, ledger):
         return _line(
             folder.run, str(about["outcome"]), about["round"], plan.federation.rounds, about["guarantees"],
             measured_in(folder, about["round"], about)[0],
@@ -63,12 +62,12 @@ def _line(
     }  # fmt: skip
 
 
-def _borne_out(about: Mapping[str, Any], plan: Plan, folder: RunFolder, ledger: Ledger) -> bool:
+def _borne_out(about: Mapping[str, Any], folder: RunFolder, ledger: Ledger) -> bool:
     """Whether the ledger bears out what a model's header says; an error where it contradicts it."""
     try:
         head = Head.from_dict(about["head"])
         whole = type(about["round"]) is int and about["round"] == checkpoints.newest(folder.checkpoints)
-        if not whole or (about["run"], about["plan"]) != (folder.run, plan.digest):
+        if not whole or (about["run"], about["plan"]) != (folder.run, folder.plan_digest):
             return False
         figures = [Guarantee.from_dict(values) for values in about["guarantees"]]
         for one in about.get("metrics", ()):
@@ -79,7 +78,7 @@ def _borne_out(about: Mapping[str, Any], plan: Plan, folder: RunFolder, ledger: 
         return False
     entry = ledger.run_entry(folder.run)
     terms = Terms.from_dict(entry.body["terms"])
-    if entry.body["plan_hash"] != plan.digest:
+    if entry.body["plan_hash"] != folder.plan_digest:
         raise CorruptState(
             f"{folder.path} holds another plan than the one that the ledger opened run {folder.run} with (entry "
             f"{entry.sequence}); restore the folder from a backup"
