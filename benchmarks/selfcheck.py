@@ -30,6 +30,7 @@ from quietsum.learning.checked_descent import Field, MadeUp
 from quietsum.learning.clipping import Clip, Flat, FlatL1
 from quietsum.learning.engine import engine_for
 from quietsum.learning.honest import Trainer
+from quietsum.learning.mixing import SteadyEngine
 from quietsum.learning.mutants import MUTANTS, UNSEEN
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
@@ -123,7 +124,10 @@ def checked(name: str, seed: int) -> tuple[CheckedStep, nn.Module]:
             adaptive=adaptive,
         )
 
-    referee = None if adaptive else lambda some: engine_for("naive", some, cross_entropy, clip)
+    def naive(some: nn.Module) -> SteadyEngine:
+        return SteadyEngine(engine_for("naive", some, cross_entropy, clip), some, cross_entropy)
+
+    referee = None if adaptive else naive
     return CheckedStep(make, model, rows=rows, population=400, referee=referee, name=name), model
 
 
@@ -140,6 +144,8 @@ def honest(names: list[str], seeds: int, attack: float) -> bool:
                 long = run_selfcheck(step, rng=randomness_for_tests(1000 + seed), seconds=attack)
                 short = one_step(step, rng=randomness_for_tests(2000 + seed))
             reports.append((long, short))
+            if seed % 10 == 9:
+                print(f"{name}: {seed + 1} seeds", file=sys.stderr, flush=True)
             for report in (long, short):
                 if not report.passed:
                     print(f"{name}, seed {seed}:", *report.lines(), sep="\n", file=sys.stderr)

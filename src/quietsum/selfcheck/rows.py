@@ -41,19 +41,19 @@ BROKEN: Final[dict[str, float]] = {
 }
 
 
-_BYTES = 1 << 28  # of made-up rows in one batch
+_ROWS, _BYTES = 1 << 14, 1 << 28  # made-up rows in one batch, and their bytes
 
 
 def largest_batch(step: StepUnderTest, like: Batch) -> int:
     """The largest batch that training will draw: E + 6√E rows, E = rate · population, both public, and at least 20.
 
-    A larger Poisson batch has a chance of 1e-5 at E = 1, 4e-8 at E = 24 and 1e-8 at E = 128. Rows of many numbers are
-    kept below 256 MiB, so that a larger batch than that is replayed in part.
+    A larger Poisson batch has a chance of 1e-5 at E = 1, 4e-8 at E = 24 and 1e-8 at E = 128. A batch
+    of more than 16 384 rows, or than 256 MiB, is replayed in part.
     """
     expected = step.rate * step.population
     bytes_a_row = max(1, sum(field[:1].nbytes for field in like))
     most = min(int(np.ceil(expected + 6 * expected**0.5)), max(step.population, 1))
-    return max(min(max(most, 20), _BYTES // bytes_a_row), 2)
+    return max(min(max(most, 20), _ROWS, _BYTES // bytes_a_row), 2)
 
 
 def size(batch: Batch) -> int:
