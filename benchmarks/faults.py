@@ -1,6 +1,6 @@
 """Fault injection: every write, fsync, rename and open of a run fails in turn, and every byte has a bit turned.
 
-    python benchmarks/faults.py                    everything; about ten minutes on two quiet cores
+    python benchmarks/faults.py                    everything
     python benchmarks/faults.py --stride 20        every twentieth fault and flip
 
 A shim (tests/faults/shim.c, compiled with gcc) is loaded before libc, so that Python's and SQLite's calls are counted
