@@ -609,8 +609,11 @@ def test_rule_11_a_workspace_whose_ledger_was_replaced_by_a_fresh_one_pays_for_n
     command_line_run(tmp_path, monkeypatch, TinyTask, tiny_plan())
     for path in tmp_path.glob("ledger.db*"):
         path.unlink()
-    with Ledger.open(tmp_path / "ledger.db", create=True):
+    (tmp_path / "elsewhere").mkdir()
+    with Ledger.open(tmp_path / "elsewhere" / "ledger.db", create=True):
         pass
+    for path in (tmp_path / "elsewhere").iterdir():
+        path.rename(tmp_path / path.name)
     begun = CliRunner().invoke(app, ["run", str(tmp_path / "run.toml"), "--name", "more", "--workspace", str(tmp_path)])
     assert begun.exit_code == 4, begun.output
 

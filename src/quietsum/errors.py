@@ -21,6 +21,7 @@ __all__ = [
     "PlanRefused",
     "QuietsumError",
     "TooFewParties",
+    "Unreadable",
     "UnsupportedEvent",
 ]
 
@@ -68,6 +69,12 @@ class CorruptState(QuietsumError, ValueError):
     """A saved state that is not what was written: truncated, altered or of another version."""
 
     exit_code = 4
+
+
+class Unreadable(CorruptState):
+    """A key, certificate or roster that somebody was handed or typed, and that is not whole. Nothing was begun."""
+
+    exit_code = 2
 
 
 class DataMissing(QuietsumError):

@@ -196,7 +196,7 @@ def test_a_saved_accountant_is_a_history_and_an_altered_one_is_refused(tmp_path:
     assert record["epsilon"] == pytest.approx(accountant.get_cumulative_sample_epsilon())
     assert client["epsilon"] == pytest.approx(accountant.get_cumulative_user_epsilon())
     altered = spend(written(tmp_path, json.dumps(state | {"sample_history": []}), "altered.json"))
-    assert altered.exit_code == 2
+    assert altered.exit_code == 4
     assert "digest" in altered.stderr
 
 

@@ -106,11 +106,16 @@ def _other_reason(row: Any) -> dict[str, Any]:
 
 
 def replaced(home: Path, older: Path) -> None:
-    """A new ledger that knows of nothing."""
+    """A new ledger that knows of nothing, made where no run reminds it of the one before."""
+    elsewhere = home.with_name(f"{home.name}-elsewhere")
+    elsewhere.mkdir()
+    with Ledger.open(elsewhere / "ledger.db", create=True):
+        pass
     for name in FILES:
         (home / name).unlink(missing_ok=True)
-    with Ledger.open(home / "ledger.db", create=True):
-        pass
+    for path in elsewhere.iterdir():
+        path.rename(home / path.name)
+    elsewhere.rmdir()
 
 
 Forgery = Callable[[Path, Path], None]

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError, Unreadable, whole_number
 from quietsum.federation.nodekeys import (
     NodeKey,
     content_of,
@@ -235,7 +235,7 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
-        raise CorruptState(f"{path} holds no whole PEM certificate; put it back from a copy") from None
+        raise Unreadable(f"{path} holds no whole PEM certificate; put it back from a copy") from None
 
 
 def read_server_key(path: Path) -> Any:
@@ -247,7 +247,7 @@ def read_server_key(path: Path) -> Any:
     try:
         return load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise CorruptState(
+        raise Unreadable(
             f"{path} holds no whole PEM private key without a passphrase; put it back from a copy"
         ) from None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
-from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
+from quietsum.errors import InvalidParameter, QuietsumError, Unreadable
 from quietsum.ledger.encoding import fold, label
 
 if TYPE_CHECKING:
@@ -91,11 +91,11 @@ def read_public_key(content: bytes | str, *, where: str) -> EllipticCurvePublicK
     if b"PRIVATE KEY" in data:
         raise InvalidParameter("key", where, "is a private key, which never leaves its site", "name the .pub file")
     if len([line for line in data.splitlines() if line.strip()]) != 1:
-        raise CorruptState(f"{where} is not one line with a public key; {made}")
+        raise Unreadable(f"{where} is not one line with a public key; {made}")
     try:
         key = load_ssh_public_key(data.strip())
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise CorruptState(f"{where} holds no whole public key as OpenSSH writes it; {made}") from None
+        raise Unreadable(f"{where} holds no whole public key as OpenSSH writes it; {made}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InvalidParameter("key", where, "is of another kind than ECDSA on P-384", made)
     return key
@@ -113,7 +113,7 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise CorruptState(f"{path} holds no whole private key as OpenSSH writes it; {made}") from None
+        raise Unreadable(f"{path} holds no whole private key as OpenSSH writes it; {made}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise InvalidParameter("key", str(path), "is of another kind than ECDSA on P-384", made)
     return key
@@ -134,22 +134,22 @@ def read_roster(path: Path) -> Mapping[str, EllipticCurvePublicKey]:
     try:
         parsed = tomllib.loads(content_of(path).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CorruptState(f"{path} is not whole ({error}); put it back from a copy") from None
+        raise Unreadable(f"{path} is not whole ({error}); put it back from a copy") from None
     tables = parsed.get("parties", {})
     foreign = sorted(set(parsed) - {"parties"})
     if foreign or not isinstance(tables, dict):
-        raise CorruptState(f"{path} is no roster: it holds {', '.join(foreign) or 'no tables'}, not [parties.NAME]")
+        raise Unreadable(f"{path} is no roster: it holds {', '.join(foreign) or 'no tables'}, not [parties.NAME]")
     found: dict[str, EllipticCurvePublicKey] = {}
     owners: dict[str, str] = {}
     for name, table in tables.items():
         if not isinstance(table, dict) or set(table) != {"node_key"} or not isinstance(table["node_key"], str):
-            raise CorruptState(f'{path}: party {name!r} must have node_key = "{SSH_KIND} AAAA…" and nothing else')
+            raise Unreadable(f'{path}: party {name!r} must have node_key = "{SSH_KIND} AAAA…" and nothing else')
         if label("party", name) != name:
-            raise CorruptState(f"{path}: party {name!r} is not written in one way only; write {label('party', name)!r}")
+            raise Unreadable(f"{path}: party {name!r} is not written in one way only; write {label('party', name)!r}")
         key = read_public_key(table["node_key"], where=f"the node_key of {name} in {path}")
         for token, what in ((fold(name), "one name"), (public_line(key), "one key")):
             if token in owners:
-                raise CorruptState(f"{path}: {owners[token]} and {name} have {what}; take one of them out")
+                raise Unreadable(f"{path}: {owners[token]} and {name} have {what}; take one of them out")
             owners[token] = name
         found[name] = key
     return MappingProxyType(found)
@@ -159,7 +159,7 @@ def content_of(path: Path) -> bytes:
     """A small file's bytes; an error that names the file where it is missing or far too large."""
     try:
         if path.stat().st_size > LARGEST_FILE:
-            raise CorruptState(f"{path} is far too large for keys or certificates; name another file")
+            raise Unreadable(f"{path} is far too large for keys or certificates; name another file")
         return path.read_bytes()
     except OSError as error:
         raise InvalidParameter(
