@@ -107,7 +107,7 @@ def test_a_kill_while_a_ledger_begins_is_called_neither_broken_nor_whole(tmp_pat
             open_run(ledger)
             play(ledger)
         assert run(path.parent, "verify").exit_code == 0
-    assert seen == {"after-file", "after-tables", "before-key", "before-append", "after-append", "after-sync"}
+    assert seen >= {"after-file", "after-tables", "before-key", "before-append", "after-append", "after-sync"}
 
 
 def test_a_ledger_whose_entries_were_deleted_is_not_excused(tmp_path: Path) -> None:
