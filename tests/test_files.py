@@ -170,6 +170,7 @@ def test_an_output_may_be_a_device_a_link_or_a_file_and_stays_what_it_is() -> No
 
 WRITERS = {
     "files.py": "the writer",
+    "learning/broken_words.py": "trainers that are broken on purpose, for the self-check to find",
     "ledger/marks.py": "in place: the mark may be late, not slow",
     "ledger/snapshots.py": "a shortcut that may be lost, so it is not synced",
     "federation/flower/adapter.py": "a file for the library under it, for as long as a process lives",
