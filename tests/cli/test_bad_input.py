@@ -212,12 +212,14 @@ def no_file(self: TinyTask, party: str) -> Rows:
     raise DataMissing("points.csv is not there; mount the data")
 
 
-def test_no_data_at_any_party_ends_with_6_and_is_not_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_is_not_there_is_said_at_the_start_and_nothing_is_opened_or_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task_of_a_user(monkeypatch, no_file)
     result = quietsum("run", "run.toml", "--name", "run")
-    refused(result, 6, "0 of 2 parties")
+    refused(result, 2, "points.csv is not there")
     with Ledger.open(Workspace.at().ledger) as ledger:
-        assert max((found.epsilon for found in ledger.spent("run")), default=0.0) == 0.0
+        assert not ledger.runs()
         ledger.verify()
 
 

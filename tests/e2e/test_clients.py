@@ -115,19 +115,13 @@ PROTECTED = '''
 from quietsum.tasks.digits import DigitsTask
 
 
-class AtSites:
+class AtSites(DigitsTask):
     """Digits as if somebody had to be protected, at three sites."""
-
-    def __init__(self):
-        self._task = DigitsTask()
 
     name, title, public, site_sizes = "visits", "visits", "", {"north": 452, "south": 450, "west": 450}
 
     def sites(self):
         return tuple(["north"] * 452 + ["south"] * 450 + ["west"] * 450)
-
-    def __getattr__(self, name):
-        return getattr(self._task, name)
 '''
 
 

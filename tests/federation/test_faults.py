@@ -93,7 +93,7 @@ def a_round(
             )  # fmt: skip
             result = run_round(
                 "run", 1, first_state(resolved, task.initial()), resolved=resolved, federation=heard, ledger=ledger,
-                rng=system_randomness(), watchers=[Notes()], clock=lambda: task.now,
+                rng=system_randomness(), watchers=[Notes()], clock=lambda: task.now, own_steps=True,
             )  # fmt: skip
             entries = [str(entry) for entry in ledger.entries()]
     finally:

@@ -189,17 +189,21 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
     resolved = resolve(loaded, task.parties(), task.dimension)
     if not how.quiet:
         _introduce(resolved, printable(task.title))
-    if how.federation is None and resolved.protected:  # whoever runs it holds the data, and is told alone
+
+    def check_data() -> None:
+        """Whoever runs it here holds the data, and is told alone."""
         from quietsum.party.fingerprints import check_rows, datasets_of
 
         remedy = 'say why with --same-rows "…"'
         for told in check_rows(place.ledger, datasets_of(task, resolved), reason=how.same_rows, remedy=remedy):
             print(textwrap.fill(told, 80), file=sys.stderr)
+
     with contextlib.ExitStack() as stack:
         watchers = _Watching(watcher, stack, how)
         return start(
             loaded, workspace=place, name=name, watchers=[watchers], task=task, workers=how.workers,
             federation=how.federation, opened=watchers.opened,
+            allowed=check_data if how.federation is None and resolved.protected else None,
         )  # fmt: skip
 
 

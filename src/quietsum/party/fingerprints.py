@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from quietsum.errors import PlanRefused
+from quietsum.errors import DataMissing, PlanRefused
 from quietsum.files import write_atomically
 
 if TYPE_CHECKING:
@@ -150,13 +150,18 @@ def _plain(part: Any) -> np.ndarray[Any, Any]:
 
 
 def rows_of_task(task: Any, party: str) -> Parts | None:
-    """The records of ``party``, for the holder's own eyes; None where the task has no way to show them, or fails."""
+    """The records of ``party``, for the holder's own eyes; None where the task has no way to show them, or fails.
+
+    Data that is not there at all raises :class:`~quietsum.errors.DataMissing`.
+    """
     try:
         if callable(getattr(task, "records_of", None)):
             return tuple(task.records_of(party))
         if callable(getattr(task, "rows", None)):
             rows = task.rows(party)
             return rows.features, rows.labels
+    except DataMissing:
+        raise
     except (Exception, SystemExit):  # that they cannot be read is said when they are trained on
         return None
     return None
@@ -205,7 +210,11 @@ def _much(common: float) -> str:
 
 
 def datasets_of(task: Any, resolved: ResolvedPlan, party: str | None = None) -> dict[str, Callable[[], Parts | None]]:
-    """The protected datasets of a plan, or of one party of it, with how each is read."""
+    """The protected datasets of a plan, or of one party of it, with how each is read.
+
+    Reading one whose file is not there raises :class:`~quietsum.errors.DataMissing`: nothing is reserved yet, so it may
+    be said.
+    """
     found: dict[str, Callable[[], Parts | None]] = {}
     groups: dict[str, list[str]] = {}
     for facts in resolved.parties:

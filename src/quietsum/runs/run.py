@@ -76,12 +76,14 @@ def start(
     federation: Federation | None = None,
     workers: int = 1,
     rng: RandomSource | None = None,
+    allowed: Callable[[], None] | None = None,
     opened: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
     """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent.
 
     ``workers`` processes train the clients where no ``federation`` is passed; a federation that is passed is its
-    owner's to close.
+    owner's to close. ``allowed`` is called when name and ledger are in order, before the run is opened, and refuses it
+    by raising; ``opened`` is called with the folder of the run.
     """
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
@@ -89,6 +91,8 @@ def start(
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
+        if allowed is not None:
+            allowed()
         reach("run:before-open")
         _open(ledger, run, resolved)
         reach("run:opened")
