@@ -61,7 +61,7 @@ class Pages:
                 raise
             return
         except QuietsumError as error:
-            if "there is no ledger" not in str(error):
+            if not re.search("there is no ledger|was never begun", str(error)):
                 raise
             return
         with book:

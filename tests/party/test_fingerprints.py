@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from quietsum.cli.app import app
 from quietsum.errors import PlanRefused
 from quietsum.ledger import Ledger
-from quietsum.party.fingerprints import KEPT, Fingerprints, check_rows, share
+from quietsum.ledger.fingerprints import KEPT, Fingerprints, check_rows, share
 
 SAY = "say why"
 
@@ -245,3 +245,37 @@ run = 2.0
     assert "holds the same rows" in str(problem)
     explained = load_policy(policy("second", 'same_rows = "the old name was misspelt"'))
     assert list(in_rows(explained, write=True)) == [] and list(in_rows(load_policy(policy("second")), write=True)) == []
+
+
+# ------------------------------------------------------------------------------------------- a training in Python
+
+
+def line_trained(folder: Path, dataset: str, rows: Any, **more: Any) -> None:
+    torch = pytest.importorskip("torch")
+    from quietsum.learning.config import PrivacyConfig
+    from quietsum.learning.trainer import PrivateTrainer
+
+    config = PrivacyConfig(epsilon=6.0, epochs=1, batch_size=20, public_size=60, delta=1e-3)
+    trainer = PrivateTrainer(
+        torch.nn.Linear(1, 1), config, loss=lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).mean(1),
+        workspace=folder, run=dataset, dataset=dataset, selfcheck=False, **more,
+    )  # fmt: skip
+    try:
+        trainer.train(rows, learning_rate=0.1)
+    finally:
+        trainer.close()
+
+
+def test_a_training_in_python_on_rows_of_another_name_needs_a_reason_and_charges_nothing(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.linspace(-1, 1, 60).reshape(-1, 1)
+    line_trained(tmp_path, "visits", (rows, 2 * rows))
+    with pytest.raises(PlanRefused, match=r"rows of 'visits'.*same_rows"):
+        line_trained(tmp_path, "visits-again", (rows.flip(0), 2 * rows.flip(0)))
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        assert [found.run for found in ledger.runs()] == ["visits"]
+    line_trained(tmp_path, "visits-again", (rows, 2 * rows), same_rows="the board agreed to a second study")
+    line_trained(tmp_path, "others", (rows + 5, 2 * rows))  # the control: other rows are nobody's business
+    assert "second study" not in "".join(
+        path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".rows"
+    )

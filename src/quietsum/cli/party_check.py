@@ -99,7 +99,7 @@ def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
     The holder asks its own data, before anybody is served, and nobody else hears of it. Rows that cannot be read are no
     problem here: the site's log says so when they are trained on.
     """
-    from quietsum.party.fingerprints import check_rows
+    from quietsum.ledger.fingerprints import check_rows
 
     dataset, place = policy.dataset, policy.path(policy.site.ledger)
     if dataset.public or not place.parent.is_dir() or place.is_dir():

@@ -192,7 +192,8 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
 
     def check_data() -> None:
         """Whoever runs it here holds the data, and is told alone."""
-        from quietsum.party.fingerprints import check_rows, datasets_of
+        from quietsum.ledger.fingerprints import check_rows
+        from quietsum.party.fingerprints import datasets_of
 
         remedy = 'say why with --same-rows "…"'
         for told in check_rows(place.ledger, datasets_of(task, resolved), reason=how.same_rows, remedy=remedy):

@@ -166,7 +166,7 @@ def _go(
     screen = _Screen(quiet=as_json)
     trainer = PrivateTrainer(
         model, config, loss=work.loss, workspace=place.path, run=run, dataset=work.name, public=work.public,
-        metrics=lambda trained: work.evaluate(trained).values, watch=screen.saw,
+        metrics=lambda trained: work.evaluate(trained).values, watch=screen.saw, same_rows=same_rows,
     )  # fmt: skip
     if not as_json:
         print(textwrap.fill(f"{printable(work.title)}: {work.size} records; scores stand on {where}", 80))
@@ -176,14 +176,6 @@ def _go(
     if config.noise == "secure" and (told := uncovered_norms(model)):
         print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
     records = work.records()
-    if resume is None and not str(work.public).strip():
-        from quietsum.party.fingerprints import check_rows
-
-        lines = check_rows(
-            place.ledger, {work.name: lambda: tuple(records)}, reason=same_rows, remedy='say why with --same-rows "…"'
-        )
-        for line in lines:
-            print(textwrap.fill(line, 80), file=sys.stderr)
     if resume is None:
         folder = place.path / "training" / run
         folder.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -215,8 +215,11 @@ class TrainingBooks:
         assert self._ledger is not None
         return self._ledger
 
-    def open(self, *, resume: bool) -> int:
-        """Open the run, or go on with it; returns how many of its steps are charged already."""
+    def open(self, *, resume: bool, allowed: Callable[[Path], None] | None = None) -> int:
+        """Open the run, or go on with it; returns how many of its steps are charged already.
+
+        ``allowed`` is called with the ledger's path before a new run is opened, and refuses it by raising.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._hold()
         others = any(True for _ in self._anchored())
@@ -227,6 +230,8 @@ class TrainingBooks:
             raise InvalidParameter("run", self.run, "was begun already", "go on with resume, or choose another name")
         if resume and not known:
             raise InvalidParameter("run", self.run, "is not in the ledger", "leave resume out to begin it")
+        if not resume and allowed is not None:
+            allowed(self._workspace / "ledger.db")
         limit = self.plan.forecast.epsilon * (1 + 1e-6) if self.plan.epsilon is None else self.plan.epsilon
         self._ledger.open_run(
             self.run, plan=self._about,

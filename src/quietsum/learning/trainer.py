@@ -12,10 +12,13 @@ computed, printed or returned: scores come from ``val_loader``, which you thereb
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -43,12 +46,17 @@ from quietsum.learning.saving import (
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import refuse_coarse, validated
 from quietsum.learning.wrapping import build_step, check_step
+from quietsum.ledger.fingerprints import check_rows
 from quietsum.ledger.spending import PRICING
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 
 __all__ = ["PrivateTrainer"]
 
+logger = logging.getLogger(__name__)
+
+_LOOKED_THROUGH = 50_000
+"""So many records of a data set that is not in memory are read once more at the start, to know them again."""
 _LARGEST_RATE = 1e6  # times a clipped gradient: more is a slip of the pen, and is heard of before it is paid for
 
 
@@ -64,7 +72,9 @@ class PrivateTrainer:
     the data in the ledger; ``public`` says why nobody in it needs protection, if so. With a workspace, so many epochs
     are charged and checkpointed together as ``checkpoint_every`` says, a twentieth of all unless stated: a kill loses
     them. Before the first charge the step passes a self-check on made-up rows, unless ``selfcheck`` is False, which is
-    for models that passed the long one. ``rng`` is for tests.
+    for models that passed the long one. ``same_rows`` says why records that are known in this workspace under another
+    name have a budget of their own; without it they are refused (:mod:`quietsum.ledger.fingerprints`). ``rng`` is for
+    tests.
 
     What is raised before the first charge speaks to the holder of the data. One such error knows a record: labels that
     are no classes of the model (:class:`~quietsum.learning.records.LabelsOutOfRange`). It says neither which nor how
@@ -89,6 +99,7 @@ class PrivateTrainer:
         checkpoint_every: int | None = None,
         selfcheck: bool = True,
         check_labels: bool = True,
+        same_rows: str = "",
         rng: RandomSource | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -108,7 +119,7 @@ class PrivateTrainer:
         self._optimizer: BoundOptimizer | None = None
         self._books: TrainingBooks | None = None
         self._shows_average, self._lost = False, 0
-        self._selfcheck, self._check_labels = selfcheck, check_labels
+        self._selfcheck, self._check_labels, self._same_rows = selfcheck, check_labels, same_rows
         self._every = 1 if checkpoint_every is None else whole_number("checkpoint_every", checkpoint_every, 1)
         self._every_stated = checkpoint_every is not None
 
@@ -233,13 +244,26 @@ class PrivateTrainer:
                 details={**self.config.frozen(), "optimizer": _named(kind), "parameters": size}, **self._names,
             )  # fmt: skip
             try:
-                charged = self._books.open(resume=resume)
+                charged = self._books.open(resume=resume, allowed=lambda ledger: self._look_at(records, ledger))
                 if resume:
                     self._restore(step, charged)
             except BaseException:
                 self.close()
                 raise
         self._step, self._spending = step, Spending(plan, charged)
+
+    def _look_at(self, records: Records, ledger: Path) -> None:
+        """Refuse, to the holder of the data, rows that have a budget under another name, unless a reason is given."""
+        dataset, public = self._names["dataset"], self._names["public"]
+        if public.strip() or (len(records) > _LOOKED_THROUGH and records.tensors is None):
+            return
+
+        def read() -> Any:
+            return records.tensors if records.tensors is not None else records.batch(np.arange(len(records)))
+
+        remedy = 'give a reason (PrivateTrainer(same_rows="…"), or --same-rows on the command line)'
+        for line in check_rows(ledger, {dataset: read}, reason=self._same_rows, remedy=remedy):
+            logger.warning("%s", line)
 
     def _chunk(self, records: Records, learning_rate: float) -> None:
         """Some epochs: reserved, made, committed, checkpointed. In that order."""
