@@ -1,4 +1,7 @@
-"""A site for the test of equal models: public heart rows, and coins from a seed, which only a test may use."""
+"""A site for the test of equal models: public heart rows, and coins from a seed, which only a test may use.
+
+Before its reply of round N leaves, the file ``round-N`` is in its folder: whoever carries the reply can tell.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from federation.sites import facts_of, plan_of, policy_for
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.identities import signing_with
-from quietsum.ledger import Ledger
+from quietsum.ledger import Kind, Ledger
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.party.policy import SiteDataset
 from quietsum.party.service import SiteService
@@ -26,7 +29,15 @@ def main() -> None:
     policy = policy_for(name, keys / name, record=None, dataset=public)
     with Ledger.open(keys / name / "ledger.db", create=True) as ledger:
         service = SiteService(policy, ledger, node_key=signing_with(key), rng=randomness_for_tests(seed))
-        serve_node(service.answer, address=address, root_certificate=keys / "ca.crt", node_key=key, stop=stop)
+
+        def answer(content: bytes) -> bytes:
+            reply = service.answer(content)
+            for entry in ledger.entries():
+                if entry.kind is Kind.COMMIT:
+                    (keys / name / f"round-{entry.body['round']}").touch()
+            return reply
+
+        serve_node(answer, address=address, root_certificate=keys / "ca.crt", node_key=key, stop=stop)
 
 
 if __name__ == "__main__":
