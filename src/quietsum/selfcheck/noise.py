@@ -257,7 +257,7 @@ def _added(
     batch = scaled(step.examples(3, rng), 3.0)  # equal rows add up, so a sum that is not the shown one stands out
     many = tiled(step.examples(16, rng), largest_batch(step, batch))
     batches = (repeated(batch, 8), nothing(batch), repeated(rows(batch, [0]), 8), rows(batch, [0]), many)
-    count = max(releases, min(200, 2000 // max(kept.size, 1)))
+    count = max(releases, min(200, max(2000, 200 * releases) // max(kept.size, 1)))  # small models: more releases
     rest: list[Floats] = []
     scale = step.noise_multiplier * step.sensitivity
     with np.errstate(all="ignore"):

@@ -58,7 +58,7 @@ def sampling(step: StepUnderTest, rng: RandomSource, *, draws: int) -> Finding:
     if any(_not_a_draw(batch, population) for batch in batches):
         return _finding(0.0, "A record was drawn twice in one batch, or an index is no record. Toss one coin a record.")
     found = _statistics(batches, population, rate, rng) | _in_parts(batches, population, rate, rng)
-    found |= _small(step, draws)
+    found |= _rate(step, batches, population, min(2 * draws, _SEEN // population)) | _small(step, draws)
     name, (p_value, lesson) = min(found.items(), key=lambda item: item[1][0])
     skipped = _skipped(step, rng)
     if skipped:
@@ -84,10 +84,6 @@ def _statistics(
     expected, spread = population * rate, float(np.var(sizes)) if len(sizes) else 0.0
     poisson = "Draw each record by its own coin, or account for the draw that is made."
     return {
-        "rate": (
-            binomial_p(int(sizes.sum()), population * len(batches), rate),
-            f"Batches hold {sizes.mean():.4g} records where {expected:.4g} are accounted for. {poisson}",
-        ),
         "sizes": (
             2 * min(spread_p(by_size)),
             f"Batch sizes vary by {spread:.3g} where coins give {expected * (1 - rate):.3g}: these are not Poisson "
@@ -114,6 +110,18 @@ def _statistics(
             f"draw depends on the last. {poisson}",
         ),
     }
+
+
+def _rate(
+    step: StepUnderTest, batches: list[NDArray[np.int64]], population: int, more: int
+) -> dict[str, tuple[float, str]]:
+    """How many records are drawn in all: here, and in further draws that are only counted, which costs little."""
+    sizes = [batch.size for batch in batches] + [np.asarray(step.sample(population)).size for _ in range(more)]
+    lesson = (
+        f"Batches hold {np.mean(sizes):.4g} records where {population * step.rate:.4g} are accounted for. Draw each "
+        "record by its own coin, or account for the draw that is made."
+    )
+    return {"rate": (binomial_p(sum(sizes), population * len(sizes), step.rate), lesson)}
 
 
 def _largest(counts: NDArray[np.int64], trials: int, chance: float) -> float:
