@@ -21,7 +21,6 @@ __all__ = [
     "PlanRefused",
     "QuietsumError",
     "TooFewParties",
-    "Unreadable",
     "UnsupportedEvent",
 ]
 

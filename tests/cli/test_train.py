@@ -204,13 +204,17 @@ def whole_person(task: str, most: int, folder: Path, *words: object) -> tuple[di
 
 @needs_data
 def test_three_payments_of_one_card_are_not_three_strangers(tmp_path: Path) -> None:
+    """A record that leaves lets another in and so moves two clip norms; a whole card that leaves moves three."""
     record, card = whole_person("cards", 3, tmp_path, "--epochs", 1)
-    assert 2.5 * record["epsilon"] < card["epsilon"] < 10
+    assert 1.25 * record["epsilon"] < card["epsilon"] < 10
 
 
 @needs_data
 def test_ten_sequences_of_one_person_cost_what_the_closed_form_says(tmp_path: Path) -> None:
-    """Every record in every step: ten together move the sum ten clip norms, T times (Balle and Wang 2018)."""
+    """Every record in every step: ten together move the sum ten clip norms, T times (Balle and Wang 2018).
+
+    A record that leaves lets another of its person in, so it moves the sum two clip norms.
+    """
     record, person = whole_person("pose", 10, tmp_path, "--epochs", 3)
     stage = record["plan"]["stages"][0]
 
@@ -218,15 +222,15 @@ def test_ten_sequences_of_one_person_cost_what_the_closed_form_says(tmp_path: Pa
         shift = moved * 3**0.5 / stage["noise_multiplier"]
         return float(norm.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * norm.cdf(-shift / 2 - epsilon / shift))
 
-    assert delta(1, record["epsilon"]) == pytest.approx(record["delta"], rel=1e-2)
+    assert delta(2, record["epsilon"]) == pytest.approx(record["delta"], rel=1e-2)
     assert delta(10, person["epsilon"]) == pytest.approx(person["delta"], rel=1e-2)
-    assert person["epsilon"] > 10 * record["epsilon"]
+    assert person["epsilon"] > 5 * record["epsilon"]
 
 
 @needs_data
-def test_the_control_a_person_with_one_sequence_pays_what_it_pays(tmp_path: Path) -> None:
+def test_the_control_a_person_with_one_sequence_pays_less_than_a_record_that_lets_another_in(tmp_path: Path) -> None:
     record, person = whole_person("pose", 1, tmp_path, "--epochs", 1)
-    assert person["epsilon"] == pytest.approx(record["epsilon"], rel=1e-3)
+    assert 0.4 * record["epsilon"] < person["epsilon"] < 0.6 * record["epsilon"]
 
 
 def test_a_task_that_knows_no_people_says_so(tmp_path: Path, clouds: str) -> None:

@@ -106,6 +106,7 @@ class Bench:
     def command(self, *words: object) -> int:
         """A command of quietsum in this process; its exit code."""
         from quietsum.cli.app import app
+        from tiny import look_unnoted
 
         look_unnoted()
         code = app([str(word) for word in words], standalone_mode=False)
@@ -153,23 +154,6 @@ class Bench:
     def found(self) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(self.told.read_text()) if self.told.exists() else {}
         return values
-
-
-def look_unnoted() -> None:
-    """The holder's own look at its rows, before a run is opened, is no use of them: it stands in no diary."""
-    from quietsum.party import fingerprints
-
-    look = fingerprints.rows_of_task
-    if look.__name__ == "rows_of_task":
-
-        def unnoted(task: Any, party: str) -> Any:
-            diary, task.diary = task.diary, None
-            try:
-                return look(task, party)
-            finally:
-                task.diary = diary
-
-        fingerprints.rows_of_task = unnoted
 
 
 def judged(bench: Bench, mode: int, at: int, quiet: dict[str, Any]) -> dict[str, Any]:

@@ -91,11 +91,11 @@ def killed_run(folder: Path, at: int, **values: Any) -> tuple[int, bool]:
 
 
 def places() -> int:
-    """Places in a whole run: reserve, steps, commit, file and checkpoint an epoch, then the model."""
-    return EPOCHS * (STEPS + 4) + 2
+    """Places in a whole run: reserve, steps, commit and checkpoint an epoch, then the model."""
+    return EPOCHS * (STEPS + 3) + 1
 
 
-@pytest.mark.parametrize("at", range(1, EPOCHS * (STEPS + 4) + 3))
+@pytest.mark.parametrize("at", range(1, EPOCHS * (STEPS + 3) + 2))
 def test_killed_at_any_place_it_resumes_within_its_plan_and_the_ledger_shows_at_least_what_ran(
     tmp_path: Path, at: int
 ) -> None:

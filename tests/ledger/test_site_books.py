@@ -325,8 +325,8 @@ def test_a_failure_after_the_reservation_costs_what_an_answer_costs(
     monkeypatch.setattr(killing.Watched, "rows", fails)
     story = Story(tmp_path / "failing", "records")
     pages = outcome(story)
-    assert story.notes.touched["north"] == 2 and {one.site for one in story.notes.updates} == {"south"}
-    assert pages["north"].reserved == {(1, 1), (2, 1)} and not pages["north"].committed
+    assert story.notes.touched["north"] == 2 and {one.site for one in story.notes.updates} == {"north", "south"}
+    assert pages["north"].reserved == {(1, 1), (2, 1)} == pages["north"].committed  # noise alone, as any answer
     assert pages["north"].spent == quiet["north"].spent and pages["north"].spent["north", RECORD] > 0.0
     assert pages[COORDINATOR].spent == quiet[COORDINATOR].spent, "and it is not refunded at the coordinator"
 

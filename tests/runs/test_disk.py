@@ -25,13 +25,14 @@ from quietsum.cli.app import app
 from quietsum.files import NoRoom, write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
+from quietsum.party import fingerprints
 from quietsum.plan import load_plan
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs import progress
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
-from tiny import touches
+from tiny import look_unnoted, touches
 
 TINY = """
 [task]
@@ -154,6 +155,8 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A run for each act of this kind that a run consists of."""
     found: list[Story] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fingerprints, "rows_of_task", fingerprints.rows_of_task)  # as it was, afterwards
+        look_unnoted()
         patch.delenv("QUIETSUM_WORKSPACE", raising=False)
         patch.chdir(tmp_path_factory.mktemp("quiet"))
         Path("run.toml").write_text(TINY, encoding="utf-8")

@@ -31,6 +31,7 @@ local_steps = 1
 [privacy]
 record = { epsilon = 2.0, delta = 1e-3 }
 """
+REFUSING = TINY.replace("rounds = 3", 'rounds = 3\nsimulate = { refusing = ["south"] }')
 FEATURE, LABEL = 0.7310585786300049, 4711.1234567
 """Values of records that stand nowhere else."""
 
@@ -72,7 +73,7 @@ def run(*more: str, text: str = TINY) -> Result:
 
 
 def test_with_v_the_log_says_who_was_left_out_and_why() -> None:
-    result = run("-v")
+    result = run("-v", text=REFUSING)
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stderr.splitlines() if "quietsum.federation.round" in line]
     assert len(lines) == 3
@@ -81,7 +82,13 @@ def test_with_v_the_log_says_who_was_left_out_and_why() -> None:
 
 
 def test_without_v_nothing_is_logged() -> None:
-    assert run().stderr == ""
+    assert run(text=REFUSING).stderr == ""
+
+
+def test_that_the_work_of_a_party_failed_is_told_to_the_owner_of_the_data_once_a_round_and_without_its_words() -> None:
+    told = run().stderr
+    assert "the work of south failed" in told and "told to the owner of the data alone" in told
+    assert "row 7" not in told and repr(FEATURE) not in told
 
 
 def test_a_second_command_does_not_log_twice() -> None:
@@ -156,7 +163,7 @@ def everything(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
         "report.html": (folder / "runs/run/report.html").read_text(),
         "ledger.db": (folder / "ledger.db").read_bytes().decode("utf-8", errors="replace"),
     }
-    assert len(updates) == 6
+    assert len(updates) == 12  # of south, too: noise alone
     said["the updates"] = json.dumps(updates)  # for the control
     return said
 
@@ -183,7 +190,7 @@ def test_the_control_a_secret_that_is_logged_is_found(
         honest(watchers, number, party, f"{reason}: {FEATURE!r}", **more)
 
     monkeypatch.setattr(rounds, "_drop", talkative)
-    result = run("-v")
+    result = run("-v", text=REFUSING)
     assert repr(FEATURE) in result.stderr
     assert repr(FEATURE) in Path("quietsum-workspace/runs/run/events.jsonl").read_text()
 
@@ -204,7 +211,7 @@ def test_a_traceback_of_a_users_mistake_is_never_printed_even_at_the_most_talkat
 
 
 def test_what_is_logged_stays_out_of_the_json_on_stdout() -> None:
-    result = run("-vv", "--json")
+    result = run("-vv", "--json", text=REFUSING)
     first = result.stdout.splitlines()[0]
     assert json.loads(first)["event"] == "run-started"
     assert "left out" in result.stderr and "left out" not in result.stdout
