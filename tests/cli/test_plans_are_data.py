@@ -277,15 +277,15 @@ def test_a_task_is_found_in_its_source_however_it_is_written(folder: Path, text:
 
 
 def test_a_task_in_a_package_is_found_through_its_relative_imports(folder: Path) -> None:
-    (folder / "wards" / "deep").mkdir(parents=True)
-    (folder / "wards" / "__init__.py").write_text("from .deep.task import Ward\n")
-    (folder / "wards" / "base.py").write_text(f"class Base:{SHAPE}\n")
-    (folder / "wards" / "deep" / "__init__.py").write_text("")
-    (folder / "wards" / "deep" / "task.py").write_text("from ..base import Base\nclass Ward(Base): ...\n")
+    (folder / "hospital_wards" / "deep").mkdir(parents=True)
+    (folder / "hospital_wards" / "__init__.py").write_text("from .deep.task import Ward\n")
+    (folder / "hospital_wards" / "base.py").write_text(f"class Base:{SHAPE}\n")
+    (folder / "hospital_wards" / "deep" / "__init__.py").write_text("")
+    (folder / "hospital_wards" / "deep" / "task.py").write_text("from ..base import Base\nclass Ward(Base): ...\n")
     try:
-        assert class_named("wards:Ward") is class_named("wards.deep.task:Ward")
+        assert class_named("hospital_wards:Ward") is class_named("hospital_wards.deep.task:Ward")
     finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "wards"]:
+        for name in [name for name in sys.modules if name.split(".")[0] == "hospital_wards"]:
             del sys.modules[name]
 
 

@@ -32,7 +32,7 @@ __all__ = ["Listener", "listening"]
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|\bnan\b|\binf\b", re.IGNORECASE)
 _NUMBERS, _BYTES, _READ = 16, 48, 1 << 16  # of a text, of a file that is no text, and that are read of a file
-_FOLDERS, _ENTRIES = 40, 500  # that are searched for a changed file, and entries of each
+_FOLDERS, _ENTRIES, _FILES = 40, 500, 8  # that are searched for changed files, entries of each, files that are read
 _CLOCK = 20_000_000  # nanoseconds by which a file's time may lag behind
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _LEAVES: Final = (
@@ -181,7 +181,10 @@ class Listener:
         filed = self._filed(files, opened)
         if not filed and heard.get("bytes written by the process"):  # by a library that does not tell Python
             for place, path in enumerate(_changed_since(start)):
-                filed |= _numbers(f"changed file {place + 1}", "", _content(path, 0))
+                content = _content(path, 0)
+                filed |= _numbers(f"changed file {path}", "", content)
+                if place < 2:  # its name may be another one each time
+                    filed |= _numbers(f"changed file {place + 1}", "", content)
         return heard | filed
 
     def _filed(self, before: dict[int, tuple[int, int]], opened: dict[str, bool]) -> dict[str, float]:
@@ -221,19 +224,29 @@ def _written() -> dict[str, float]:
 
 
 def _changed_since(moment: int) -> list[str]:
-    """The files that changed last in the working and the temporary folder, and in folders within; two at most."""
+    """The files that changed last in the working and the temporary folder, and in the newest folders within."""
     found: list[tuple[int, str]] = []
-    folders = [os.getcwd(), tempfile.gettempdir()]
-    for place, folder in enumerate(folders):
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            for entry in itertools.islice(entries, _ENTRIES):
-                with contextlib.suppress(OSError):
-                    changed = entry.stat(follow_symlinks=False).st_mtime_ns
-                    if entry.is_dir(follow_symlinks=False):
-                        folders += [entry.path] if place < 2 and len(folders) < _FOLDERS * (place + 1) else []
-                    elif entry.is_file(follow_symlinks=False) and changed >= moment:
-                        found.append((changed, entry.path))
-    return [path for _, path in sorted(found, reverse=True)[:2]]
+    for top in (os.getcwd(), tempfile.gettempdir()):
+        within: list[tuple[int, str]] = []
+        found += _changed_in(top, moment, within)
+        for _, folder in sorted(within, reverse=True)[:_FOLDERS]:  # many others may lie there, from long ago
+            found += _changed_in(folder, moment)
+    return [path for _, path in sorted(found, reverse=True)[:_FILES]]
+
+
+def _changed_in(folder: str, moment: int, within: list[tuple[int, str]] | None = None) -> list[tuple[int, str]]:
+    """When and which files of ``folder`` changed since; its own folders are added to ``within``."""
+    found: list[tuple[int, str]] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, _ENTRIES):
+            with contextlib.suppress(OSError):
+                changed = entry.stat(follow_symlinks=False).st_mtime_ns
+                if entry.is_dir(follow_symlinks=False):
+                    if within is not None:
+                        within.append((changed, entry.path))
+                elif entry.is_file(follow_symlinks=False) and changed >= moment:
+                    found.append((changed, entry.path))
+    return found
 
 
 def _content(path: str, start: int) -> bytes:

@@ -9,6 +9,7 @@ the sum; a loss of the batch does not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,7 +43,8 @@ def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
         for kind in rng.permutation(len(batches) * (chosen + count)) % len(batches):
             heard[kind].append(listener.hear(step, batches[kind]))
     worst, name = 0.0, ""
-    keys = sorted({key for runs in heard for said in runs[:chosen] for key in said})[:_OUTPUTS]
+    often = Counter(key for runs in heard for said in runs[:chosen] for key in said)
+    keys = sorted(often, key=lambda key: (-often[key], key))[:_OUTPUTS]  # what other programs write comes and goes
     for joint in heard[1:]:
         for key in keys:
             found = _tells(step, _column(heard[0], key), _column(joint, key), chosen, alpha)

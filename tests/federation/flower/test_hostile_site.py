@@ -125,6 +125,21 @@ def test_a_site_cannot_speak_to_another_as_if_it_were_the_coordinator(scene: Sce
     assert collect(scene.carrier, 1)[name].content == b"honest"
 
 
+def test_a_site_that_lost_the_answer_to_its_announcement_announces_again_and_its_reply_arrives(scene: Scene) -> None:
+    name, letter = scene.sent_to(scene.alice, b"hello alice")
+    content = os.urandom(INLINE + 10)
+    reply = cut(content)
+    lost = scene.alice.announce(letter, reply)
+    assert scene.carrier.arrived(0.5) == ()  # the coordinator has seen that a reply is on its way
+    again = scene.alice.announce(letter, reply)
+    assert again == lost and reply.root in again[0]
+    with pytest.raises(Refused, match="No message of that name"):
+        scene.alice.announce(letter, cut(b"another reply"))  # the control: only the very same one
+    for found in sorted(again[0]):
+        scene.alice.push(letter, again[1], found, reply.object(found))
+    assert collect(scene.carrier, 1)[name].content == content
+
+
 def test_a_site_cannot_reply_for_another(scene: Scene) -> None:
     name, letter = scene.sent_to(scene.alice, b"hello alice")
     alice = scene.alice._node.node_id

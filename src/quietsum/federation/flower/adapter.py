@@ -32,6 +32,7 @@ import tempfile
 import threading
 import time
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -136,6 +137,8 @@ HEARTBEAT = 15.0
 TASK_HEARTBEAT = 15.0
 """Seconds; Flower gives up a run whose coordinator has been silent for a minute."""
 KEEP_ALIVE = 20
+ANSWERED = 4096
+"""Announcements whose answers a SuperLink can give again."""
 """Seconds that a SuperLink keeps an idle connection; longer than its clients do, so that no request meets its end."""
 SUPERLINK_NODE = 1
 _SERVERAPP = "flwr-serverapp"
@@ -146,6 +149,10 @@ _UNSIGNED = (2, 7, 18, 19, 20, 21)
 
 class Unreachable(Exception):
     """Nobody answered, or not in time, or not in Flower's language. Worth another try."""
+
+
+class NotStored(Unreachable):
+    """An object was not taken: nobody has announced it, or all of it is there and was fetched."""
 
 
 class Untrusted(Unreachable):
@@ -489,7 +496,7 @@ class NodeEnd:
             node=self._node, run_id=letter.run, session_id=session, object_id=name, object_content=deflated
         )
         if not _asked(self._client.PushObject, asked).stored:
-            raise Unreachable("the SuperLink did not store an object")
+            raise NotStored("the SuperLink did not store an object")
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -716,12 +723,17 @@ def guard_fleet(limit: int) -> None:
 
     A node that comes back after a kill is let in at once: Flower would keep it out for as long as it believes the
     killed process to be alive. The key says who it is, and the newest process with that key is the one that counts.
+
+    A node that lost the answer to its announcement asks again. Flower forgets whom a message went to as soon as the
+    coordinator has seen the announcement, so the first answer is kept and given again for the very same reply.
     """
     from fastapi import HTTPException
     from flwr.supercore.utils import int64_to_uint64
     from flwr.superlink.servicer.fleet import fleet_handlers
 
     activate, push = fleet_handlers.activate_node, fleet_handlers.push_messages
+    answered: OrderedDict[tuple[int, str, str], Any] = OrderedDict()
+    lock = threading.Lock()
 
     def activate_again(request: Any, state: Any) -> Any:
         known = state.get_node_id_by_public_key(request.public_key)
@@ -734,10 +746,23 @@ def guard_fleet(limit: int) -> None:
             found = state.get_valid_message_ins(name)
             return None if found is None else int64_to_uint64(found["dst_node_id"])
 
+        known = [
+            (request.node.node_id, each.metadata.reply_to_message_id, each.metadata.message_id)
+            for each in request.messages_list
+        ]
         found = objection(request, addressee=addressee, superlink=SUPERLINK_NODE, limit=limit)
         if found is not None:
+            with lock:
+                before = answered.get(known[0]) if len(known) == 1 else None
+            if before is not None:
+                return before
             raise HTTPException(*found)
-        return push(request, state)
+        answer = push(request, state)
+        with lock:
+            answered[known[0]] = answer
+            if len(answered) > ANSWERED:
+                answered.popitem(last=False)
+        return answer
 
     fleet_handlers.activate_node, fleet_handlers.push_messages = activate_again, push_reply
 

@@ -234,31 +234,38 @@ class _Node:
 
     def _reply(self, letter: Letter, parcel: Parcel, deadline: float, *, problem: str = "") -> None:
         """Send a reply, again and again until it is there or nobody waits for it any more."""
-        from quietsum.federation.flower.adapter import Refused, Unreachable
+        from quietsum.federation.flower.adapter import NotStored, Refused, Unreachable
 
-        wait = 0.2
+        wait, session, forgotten = 0.2, "", ""
+        missing: set[str] = set()
         while True:
             try:
-                missing, session = self._end.announce(letter, parcel, problem=problem)
+                if not session:
+                    found, session = self._end.announce(letter, parcel, problem=problem)
+                    missing = set(found) if session != forgotten else set()  # all was there, and has been fetched
                 for name in (*parcel.chunks, parcel.root):
                     if name in missing:
                         failpoints.reach("flower:push-object")
                         self._end.push(letter, session, name, parcel.object(name))
+                        missing.discard(name)
                 self._sent = (letter, parcel.root)
                 return
+            except NotStored as gone:  # it is not known there any more: announce it anew
+                session, forgotten, reason = "", session, str(gone)
             except Refused as refused:
                 if refused.status == TOO_LARGE and not problem:
                     _log.warning("a reply of %d bytes is not taken (%s)", parcel.length, refused)
-                    parcel, problem = cut(b""), f"the reply is too large: {parcel.length} bytes"
+                    parcel, problem, session = cut(b""), f"the reply is too large: {parcel.length} bytes", ""
                     continue
                 _log.warning("a reply is not wanted any more (%s)", refused)
                 return
-            except Unreachable as gone:
-                if time.monotonic() + wait > deadline:
-                    _log.warning("a reply could not be sent in time (%s)", gone)
-                    return
-                time.sleep(wait * random.uniform(0.7, 1.0))  # an answer is finished, also where the end is wanted
-                wait = min(5.0, wait * 1.7)
+            except Unreachable as gone:  # what was announced stays so, and goes on where it stopped
+                reason = str(gone)
+            if time.monotonic() + wait > deadline:
+                _log.warning("a reply could not be sent in time (%s)", reason)
+                return
+            time.sleep(wait * random.uniform(0.7, 1.0))  # an answer is finished, also where the end is wanted
+            wait = min(5.0, wait * 1.7)
 
 
 def _clocks(refused: object) -> str:
