@@ -157,6 +157,13 @@ class Points:
 
     def evaluate(self, params):
         return Metrics(values={"distance": float(np.abs(params).sum())}, on="nothing")
+
+
+class OwnSteps(Points):
+    model = "a line"  # a word of its own, and no torch model
+
+    def train(self, party, params, orders, rng):
+        return np.zeros(2)
 """
 
 PLAN = """
@@ -207,7 +214,8 @@ def test_a_second_name_for_the_same_rows_gets_no_fresh_budget_without_a_reason(h
             assert hashes[0].encode() not in content and b"a trial of the tool" not in content
 
 
-def test_a_site_is_told_by_check_before_it_serves(home: Path) -> None:
+@pytest.mark.parametrize("task", ["Points", "OwnSteps"])
+def test_a_site_is_told_by_check_before_it_serves(home: Path, task: str) -> None:
     (home / "node.key").write_text("", encoding="utf-8")
 
     def policy(called: str, more: str = "") -> Path:
@@ -224,7 +232,7 @@ name = "{called}"
 size = 50
 {more}
 [[tasks]]
-name = "points_again:Points"
+name = "points_again:{task}"
 options = {{ called = "{called}" }}
 [record]
 epsilon = 8.0
