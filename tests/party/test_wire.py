@@ -344,3 +344,32 @@ def test_a_message_of_a_ledger_on_disk_is_read(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "ledger.db", create=True) as own:
         letter = wire.read(wire.write("hello", {}, own)[0], most=MOST)
         assert letter.sender.ledger == own.identity.ledger
+
+
+# ------------------------------------------------------------------------------------------------------- payloads
+
+
+def test_a_payload_travels_beside_a_vector_and_is_covered_by_the_signature() -> None:
+    content = message(payload=b"masked bytes")
+    letter = wire.read(content, most=MOST)
+    assert letter.payload == b"masked bytes" and letter.vector is not None
+    np.testing.assert_array_equal(letter.vector, VECTOR)
+    assert wire.read(message(vector=None, payload=b"x"), most=MOST).payload == b"x"
+    assert refused(content[:-1] + b"?") == "its payload is not the one that was signed"
+    assert refused(content[:-1]) and refused(content + b"more")
+
+
+def test_a_message_without_a_payload_has_the_fields_that_it_always_had() -> None:
+    assert set(header_of(MESSAGE)) == wire._FIELDS
+    assert wire.read(MESSAGE, most=MOST).payload == b""
+
+
+@pytest.mark.parametrize(
+    "stated",
+    [None, 5, {}, {"sha256": "0", "length": True}, {"sha256": "0", "length": 10**9}, {"sha256": "0", "length": 0}],
+)
+def test_a_payload_that_is_stated_wrongly_is_unreadable(stated: Any) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["payload"] = stated
+
+    assert refused(with_header(change))

@@ -26,7 +26,7 @@ from quietsum.mechanisms.gaussian import GaussianMechanism
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.sampling import Sampling
 
-__all__ = ["Differentiable", "Examples", "gradients_of", "private_steps"]
+__all__ = ["Differentiable", "Examples", "clipped_sum", "gradients_of", "private_steps"]
 
 Floats = npt.NDArray[np.float64]
 
@@ -101,6 +101,32 @@ def private_steps(
         problem = "made the parameters overflow"
         raise InvalidParameter("learning_rate", learning_rate, problem, "take smaller steps; the charge stands")
     return delta
+
+
+def clipped_sum(
+    task: Differentiable,
+    params: Floats,
+    rows: Examples,
+    *,
+    sampling: Sampling,
+    max_norm: float,
+    rng: RandomSource,
+) -> Floats:
+    """Σ clip_C(∇ℓ_i) over one batch of ``sampling``, **without noise**: private, and no more than a part of a release.
+
+    It is what a party adds to a sum whose noise is distributed (:mod:`quietsum.mechanisms.distributed`); it never
+    leaves the party as it is. Guarantees: each row is bounded in integers of the grid of
+    :class:`~quietsum.mechanisms.gaussian.GaussianMechanism` and the rows are added up there, so one row moves the sum
+    by at most ``max_norm`` whatever stands beside it, up to the one rounding of each coordinate on its way back to
+    float64. A row whose gradient is not finite, or for which the task raises, counts as zero, and nobody hears of it.
+    """
+    here = np.array(params, dtype=np.float64)
+    if here.ndim != 1 or not np.isfinite(here).all():
+        raise InvalidParameter("params", f"an array of shape {here.shape}", "must be one finite vector")
+    grid = GaussianMechanism(max_norm=max_norm, noise_multiplier=1.0)  # its bound alone; no noise is drawn here
+    drawn = sampling.draw(len(rows.labels), rng)
+    examples = _silent_gradients(task, here, rows.features[drawn], rows.labels[drawn])
+    return np.asarray(grid.sum(grid.bound(examples)).astype(np.float64) * grid.grid_unit)
 
 
 def gradients_of(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:

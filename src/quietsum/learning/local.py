@@ -119,6 +119,25 @@ class LocalSteps:
             raise InvalidParameter("learning_rate", orders.learning_rate, problem, "take smaller steps")
         return delta
 
+    def clipped_sum(
+        self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource, *,
+        max_norm: float, people: People | None = None,
+    ) -> Vector:  # fmt: skip
+        """Σ clip_C(∇ℓ_i) over one batch of ``orders.sampling``, in float64 and **without noise**: private.
+
+        What a party adds to a sum whose noise is distributed (:mod:`quietsum.mechanisms.distributed`); it never leaves
+        the party as it is. Guarantees: the clip and the batches are those of :meth:`run` with a mechanism of bound
+        ``max_norm``; a record that cannot be differentiated counts as zero, in silence.
+        """
+        records = _of_people(records, people, orders.max_records)
+        with unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
+            step = self._private(orders, _without_noise(max_norm), rng)
+            self.layout.write(self._model, params)
+            drawn = orders.sampling.draw(rows_of(records), rng)
+            parts = step.deterministic(_chosen(records, drawn, self._device))
+            total = self.layout.joined([part.detach().double() for part in parts])
+        return np.where(np.isfinite(total), total, 0.0)
+
     def _move(
         self, mean: Sequence[Tensor], start: Sequence[Tensor], velocity: list[Tensor], orders: LocalOrders
     ) -> None:
@@ -194,6 +213,13 @@ class LocalSteps:
         losses = losses_of(self._loss, self._model, batch, rows)
         found = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if part is None else part for part, p in zip(found, self._parameters, strict=True)]
+
+
+def _without_noise(max_norm: float) -> GaussianMechanism:
+    """The bound of a step whose noise is added elsewhere; nothing is drawn from it."""
+    from quietsum.mechanisms.gaussian import GaussianMechanism
+
+    return GaussianMechanism(max_norm=max_norm, noise_multiplier=1.0)
 
 
 def _engine(model: nn.Module, loss: Loss, name: str, max_norm: float) -> Engine:

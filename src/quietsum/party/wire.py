@@ -1,10 +1,11 @@
-"""What travels between a coordinator and a site, as bytes: a signed header in canonical JSON, and at most one vector.
+"""What travels between a coordinator and a site, as bytes: a signed header in canonical JSON, and what it names.
 
 ::
 
-    b"QSUM1\\n" | length of the header, 4 bytes | header | signature, 64 bytes | vector, float64 little-endian
+    b"QSUM1\\n" | length of the header, 4 bytes | header | signature, 64 bytes | vector, float64 little-endian | payload
 
-The header holds the SHA-256 of the vector, so one Ed25519 signature covers everything. The key that signs is the key
+The header holds the SHA-256 of the vector, and that of the payload where there is one (a step of secure aggregation:
+keys, shares, a masked vector), so one Ed25519 signature covers everything. The key that signs is the key
 of the sender's *ledger*: whoever speaks also shows its newest head (:class:`~quietsum.ledger.Testimony`), and the head
 of the other side that it knows of. A reply names the request it answers by the hash of its header.
 
@@ -40,6 +41,7 @@ LARGEST_HEADER = 2**20
 public. JSON grows about fortyfold while it is read, so this bounds memory, too."""
 SIGNATURE = 64
 _FIELDS = {"protocol", "kind", "id", "to", "answers", "sender", "knows", "vector", "length", "body"}
+_PAYLOAD = "payload"  # its SHA-256 and length; a message without a payload does not have the field
 _LENGTH = struct.Struct(">I")
 
 Vector = NDArray[np.float64]
@@ -66,6 +68,7 @@ class Signs(Protocol):
 class Letter:
     """One message: its ``kind``, plain values in ``body``, and a ``vector`` where it carries a model or an update.
 
+    ``payload`` are bytes of a protocol of its own, empty where there are none.
     ``to`` is the site that a request is for, empty where that is not known yet or it is a reply.
     ``sender`` is the sender's own newest head, ``knows`` the newest head of the receiver that the sender has kept.
     ``digest`` is the SHA-256 of its header, ``answers`` that of the request to which it is the reply.
@@ -79,6 +82,7 @@ class Letter:
     answers: str = ""
     knows: Testimony | None = None
     vector: Vector | None = None
+    payload: bytes = b""
     digest: str = ""
 
 
@@ -91,28 +95,30 @@ def write(
     knows: Testimony | None = None,
     answers: str = "",
     vector: Vector | None = None,
+    payload: bytes = b"",
 ) -> tuple[bytes, str]:
     """A signed message of ``ledger``, and the SHA-256 of its header."""
     raw = b"" if vector is None else np.ascontiguousarray(vector, dtype="<f8").tobytes()
-    header = canonical(
-        {
-            "protocol": PROTOCOL,
-            "kind": kind,
-            "id": secrets.token_hex(16),
-            "to": to,
-            "answers": answers,
-            "sender": ledger.testimony().to_dict(),
-            "knows": None if knows is None else knows.to_dict(),
-            "vector": None if vector is None else hashlib.sha256(raw).hexdigest(),
-            "length": len(raw),
-            "body": body,
-        }
-    ).encode()
+    fields = {
+        "protocol": PROTOCOL,
+        "kind": kind,
+        "id": secrets.token_hex(16),
+        "to": to,
+        "answers": answers,
+        "sender": ledger.testimony().to_dict(),
+        "knows": None if knows is None else knows.to_dict(),
+        "vector": None if vector is None else hashlib.sha256(raw).hexdigest(),
+        "length": len(raw),
+        "body": body,
+    }
+    if payload:
+        fields[_PAYLOAD] = {"sha256": hashlib.sha256(payload).hexdigest(), "length": len(payload)}
+    header = canonical(fields).encode()
     if len(header) > LARGEST_HEADER:
         remedy = f"at most {LARGEST_HEADER:,} fit: take fewer sites into the plan, or shorten what it says of each"
         raise InvalidParameter("body", f"{len(header):,} bytes", "is too long for a message", remedy)
     signature = bytes.fromhex(ledger.sign(header))
-    message = b"".join((MAGIC, _LENGTH.pack(len(header)), header, signature, raw))
+    message = b"".join((MAGIC, _LENGTH.pack(len(header)), header, signature, raw, payload))
     return message, hashlib.sha256(header).hexdigest()
 
 
@@ -133,7 +139,7 @@ def read(content: bytes, *, most: int) -> Letter:
     if values.get("protocol") != PROTOCOL or type(values.get("protocol")) is not int:
         shown = ascii(values.get("protocol"))[:20]
         raise Unreadable(f"it speaks version {shown} of the protocol, this side {PROTOCOL}; use the same quietsum")
-    if set(values) != _FIELDS or not isinstance(values["body"], dict):
+    if set(values) - {_PAYLOAD} != _FIELDS or not isinstance(values["body"], dict):
         raise Unreadable("its header has other fields than a message")
     if not all(isinstance(values[name], str) for name in ("kind", "id", "to", "answers")):
         raise Unreadable("its header has fields of another type")
@@ -145,6 +151,9 @@ def read(content: bytes, *, most: int) -> Letter:
     key = VerifyingKey(bytes.fromhex(sender.public_key))
     if not key.accepts(signature.hex(), message_to_sign(header)):
         raise Unreadable("its signature is not that of the ledger it names")
+    payload = b""
+    if _PAYLOAD in values:
+        raw, payload = _payload(raw, values[_PAYLOAD])
     return Letter(
         kind=values["kind"],
         body=values["body"],
@@ -154,6 +163,7 @@ def read(content: bytes, *, most: int) -> Letter:
         answers=values["answers"],
         knows=knows,
         vector=_vector(raw, values["vector"], values["length"]),
+        payload=payload,
         digest=hashlib.sha256(header).hexdigest(),
     )
 
@@ -172,6 +182,19 @@ def _parts(content: object, most: int) -> tuple[bytes, bytes, memoryview]:
         raise Unreadable("it was cut off, or its header is too long")
     end = start + length
     return bytes(view[start:end]), bytes(view[end : end + SIGNATURE]), view[end + SIGNATURE :]
+
+
+def _payload(raw: memoryview, stated: object) -> tuple[memoryview, bytes]:
+    """What is left for the vector, and the payload behind it."""
+    if not isinstance(stated, dict) or set(stated) != {"sha256", "length"}:
+        raise Unreadable("its header has fields of another type")
+    length = stated["length"]
+    if type(length) is not int or not 0 < length <= len(raw):
+        raise Unreadable("it was cut off, or something was added")
+    payload = bytes(raw[len(raw) - length :])
+    if hashlib.sha256(payload).hexdigest() != stated["sha256"]:
+        raise Unreadable("its payload is not the one that was signed")
+    return raw[: len(raw) - length], payload
 
 
 def _vector(raw: memoryview, stated: object, length: object) -> Vector | None:

@@ -29,6 +29,7 @@ from quietsum.tasks.protocol import (
     Rehearsed,
     Rehearses,
     Rows,
+    SumsGradients,
     TrainsMany,
     TrainsOnNothing,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "Rehearsed",
     "Rehearses",
     "Rows",
+    "SumsGradients",
     "TrainsMany",
     "TrainsOnNothing",
     "own_steps",

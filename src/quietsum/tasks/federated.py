@@ -211,6 +211,13 @@ class FederatedTorch:
         """One round of ``party``: new − old weights."""
         return self._steps.run(self.records_of(party), params, orders, rng, people=self.people_of(party))
 
+    def clipped_sum(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, *, max_norm: float
+    ) -> Floats:
+        """Σ clip(∇ℓ_i) over one batch of ``party``, without noise: for a sum whose noise is distributed."""
+        records, people = self.records_of(party), self.people_of(party)
+        return self._steps.clipped_sum(records, params, orders, rng, max_norm=max_norm, people=people)
+
     def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of a party without a record: the noise of its steps, in the precision of the model."""
         nobody = (torch.zeros(0, 1, device=self._many.device),)

@@ -33,6 +33,7 @@ __all__ = [
     "Rehearsed",
     "Rehearses",
     "Rows",
+    "SumsGradients",
     "TrainsMany",
     "TrainsOnNothing",
 ]
@@ -181,6 +182,21 @@ class TrainsOnNothing(Protocol):
 
     def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """What :meth:`FederatedTask.train` returns for a party without a record. Guarantees: no data is touched."""
+        ...
+
+
+@runtime_checkable
+class SumsGradients(Protocol):
+    """A federated task that can leave the noise to its party: for records whose noise is distributed."""
+
+    def clipped_sum(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, *, max_norm: float
+    ) -> Floats:
+        """Σ clip(∇ℓ_i) over one batch of ``orders.sampling``, without noise. Private.
+
+        Guarantees of whoever implements it: one record moves the result by at most ``max_norm`` in L2;
+        ``orders.max_records`` is kept before the batch is drawn.
+        """
         ...
 
 
