@@ -2,13 +2,34 @@
 
 The building blocks, each usable alone: :mod:`~quietsum.secagg.parameters` (how many neighbours and shares),
 :mod:`~quietsum.secagg.graph` (who masks with whom), :mod:`~quietsum.secagg.keys`, :mod:`~quietsum.secagg.shamir` over
-:mod:`~quietsum.secagg.field`, and :mod:`~quietsum.secagg.masks`. Nothing here talks to a network or a disk, but for an
-identity's file.
+:mod:`~quietsum.secagg.field`, and :mod:`~quietsum.secagg.masks`. On them stands the protocol, as two machines that take
+and return bytes: :class:`~quietsum.secagg.party.Party` and :class:`~quietsum.secagg.server.Server`, with their
+:mod:`~quietsum.secagg.messages` and :mod:`~quietsum.secagg.outcomes`. Nothing here talks to a network or a disk, but
+for an identity's file.
 """
 
 from __future__ import annotations
 
 from quietsum.secagg.keys import Identity, Pair
+from quietsum.secagg.messages import Step, Terms
+from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.parameters import Adversary, Parameters, choose
+from quietsum.secagg.party import Party, Policy
+from quietsum.secagg.server import Loss, Server
 
-__all__ = ["Adversary", "Identity", "Pair", "Parameters", "choose"]
+__all__ = [
+    "Adversary",
+    "Identity",
+    "Loss",
+    "Outcome",
+    "Pair",
+    "Parameters",
+    "Party",
+    "Policy",
+    "Reason",
+    "Refused",
+    "Server",
+    "Step",
+    "Terms",
+    "choose",
+]

@@ -1,0 +1,426 @@
+"""The server's side of a secure session: it relays, adds masked vectors into one accumulator, and unmasks their sum.
+
+A :class:`Server` serves one attempt of one round, without clock, socket or file. The round drives it::
+
+    messages = server.open()
+    while messages:                       # until an outcome
+        ...                               # deliver, and server.take(party, answer) for each answer until the deadline
+        messages = server.advance()       # closes the step: who has not answered is lost
+
+**Where the ledger commits.** The call of :meth:`Server.advance` that closes MASKED fixes ``survivors``, and returns the
+list for them to sign; nothing is unmasked by that. The next call, which closes AGREE, returns the request to unmask.
+The round commits its charge between the two.
+
+Guarantees: a masked vector is added at most once, only if its sender signed it for this session, and never after the
+list of survivors is fixed; no vector is kept. A secret is used only if it is the one that its owner committed to: the
+rebuilt key must have the advertised public key, the rebuilt seed the hash from the share step. Where shares do not fit,
+spare ones find the right secret, and ``blamed`` names who sent wrong ones. Whatever arrives, :meth:`Server.take`
+returns None or a :class:`Reason`, and a session without enough parties ends in an :class:`Outcome` without a sum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.secagg import graph, keys, masks, messages, shamir
+from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, Share, Step, Terms
+from quietsum.secagg.outcomes import Outcome, Reason, Refused
+from quietsum.secagg.party import sign_of
+
+__all__ = ["Loss", "Server"]
+
+_TRIES = 2000  # sets of shares that are tried for one secret when some are wrong
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loss:
+    """At which step a party was lost, and why."""
+
+    step: Step
+    reason: Reason
+
+
+_END = {
+    Step.ADVERTISE: Outcome.TOO_FEW_KEYS,
+    Step.SHARE: Outcome.TOO_FEW_SHARES,
+    Step.MASKED: Outcome.TOO_FEW_INPUTS,
+    Step.AGREE: Outcome.TOO_FEW_SIGNATURES,
+    Step.UNMASK: Outcome.TOO_FEW_UNMASKED,
+}
+
+
+@final
+class Server:
+    """The server in one session; see the module. ``identities`` are the public identities of the cohort."""
+
+    def __init__(self, *, terms: Terms, identity: keys.Identity, identities: Mapping[str, bytes]) -> None:
+        messages.check_names(identities)
+        if len(identities) != terms.parameters.parties:
+            problem = f"must be the {terms.parameters.parties} of the parameters"
+            raise InvalidParameter("identities", len(identities), problem, "invite exactly the parties of the plan")
+        self.terms = terms
+        self._identity, self._identities = identity, dict(identities)
+        self._cohort = tuple(sorted(identities))
+        self._opening = messages.opening(terms, self._identities)
+        self._session = b""
+        self._step: Step | None = None
+        self._outcome: Outcome | None = None
+        self._asked: frozenset[str] = frozenset()
+        self._answers: dict[str, bytes] = {}  # signature of the answer that counts, of the open step
+        self._earlier: set[tuple[Step, bytes]] = set()
+        self._refusals: dict[str, Reason] = {}
+        self._lost: dict[str, Loss] = {}
+        self._blamed: dict[str, Reason] = {}
+        self._roster: dict[str, Keys] = {}
+        self._graph: Mapping[str, tuple[str, ...]] = {}
+        self._holding: dict[str, tuple[str, ...]] = {}
+        self._commitments: dict[str, bytes] = {}
+        self._sealed: dict[str, dict[str, bytes]] = {}
+        self._sharing: tuple[str, ...] = ()
+        self._survivors: tuple[str, ...] = ()
+        self._alive: frozenset[str] = frozenset()
+        self._sum: NDArray[np.uint32] | None = None
+        self._revealed: dict[str, dict[str, Share]] = {}
+
+    # ---------------------------------------------------------------------------------------- what the round sees
+
+    @property
+    def step(self) -> Step | None:
+        """Which answer is awaited: ADVERTISE, SHARE, MASKED, AGREE or UNMASK; None before and after."""
+        return self._step
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the session ended, None while it has not."""
+        return self._outcome
+
+    @property
+    def waiting(self) -> frozenset[str]:
+        """The parties whose answer to the open step is still due."""
+        return self._asked - self._answers.keys() if self._step else frozenset()
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        """The parties whose vectors are in the sum; empty until MASKED is closed, and fixed from then on."""
+        return self._survivors
+
+    @property
+    def lost(self) -> Mapping[str, Loss]:
+        """The parties that dropped out, where, and why. One lost after MASKED was closed is in the sum all the same."""
+        return MappingProxyType(self._lost)
+
+    @property
+    def blamed(self) -> Mapping[str, Reason]:
+        """The parties that sent something wrong under their own signature."""
+        return MappingProxyType(self._blamed)
+
+    def open(self) -> dict[str, bytes]:
+        """The first question to each party."""
+        if self._step is not None or self._outcome is not None:
+            raise QuietsumError("this session was opened before; a retry is a new session, with a new Server")
+        self._begin(Step.ADVERTISE, self._cohort)
+        payload = messages.write_open(self.terms, self._cohort)
+        return self._ask(Step.OPEN, self._cohort, lambda _: payload)
+
+    def take(self, party: str, data: messages.Raw) -> Reason | None:
+        """Take an answer of ``party``. Returns None if it counts or is one that counts already, otherwise why not.
+
+        A refused message changes nothing: until the step is closed, a good one may still come.
+        """
+        try:
+            self._take(party, data)
+        except Refused as refusal:
+            if party in self.waiting:
+                self._refusals[party] = refusal.reason
+            return refusal.reason
+        return None
+
+    def advance(self) -> dict[str, bytes]:
+        """Close the open step and return the next questions; an empty mapping if the session ended by it."""
+        if self._outcome is not None:
+            return {}
+        if self._step is None:
+            raise QuietsumError("this session was not opened; call open() first")
+        step, here = self._step, tuple(sorted(self._answers))
+        for party in sorted(self.waiting):
+            self._lose(party, self._refusals.get(party, Reason.NO_ANSWER))
+        need = self.terms.parameters.threshold if step in (Step.AGREE, Step.UNMASK) else self.terms.need
+        if len(here) < need:
+            return self._finish(_END[step])
+        return {
+            Step.ADVERTISE: self._send_roster,
+            Step.SHARE: self._send_shares,
+            Step.MASKED: self._send_survivors,
+            Step.AGREE: self._send_agreed,
+            Step.UNMASK: self._reveal,
+        }[step](here)
+
+    def stop(self) -> None:
+        """End the session without a sum. Does nothing after its end."""
+        if self._outcome is None:
+            self._finish(Outcome.STOPPED)
+
+    def total(self) -> NDArray[np.uint32]:
+        """The sum of the survivors' vectors modulo 2³². Raises if the session has not ended well."""
+        if self._outcome is not Outcome.DONE or self._sum is None:
+            state = self._outcome.sentence if self._outcome else "the session is not over"
+            raise QuietsumError(f"secure aggregation has no sum: {state}")
+        return self._sum
+
+    # ---------------------------------------------------------------------------------------- taking answers
+
+    def _take(self, party: str, data: messages.Raw) -> None:
+        if party not in self._identities:
+            raise Refused(Reason.UNKNOWN_PARTY)
+        frame = messages.read(data, largest=max(messages.largest_payload(step, self.terms) for step in Step))
+        if frame.sender != party:
+            raise Refused(Reason.WRONG_SENDER)
+        if frame.receiver != SERVER:
+            raise Refused(Reason.WRONG_RECEIVER)
+        if not keys.signed_by(self._identities[party], frame.signature, frame.authentic_by):
+            raise Refused(Reason.BAD_SIGNATURE)
+        if frame.session != (self._opening if frame.step is Step.ADVERTISE else self._session):
+            raise Refused(Reason.WRONG_SESSION)
+        if (frame.step, frame.signature) in self._earlier:
+            return  # the same answer once more
+        if self._step is None:
+            raise Refused(Reason.ENDED if self._outcome else Reason.WRONG_STEP)
+        if frame.step is not self._step:
+            raise Refused(Reason.LATE if frame.step < self._step else Reason.WRONG_STEP)
+        if party not in self._asked:
+            raise Refused(Reason.LATE)
+        if party in self._answers:
+            self._blamed.setdefault(party, Reason.ALREADY_ANSWERED)
+            raise Refused(Reason.ALREADY_ANSWERED)
+        if len(frame.payload) > messages.largest_payload(frame.step, self.terms):
+            raise Refused(Reason.OVERSIZE)
+        {
+            Step.ADVERTISE: self._take_keys,
+            Step.SHARE: self._take_shares,
+            Step.MASKED: self._take_vector,
+            Step.AGREE: self._take_agreement,
+            Step.UNMASK: self._take_unmask,
+        }[frame.step](party, frame)
+        self._answers[party] = frame.signature
+        self._earlier.add((frame.step, frame.signature))
+
+    def _take_keys(self, party: str, frame: Frame) -> None:
+        offered = messages.read_keys(frame.payload)
+        taken = {key for each in self._roster.values() for key in (each.mask, each.channel)}
+        if offered.mask == offered.channel or not taken.isdisjoint((offered.mask, offered.channel)):
+            raise Refused(Reason.KEY_REPEATED)
+        trial = keys.Pair.fresh()
+        try:  # a key of low order would make every neighbour refuse the roster
+            trial.exchange(offered.mask), trial.exchange(offered.channel)
+        except InvalidParameter:
+            raise Refused(Reason.BAD_KEY) from None
+        self._roster[party] = dataclasses.replace(offered, signature=frame.signature)
+
+    def _take_shares(self, party: str, frame: Frame) -> None:
+        commit, sealed = messages.read_share(frame.payload, self._cohort)
+        if set(sealed) != {peer for peer in self._graph[party] if peer in self._roster}:
+            raise Refused(Reason.WRONG_RECIPIENTS)
+        self._commitments[party], self._sealed[party] = commit, sealed
+
+    def _take_vector(self, party: str, frame: Frame) -> None:
+        vector = messages.read_vector(frame.payload, self.terms.dimension)
+        if self._sum is None:
+            self._sum = np.zeros(self.terms.dimension, dtype=np.uint32)
+        np.add(self._sum, vector, out=self._sum)
+
+    def _take_agreement(self, party: str, frame: Frame) -> None:
+        if messages.read_members(frame.payload, self._cohort) != self._survivors:
+            raise Refused(Reason.OTHER_SURVIVORS)
+
+    def _take_unmask(self, party: str, frame: Frame) -> None:
+        shares = messages.read_unmask(frame.payload, self._cohort)
+        for peer, share in shares.items():
+            if peer not in self._sharing or party not in self._holders(peer):
+                raise Refused(Reason.WRONG_KIND)
+            if type(share) is not (SeedShare if peer in self._alive else KeyShare):
+                raise Refused(Reason.WRONG_KIND)
+        self._revealed[party] = shares
+
+    # ---------------------------------------------------------------------------------------- closing steps
+
+    def _send_roster(self, here: Sequence[str]) -> dict[str, bytes]:
+        committed = {name: (each.mask, each.channel) for name, each in self._roster.items()}
+        self._graph = graph.neighbours(self._cohort, self.terms.parameters, graph.seed_of(committed))
+        self._session = messages.session(self.terms, self._opening, self._roster)
+        self._begin(Step.SHARE, here)
+        payload = messages.write_roster(self._roster, self._cohort)
+        return self._ask(Step.ROSTER, here, lambda _: payload)
+
+    def _send_shares(self, here: Sequence[str]) -> dict[str, bytes]:
+        sharing = frozenset(here)
+        while short := [party for party in sorted(sharing) if not self._rebuildable(party, sharing)]:
+            for party in short:  # its secrets could not be rebuilt, so its vector is not asked for
+                self._lose(party, Reason.TOO_FEW_HOLDERS)
+            sharing = sharing.difference(short)
+        if len(sharing) < self.terms.need:
+            return self._finish(Outcome.TOO_FEW_SHARES)
+        self._sharing = tuple(sorted(sharing))
+        sealed, self._sealed = self._sealed, {}
+        self._begin(Step.MASKED, self._sharing)
+
+        def payload(party: str) -> bytes:
+            near = (peer for peer in self._graph[party] if peer in sharing)
+            return messages.write_shares(self._sharing, {peer: sealed[peer][party] for peer in near}, self._cohort)
+
+        return self._ask(Step.SHARES, self._sharing, payload)
+
+    def _send_survivors(self, here: Sequence[str]) -> dict[str, bytes]:
+        self._survivors, self._alive = tuple(here), frozenset(here)
+        if not all(self._rebuildable(party, here) for party in self._wanted()):
+            return self._finish(Outcome.TOO_FEW_INPUTS)
+        self._begin(Step.AGREE, here)
+        payload = messages.bitmap(here, self._cohort)
+        return self._ask(Step.SURVIVORS, here, lambda _: payload)
+
+    def _send_agreed(self, here: Sequence[str]) -> dict[str, bytes]:
+        if not all(self._rebuildable(party, here) for party in self._wanted()):
+            return self._finish(Outcome.TOO_FEW_SIGNATURES)
+        signatures = dict(self._answers)
+        self._begin(Step.UNMASK, here)
+
+        def payload(party: str) -> bytes:
+            near = {party, *self._graph[party]}
+            return messages.write_agreed(
+                {name: signature for name, signature in signatures.items() if name in near}, self._cohort
+            )
+
+        return self._ask(Step.AGREED, here, payload)
+
+    def _reveal(self, here: Sequence[str]) -> dict[str, bytes]:
+        """Rebuild every secret that is due, and subtract its masks. All or nothing."""
+        wanted = self._wanted()
+        if not all(len(self._shares_of(party)[0]) >= self.terms.parameters.threshold for party in wanted):
+            return self._finish(Outcome.TOO_FEW_UNMASKED)
+        secrets = self._rebuild(wanted)
+        if secrets is None or self._sum is None:
+            return self._finish(Outcome.WRONG_SHARES)
+        masks.add_all(self._sum, self._standing(secrets))
+        return self._finish(Outcome.DONE)
+
+    def _standing(self, secrets: Mapping[str, bytes]) -> Iterator[tuple[bytes, masks.Sign]]:
+        """The masks that still stand in the sum, with the sign that removes them."""
+        for party, secret in secrets.items():
+            if party in self._alive:
+                yield keys.derived(secret, session=self._session, role="self"), -1
+                continue
+            pair = keys.Pair.rebuilt(secret)
+            for peer in self._graph[party]:
+                if peer in self._alive:
+                    shared = keys.agreed(pair, self._roster[peer].mask, session=self._session, role="mask")
+                    yield shared, (-1 if sign_of(peer, party) == 1 else 1)
+
+    # ---------------------------------------------------------------------------------------- rebuilding secrets
+
+    def _wanted(self) -> tuple[str, ...]:
+        """Whose secret must be rebuilt: the seeds of survivors, and the keys of others that masked with a survivor."""
+        alive = self._alive
+        return tuple(party for party in self._sharing if party in alive or not alive.isdisjoint(self._graph[party]))
+
+    def _rebuild(self, wanted: Sequence[str]) -> dict[str, bytes] | None:
+        threshold = self.terms.parameters.threshold
+        groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
+        held = {party: self._shares_of(party) for party in wanted}
+        for party in wanted:
+            groups[held[party][0]].append(party)
+        secrets: dict[str, bytes] = {}
+        for points, parties in groups.items():
+            try:
+                found = shamir.rebuild_many(
+                    points, np.stack([held[party][1] for party in parties]), threshold=threshold
+                )
+                secrets |= {party: one for party, one in zip(parties, found, strict=True) if self._is_of(party, one)}
+            except shamir.Unfitting:
+                continue
+        for party in wanted:
+            if party not in secrets:
+                found_one = self._search(party, *held[party])
+                if found_one is None:
+                    return None
+                secrets[party] = found_one
+        return secrets
+
+    def _search(self, party: str, points: tuple[int, ...], shares: NDArray[np.uint32]) -> bytes | None:
+        """The committed secret of ``party``, from shares of which some are wrong; blames their senders."""
+        holders, threshold = self._holders(party), self.terms.parameters.threshold
+        order = sorted(range(len(points)), key=lambda at: holders[points[at] - 1] in self._blamed)
+        for chosen in itertools.islice(_choices(order, threshold), _TRIES):
+            rest = [at for at in order if at not in chosen]
+            sorted_points, sorted_shares = [points[at] for at in (*chosen, *rest)], shares[[*chosen, *rest]]
+            try:
+                secret = shamir.rebuild(sorted_points, sorted_shares, threshold=threshold)
+            except shamir.Unfitting:
+                continue
+            if self._is_of(party, secret):
+                for point in shamir.disagreeing(sorted_points, sorted_shares, threshold=threshold):
+                    self._blamed.setdefault(holders[point - 1], Reason.WRONG_SHARE)
+                return secret
+        return None
+
+    def _shares_of(self, party: str) -> tuple[tuple[int, ...], NDArray[np.uint32]]:
+        """The points and shares that were revealed of one party's secret."""
+        found = [
+            (point, self._revealed[holder][party].limbs)
+            for point, holder in enumerate(self._holders(party), start=1)
+            if party in self._revealed.get(holder, {})
+        ]
+        limbs = np.array([each for _, each in found], dtype=np.uint32).reshape(-1, shamir.LIMBS)
+        return tuple(point for point, _ in found), limbs
+
+    def _is_of(self, party: str, secret: bytes) -> bool:
+        if party in self._alive:
+            return messages.commitment(self._session, party, secret) == self._commitments[party]
+        return keys.Pair.rebuilt(secret).public == self._roster[party].mask
+
+    def _holders(self, party: str) -> tuple[str, ...]:
+        if party not in self._holding:
+            self._holding[party] = graph.holders(party, self._graph[party], self.terms.parameters)
+        return self._holding[party]
+
+    def _rebuildable(self, party: str, members: Collection[str]) -> bool:
+        return len(set(self._holders(party)).intersection(members)) >= self.terms.parameters.threshold
+
+    # ---------------------------------------------------------------------------------------- small things
+
+    def _begin(self, step: Step, asked: Collection[str]) -> None:
+        self._step, self._asked = step, frozenset(asked)
+        self._answers, self._refusals = {}, {}
+
+    def _lose(self, party: str, reason: Reason) -> None:
+        if self._step is not None:
+            self._lost.setdefault(party, Loss(step=self._step, reason=reason))
+
+    def _ask(self, step: Step, parties: Sequence[str], payload: Callable[[str], bytes]) -> dict[str, bytes]:
+        binding = self._opening if step in (Step.OPEN, Step.ROSTER) else self._session
+        return {
+            party: messages.write(
+                step, binding, sender=SERVER, receiver=party, payload=payload(party), identity=self._identity
+            )
+            for party in parties
+        }
+
+    def _finish(self, outcome: Outcome) -> dict[str, bytes]:
+        self._outcome, self._step = outcome, None
+        self._answers, self._sealed, self._revealed = {}, {}, {}
+        if outcome is not Outcome.DONE:
+            self._sum = None
+        return {}
+
+
+def _choices(order: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
+    """Sets of ``count`` shares: first those that leave out one, then two, and so on."""
+    return itertools.combinations(order, count)
