@@ -29,6 +29,7 @@ __all__ = [
     "CorruptState",
     "DataMissing",
     "DiscreteGaussian",
+    "DiscreteGaussianSum",
     "DiscreteLaplace",
     "Everyone",
     "ExactAccountant",
@@ -114,6 +115,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         ApproximateDP,
         Composed,
         DiscreteGaussian,
+        DiscreteGaussianSum,
         DiscreteLaplace,
         FixedSizeSampled,
         Gaussian,
@@ -157,8 +159,8 @@ else:
         "privacy.classical": "ClassicalAccountant",
         "privacy.concentrated": "ConcentratedAccountant",
         "privacy.events": (
-            "ApproximateDP Composed DiscreteGaussian DiscreteLaplace FixedSizeSampled Gaussian Group Laplace "
-            "OneInOneOut PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
+            "ApproximateDP Composed DiscreteGaussian DiscreteGaussianSum DiscreteLaplace FixedSizeSampled Gaussian "
+            "Group Laplace OneInOneOut PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
         ),
         "privacy.exact": "ExactAccountant",
         "privacy.filters": "RenyiFilter RenyiOdometer",

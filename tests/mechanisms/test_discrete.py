@@ -69,7 +69,7 @@ def test_large_tables_fit_too(rng: RandomSource, sigma: float) -> None:
     assert stats.kstest(draws * 0.95, "norm").pvalue < MISSES
 
 
-def table_distance(table: discrete._Table, law: Callable[[int], mp.mpf]) -> mp.mpf:
+def table_distance(table: discrete.Table, law: Callable[[int], mp.mpf]) -> mp.mpf:
     """The exact total variation distance between a table and a law."""
     cumulated = [0] + [(int(a) << 64) | int(b) for a, b in zip(table.first, table.rest, strict=True)]
     assert cumulated[-1] == 1 << 127
@@ -105,14 +105,14 @@ def test_weights_stay_within_their_error_bound() -> None:
         discrete._exponential(1 / discrete.Fraction(sigma) ** 2)))  # fmt: skip
     ideal = gaussian_weight(sigma)
     for k in range(0, len(weights), 37):
-        assert abs(weights[k] - ideal(k) * mp.mpf(2) ** discrete._BITS) <= 2 * (k + 1) ** 2
+        assert abs(weights[k] - ideal(k) * mp.mpf(2) ** discrete.BITS) <= 2 * (k + 1) ** 2
 
 
 @pytest.mark.parametrize("exponent", ["0", "1/7", "1", "1234/1000", "50", "399", "1/100000000000000000000"])
 def test_exponentials_against_mpmath(exponent: str) -> None:
     mp.mp.prec = 600
     value = discrete.Fraction(exponent)
-    ideal = mp.exp(-mp.mpf(value.numerator) / value.denominator) * mp.mpf(2) ** discrete._BITS
+    ideal = mp.exp(-mp.mpf(value.numerator) / value.denominator) * mp.mpf(2) ** discrete.BITS
     assert abs(discrete._exponential(value) - ideal) <= 2
 
 

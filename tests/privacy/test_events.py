@@ -33,6 +33,10 @@ GOLDEN: dict[str, tuple[ev.PrivacyEvent, str]] = {
         ev.DiscreteGaussian(sigma=4.0, sensitivity=2.5, dimension=7),
         '{"dimension": 7, "kind": "discrete-gaussian", "sensitivity": 2.5, "sigma": 4.0}',
     ),
+    "discrete-gaussian-sum": (
+        ev.DiscreteGaussianSum(sigma=4.0, shares=3, sensitivity=2.5, dimension=7),
+        '{"dimension": 7, "kind": "discrete-gaussian-sum", "sensitivity": 2.5, "shares": 3, "sigma": 4.0}',
+    ),
     "skellam": (
         ev.Skellam(variance=10.0, l1_sensitivity=3.0, l2_sensitivity=2.0),
         '{"kind": "skellam", "l1_sensitivity": 3.0, "l2_sensitivity": 2.0, "variance": 10.0}',
@@ -90,6 +94,10 @@ DOMAINS: dict[tuple[str, str], tuple[tuple[float, ...], str]] = {
     ("discrete-gaussian", "sigma"): (POSITIVE, "sigma"),
     ("discrete-gaussian", "sensitivity"): (POSITIVE, "sensitivity"),
     ("discrete-gaussian", "dimension"): (WHOLE_FROM_ONE, "dimension"),
+    ("discrete-gaussian-sum", "sigma"): (POSITIVE, "sigma"),
+    ("discrete-gaussian-sum", "shares"): (WHOLE_FROM_ONE, "shares"),
+    ("discrete-gaussian-sum", "sensitivity"): (POSITIVE, "sensitivity"),
+    ("discrete-gaussian-sum", "dimension"): (WHOLE_FROM_ONE, "dimension"),
     ("skellam", "variance"): (POSITIVE, "variance"),
     ("skellam", "l1_sensitivity"): (POSITIVE, "l1_sensitivity"),
     ("skellam", "l2_sensitivity"): ((*POSITIVE, 3.5), "l2_sensitivity"),
@@ -263,6 +271,7 @@ def mechanisms() -> st.SearchStrategy[ev.PrivacyEvent]:
         st.builds(ev.Laplace, noise_multiplier=positives()),
         st.builds(ev.DiscreteLaplace, scale=positives(), sensitivity=counts),
         st.builds(ev.DiscreteGaussian, sigma=positives(), sensitivity=positives(), dimension=counts),
+        st.builds(ev.DiscreteGaussianSum, sigma=positives(), shares=counts, sensitivity=positives(), dimension=counts),
         st.builds(
             ev.Skellam,
             variance=positives(),

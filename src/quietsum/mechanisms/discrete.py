@@ -33,12 +33,13 @@ from quietsum.errors import InvalidParameter, positive
 from quietsum.mechanisms.rng import RandomSource, Shape, dimensions
 from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace
 
-__all__ = ["LARGEST_LAPLACE_SCALE", "LARGEST_SIGMA", "DiscreteGaussianNoise", "DiscreteLaplaceNoise"]
+__all__ = ["BITS", "LARGEST_LAPLACE_SCALE", "LARGEST_SIGMA", "DiscreteGaussianNoise", "DiscreteLaplaceNoise", "Table"]
 
 LARGEST_SIGMA = 2.0**16
 LARGEST_LAPLACE_SCALE = 2.0**13
 
-_BITS = 192  # of a weight
+BITS = 192
+"""Of a weight: 2¹⁹² is the weight of zero."""
 _UNITS = 127  # of a cumulated probability: 63 for the first look, 64 for ties
 _PIECE = 1 << 15
 
@@ -72,6 +73,11 @@ class DiscreteGaussianNoise:
     def failure(self) -> float:
         """Total variation distance of one draw from the ideal law, to be charged to δ."""
         return _gaussian_table(self.sigma).failure
+
+    @property
+    def reach(self) -> int:
+        """The largest magnitude that is ever drawn."""
+        return _gaussian_table(self.sigma).reach
 
     def event(self, sensitivity: float) -> DiscreteGaussian:
         """The event of one integer that one unit moves by at most ``sensitivity``."""
@@ -116,16 +122,16 @@ class DiscreteLaplaceNoise:
 
 
 @functools.lru_cache(maxsize=8)
-def _gaussian_table(sigma: float) -> _Table:
+def _gaussian_table(sigma: float) -> Table:
     """Weights w_k = exp(−k²/2σ²): w_{k+1} = w_k r_k with r_0 = exp(−1/2σ²) and r_{k+1} = r_k exp(−1/σ²)."""
     variance = Fraction(sigma) ** 2
-    return _Table.of(_weights(_exponential(1 / (2 * variance)), _exponential(1 / variance)))
+    return Table.of(_weights(_exponential(1 / (2 * variance)), _exponential(1 / variance)))
 
 
 @functools.lru_cache(maxsize=8)
-def _laplace_table(scale: float) -> _Table:
+def _laplace_table(scale: float) -> Table:
     """Weights w_k = exp(−k/t): the ratio stays what it is."""
-    return _Table.of(_weights(_exponential(1 / Fraction(scale)), 1 << _BITS))
+    return Table.of(_weights(_exponential(1 / Fraction(scale)), 1 << BITS))
 
 
 def _weights(ratio: int, change: int) -> list[int]:
@@ -134,12 +140,12 @@ def _weights(ratio: int, change: int) -> list[int]:
     In units of 2⁻¹⁹²: the first ratio is off by at most 2, as is the change, and each product is cut by at most 1, so
     the k-th ratio is off by at most 3k + 2, and the k-th weight by at most 2 (k + 1)².
     """
-    weights, weight = [], 1 << _BITS
-    least = 1 << _BITS - 128
+    weights, weight = [], 1 << BITS
+    least = 1 << BITS - 128
     while weight >= least:
         weights.append(weight)
-        weight = weight * ratio >> _BITS
-        ratio = ratio * change >> _BITS
+        weight = weight * ratio >> BITS
+        ratio = ratio * change >> BITS
     weights.append(weight)  # the first one cut off, for the bound
     return weights
 
@@ -149,7 +155,7 @@ def _exponential(exponent: Fraction) -> int:
     if exponent > 400:
         return 0  # e^−400 is below 2^−577
     halvings = max(0, math.ceil(math.log2(max(float(exponent), 1e-300))) + 8)
-    bits = _BITS + 64 + halvings
+    bits = BITS + 64 + halvings
     small = (exponent.numerator << bits) // (exponent.denominator << halvings)
     term, total, n = 1 << bits, 0, 0
     while term:
@@ -158,12 +164,12 @@ def _exponential(exponent: Fraction) -> int:
         term = (term * small >> bits) // n
     for _ in range(halvings):
         total = total * total >> bits
-    return total >> bits - _BITS
+    return total >> bits - BITS
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Table:
+class Table:
     """Cumulated probabilities of |k| in units of 2⁻¹²⁷: ``first`` holds the upper 63 bits, ``rest`` the lower 64."""
 
     first: NDArray[np.uint64]
@@ -174,12 +180,12 @@ class _Table:
     failure: float
 
     @classmethod
-    def of(cls, weights: list[int]) -> _Table:
+    def of(cls, weights: list[int]) -> Table:
         """The table of |k| for a symmetric law with these weights, the last of which is the first one left out."""
         kept, beyond = weights[:-1], weights[-1]
         sums = list(accumulate(kept))
         total = 2 * sums[-1] - kept[0]  # both sides, zero once
-        shift = _BITS + 64
+        shift = BITS + 64
         inverse = (1 << shift + _UNITS) // total
         twice, zero = 2 * inverse, kept[0] * inverse
         parts = [value * twice - zero >> shift for value in sums]  # ⌊2^127 P(|k| ≤ …)⌋, within two units
@@ -192,9 +198,14 @@ class _Table:
             rest=rest,
             guide=guide,
             shift=shift,
-            at_zero=(1 << _BITS) / total,
+            at_zero=(1 << BITS) / total,
             failure=_distance(kept, beyond, total),
         )
+
+    @property
+    def reach(self) -> int:
+        """The largest magnitude that is ever drawn."""
+        return self.first.size - 1
 
     def sample(self, shape: Shape, rng: RandomSource) -> NDArray[np.int64]:
         """Independent draws with the table's law."""

@@ -23,6 +23,7 @@ from quietsum.privacy.envelopes import envelope_moments
 from quietsum.privacy.pairs import (
     ApproximatePair,
     DiscreteGaussianPair,
+    DiscreteGaussianSumPair,
     DiscreteLaplacePair,
     EnvelopePair,
     GaussianPair,
@@ -70,7 +71,8 @@ def require_rdp(pair: Pair) -> None:
     """Raise :class:`~quietsum.errors.UnsupportedEvent` when no Rényi curve is known for ``pair``."""
     atomic = (LaplacePair, DiscreteLaplacePair, DiscreteGaussianPair, ResponsePair, ApproximatePair)
     others = (
-        GaussianPair, MixturePair, OppositePair, EnvelopePair, VectorDiscreteGaussianPair, SkellamPair, ZcdpPair,
+        GaussianPair, MixturePair, OppositePair, EnvelopePair, VectorDiscreteGaussianPair, DiscreteGaussianSumPair,
+        SkellamPair, ZcdpPair,
     )  # fmt: skip
     inner = pair.base if isinstance(pair, SampledPair) else pair
     if not isinstance(inner, atomic if inner is not pair else atomic + others):
@@ -111,6 +113,8 @@ def _curve(pair: Pair, orders: tuple[float, ...]) -> Array:
             return np.asarray(alpha * rho)
         case LaplacePair(scale=scale):
             return _laplace(alpha, 1 / scale)
+        case DiscreteGaussianSumPair():
+            return _discrete_gaussian_sum(pair, alpha)
         case SkellamPair(variance=variance, l1=l1, l2=l2):
             whole = np.ceil(alpha)  # shown for integer orders; divergences grow with the order
             one, two = l1 / variance, l2 / variance
@@ -154,6 +158,29 @@ def _envelope(pair: EnvelopePair, orders: tuple[float, ...]) -> Array:
 
 def _line(alpha: Array, distance: float) -> Array:
     return np.asarray(alpha * (0.5 * distance * distance))
+
+
+def _discrete_gaussian_sum(pair: DiscreteGaussianSumPair, alpha: Array) -> Array:
+    """αΔ²/2nσ² + c d (2α − 1)/(α − 1): the discrete Gaussian of variance nσ², and how far the sum is from it.
+
+    By Poisson summation the weight of x in a sum of two discrete Gaussians of variances a and b is that of variance
+    a + b times 1 + 2 Σ_j e^{−2π²vj²} cos(…), v = ab/(a + b), up to a constant, so the two laws lie within a factor
+    e^{±2·artanh(2ρ)} of each other at every x, ρ = Σ_{j≥1} e^{−2π²vj²}. A factor at every point survives another sum.
+    Adding one share after the other (v = kσ²/(k + 1) for the k-th), the factors make e^{±c} a coordinate (the argument
+    of Kairouz, Liu, Steinke 2021, Theorem 5). With P ≤ e^{cd} P₀ and Q ≥ e^{−cd} Q₀,
+    E_Q[(P/Q)^α] = Σ P^α Q^{1−α} ≤ e^{cd(2α−1)} Σ P₀^α Q₀^{1−α}.
+    """
+    apart = 0.0
+    for k in range(1, min(pair.shares, 10_000)):
+        decay = math.exp(-2 * math.pi**2 * pair.sigma**2 * k / (k + 1))
+        twice = 2 * decay / -math.expm1(-2 * math.pi**2 * pair.sigma**2 * 3 * k / (k + 1))
+        if twice >= 1:
+            return np.full(alpha.shape, np.inf)
+        apart += 2 * math.atanh(twice)
+    apart *= max(1.0, (pair.shares - 1) / 9_999)  # later shares cost less each than the first ones on average
+    apart = (apart + 1e-300) * pair.dimension
+    distance = pair.shift / pair.sigma / math.sqrt(pair.shares)
+    return np.asarray((_line(alpha, distance) + apart * (2 * alpha - 1) / (alpha - 1)) * (1 + 1e-14))
 
 
 def _laplace(alpha: Array, reach: float) -> Array:

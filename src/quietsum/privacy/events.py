@@ -38,6 +38,7 @@ __all__ = [
     "ApproximateDP",
     "Composed",
     "DiscreteGaussian",
+    "DiscreteGaussianSum",
     "DiscreteLaplace",
     "FixedSizeSampled",
     "Gaussian",
@@ -148,6 +149,31 @@ class DiscreteGaussian(PrivacyEvent):
         _store(
             self,
             sigma=positive("sigma", self.sigma, _MORE_NOISE),
+            sensitivity=positive("sensitivity", self.sensitivity),
+            dimension=whole_number("dimension", self.dimension, 1),
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DiscreteGaussianSum(PrivacyEvent):
+    """The sum of ``shares`` independent discrete Gaussians of ``sigma`` each, on every of ``dimension`` coordinates.
+
+    What several parties add to one sum. Such a sum is no discrete Gaussian, but close to the one of variance
+    shares · sigma² (Kairouz, Liu, Steinke 2021, Theorem 5). One unit's integer vector has L2 norm ≤ sensitivity.
+    """
+
+    kind: ClassVar[str] = "discrete-gaussian-sum"
+    sigma: float
+    shares: int
+    sensitivity: float = 1.0
+    dimension: int = 1
+
+    def __post_init__(self) -> None:
+        _store(
+            self,
+            sigma=positive("sigma", self.sigma, _MORE_NOISE),
+            shares=whole_number("shares", self.shares, 1),
             sensitivity=positive("sensitivity", self.sensitivity),
             dimension=whole_number("dimension", self.dimension, 1),
         )
@@ -386,8 +412,8 @@ class OneInOneOut(PrivacyEvent):
 _KINDS: dict[str, type[Any]] = {
     cls.kind: cls
     for cls in (
-        Gaussian, Laplace, DiscreteLaplace, DiscreteGaussian, Skellam, RandomizedResponse, PureDP, ApproximateDP, Zcdp,
-        PoissonSampled, FixedSizeSampled, Shuffled, Repeated, Composed, Group, OneInOneOut,
+        Gaussian, Laplace, DiscreteLaplace, DiscreteGaussian, DiscreteGaussianSum, Skellam, RandomizedResponse, PureDP,
+        ApproximateDP, Zcdp, PoissonSampled, FixedSizeSampled, Shuffled, Repeated, Composed, Group, OneInOneOut,
     )
 }  # fmt: skip
 

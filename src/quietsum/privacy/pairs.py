@@ -38,6 +38,7 @@ from quietsum.privacy.units import Neighbours, PrivacyUnit
 __all__ = [
     "ApproximatePair",
     "DiscreteGaussianPair",
+    "DiscreteGaussianSumPair",
     "DiscreteLaplacePair",
     "EnvelopePair",
     "GaussianPair",
@@ -158,6 +159,20 @@ class VectorDiscreteGaussianPair(Pair):
 
     sigma: float
     shift: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class DiscreteGaussianSumPair(Pair):
+    """The sum of ``shares`` discrete Gaussians of ``sigma`` in each of ``dimension`` coordinates, shifted as above.
+
+    Only moments are known to be bounded (:func:`quietsum.privacy.curves.rdp_of` says how).
+    """
+
+    sigma: float
+    shares: int
+    shift: float
+    dimension: int
 
 
 @final
@@ -303,6 +318,10 @@ def _reduce(event: ev.PrivacyEvent, neighbours: Neighbours, size: int) -> list[t
             if dimension == 1 and sensitivity == int(sensitivity):
                 return [(DiscreteGaussianPair(sigma, int(sensitivity) * reach), 1)]
             return [(VectorDiscreteGaussianPair(sigma, sensitivity * reach), 1)]
+        case ev.DiscreteGaussianSum(sigma=sigma, shares=shares, sensitivity=sensitivity, dimension=dimension):
+            if shares == 1:
+                return [(VectorDiscreteGaussianPair(sigma, sensitivity * reach), 1)]
+            return [(DiscreteGaussianSumPair(sigma, shares, sensitivity * reach, dimension), 1)]
         case ev.Skellam(variance=variance, l1_sensitivity=l1, l2_sensitivity=l2):
             return [(SkellamPair(variance, l1 * reach, l2 * reach), 1)]
         case ev.RandomizedResponse(keep_probability=keep, categories=categories):
