@@ -205,3 +205,30 @@ def test_a_broken_ledger_is_the_trouble_of_the_whole_list(workspace: Path) -> No
         assert result.exit_code == 4, result.output
     with pytest.raises(LedgerBroken):
         Ledger.open(workspace / "ledger.db", read_only=True)
+
+
+def test_a_broken_ledger_hides_no_run_and_vouches_for_none(workspace: Path) -> None:
+    (workspace / "ledger.db").write_bytes(b"\xff" * 8192)
+    result = quietsum("runs")
+    assert result.exit_code == 4 and "error: " in result.stderr, result.output
+    assert all(f"{name} was begun" in result.stdout for name in ("first", "second")), result.output
+    assert "ε" not in result.stdout, result.output
+    result = quietsum("runs", "--json")
+    values = json.loads(result.stdout)
+    assert result.exit_code == 4 and values["runs"] == [] and "ledger" in values["ledger"], result.output
+
+
+def test_a_list_with_a_damaged_run_or_another_ledger_ends_with_4_after_the_list(workspace: Path) -> None:
+    (workspace / "runs" / "second" / "plan.toml").unlink()
+    for command in (("runs",), ("runs", "--json")):
+        result = quietsum(*command)
+        assert result.exit_code == 4 and "finished" in result.stdout and "is gone" in result.stdout, result.output
+    for path in workspace.glob("ledger.db*"):
+        path.unlink()
+    other = workspace.parent / "other"
+    other.mkdir()
+    Ledger.open(other / "ledger.db", create=True).close()
+    for path in other.glob("ledger.db*"):
+        path.rename(workspace / path.name)
+    result = quietsum("runs")
+    assert result.exit_code == 4 and "first is damaged" in result.stdout, result.output

@@ -10,7 +10,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import console, print_json, print_next
-from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
+from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
     from quietsum.runs.folder import RunFolder, Workspace
@@ -24,26 +24,33 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or
 
 
 def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> None:
-    """List the runs of a workspace."""
+    """List the runs of a workspace; exit code 4 where something in it is damaged."""
     from quietsum.runs.folder import Workspace
 
     place = Workspace.at(workspace)
     damaged, folders = place.damaged(), list(place.folders())
-    found = _listed(folders, place, damaged)
+    found, broken = _listed(folders, place, damaged)
     if as_json:
         listed = [{"run": run, "problem": problem} for run, problem in damaged]
-        print_json({"workspace": str(place.path), "runs": found, "damaged": listed})
-        return
-    for run, problem in damaged:
-        print(textwrap.fill(f"{run} is damaged: {problem}", 80))
-    if not found and damaged:
-        return
-    if not found:
-        print(f"no runs in {place.path} yet")
-        print_next(["new", "run.toml"])
-        return
-    _print_runs(found)
-    print_next(["show", found[-1]["run"], *_where(workspace)])
+        trouble = {} if broken is None else {"ledger": str(broken)}
+        print_json({"workspace": str(place.path), "runs": found, "damaged": listed, **trouble})
+    else:
+        for run, problem in damaged:
+            print(textwrap.fill(f"{run} is damaged: {problem}", 80))
+        if found:
+            _print_runs(found)
+        if broken is not None:
+            said = {run for run, _ in damaged} | {row["run"] for row in found}
+            _print_unpriced([folder for folder in folders if folder.run not in said])
+        elif found:
+            print_next(["show", found[-1]["run"], *_where(workspace)])
+        elif not damaged:
+            print(f"no runs in {place.path} yet")
+            print_next(["new", "run.toml"])
+    if broken is not None:
+        raise broken
+    if damaged:
+        raise typer.Exit(CorruptState.exit_code)
 
 
 def show(
@@ -101,7 +108,7 @@ def compare(
     folders = [place.find(name) for name in (first, *others)]
     if len({folder.run for folder in folders}) < len(folders):
         raise InvalidParameter("run", first, "is named twice", "name different runs")
-    found = _listed(folders, place)
+    found, _ = _listed(folders, place)
     plans = [dict(_flat(folder.plan().to_dict())) for folder in folders]
     keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
     if as_json:
@@ -128,28 +135,40 @@ def _where(workspace: str | None) -> Sequence[str]:
 
 def _listed(
     folders: Sequence[RunFolder], place: Workspace, damaged: list[tuple[str, str]] | None = None
-) -> list[dict[str, Any]]:
-    """A few words on each run. The ledger is opened once, for reading; its own trouble is that of the whole command.
+) -> tuple[list[dict[str, Any]], LedgerBroken | None]:
+    """A few words on each run, and what is wrong with the ledger, which is opened once, for reading.
 
-    Runs that cannot be read are added to ``damaged``; without it, the first one is the error.
+    Runs that cannot be read are added to ``damaged``; without it, the first trouble is the error.
     """
     from quietsum import report
-    from quietsum.ledger import Ledger
+    from quietsum.ledger import Ledger, StoreFailed
 
+    found: list[dict[str, Any]] = []
     if not folders:
-        return []
-    found = []
-    with Ledger.open(place.ledger, read_only=True) as ledger:
-        for folder in folders:
-            try:
-                found.append(report.listed(folder, place, ledger))
-            except LedgerBroken:
-                raise
-            except QuietsumError as error:
-                if damaged is None:
+        return found, None
+    try:
+        with Ledger.open(place.ledger, read_only=True) as ledger:
+            for folder in folders:
+                try:
+                    found.append(report.listed(folder, place, ledger))
+                except (LedgerBroken, StoreFailed):
                     raise
-                damaged.append((folder.run, str(error)))
-    return found
+                except QuietsumError as error:
+                    if damaged is None:
+                        raise
+                    damaged.append((folder.run, str(error)))
+    except LedgerBroken as error:
+        if damaged is None:
+            raise
+        return found, error
+    return found, None
+
+
+def _print_unpriced(folders: Sequence[RunFolder]) -> None:
+    """The runs that a broken ledger cannot vouch for: that they are there, and nothing of what they cost."""
+    for folder in folders:
+        text = f"{folder.run} was begun {folder.created}; what it cost is not known, the ledger is broken"
+        print(textwrap.fill(text, 80))
 
 
 def _print_runs(found: Sequence[dict[str, Any]]) -> None:
