@@ -79,3 +79,14 @@ def test_what_the_system_refuses_may_pass_or_not(number: int, code: int, monkeyp
 
     monkeypatch.setattr("quietsum.party.policy_file.load_policy", refuse)
     assert os.strerror(number) in quietsum("party", "check", "policy.toml", code=code).stderr
+
+
+def test_a_ledger_on_a_server_that_is_away_ends_with_1(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books" / "ledger.db.url").write_text(f"postgresql://ward@/books?host={tmp_path}\n")
+    result = quietsum(
+        "ledger", "raise", "--workspace", str(tmp_path / "books"), "--party", "Basel", "--dataset", "rows",
+        "--epsilon", "2", "--delta", "1e-6", "--reason", "a test", code=1,
+    )  # fmt: skip
+    assert "does not answer" in result.stderr and "Traceback" not in result.output

@@ -20,7 +20,7 @@ from ledger.postgres import Wire, server
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.address import Address
 from quietsum.ledger.postgres import OutcomeUnknown, PostgresStore, read_address
-from quietsum.ledger.store import Row, StoreFailed
+from quietsum.ledger.store import Row, StoreFailed, StoreMustWait
 
 
 def row(sequence: int) -> Row:
@@ -113,6 +113,27 @@ def test_without_psycopg_one_learns_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_a_server_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StoreFailed, match="does not answer"):
         PostgresStore(f"postgresql://ward@/books?host={tmp_path}")
+
+
+def test_a_server_that_is_full_or_away_may_be_well_later_and_one_that_says_no_is_a_mistake(tmp_path: Path) -> None:
+    store, address = filled()
+    schema = schema_of(address)
+    server().sql(
+        f"CREATE FUNCTION {schema}.full() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$",
+        f"CREATE TRIGGER no_room BEFORE INSERT ON {schema}.entries EXECUTE FUNCTION {schema}.full()",
+    )
+    with pytest.raises(StoreMustWait, match="make room there") as full:
+        write(store, 2)
+    store.close()
+    with pytest.raises(StoreMustWait, match="does not answer") as away:
+        PostgresStore(f"postgresql://ward@/books?host={tmp_path}")
+    with pytest.raises(StoreFailed, match="does not let this side in") as shut:
+        PostgresStore(address.replace("postgres@", "nobody-we-know@"))
+    with pytest.raises(StoreFailed, match="does not let this side in"):
+        PostgresStore(address.replace("/postgres?", "/no-such-books?"))
+    assert [found.value.exit_code for found in (full, away, shut)] == [1, 1, 2]
+    assert OutcomeUnknown.exit_code == 1
 
 
 # ---------------------------------------------------------------------------------- whose schema is this

@@ -7,13 +7,16 @@ statement or what was sent with it.
 from __future__ import annotations
 
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger.store import StoreFailed
+from quietsum.ledger.store import StoreFailed, StoreMustWait
 
 __all__ = ["lesson_of", "words_of"]
 
 RESTORE_DATABASE = (
     "restore the database from a backup; never begin a new ledger for the same data, it would forget what was spent"
 )
+
+_SHUT = ("authentication failed", "no password supplied", "pg_hba.conf", "does not exist", "permission denied")
+"""What a server says that runs and takes others; libpq gives no SQLSTATE while it connects."""
 
 
 def words_of(error: BaseException) -> str:
@@ -33,16 +36,16 @@ def lesson_of(error: Exception, name: str, *, operational: bool) -> QuietsumErro
     if state in ("42P01", "3F000", "42703"):
         return LedgerBroken(f"in {name} has lost its tables ({text})", remedy=RESTORE_DATABASE)
     if state == "55P03":
-        return StoreFailed(
+        return StoreMustWait(
             f"another coordinator has been writing to {name} for too long ({text}); nothing was recorded: "
             "wait for it, or find out why it hangs, and try again"
         )
     if state in ("40001", "40P01", "23505"):
-        return StoreFailed(
+        return StoreMustWait(
             f"somebody wrote to {name} without waiting for their turn ({text}); nothing was recorded: try again"
         )
-    if state in ("53100", "53200", "58030"):
-        return StoreFailed(
+    if state in ("53100", "53200", "58030"):  # disk full, out of memory, input or output failed
+        return StoreMustWait(
             f"the server took no more for {name} ({text}); nothing was recorded, so nothing may be sent: "
             "make room there and run the same command again"
         )
@@ -57,9 +60,14 @@ def lesson_of(error: Exception, name: str, *, operational: bool) -> QuietsumErro
             "sent: see that the server has ssl = on, that sslrootcert=… in the address is the authority which signed "
             "its certificate, and that the address calls it by a name in there"
         )
-    if operational:
+    if state[:2] in ("28", "3D") or (operational and any(word in text for word in _SHUT)):
         return StoreFailed(
+            f"{name} does not let this side in ({text}); nothing was recorded, so nothing may be sent: mend the user, "
+            "the database or the password, or the server's pg_hba.conf"
+        )
+    if operational:
+        return StoreMustWait(
             f"{name} does not answer, or ended the connection ({text}); nothing was recorded, so nothing may be sent: "
-            "see that the server runs and lets you in, and run the same command again"
+            "see that the server runs and can be reached, and run the same command again"
         )
     return StoreFailed(f"{name} refused to work ({text}); nothing was recorded")

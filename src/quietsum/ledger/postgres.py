@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, final
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.address import Address, take_schema, unreadable
 from quietsum.ledger.answers import lesson_of, words_of
-from quietsum.ledger.store import LONGEST, Row, StoreFailed, read_row
+from quietsum.ledger.store import LONGEST, Row, StoreFailed, StoreMustWait, read_row
 from quietsum.ledger.tables import GUARDS, check_tables, make_tables, tables_in
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OLDEST = 140000  # as server_version_num has it
 _COLUMNS = "sequence, kind, time, body, previous, hash, signature"
 
 
-class OutcomeUnknown(StoreFailed):
+class OutcomeUnknown(StoreMustWait):
     """The connection broke during COMMIT and the server did not come back. The entry counts if it is there."""
 
 

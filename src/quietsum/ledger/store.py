@@ -76,7 +76,7 @@ class NoLedger(QuietsumError):
 
 
 class StoreMustWait(StoreFailed):
-    """A full disk, or another writer that does not end: the same may work later."""
+    """A full disk, another writer that does not end, a server that does not answer: the same may work later."""
 
     exit_code = 1
 
