@@ -20,6 +20,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is remembered in the home of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        patch.delenv("QUIETSUM_LEDGER_URL", raising=False)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def log_is_heard() -> Iterator[None]:
     """Each test finds the logger as a fresh process has it, whatever ran before in this one."""

@@ -31,6 +31,7 @@ __all__ = [
     "check_room",
     "drafted",
     "no_room",
+    "read_file",
     "rename",
     "sync_folder",
     "write_atomically",
@@ -61,6 +62,22 @@ def why(error: OSError) -> str:
     """The system's reason in words."""
     reason = error.strerror or str(error)
     return f"the disk is full ({reason})" if error.errno in (errno.ENOSPC, errno.EDQUOT) else reason
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """What is in a plain file of at most ``limit`` bytes; OSError for any other.
+
+    For files whose names others choose: a pipe or a device under such a name would hold whoever reads it for ever, or
+    fill the memory.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is no plain file", str(path))
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EINVAL, f"is larger than {limit:,} bytes", str(path))
+    return content
 
 
 def write_atomically(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,27 @@ def test_on_read_only_media_a_ledger_with_its_log_is_read_whole(
     assert files(copy) == before
     with Ledger.open(copy / "ledger.db", read_only=True) as ledger:
         assert ledger.head.sequence == last
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_who_only_looks_calls_no_server_because_a_file_says_so(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    pytest.importorskip("psycopg")
+    for path in workspace.glob("ledger.db*"):
+        path.unlink()
+    with socket.create_server(("127.0.0.1", 0)) as ear:
+        ear.settimeout(0)
+        address = f"postgresql://ward@127.0.0.1:{ear.getsockname()[1]}/books?connect_timeout=2"
+        (workspace / "ledger.db.url").write_text(address + "\n")
+        result = quietsum(*command)
+        assert result.exit_code == 2 and "export QUIETSUM_LEDGER_URL=" in result.stderr, result.output
+        with pytest.raises(BlockingIOError):
+            ear.accept()
+        if command == ("runs",):  # who says so is let through
+            monkeypatch.setenv("QUIETSUM_LEDGER_URL", address)
+            assert quietsum(*command).exit_code == 1
+            ear.accept()[0].close()
 
 
 def test_a_listed_run_is_what_its_report_says_and_is_not_priced_anew(

@@ -19,7 +19,7 @@ from ledger.build import open_run, play, reserve, sample, tamper
 from ledger.postgres import server
 from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger import Ledger
+from quietsum.ledger import Ledger, vouched
 from quietsum.ledger.export import verify_export
 from quietsum.ledger.keys import key_path
 from quietsum.ledger.marks import mark_path
@@ -165,6 +165,60 @@ def test_an_address_that_is_none_is_a_lesson(tmp_path: Path, text: str) -> None:
     with pytest.raises(QuietsumError) as caught:
         open_store(tmp_path / "ledger.db")
     assert "hush" not in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------ who may be called
+
+
+def test_who_has_written_to_a_server_may_look_there_and_an_auditor_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path, address = moved(tmp_path / "books")
+    Ledger.open(path, read_only=True).close()
+    assert stat.S_IMODE((tmp_path / "state" / "quietsum" / "ledgers").stat().st_mode) == 0o600
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))  # an auditor, who never wrote
+    for look in (lambda: Ledger.open(path, read_only=True), lambda: verify_file(path)):
+        with pytest.raises(QuietsumError, match=r"nobody has been called.*QUIETSUM_LEDGER_URL"):
+            look()
+    monkeypatch.setenv("QUIETSUM_LEDGER_URL", address.replace("postgres@", "somebody@"))
+    with pytest.raises(QuietsumError, match="nobody has been called"):
+        verify_file(path)
+    monkeypatch.setenv("QUIETSUM_LEDGER_URL", address)
+    assert verify_file(path).entries == 16
+    monkeypatch.delenv("QUIETSUM_LEDGER_URL")
+    Ledger.open(path).close()  # a command that writes is told where to spend from
+    Ledger.open(path, read_only=True).close()
+
+
+@pytest.mark.parametrize("state", ["file", "pipe", "none"])
+def test_where_nothing_can_be_remembered_a_writer_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    if state == "file":
+        (tmp_path / "state").write_text("")
+    elif state == "pipe":
+        (tmp_path / "state" / "quietsum").mkdir(parents=True)
+        os.mkfifo(tmp_path / "state" / "quietsum" / "ledgers")
+    else:
+        monkeypatch.setattr(vouched, "_path", lambda: None)
+    path, _ = moved(tmp_path / "books")
+    Ledger.open(path).close()
+
+
+def test_an_address_in_a_pipe_or_a_device_holds_nobody(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ledger.db.url")
+    with pytest.raises(QuietsumError, match="is no plain file"):
+        open_store(tmp_path / "ledger.db")
+    (tmp_path / "ledger.db.url").unlink()
+    (tmp_path / "ledger.db.url").symlink_to("/dev/zero")
+    with pytest.raises(QuietsumError, match="is no plain file"):
+        open_store(tmp_path / "ledger.db")
+    (tmp_path / "ledger.db.url").unlink()
+    (tmp_path / "ledger.db.url").write_text("x" * 70_000)
+    with pytest.raises(QuietsumError, match="is larger than"):
+        open_store(tmp_path / "ledger.db")
 
 
 # ---------------------------------------------------------------------------------------- a second coordinator

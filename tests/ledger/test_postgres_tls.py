@@ -132,6 +132,7 @@ def test_a_server_that_cannot_prove_itself_is_one_sentence_and_exit_code_2(
     assert "change sslmode" not in str(caught.value), "no advice to check less"
     Path("books").mkdir()
     Path("books/ledger.db.url").write_text(address, encoding="utf-8")
+    monkeypatch.setenv("QUIETSUM_LEDGER_URL", address)
     answer = CliRunner().invoke(app, ["ledger", "show", "--workspace", "books"])
     assert answer.exit_code == 2 and "nothing was recorded" in " ".join(answer.output.split())
     assert "hush" not in answer.output and "Traceback" not in answer.output

@@ -8,7 +8,7 @@ import logging
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -194,15 +194,18 @@ def test_on_a_full_disk_a_run_ends_with_1_and_has_all_its_rounds_once_there_is_r
 @pytest.mark.parametrize("name", ["plan.toml", "ledger.db.url"])
 def test_a_file_that_cannot_be_read_now_is_trouble_that_may_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert quietsum("run", "run.toml", "--name", "run").exit_code == 0
-    honest = io.open
 
-    def opened(path: Any, *given: Any, **more: Any) -> Any:
-        if str(path).endswith(name):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-        return honest(path, *given, **more)
+    def failing(honest: Callable[..., Any]) -> Callable[..., Any]:
+        def opened(path: Any, *given: Any, **more: Any) -> Any:
+            if str(path).endswith(name):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return honest(path, *given, **more)
+
+        return opened
 
     with monkeypatch.context() as patch:
-        patch.setattr(io, "open", opened)
+        for module in (io, os):
+            patch.setattr(module, "open", failing(module.open))
         refused = quietsum("run", "--resume", "run")
     assert refused.exit_code == 1 and name in refused.stderr, refused.output
     assert quietsum("run", "--resume", "run").exit_code == 0

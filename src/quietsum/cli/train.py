@@ -219,11 +219,13 @@ def _forget(place: Workspace, run: str) -> None:
 
 def _check_ledger(place: Workspace) -> None:
     """A ledger that was rolled back behind the workspace's federated runs pays for nothing."""
-    if place.has_runs() and place.ledger.is_file():
+    from quietsum.ledger.places import exists
+
+    if place.has_runs() and exists(place.ledger):
         from quietsum.ledger import Ledger
         from quietsum.runs.run import check_anchors
 
-        with Ledger.open(place.ledger, read_only=True) as ledger:
+        with Ledger.open(place.ledger, read_only=True, trusted=True) as ledger:
             check_anchors(ledger, place)
 
 
@@ -242,10 +244,11 @@ def _saved(place: Workspace, run: str) -> dict[str, Any]:
 def _opened(place: Workspace) -> list[str]:
     """The runs with options that the ledger knows: a run that was refused has nothing to go on with."""
     from quietsum.ledger import Ledger
+    from quietsum.ledger.places import exists
 
-    if not place.ledger.is_file():
+    if not exists(place.ledger):
         return []
-    with Ledger.open(place.ledger, read_only=True) as ledger:
+    with Ledger.open(place.ledger, read_only=True, trusted=True) as ledger:
         runs = {summary.run for summary in ledger.runs()}
     return sorted(
         path.parent.name for path in (place.path / "training").glob("*/options.json") if path.parent.name in runs

@@ -74,12 +74,12 @@ class Journal:
     # --------------------------------------------------------------------------------------- opening
 
     @classmethod
-    def open(cls, path: Path, *, create: bool, read_only: bool, clock: Clock) -> Self:
+    def open(cls, path: Path, *, create: bool, read_only: bool, clock: Clock, trusted: bool = False) -> Self:
         """The ledger in a SQLite file, or where the file beside it points, with its key here."""
         mark, create = Mark(path), create and not read_only
         if create and not places.exists(path):
             require_nothing_left(path)
-        store = places.open_store(path, create=create, read_only=read_only)
+        store = places.open_store(path, create=create, read_only=read_only, trusted=trusted)
         try:
             if create and store.head() is None:
                 if not path.exists():  # a server's tables that are empty, with a key that says they were not

@@ -75,15 +75,17 @@ class Ledger(LedgerReading):
         *,
         create: bool = False,
         read_only: bool = False,
+        trusted: bool = False,
         clock: Clock = system_clock,
     ) -> Self:
         """The ledger in the SQLite file ``path``, with its key beside it in ``<path>.key``.
 
         ``create`` makes file and key where there is neither; a key without its ledger is refused, since a ledger that
         began again would forget what was spent. ``read_only`` needs no key. Where ``<path>.head`` remembers a head,
-        the ledger must contain it (:mod:`quietsum.ledger.marks`).
+        the ledger must contain it (:mod:`quietsum.ledger.marks`). Whoever only reads calls the server that a file
+        beside it names if the user said so (:mod:`quietsum.ledger.vouched`), or if ``trusted``.
         """
-        return cls(Journal.open(Path(path), create=create, read_only=read_only, clock=clock))
+        return cls(Journal.open(Path(path), create=create, read_only=read_only, clock=clock, trusted=trusted))
 
     @classmethod
     def begin(cls, store: LedgerStore, key: SigningKey, *, clock: Clock = system_clock) -> Self:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from quietsum.errors import LedgerBroken, QuietsumError, may_pass
-from quietsum.files import PRIVATE, DiskFull, NoRoom, write_atomically
+from quietsum.files import PRIVATE, DiskFull, NoRoom, read_file, write_atomically
 from quietsum.ledger.remains import absent, require_nothing_left
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.ledger.store import LedgerStore, NoLedger, StoreFailed, StoreMustWait
+from quietsum.ledger.vouched import remember, require_vouched
 
 __all__ = [
     "exists",
@@ -27,6 +28,8 @@ __all__ = [
     "write_durably",
     "write_url",
 ]
+
+LONGEST_URL = 1 << 16
 
 
 def url_path(ledger: Path) -> Path:
@@ -53,24 +56,28 @@ def _never_begun(ledger: Path) -> bool:
     return ledger.is_file() and not ledger.stat().st_size and not any(path.exists() for path in beside)
 
 
-def open_store(ledger: Path, *, create: bool = False, read_only: bool = False) -> LedgerStore:
+def open_store(ledger: Path, *, create: bool = False, read_only: bool = False, trusted: bool = False) -> LedgerStore:
     """The store of the ledger at this place. Guarantees: where two could be meant, none is opened.
+
+    Who only reads calls a server if the user said so (:mod:`quietsum.ledger.vouched`), or if ``trusted``: by a command
+    that goes on to write.
 
     Without ``create`` it has an entry: one that was lost is :class:`~quietsum.errors.LedgerBroken`, one that was never
     begun :class:`~quietsum.ledger.store.NoLedger`.
     """
-    store = _open(ledger, read_url(ledger), create, read_only)
+    url = read_url(ledger)
+    store = _open(ledger, url, create, read_only, trusted)
     if not create:
         try:
             if next(store.rows(), None) is None:  # not the head: the first entry that cannot be read is named
-                raise absent(ledger, str(ledger if read_url(ledger) is None else url_path(ledger)))
+                raise absent(ledger, str(ledger if url is None else url_path(ledger)))
         except BaseException:
             store.close()
             raise
     return store
 
 
-def _open(ledger: Path, url: str | None, create: bool, read_only: bool) -> LedgerStore:
+def _open(ledger: Path, url: str | None, create: bool, read_only: bool, trusted: bool) -> LedgerStore:
     if url is None:
         if moved_path(ledger).exists() and not ledger.exists():
             raise LedgerBroken(
@@ -83,13 +90,18 @@ def _open(ledger: Path, url: str | None, create: bool, read_only: bool) -> Ledge
             f"is there twice: {ledger} and {url_path(ledger)}. A move was interrupted, or one of them is a stray",
             remedy="run the same `quietsum ledger move` again, which ends it; nothing is written until then",
         )
-    from quietsum.ledger.postgres import PostgresStore
+    from quietsum.ledger.postgres import PostgresStore, read_address
 
+    if read_only and not trusted:
+        require_vouched(url, place=read_address(url).name, file=url_path(ledger))
     try:
-        return PostgresStore(url, create=create, read_only=read_only)
+        store = PostgresStore(url, create=create, read_only=read_only)
     except NoLedger:
         require_nothing_left(ledger)
         raise
+    if not read_only:
+        remember(url)
+    return store
 
 
 @runtime_checkable
@@ -128,21 +140,23 @@ def read_url(ledger: Path) -> str | None:
     """The address in ``ledger.db.url``; None where there is no such file."""
     path = url_path(ledger)
     try:
-        text = path.read_text(encoding="utf-8").strip()
+        text = read_file(path, LONGEST_URL).decode().strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and may_pass(error):
             raise StoreMustWait(f"{path} cannot be read now ({error.strerror}); try again") from None
-        raise QuietsumError(f"{path} cannot be read ({type(error).__name__}); check its owner and contents") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        raise QuietsumError(f"{path} cannot be read ({why}); check its owner and contents") from None
     if not text:
         raise QuietsumError(f"{path} is empty; write the address of the ledger's database into it, in one line")
     return text
 
 
 def write_url(ledger: Path, address: str) -> None:
-    """Point ``ledger.db.url`` at a server."""
+    """Point ``ledger.db.url`` at a server; whoever does so vouches for it."""
     write_durably(url_path(ledger), address.strip())
+    remember(address.strip())
 
 
 def write_durably(path: Path, line: str) -> None:
