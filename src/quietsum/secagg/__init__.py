@@ -2,8 +2,9 @@
 
 The building blocks, each usable alone: :mod:`~quietsum.secagg.parameters` (how many neighbours and shares),
 :mod:`~quietsum.secagg.graph` (who masks with whom), :mod:`~quietsum.secagg.keys`, :mod:`~quietsum.secagg.shamir` over
-:mod:`~quietsum.secagg.field`, and :mod:`~quietsum.secagg.masks`. On them stands the protocol, as two machines that take
-and return bytes: :class:`~quietsum.secagg.party.Party` and :class:`~quietsum.secagg.server.Server`, with their
+:mod:`~quietsum.secagg.field`, :mod:`~quietsum.secagg.masks`, and :mod:`~quietsum.secagg.layout` (named parts on integer
+grids, with a proof that no sum wraps around). On them stands the protocol, as two machines that take and return bytes:
+:class:`~quietsum.secagg.party.Party` and :class:`~quietsum.secagg.server.Server`, with their
 :mod:`~quietsum.secagg.messages` and :mod:`~quietsum.secagg.outcomes`. Nothing here talks to a network or a disk, but
 for an identity's file.
 """
@@ -11,6 +12,7 @@ for an identity's file.
 from __future__ import annotations
 
 from quietsum.secagg.keys import Identity, Pair
+from quietsum.secagg.layout import Layout, NamedVector
 from quietsum.secagg.messages import Step, Terms
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.parameters import Adversary, Parameters, choose
@@ -20,7 +22,9 @@ from quietsum.secagg.server import Loss, Server
 __all__ = [
     "Adversary",
     "Identity",
+    "Layout",
     "Loss",
+    "NamedVector",
     "Outcome",
     "Pair",
     "Parameters",
