@@ -106,9 +106,17 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "may publish one record in full",
     ),
     "δ of 1/N per client": (refused(privacy=both(delta=0.25)), "may give one client away in full"),
-    "distributed noise without a floor for drop-outs": (  # it comes with secure aggregation, and so does its refusal
-        refused(aggregation=AggregationPlan(secure=True)),
-        "secure aggregation is not in this version yet",
+    "secure aggregation with fewer than three honest parties": (
+        refused(SITES, aggregation=AggregationPlan(secure=True, colluders=2)),
+        "fewer than three honest parties hide nobody",
+    ),
+    "distributed noise without a floor for drop-outs": (
+        refused(
+            privacy=PrivacyPlan(record=dataclasses.replace(RECORD, noise_at="distributed")),
+            aggregation=AggregationPlan(secure=True),
+            training=TrainingPlan(sample_rate=0.1, local_steps=1),
+        ),
+        "parties that drop out take their noise along",
     ),
     "BatchNorm under record-level privacy": (mixing_model, "BatchNorm"),
     "Laplace noise with an L2 clip": (laplace_with_another_clip, "Laplace noise is scaled by the L1 norm"),

@@ -16,6 +16,7 @@ from quietsum.plan import (
     ClientPlan,
     FederationPlan,
     LifetimePlan,
+    OptimizerPlan,
     PartyFacts,
     PersonPlan,
     Plan,
@@ -62,6 +63,28 @@ def held(name: str, dataset: str) -> PartyFacts:
 
 
 CLIENTS = client(epsilon=8, delta=0.01)
+BANKS = tuple(PartyFacts(name=f"bank-{at}", dataset=f"cards-{at}", size=200 + 75 * at) for at in range(5))
+EVEN = tuple(dataclasses.replace(bank, size=400) for bank in BANKS)
+RECORDS = RecordPlan(epsilon=1, delta=1e-4, noise_at="distributed")
+SHARED = PrivacyPlan(record=RECORDS)
+IN_SHARES = ClientPlan(epsilon=8, delta=0.01, noise_at="distributed")
+ONE_STEP = TrainingPlan(sample_rate=0.1, local_steps=1)
+
+
+def secure(privacy: PrivacyPlan | None = None, drawn: SamplingPlan | None = None, **keys: Any) -> Plan:
+    """A plan with secure aggregation."""
+    return plan(
+        privacy=privacy or PrivacyPlan(record=PROMISE),
+        aggregation=AggregationPlan(secure=True, **keys),
+        federation=FederationPlan(sampling=drawn or SamplingPlan()),
+        training=ONE_STEP,
+    )
+
+
+def shared(training: TrainingPlan = ONE_STEP) -> Plan:
+    """A good plan with records' noise in shares."""
+    return dataclasses.replace(secure(privacy=SHARED, drop_outs=0.2), training=training)
+
 
 Case = tuple[Plan, Sequence[PartyFacts], str]
 
@@ -339,9 +362,6 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
             (record(epsilon=1, delta=1e-4, lifetime=LifetimePlan(epsilon=1, delta=1e-4)), SITES),
         ),
     ],
-    "secure-aggregation": [
-        ((plan(aggregation=AggregationPlan(secure=True)), SITES, "not in this version yet"), (plan(), SITES)),
-    ],
     "secure-with-individuals": [
         (
             (plan(aggregation=AggregationPlan(secure=True, rule=rule)), SITES, "no single updates to judge"),
@@ -353,6 +373,129 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         (
             (plan(aggregation=AggregationPlan(secure=True)), SITES[:2], "with 2 parties"),
             (plan(aggregation=AggregationPlan(secure=True)), SITES),
+        ),
+    ],
+    "secure-unasked": [
+        (
+            (
+                plan(aggregation=AggregationPlan(threshold=3, drop_outs=0.1)),
+                BANKS,
+                "threshold and aggregation.drop_outs",
+            ),
+            (secure(threshold=3), BANKS),
+        ),
+        ((plan(aggregation=AggregationPlan(colluders=2)), BANKS, "colluders without"), (plan(), BANKS)),
+    ],
+    "too-few-honest": [
+        ((secure(), SITES, "3 parties of which 1 may collude"), (secure(), BANKS[:4])),
+        ((secure(colluders=3), BANKS, "5 parties of which 3 may collude"), (secure(colluders=2), BANKS)),
+    ],
+    "floor-too-low": [
+        ((secure(drop_outs=0.6), BANKS, "leaves a sum of 1 honest"), (secure(drop_outs=0.4), BANKS)),
+        ((secure(drop_outs=0.4, colluders=2), BANKS, "sum of 1 honest"), (secure(drop_outs=0.2, colluders=2), BANKS)),
+        ((secure(threshold=2), BANKS, "3 may be lost"), (secure(threshold=3), BANKS)),
+    ],
+    "threshold-too-low": [
+        ((secure(threshold=1), BANKS, "threshold = 1 with 1 that may collude"), (secure(threshold=3), BANKS)),
+        ((secure(threshold=2, colluders=2), BANKS, "threshold = 2"), (secure(threshold=4, colluders=2), BANKS)),
+    ],
+    "threshold-for-lies": [
+        (
+            (secure(threshold=3, adversary="semi-malicious"), BANKS, "6 is not more than 5 + 1"),
+            (secure(threshold=4, adversary="semi-malicious"), BANKS),
+        ),
+        ((secure(threshold=3, adversary="semi-malicious"), BANKS, "semi-malicious"), (secure(threshold=3), BANKS)),
+    ],
+    "threshold-too-high": [
+        (
+            (secure(threshold=5, drop_outs=0.2), BANKS, "4 of 5 parties left"),
+            (secure(threshold=4, drop_outs=0.2), BANKS),
+        ),
+        ((secure(threshold=6), BANKS, "5 of 5 parties left"), (secure(threshold=5), BANKS)),
+    ],
+    "secure-coin-cohort": [
+        (
+            (secure(drawn=SamplingPlan(kind="poisson", rate=0.5)), BANKS, "kind 'poisson'"),
+            (secure(drawn=SamplingPlan(kind="fixed-size", size=4)), BANKS),
+        ),
+    ],
+    "secure-with-central-noise": [
+        (
+            (secure(privacy=style("user", client=NUMBERS)), BANKS, "noise_at = 'server'"),
+            (secure(privacy=style("user", client=LOCAL, neighbours="zero-out")), BANKS),
+        ),
+    ],
+    "narrow-without-noise": [
+        ((secure(bits=16), BANKS, "bits = 16"), (secure(privacy=SHARED, bits=16, drop_outs=0.2), BANKS)),
+    ],
+    "distributed-without-secure": [
+        ((plan(privacy=SHARED), BANKS, "record.noise_at = 'distributed' without"), (shared(), BANKS)),
+        (
+            (plan(privacy=style("user", client=IN_SHARES, neighbours="zero-out")), BANKS, "client.noise_at"),
+            (secure(privacy=style("user", client=IN_SHARES, neighbours="zero-out"), drop_outs=0.2), BANKS),
+        ),
+    ],
+    "distributed-without-floor": [
+        ((secure(privacy=SHARED), BANKS, "without a floor for drop-outs"), (shared(), BANKS)),
+        (
+            (secure(privacy=SHARED), BANKS, "without a floor for drop-outs"),
+            (secure(privacy=SHARED, threshold=4), BANKS),
+        ),
+    ],
+    "distributed-unasked": [
+        (
+            (plan(privacy=style("none", record=RecordPlan(noise_at="distributed"))), BANKS, "'none'"),
+            (plan(privacy=style("none")), BANKS),
+        ),
+    ],
+    "distributed-steps": [
+        ((shared(TrainingPlan(sample_rate=0.1, local_steps=2)), BANKS, "local_steps = 2"), (shared(), BANKS)),
+        (
+            (shared(TrainingPlan(sample_rate=0.5)), BANKS, "local_epochs = 1"),
+            (shared(TrainingPlan(sample_rate=1.0)), BANKS),
+        ),
+    ],
+    "distributed-rates": [
+        (
+            (shared(TrainingPlan(batch_size=50, local_steps=1)), BANKS, "from 0.1 to 0.25 (sample_rate = 0.143 draws"),
+            (shared(TrainingPlan(batch_size=50, local_steps=1)), EVEN),
+        ),
+        ((shared(TrainingPlan(batch_size=50, local_steps=1)), BANKS, "rates"), (shared(), BANKS)),
+    ],
+    "distributed-momentum": [
+        (
+            (shared(TrainingPlan(sample_rate=0.1, local_steps=1, proximal=0.1)), BANKS, "training.proximal with"),
+            (shared(), BANKS),
+        ),
+        (
+            (
+                shared(TrainingPlan(sample_rate=0.1, local_steps=1, optimizer=OptimizerPlan(momentum=0.9))),
+                BANKS,
+                "training.optimizer.momentum",
+            ),
+            (shared(), BANKS),
+        ),
+    ],
+    "distributed-hybrid": [
+        (
+            (
+                secure(privacy=style("hybrid", record=RECORDS, client=IN_SHARES, neighbours="zero-out"), drop_outs=0.2),
+                BANKS,
+                "style = 'hybrid'",
+            ),
+            (
+                secure(privacy=style("hybrid", record=PROMISE, client=IN_SHARES, neighbours="zero-out"), drop_outs=0.2),
+                BANKS,
+            ),
+        ),
+    ],
+    "distributed-weights": [
+        ((secure(privacy=SHARED, drop_outs=0.2, weights="equal"), BANKS, "'equal'"), (shared(), BANKS)),
+    ],
+    "distributed-fast": [
+        (
+            (secure(privacy=dataclasses.replace(SHARED, noise="fast"), drop_outs=0.2), BANKS, "noise = 'fast'"),
+            (shared(), BANKS),
         ),
     ],
     "other-rule": [
@@ -501,10 +644,26 @@ def test_all_reasons_are_told_at_once_one_a_line() -> None:
     with pytest.raises(PlanRefused) as caught:
         check(bad, SITES)
     assert [row.name for row in found(bad, SITES)] == [
-        "noise-with-target", "delta-too-large", "secure-aggregation", "secure-with-individuals", "secure-with-few",
-        "other-rule", "batch-too-large", "unknown-parties", "minimum-too-high", "other-engine",
+        "noise-with-target", "delta-too-large", "other-rule", "batch-too-large", "unknown-parties", "minimum-too-high",
+        "other-engine", "secure-with-individuals", "secure-with-few",
     ]  # fmt: skip
-    assert len(str(caught.value).splitlines()) == 10
+    assert len(str(caught.value).splitlines()) == 9
+
+
+def test_good_plans_with_masked_sums_and_noise_in_shares_are_refused_by_no_row() -> None:
+    in_shares = style("user", client=IN_SHARES, neighbours="zero-out")
+    for good in (secure(), shared(), secure(privacy=in_shares, drop_outs=0), secure(privacy=style("none"))):
+        assert found(good, BANKS) == ()
+    assert [row.name for row in found(secure(privacy=style("user", client=IN_SHARES), drop_outs=0), BANKS)] == [
+        "party-noise-neighbours"
+    ]
+
+
+def test_parties_that_one_holder_deals_out_are_told_to_be_a_simulation() -> None:
+    dealt = [dataclasses.replace(bank, dataset="cards", holder="registry") for bank in BANKS]
+    assert any("'registry' deals out itself is a simulation" in text for text in warnings(secure(), dealt))
+    assert not any("simulation" in text for text in warnings(secure(), BANKS))
+    assert not any("simulation" in text for text in warnings(plan(), dealt))
 
 
 def test_delta_must_be_below_one_record_of_every_party_not_only_of_the_smallest() -> None:

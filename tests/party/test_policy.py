@@ -78,6 +78,26 @@ ONLY_CLIENT: dict[str, Any] = {"record": None, "client": UNIT}
 TIGHT: dict[str, Any] = {"record": None, "client": unit(largest_clip=1.0)}
 
 
+FIVE: dict[str, Any] = {
+    "facts": (*FACTS, *(PartyFacts(name=name, dataset=f"visits-{name}", size=700) for name in ("east", "west", "isle")))
+}
+
+
+def masked(**keys: Any) -> dict[str, Any]:
+    """A plan of five sites with secure aggregation that survives one drop-out, unless ``keys`` say otherwise."""
+    return {**FIVE, "aggregation": {"secure": True, **({} if "threshold" in keys else {"drop_outs": 0.2}), **keys}}
+
+
+def shared() -> dict[str, Any]:
+    """The same with records' noise in shares."""
+    record = {**RECORD, "noise_at": "distributed"}
+    return {
+        **masked(),
+        "privacy": {"style": "sample", "record": record},
+        "training": {"sample_rate": 1.0, "local_steps": 1},
+    }
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     return {"facts": (dataclasses.replace(FACTS[0], **changes), FACTS[1])}
 
@@ -136,6 +156,22 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, dic
      {"privacy": {**PEOPLE, "neighbours": "zero-out"}}),
     ("the plan protects by replace-one per client, the policy wants zero-out",
      {"record": None, "client": unit(neighbours="zero-out")}, {"privacy": AT_PARTY}, ONLY_CLIENT, None),
+    ("secure aggregation is required", {"rules": Rules(secure="required")}, FIVE, None, masked()),
+    ("sums of 4 sites would be unmasked, and the policy wants 5", {"rules": Rules(smallest_cohort=5)}, masked(),
+     {"rules": Rules(smallest_cohort=4)}, None),
+    ("sums of 4 sites would be unmasked", {"rules": Rules(smallest_cohort=5)}, masked(), None, masked(drop_outs=0.0)),
+    ("threshold 3 of secure aggregation is below 4", {"rules": Rules(smallest_threshold=4)}, masked(threshold=3), None,
+     masked(threshold=4)),
+    ("the policy wants adversary = 'semi-malicious'", {"rules": Rules(adversary="semi-malicious")}, masked(), None,
+     masked(adversary="semi-malicious")),
+    ("aggregation by 'distributed-noise' is not allowed, only by mean", {"rules": Rules()}, shared(),
+     {"rules": Rules(aggregation=("distributed-noise",))}, None),
+    ("noise multiplier 2 per record is below 2.5",
+     {"rules": Rules(aggregation=("distributed-noise",)), "record": unit(smallest_noise=2.5)}, shared(),
+     {"rules": Rules(aggregation=("distributed-noise",)), "record": unit(smallest_noise=2.0)}, None),
+    ("the clip 1 per record is above 0.5",
+     {"rules": Rules(aggregation=("distributed-noise",)), "record": unit(largest_clip=0.5)}, shared(),
+     {"rules": Rules(aggregation=("distributed-noise",)), "record": unit(largest_clip=1.0)}, None),
 ]  # fmt: skip
 
 
@@ -148,11 +184,15 @@ def test_every_line_refuses_a_plan_and_lets_its_neighbour_pass(row: Any) -> None
     policy(**(held if neighbour is None else neighbour)).check(plan(**(asked if other is None else other)))
 
 
-def test_secure_aggregation_is_refused_here_whatever_the_house_says() -> None:
-    made = plan()
-    secure = dataclasses.replace(made.plan, aggregation=dataclasses.replace(made.plan.aggregation, secure=True))
-    with pytest.raises(PlanRefused, match="secure aggregation is not part of this version"):
-        policy().check(dataclasses.replace(made, plan=secure))
+def test_a_policy_that_demands_nothing_takes_masked_and_bare_updates_alike() -> None:
+    policy(rules=Rules()).check(plan(**masked()))
+    policy(rules=Rules()).check(plan(**FIVE))
+
+
+@pytest.mark.parametrize("wrong", [{"secure": "always"}, {"adversary": "honest"}, {"smallest_cohort": -1}])
+def test_demands_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidParameter):
+        Rules(**wrong)
 
 
 def test_all_problems_are_told_at_once() -> None:

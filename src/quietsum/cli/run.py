@@ -273,10 +273,9 @@ def _introduce(resolved: Any, title: str) -> None:
     if not limits:
         print(f"{NO_GUARANTEE}: the plan's style is none")
     for limit in limits:
-        mechanism = resolved.joint_mechanism() if limit.unit == "client" else resolved.mechanism
-        label = f", {mechanism.label}" if mechanism.label else ""
+        label = f", {resolved.label}" if resolved.label else ""
         budget = f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
-        print(textwrap.fill(f"{budget}; noise multiplier {mechanism.event().noise_multiplier:.4g}{label}", 80))
+        print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_of(limit.unit):.4g}{label}", 80))
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."

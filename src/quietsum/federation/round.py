@@ -22,7 +22,7 @@ import numpy as np
 
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.aggregation.fold import length_of
-from quietsum.errors import InvalidParameter, QuietsumError, TooFewParties, positive
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     CountsTime,
@@ -83,6 +83,7 @@ def run_round(
     touched its data are refunded. Without client-level noise, fewer usable updates than the plan's minimum end in
     :class:`~quietsum.errors.TooFewParties`, charged; with it, only where the plan asks for more than one.
     """
+    refuse_unmasked(resolved)
     watchers, plan = guarded(watchers), resolved.plan
     registered = tuple(federation.registered())
     fold = fold_of(resolved, number, state, registered, own_steps=own_steps)
@@ -199,6 +200,14 @@ def first_state(resolved: ResolvedPlan, initial: np.ndarray) -> ServerState:
     state = optimizer_of(resolved).start(np.asarray(initial, dtype=np.float64))
     client = resolved.plan.privacy.client
     return state.with_clip(client.max_norm if resolved.adaptive is not None and client is not None else None)
+
+
+def refuse_unmasked(resolved: ResolvedPlan) -> None:
+    """No round may show the server single updates where the plan promises one masked sum."""
+    if resolved.plan.aggregation.secure:
+        raise PlanRefused(
+            "aggregation.secure = true: these runtimes mask nothing yet; say secure = false with noise at each party"
+        )
 
 
 def _refuse_seeded(rng: RandomSource, resolved: ResolvedPlan) -> None:

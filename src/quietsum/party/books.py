@@ -50,7 +50,7 @@ def name_in_books(run: str, coordinator: str) -> str:
 
 def enrolled_units(resolved: ResolvedPlan) -> tuple[PrivacyUnit, ...]:
     """Units that are charged for the whole plan when a site enrols."""
-    return (PrivacyUnit.CLIENT,) if resolved.client_level and not resolved.noise_at_party else ()
+    return (PrivacyUnit.CLIENT,) if resolved.central_noise else ()
 
 
 def site_charges(resolved: ResolvedPlan, party: str, number: int) -> tuple[Charge, ...]:

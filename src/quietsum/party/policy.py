@@ -37,10 +37,12 @@ __all__ = [
     "mode_of",
 ]
 
-MODES = ("mean", "noisy-sum", "party-noise")
+MODES = ("mean", "noisy-sum", "party-noise", "distributed-noise")
 """How updates may be combined. ``mean``: the server sees each update, protected by the noise that the site gave its
 records. ``noisy-sum``: the server adds the noise that protects whole clients, and is trusted to. ``party-noise``: the
-site adds that noise itself."""
+site adds that noise itself. ``distributed-noise``: it adds a share of the noise, of records or clients, to its part of
+a masked sum; the other sites' shares are the rest of its protection."""
+ADVERSARIES = ("curious", "semi-malicious")
 LARGEST_MESSAGE = 256 * 2**20
 
 
@@ -168,10 +170,19 @@ class Rules:
 
     With ``trust_server_sampling`` a client's charge is amplified by the server's draw of parties, which the site cannot
     see; without it, the charge is the plan's as if the site were asked in every round.
+
+    ``secure`` = "required" refuses every plan in which the server would see this site's own update. The next three bind
+    every plan with secure aggregation: this site helps to unmask no sum of fewer than ``smallest_cohort`` sites, none
+    with a threshold below ``smallest_threshold``, and with ``adversary`` = "semi-malicious" none by parameters that do
+    not hold against a server that lies about drop-outs.
     """
 
     aggregation: tuple[str, ...] = ("mean",)
     trust_server_sampling: bool = False
+    secure: str = "allowed"
+    smallest_cohort: int = 0
+    smallest_threshold: int = 0
+    adversary: str = "curious"
     largest_message: int = LARGEST_MESSAGE
 
     def __post_init__(self) -> None:
@@ -179,6 +190,14 @@ class Rules:
         for mode in self.aggregation:
             if mode not in MODES:
                 raise InvalidParameter("aggregation", mode, "is unknown", f"choose among {', '.join(MODES)}")
+        for name, value, known in (
+            ("secure", self.secure, ("allowed", "required")),
+            ("adversary", self.adversary, ADVERSARIES),
+        ):
+            if value not in known:
+                raise InvalidParameter(name, value, "is unknown", f"choose {' or '.join(known)}")
+        whole_number("smallest_cohort", self.smallest_cohort)
+        whole_number("smallest_threshold", self.smallest_threshold)
         whole_number("largest_message", self.largest_message, 1024)
 
 
@@ -287,13 +306,27 @@ class Policy:
             yield f"its public size is {self.dataset.size}, the plan says {facts.size}"
         if facts.account != facts.name:
             yield "the plan deals out the data of one holder, and a site's books are its own"
-        if plan.aggregation.secure:
-            yield "secure aggregation is not part of this version"
+        yield from self._about_masks(resolved)
         if (mode := mode_of(resolved)) not in rules.aggregation:
             yield f"aggregation by {mode!r} is not allowed, only by {', '.join(rules.aggregation) or 'nothing'}"
         if plan.privacy.noise != "secure" and resolved.protected:
             yield f"privacy.noise = {plan.privacy.noise!r} is not floating-point safe"
         yield from self._promises(resolved)
+
+    def _about_masks(self, resolved: ResolvedPlan) -> Iterator[str]:
+        """What the plan's masked sums lack."""
+        rules, secure = self.rules, resolved.secure
+        if secure is None:
+            if rules.secure == "required":
+                yield "the server would see this site's own update, and secure aggregation is required"
+            return
+        if secure.floor < rules.smallest_cohort:
+            yield f"sums of {secure.floor} sites would be unmasked, and the policy wants {rules.smallest_cohort}"
+        if secure.parameters.threshold < rules.smallest_threshold:
+            found = secure.parameters.threshold
+            yield f"threshold {found} of secure aggregation is below {rules.smallest_threshold}"
+        if rules.adversary == "semi-malicious" and secure.parameters.adversary != "semi-malicious":
+            yield "the plan trusts the server to follow the protocol, the policy wants adversary = 'semi-malicious'"
 
     def _promises(self, resolved: ResolvedPlan) -> Iterator[str]:
         if not resolved.protected:
@@ -325,15 +358,10 @@ class Policy:
             yield f"the plan protects by {relation} per {unit}, the policy wants {wanted}"
         stages = plan.schedule  # they add up to the plan's rounds, or the plan is refused
         least, widest = min([s.noise for s in stages] or [1.0]), max([s.clip for s in stages] or [1.0])
-        mechanism = (
-            resolved.joint_mechanism(least, widest)
-            if unit is PrivacyUnit.CLIENT
-            else resolved.record_mechanism(least, widest)
-        )
-        if mechanism is None:
+        mechanism, noise = resolved.mechanism_of(unit, least, widest), resolved.noise_of(unit, least, widest)
+        if mechanism is None or noise is None:
             yield f"the plan adds no noise per {unit}"
             return
-        noise = float(mechanism.event().noise_multiplier)
         if noise < budget.smallest_noise:
             yield f"noise multiplier {noise:.6g} per {unit} is below {budget.smallest_noise:g}"
         if budget.largest_clip is not None and mechanism.max_norm > budget.largest_clip:
@@ -344,6 +372,8 @@ class Policy:
 
 def mode_of(resolved: ResolvedPlan) -> str:
     """How the plan combines updates, in the words of a policy."""
+    if resolved.distributed_unit is not None:
+        return "distributed-noise"
     if not resolved.client_level:
         return "mean"
     return "party-noise" if resolved.noise_at_party else "noisy-sum"

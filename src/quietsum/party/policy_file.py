@@ -67,11 +67,24 @@ class RulesTable(Table):
     """Aggregation and trust."""
 
     value = values.Rules
-    aggregation: list[Literal["mean", "noisy-sum", "party-noise"]] = Field(
+    aggregation: list[Literal["mean", "noisy-sum", "party-noise", "distributed-noise"]] = Field(
         default=["mean"], description="Ways of aggregation that are allowed."
     )
     trust_server_sampling: bool = Field(
         default=False, description="Whether the server's draw of parties makes a client's charge smaller."
+    )
+    secure: Literal["allowed", "required"] = Field(
+        default="allowed", description="Whether the server may see this site's own update, or masked sums alone."
+    )
+    smallest_cohort: int = Field(
+        default=0, ge=0, description="Secure aggregation: this site helps to unmask no sum of fewer sites."
+    )
+    smallest_threshold: int = Field(
+        default=0, ge=0, description="Secure aggregation: the smallest number of sites whose shares unmask a sum."
+    )
+    adversary: Literal["curious", "semi-malicious"] = Field(
+        default="curious",
+        description="Secure aggregation: the kind of server that a plan must hold against.",
     )
     largest_message: int = Field(
         default=values.LARGEST_MESSAGE, ge=1024, description="Messages of more bytes are not read."
@@ -161,7 +174,9 @@ size = {size}                          # declared and public
 name = "{task}"
 
 [rules]
-aggregation = ["mean"]              # also "noisy-sum", "party-noise"
+aggregation = ["mean"]              # also "noisy-sum", "party-noise", "distributed-noise"
+# secure = "required"               # the server sees masked sums alone, ...
+# smallest_cohort = 4               # ... of at least so many sites
 trust_server_sampling = false
 
 [record]                            # what one record may cost

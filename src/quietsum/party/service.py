@@ -269,6 +269,10 @@ class SiteService:
     def _begin(self, resolved: ResolvedPlan) -> Enrolled:
         """Ask the policy, make the task and try it on made-up records; nothing is charged yet, so no record is read."""
         self.policy.check(resolved)
+        if resolved.plan.aggregation.secure:
+            raise PlanRefused(
+                "secure aggregation is not part of this site's version: it would send its update unmasked"
+            )
         booked(resolved.plan.task.name, self.books.check_lifetimes)
         name, protected = self.policy.name, not self.policy.dataset.public
         task, due = tried(

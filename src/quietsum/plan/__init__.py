@@ -13,6 +13,7 @@ from quietsum.plan.orders import LocalOrders
 from quietsum.plan.presets import PRESETS, Preset, safe_delta
 from quietsum.plan.resolved import NO_GUARANTEE, ResolvedPlan
 from quietsum.plan.resolving import resolve
+from quietsum.plan.secure import SecurePlan
 from quietsum.plan.values import (
     AdaptivePlan,
     AggregationPlan,
@@ -57,6 +58,7 @@ __all__ = [
     "RecordPlan",
     "ResolvedPlan",
     "SamplingPlan",
+    "SecurePlan",
     "ServerOptimizerPlan",
     "Signal",
     "SimulatePlan",

@@ -4,7 +4,11 @@ For each unit there is one event a round. Records: the party's steps on batches 
 chance earns them nothing, since the steps of a round share one draw (rule 4). Where people's records are bounded, a
 record that leaves may let another in, and is charged so (rule 16). People: the same steps seen by k records at once.
 Clients: one release of the clipped sum, amplified by the draw of parties where recipients cannot know it, or
-unamplified where every party adds its own noise.
+unamplified where every party adds its own noise or a share of it.
+
+Noise in shares is charged at its floor, the honest parties of the smallest cohort that is ever unmasked, whoever comes
+(rule 8). For records the party's own draw amplifies it: the draw is made inside the party, so the server knows no more
+of it than recipients do. For clients nothing does, against nobody: the noise itself tells how many took part (rule 20).
 
 A *span* counts rounds by their noise factor, because a schedule may give rounds different noise.
 """
@@ -45,7 +49,7 @@ def units(resolved: ResolvedPlan) -> tuple[PrivacyUnit, ...]:
 
 def observers(resolved: ResolvedPlan, unit: PrivacyUnit) -> tuple[Observer, ...]:
     """Against whom the unit is protected: noise at the server protects against recipients alone."""
-    return (Observer.RECIPIENTS,) if unit is PrivacyUnit.CLIENT and not resolved.noise_at_party else BOTH
+    return (Observer.RECIPIENTS,) if unit is PrivacyUnit.CLIENT and resolved.central_noise else BOTH
 
 
 def span(resolved: ResolvedPlan, rounds: int, first: int = 1) -> dict[float, int]:
@@ -86,7 +90,7 @@ def _rounds(
     """The event of ``rounds`` rounds at one noise, and how far its randomness may be from the ideal."""
     if unit is PrivacyUnit.CLIENT:
         return _client_rounds(resolved, factor, rounds)
-    mechanism, profile = resolved.record_mechanism(factor), resolved.profile_of_account(account)
+    mechanism, profile = resolved.mechanism_of(unit, factor), resolved.profile_of_account(account)
     assert mechanism is not None
     event: PrivacyEvent = profile.sampling().amplify(mechanism.event())
     person = resolved.plan.privacy.person
@@ -97,10 +101,10 @@ def _rounds(
 
 
 def _client_rounds(resolved: ResolvedPlan, factor: float, rounds: int) -> tuple[PrivacyEvent, float]:
-    mechanism = resolved.joint_mechanism(factor)
+    mechanism = resolved.mechanism_of(PrivacyUnit.CLIENT, factor)
     assert mechanism is not None
     event: PrivacyEvent = mechanism.event()
-    if not resolved.noise_at_party:  # the draw hides who took part, except from whoever made it
+    if resolved.central_noise:  # the draw hides who took part, except from whoever made it
         event = resolved.cohort_sampling().amplify(event)
     extra = 1 if resolved.adaptive is not None else 0
     return Repeated(times=rounds, event=event), mechanism.failure(rounds * (resolved.dimension + extra))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 from quietsum.errors import InvalidParameter, probability, whole_number
 
-__all__ = ["MOST_ROUNDS", "MOST_STEPS", "chosen", "count", "maybe", "named", "names", "share", "store"]
+__all__ = [
+    "MOST_ROUNDS",
+    "MOST_STEPS",
+    "chosen",
+    "count",
+    "later",
+    "maybe",
+    "named",
+    "names",
+    "share",
+    "store",
+    "unused",
+]
 
 MOST_ROUNDS = 10**6
 """More rounds than this are a slip of the pen."""
@@ -19,6 +32,19 @@ def store(value: object, **fields: object) -> None:
     """Set fields of a frozen value while it is made."""
     for name, field in fields.items():
         object.__setattr__(value, name, field)
+
+
+_LATER = "later"
+
+
+def later(default: Any) -> Any:
+    """A field that came after plans were first written: at its default it is left out of files and digests."""
+    return dataclasses.field(default=default, metadata={_LATER: True})
+
+
+def unused(field: dataclasses.Field[Any], value: object) -> bool:
+    """Whether ``field`` came later and is at its default."""
+    return bool(field.metadata.get(_LATER)) and value == field.default
 
 
 def chosen(parameter: str, value: object, choices: Iterable[str]) -> str:

@@ -36,7 +36,7 @@ from quietsum.sampling import Everyone, Poisson, Sampling
 if TYPE_CHECKING:
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["CHANCE", "LARGEST", "longest_update", "response"]
+__all__ = ["CHANCE", "LARGEST", "largest_batch", "longest_update", "response"]
 
 CHANCE = 1e-9
 """With which an honest update is longer than :func:`longest_update`, in one round."""
@@ -59,6 +59,9 @@ def longest_update(orders: LocalOrders, *, size: int, dimension: int, model: flo
     reach = math.sqrt(dimension) + math.sqrt(2 * tail)
     if orders.client is not None:  # whatever was made before, its length is cut here
         return min(LARGEST, orders.client.max_norm * (1 + orders.client.noise_multiplier * reach) * _ROOM)
+    if orders.distributed is not None:  # what is masked lies in its ball, and has a share of the noise
+        assert orders.distributed.ball is not None
+        return min(LARGEST, (orders.distributed.ball + orders.distributed.deviation(1) * reach) * _ROOM)
     mechanism = orders.mechanism
     if mechanism is None:
         return LARGEST
@@ -81,6 +84,11 @@ def response(orders: LocalOrders) -> np.ndarray[tuple[int], np.dtype[np.float64]
             place = place - orders.learning_rate * velocity
             found[step] = place
     return found
+
+
+def largest_batch(sampling: Sampling, size: int) -> float:
+    """The size that a batch of a party of declared ``size`` exceeds with a chance of at most 1e-9."""
+    return _largest_batch(sampling, float(size), math.log(1 / CHANCE))
 
 
 def _largest_batch(sampling: Sampling, rows: float, tail: float) -> float:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.errors import non_negative, positive, whole_number
 
 if TYPE_CHECKING:
+    from quietsum.mechanisms.distributed import DistributedNoise
     from quietsum.mechanisms.gaussian import GaussianMechanism
     from quietsum.sampling import Sampling
 
@@ -26,7 +27,10 @@ class LocalOrders:
     ``mechanism`` is the record level: per-example clip and noise; None means neither. ``max_records`` bounds each
     person's records before anything is drawn. ``client`` is the client level with noise at the party: the update is
     bounded and gets its noise before it leaves. ``proximal`` is FedProx' μ (Li et al. 2020): μ·(w − w_server) is added
-    to the mean gradient, after its noise, so it costs nothing.
+    to the mean gradient, after its noise, so it costs nothing. ``distributed`` is noise in shares, for the unit that it
+    names: the record sum of one step is clipped example by example to its ``max_norm`` and sent as it is, or the whole
+    update is; its share of noise is added on the grid, and the result leaves masked. ``mechanism`` (records) or
+    ``client`` is then None: that noise is not added twice.
     """
 
     steps: int
@@ -38,6 +42,15 @@ class LocalOrders:
     mechanism: GaussianMechanism | None = None
     max_records: int | None = None
     client: GaussianMechanism | None = None
+    distributed: DistributedNoise | None = None
+
+    @property
+    def summed(self) -> DistributedNoise | None:
+        """The noise in shares of a record sum: the party sends its clipped gradients' sum instead of an update."""
+        from quietsum.privacy.units import PrivacyUnit
+
+        found = self.distributed
+        return found if found is not None and found.unit is not PrivacyUnit.CLIENT else None
 
     def __post_init__(self) -> None:
         whole_number("steps", self.steps, 1)

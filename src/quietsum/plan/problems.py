@@ -172,11 +172,32 @@ def _printable(path: str) -> str:
     return text if len(text) <= 120 else f"{text[:117]}…"
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(
+        (
+            "secure_agg_enabled", "secure_agg", "secure_aggregation", "secure_aggregation_enabled", "secagg",
+            "secagg_enabled", "use_secure_aggregation", "use_secagg", "masking", "pairwise_masking",
+        ),
+        "aggregation.secure",
+    ),
+    **dict.fromkeys(
+        ("reconstruction_threshold", "secret_sharing_threshold", "secagg_threshold", "shamir_threshold"),
+        "aggregation.threshold",
+    ),
+    **dict.fromkeys(("dropout_rate", "dropouts", "max_dropouts", "dropout_tolerance"), "aggregation.drop_outs"),
+    **dict.fromkeys(("corrupt", "max_colluders", "num_colluders"), "aggregation.colluders"),
+    **dict.fromkeys(("dp_enabled", "differential_privacy"), "privacy.style"),
+}  # fmt: skip
+"""What other systems and the source documents call a key."""
+
+
 def _nearest(path: str, kind: type[Table]) -> str:
     """Which key was meant: a neighbour in the same table first, then any key with that last name."""
     known = list(keys_of(kind))
     table, _, last = re.sub(r"\[\d+\]", "", path).rpartition(".")
     last = last.replace("-", "_").lower()
+    if _ELSEWHERE.get(last) in known:
+        return f"; did you mean {_ELSEWHERE[last]}?"
     siblings = [key for key in known if key.rpartition(".")[0] == table]
     names = {key.rpartition(".")[2]: key for key in siblings}
     close = difflib.get_close_matches(last, names, n=1, cutoff=0.6)

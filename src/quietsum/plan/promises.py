@@ -11,7 +11,7 @@ import enum
 from typing import final
 
 from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
-from quietsum.plan.fields import chosen, maybe, named, store
+from quietsum.plan.fields import chosen, later, maybe, named, store
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
@@ -60,12 +60,17 @@ class LifetimePlan:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordPlan:
-    """What is promised to each record: a target ε (the noise is calibrated), or a noise multiplier (ε follows)."""
+    """What is promised to each record: a target ε (the noise is calibrated), or a noise multiplier (ε follows).
+
+    ``noise_at`` says where it is added: every ``party`` adds all of it, or each adds a share (``distributed``), so that
+    the sum of all has it once; for that the sum must be masked (``aggregation.secure``).
+    """
 
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
     max_grad_norm: float = 1.0
+    noise_at: str = later("party")
     lifetime: LifetimePlan | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +80,7 @@ class RecordPlan:
             noise_multiplier=maybe(positive, "noise_multiplier", self.noise_multiplier),
             delta=maybe(open_probability, "delta", self.delta),
             max_grad_norm=positive("max_grad_norm", self.max_grad_norm, "the clip of one record's gradient"),
+            noise_at=chosen("noise_at", self.noise_at, ("party", "distributed")),
         )
 
 
@@ -107,7 +113,8 @@ class ClientPlan:
 
     At the ``server`` the sum of clipped updates gets noise once: recipients of the model are kept from knowing whether
     a client took part, the server is trusted. At the ``party`` every update gets it before it leaves: the server is
-    kept from it, too, and the sum is noisier by far.
+    kept from it, too, and the sum is noisier by far. ``distributed``, every party adds a share and the server sees the
+    masked sum alone (``aggregation.secure``): it is kept from it with little more noise than it would add itself.
     """
 
     epsilon: float | None = None
@@ -126,7 +133,7 @@ class ClientPlan:
             noise_multiplier=maybe(positive, "noise_multiplier", self.noise_multiplier),
             delta=maybe(open_probability, "delta", self.delta),
             max_norm=positive("max_norm", self.max_norm, "the clip of one client's update"),
-            noise_at=chosen("noise_at", self.noise_at, ("server", "party")),
+            noise_at=chosen("noise_at", self.noise_at, ("server", "party", "distributed")),
             against=maybe(chosen, "against", self.against, ("recipients", "server")),
         )
 
@@ -170,12 +177,14 @@ class PrivacyPlan:
     accounting: str = "exact"
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     noise: str = "secure"
+    distributed_noise: str = later("skellam")
 
     def __post_init__(self) -> None:
         from quietsum.plan.presets import PRESETS
 
         chosen("accounting", self.accounting, ("exact", "rdp", "moments"))
         chosen("noise", self.noise, ("secure", "fast"))
+        chosen("distributed_noise", self.distributed_noise, ("skellam", "discrete-gaussian"))
         if self.preset is not None:
             chosen("preset", self.preset, PRESETS)
         store(

@@ -10,13 +10,14 @@ import dataclasses
 import math
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.plan.charging import charge, observers, span, units
 from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
+from quietsum.plan.secure import SecurePlan, secure_plan
 from quietsum.plan.values import PartyFacts, Plan, StagePlan
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.search import most_steps
@@ -24,6 +25,7 @@ from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.ledger.charges import Charge, Dataset, Terms
+    from quietsum.mechanisms.distributed import DistributedNoise
     from quietsum.mechanisms.gaussian import GaussianMechanism
     from quietsum.sampling import Sampling
 
@@ -32,6 +34,7 @@ __all__ = ["NO_GUARANTEE", "ResolvedPlan"]
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 """What stands wherever a figure would, in a run of style none."""
 _MOST_AFFORDABLE = 10**9
+_MARGIN = 1e-3  # of the clip: what the rounding of floats may add to one record's part of a party's sum
 
 
 @final
@@ -69,6 +72,30 @@ class ResolvedPlan:
         return self.client_level and self._client.noise_at == "party"
 
     @property
+    def central_noise(self) -> bool:
+        """Whether the server adds the client level's noise, and is trusted to."""
+        return self.client_level and self._client.noise_at == "server"
+
+    @property
+    def distributed_unit(self) -> PrivacyUnit | None:
+        """Whose noise the parties add in shares: records, clients, or None."""
+        if self.client_level and self._client.noise_at == "distributed":
+            return PrivacyUnit.CLIENT
+        style = self.plan.privacy.style
+        return PrivacyUnit.RECORD if style.records and self._record.noise_at == "distributed" else None
+
+    @cached_property
+    def secure(self) -> SecurePlan | None:
+        """Parameters of the secure rounds; None where the server sees single updates."""
+        return secure_plan(self.plan, self.parties)
+
+    @property
+    def accounting(self) -> str:
+        """How ε is computed: as stated, except that sums of noise in shares go through Rényi moments (rule 8)."""
+        stated = self.plan.privacy.accounting
+        return "rdp" if stated == "exact" and self.distributed_unit is not None else stated
+
+    @property
     def _client(self) -> ClientPlan:
         return self.plan.privacy.client or ClientPlan()
 
@@ -84,8 +111,7 @@ class ResolvedPlan:
     @property
     def noise_multiplier(self) -> float | None:
         """The noise that is really added to records, else to clients, over the clip; None where none is."""
-        found = self.record_mechanism() or self.joint_mechanism()
-        return None if found is None else float(found.event().noise_multiplier)
+        return self.noise_of(PrivacyUnit.RECORD) or self.noise_of(PrivacyUnit.CLIENT)
 
     @property
     def limit(self) -> Budget | None:
@@ -217,6 +243,7 @@ class ResolvedPlan:
             mechanism=self.record_mechanism(stage.noise, stage.clip),
             max_records=person.max_records if person is not None and self.record_noise is not None else None,
             client=self.joint_mechanism(stage.noise, stage.clip) if self.noise_at_party else None,
+            distributed=self._in_shares(stage.noise, stage.clip),
         )
 
     def cohort_sampling(self) -> Sampling:
@@ -228,6 +255,17 @@ class ResolvedPlan:
             return Poisson(rate=drawn.rate)
         return Everyone() if drawn.size is None else FixedSize(size=drawn.size, population=len(self.parties))
 
+    def divisor(self, survivors: Iterable[str]) -> float:
+        """What a masked sum of ``survivors`` is divided by, from public numbers alone.
+
+        Records' noise in shares: their expected batches, so that the sum of gradients becomes a mean. Clients: how many
+        they are, which the noise does not hide either. Else the sum of their weights.
+        """
+        names = tuple(survivors)
+        if self.distributed_unit is PrivacyUnit.RECORD:
+            return math.fsum(self.expected_batch(name) for name in names)
+        return float(len(names)) if self.client_level else math.fsum(self.weight_of(name) for name in names)
+
     @property
     def denominator(self) -> float:
         """The expected cohort: what a sum of clients' updates is divided by, however many replied."""
@@ -236,24 +274,27 @@ class ResolvedPlan:
     # ------------------------------------------------------------------------------------ clip and noise
 
     def record_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> GaussianMechanism | None:
-        """Clip and noise of records, with a stage's factors."""
-        if self.record_noise is None:
+        """Clip and noise of records at each party, with a stage's factors; None where it is added in shares."""
+        if self.record_noise is None or self.distributed_unit is PrivacyUnit.RECORD:
             return None
         return _mechanism(self.plan, self._record.max_grad_norm * clip, self.record_noise * noise)
 
     def joint_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> GaussianMechanism | None:
-        """Clip and noise of clients, as charged: under adaptive clipping, of update and count together."""
-        if self.client_noise is None:
+        """Clip and noise of clients, as charged: under adaptive clipping, of update and count together.
+
+        None where it is added in shares.
+        """
+        if self.client_noise is None or self.distributed_unit is PrivacyUnit.CLIENT:
             return None
         return _mechanism(self.plan, self._client.max_norm * clip, self.client_noise * noise)
 
     def client_mechanism(self, number: int = 1, max_norm: float | None = None) -> GaussianMechanism | None:
-        """The server's clip and noise in round ``number``; None without client level, or with noise at the party.
+        """The server's clip and noise in round ``number``; None without client level, or with noise at the parties.
 
         ``max_norm`` is the clip of the moment where it adapts. The update's noise is then σ_Δ, with which update and
         count together cost the noise multiplier that is charged (Andrew et al. 2021).
         """
-        if self.client_noise is None or self.noise_at_party:
+        if self.client_noise is None or not self.central_noise:
             return None
         stage = self.plan.stage(number)
         noise, adaptive = self.client_noise * stage.noise, self.adaptive
@@ -263,6 +304,62 @@ class ResolvedPlan:
             assert adaptive.count_noise is not None
             noise = QuantileRule(count_noise=adaptive.count_noise).sum_noise(noise)
         return _mechanism(self.plan, self._client.max_norm * stage.clip if max_norm is None else max_norm, noise)
+
+    def distributed(self, unit: PrivacyUnit, number: int = 1) -> DistributedNoise | None:
+        """The noise in shares that protects ``unit`` in round ``number``; None where it is added elsewhere.
+
+        Guarantees: calibrated to the floor's honest parties, whoever comes, so that any cohort whose sum is unmasked
+        has at least the noise that is charged.
+        """
+        stage = self.plan.stage(number)
+        own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
+        return self._in_shares(stage.noise, stage.clip) if own is self.distributed_unit else None
+
+    def _in_shares(self, noise: float = 1.0, clip: float = 1.0) -> DistributedNoise | None:
+        unit = self.distributed_unit
+        known = self.client_noise if unit is PrivacyUnit.CLIENT else self.record_noise
+        if unit is None or known is None or self.secure is None:
+            return None
+        return self._shares(unit, known * noise, clip)
+
+    def _shares(self, unit: PrivacyUnit, noise: float, clip: float) -> DistributedNoise:
+        from quietsum.mechanisms.distributed import DistributedNoise
+
+        secure, clients = self.secure, unit is PrivacyUnit.CLIENT
+        assert secure is not None
+        norm = (self._client.max_norm if clients else self._record.max_grad_norm) * clip
+        kind: Any = self.plan.privacy.distributed_noise
+        return DistributedNoise(
+            max_norm=norm, noise_multiplier=noise, honest=secure.honest, dimension=self.dimension, unit=unit, kind=kind,
+            ball=None if clients else max(1.0, self._longest_batch) * norm, bits=secure.bits, parties=secure.cohort,
+            margin=0.0 if clients else _MARGIN,
+        )  # fmt: skip
+
+    @cached_property
+    def _longest_batch(self) -> float:
+        """Records that no party's batch exceeds, but for a chance of 1e-9: so many clips long is the longest sum."""
+        from quietsum.plan.lengths import largest_batch
+
+        return max(largest_batch(self.sampling_of(facts.name), facts.size) for facts in self.parties)
+
+    def mechanism_of(
+        self, unit: PrivacyUnit, noise: float = 1.0, clip: float = 1.0
+    ) -> GaussianMechanism | DistributedNoise | None:
+        """Whatever clips ``unit`` and adds its noise, as charged; None where it is not protected."""
+        own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
+        if own is self.distributed_unit:
+            return self._in_shares(noise, clip)
+        return self.joint_mechanism(noise, clip) if own is PrivacyUnit.CLIENT else self.record_mechanism(noise, clip)
+
+    def noise_of(self, unit: PrivacyUnit, noise: float = 1.0, clip: float = 1.0) -> float | None:
+        """The noise that is charged for ``unit``, over the clip: of the floor's sum where it is added in shares."""
+        own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
+        if own is self.distributed_unit:
+            in_shares = self._in_shares(noise, clip)
+            return None if in_shares is None else in_shares.noise_multiplier
+        found = self.joint_mechanism if unit is PrivacyUnit.CLIENT else self.record_mechanism
+        added = found(noise, clip)
+        return None if added is None else float(added.event().noise_multiplier)
 
     @property
     def adaptive(self) -> AdaptivePlan | None:
@@ -294,7 +391,7 @@ class ResolvedPlan:
         from quietsum.ledger.charges import Terms
 
         privacy = self.plan.privacy
-        return Terms(accounting=privacy.accounting, neighbours=privacy.neighbours, limits=self.limits)
+        return Terms(accounting=self.accounting, neighbours=privacy.neighbours, limits=self.limits)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Whose budgets are touched."""
@@ -324,25 +421,29 @@ class ResolvedPlan:
         for account in accounts:
             found = price(
                 charge(self, account, unit, span(self, rounds)),
-                delta=delta, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=pricing,
+                delta=delta, accounting=self.accounting, neighbours=privacy.neighbours, pricing=pricing,
             )  # fmt: skip
             if best is None or found.epsilon > best[1].epsilon:
                 best = (account, found)
         assert best is not None
         return best[0], self._labelled(best[1])
 
+    @property
+    def label(self) -> str:
+        """What must stand beside the noise: that it is not floating-point safe; "" where it is."""
+        return next((one.label for one in (self.record_mechanism(), self.joint_mechanism()) if one is not None), "")
+
     def _labelled(self, found: Guarantee) -> Guarantee:
-        label = next((one.label for one in (self.record_mechanism(), self.joint_mechanism()) if one is not None), "")
-        if not label:
+        if not self.label:
             return found
-        return dataclasses.replace(found, warnings=(*found.warnings, label), certified=False)
+        return dataclasses.replace(found, warnings=(*found.warnings, self.label), certified=False)
 
     def _through_clients(self, rounds: int, delta: float) -> Guarantee:
         """What recipients learn of one record, by the client level alone: its client becomes another one."""
         client = charge(self, self.accounts[0], PrivacyUnit.CLIENT, span(self, rounds))
         found = price(
             dataclasses.replace(client, unit=PrivacyUnit.RECORD),
-            delta=delta, accounting=self.plan.privacy.accounting, neighbours=Neighbours.REPLACE_ONE,
+            delta=delta, accounting=self.accounting, neighbours=Neighbours.REPLACE_ONE,
         )  # fmt: skip
         return self._labelled(dataclasses.replace(found, method=f"{found.method}, through the client level"))
 
@@ -398,13 +499,19 @@ class ResolvedPlan:
         """Noise against signal of records for each party, then for the average of all (party ""); () without it."""
         if self.record_noise is None:
             return ()
-        alone = {facts.name: (self.noise_multiplier or 0.0) / self.expected_batch(facts.name) for facts in self.parties}
-        together = math.sqrt(sum((self.weight_of(party) * noise) ** 2 for party, noise in alone.items()))
+        share = 1 / math.sqrt(self.secure.honest) if self._records_in_shares and self.secure is not None else 1.0
+        noise = share * (self.noise_multiplier or 0.0)
+        alone = {facts.name: noise / self.expected_batch(facts.name) for facts in self.parties}
+        together = math.sqrt(sum((self.weight_of(party) * own) ** 2 for party, own in alone.items()))
         root = math.sqrt(self.dimension)
         return tuple(
             Signal(party=party, coordinate=noise, length=noise * root)
             for party, noise in {**alone, "": together}.items()
         )
+
+    @property
+    def _records_in_shares(self) -> bool:
+        return self.distributed_unit is PrivacyUnit.RECORD
 
     def client_signal(self) -> ClientSignal | None:
         """Noise against signal on the clients' mean, and how many parties would make it bearable."""
@@ -414,6 +521,9 @@ class ResolvedPlan:
         share = self.denominator / len(self.parties)
         if self.noise_at_party:  # each update has noise of its own; the mean of n has 1/√n of it
             length, needed = whole / math.sqrt(self.denominator), whole**2 / share
+        elif self.secure is not None:  # in shares: those of the whole cohort add up to √(cohort / honest) of it
+            more = whole * math.sqrt(self.secure.cohort / self.secure.honest)
+            length, needed = more / self.denominator, more / share
         else:
             length, needed = whole / self.denominator, whole / share
         return ClientSignal(

@@ -41,10 +41,16 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
     refusals.check(plan, parties)
     chosen = refusals.taking_part(plan, parties)
     found = ResolvedPlan(plan=plan, parties=chosen, dimension=dimension, warnings=refusals.warnings(plan, parties))
-    if plan.privacy.style.records:
-        found = _with_records(found, pricing)
-    if plan.privacy.style.clients:
-        found = _with_clients(found, pricing)
+    _ = found.secure  # refused here where no parameters fit
+    try:
+        if plan.privacy.style.records:
+            found = _with_records(found, pricing)
+        if plan.privacy.style.clients:
+            found = _with_clients(found, pricing)
+    except InvalidParameter as error:
+        if found.distributed_unit is None:
+            raise
+        raise PlanRefused(f"noise in shares does not fit this plan: {error}") from None
     _check_stages(found)
     return found
 
@@ -53,8 +59,8 @@ def _check_stages(found: ResolvedPlan) -> None:
     """Every stage's clip and noise must be ones that the mechanism can have, before the first round."""
     for place, stage in enumerate(found.plan.schedule):
         try:
-            found.record_mechanism(stage.noise, stage.clip)
-            found.joint_mechanism(stage.noise, stage.clip)
+            for unit in (PrivacyUnit.RECORD, PrivacyUnit.CLIENT):
+                found.mechanism_of(unit, stage.noise, stage.clip)
         except InvalidParameter as error:
             raise PlanRefused(f"schedule[{place}] does not fit: {error}") from None
 
@@ -109,15 +115,15 @@ def _spent(found: ResolvedPlan, unit: PrivacyUnit, delta: float, pricing: int | 
 
 def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: int | None) -> ResolvedPlan:
     """The plan at the smallest noise with which every budget holds, as the mechanism rounds it."""
-    privacy = bare.plan.privacy
 
     def with_noise(noise: float) -> ResolvedPlan:
         return dataclasses.replace(bare, record_noise=noise)
 
-    if len(budgets) == 1 and budgets[0].unit is PrivacyUnit.RECORD and not bare.plan.schedule:
+    shared = bare.distributed_unit is not None
+    if len(budgets) == 1 and budgets[0].unit is PrivacyUnit.RECORD and not bare.plan.schedule and not shared:
         start = smallest_noise(
             [bare.profile_of_account(account) for account in bare.accounts],
-            bare.attempts, budgets[0], accounting=privacy.accounting, neighbours=_relation(bare, pricing),
+            bare.attempts, budgets[0], accounting=bare.accounting, neighbours=_relation(bare, pricing),
         )  # fmt: skip
         return _nudged(with_noise, start, budgets, pricing)
     return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), budgets, pricing), budgets))
@@ -200,13 +206,13 @@ def _calibrated_clients(
 ) -> ResolvedPlan:
     """The plan at the smallest noise that fits; the usual draws have a calibration of their own, which is quicker."""
     drawn = bare.plan.federation.sampling
-    if bare.plan.schedule or drawn.size is not None:
+    if bare.plan.schedule or drawn.size is not None or bare.distributed_unit is PrivacyUnit.CLIENT:
         return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), [limit], pricing), [limit]))
     rate = 1.0 if drawn.rate is None or bare.noise_at_party else drawn.rate
     privacy = bare.plan.privacy
     start = smallest_noise(
         [Profile(rate=rate, steps=1)], bare.attempts, limit,
-        accounting=privacy.accounting, neighbours=privacy.neighbours,
+        accounting=bare.accounting, neighbours=privacy.neighbours,
     )  # fmt: skip
     return _nudged(with_noise, start, [limit], pricing)
 

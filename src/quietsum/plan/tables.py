@@ -135,6 +135,10 @@ class RecordTable(Table):
     )
     delta: Delta | None = Field(default=None, description="The δ per record, at most 1/(10 n) for the largest party.")
     max_grad_norm: Positive = Field(default=1.0, description="Each record's gradient is clipped to this L2 norm.")
+    noise_at: Literal["party", "distributed"] = Field(
+        default="party",
+        description="Who adds the noise: every party all of it, or each a share, under secure aggregation.",
+    )
     lifetime: LifetimeTable | None = Field(
         default=None, description="The budget of a dataset over all runs; the plan's own ε if left out."
     )
@@ -163,8 +167,9 @@ class ClientTable(Table):
         default=None, description="The δ per client, at most 1/(10 N) for N registered clients."
     )
     max_norm: Positive = Field(default=1.0, description="Each client's update is clipped to this L2 norm.")
-    noise_at: Literal["server", "party"] = Field(
-        default="server", description="Who adds the noise: the server, once, or every party to its own update."
+    noise_at: Literal["server", "party", "distributed"] = Field(
+        default="server",
+        description="Who adds the noise: the server, once; every party, to its own update; or each party a share.",
     )
     against: Literal["recipients", "server"] | None = Field(
         default=None, description="Whom the promise must bind; refused where the noise comes too late for it."
@@ -208,6 +213,9 @@ class PrivacyTable(Table):
         default="secure",
         description="Noise on an integer grid, or floats, labelled as not floating-point safe.",
     )
+    distributed_noise: Literal["skellam", "discrete-gaussian"] = Field(
+        default="skellam", description="The law of the parties' shares where noise is distributed."
+    )
 
 
 class ServerOptimizerTable(Table):
@@ -244,7 +252,32 @@ class AggregationTable(Table):
     weights: Literal["size", "equal"] | None = Field(
         default=None, description="Weigh parties by declared size (the default without client level), or all alike."
     )
-    secure: bool = Field(default=False, description="Show the server one masked sum only (not in this version yet).")
+    secure: bool = Field(default=False, description="Show the server one masked sum only.")
+    threshold: Steps | None = Field(
+        default=None,
+        description="How many parties must bring their shares to unmask a sum; chosen to fit if unsaid.",
+    )
+    adversary: Literal["curious", "semi-malicious"] = Field(
+        default="curious",
+        description="What the server may do: look at all it gets, or also lie about who dropped out.",
+    )
+    colluders: Steps = Field(
+        default=1,
+        description="Parties that may tell the server all they know, those it enrols itself included; at least 1.",
+    )
+    drop_outs: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="The share of a cohort that a round may lose; what the threshold allows if unsaid.",
+    )
+    bits: Literal[16, 20, 24, 32] = Field(
+        default=32, description="The width of a masked coordinate; below 32 with a Hadamard rotation."
+    )
+    max_update: Positive | None = Field(
+        default=None,
+        description="Longer updates are cut to this before masking; if unsaid what clip and noise allow, else 100.",
+    )
     optimizer: ServerOptimizerTable = Field(
         default=ServerOptimizerTable(), description="What the server does with the mean update."
     )

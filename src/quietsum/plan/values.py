@@ -32,7 +32,19 @@ from quietsum.errors import (
     probability,
     whole_number,
 )
-from quietsum.plan.fields import MOST_ROUNDS, MOST_STEPS, chosen, count, maybe, named, names, share, store
+from quietsum.plan.fields import (
+    MOST_ROUNDS,
+    MOST_STEPS,
+    chosen,
+    count,
+    later,
+    maybe,
+    named,
+    names,
+    share,
+    store,
+    unused,
+)
 from quietsum.plan.options import Options
 from quietsum.plan.promises import (
     AdaptivePlan,
@@ -67,6 +79,11 @@ __all__ = [
     "TrainingPlan",
 ]
 
+ADVERSARIES = ("curious", "semi-malicious")
+"""What a server may be expected to do: look at all it gets, or also lie about who dropped out."""
+BITS = (16, 20, 24, 32)
+"""How wide the coordinates of a masked sum may be."""
+COLLUDERS = "count at least one: every party receives the model and knows its own share"
 BATCH_SIZE = 32
 """The batch size where a plan states neither a batch size nor a sample rate."""
 
@@ -291,11 +308,23 @@ class StagePlan:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationPlan:
-    """How the server combines what the parties send. ``weights`` unsaid: by size, or alike where clients count."""
+    """How the server combines what the parties send. ``weights`` unsaid: by size, or alike where clients count.
+
+    With ``secure`` the server sees one sum of masked updates. ``threshold`` is how many parties must bring their shares
+    to unmask it (chosen if unsaid), ``adversary`` what the server is expected to do, ``colluders`` how many parties may
+    share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
+    which a party projects its update before masking; unsaid, what clip and noise allow.
+    """
 
     rule: str = "mean"
     weights: str | None = None
     secure: bool = False
+    threshold: int | None = None
+    adversary: str = later("curious")
+    colluders: int = later(1)
+    drop_outs: float | None = None
+    bits: int = later(32)
+    max_update: float | None = None
     optimizer: ServerOptimizerPlan = dataclasses.field(default_factory=ServerOptimizerPlan)
 
     def __post_init__(self) -> None:
@@ -303,6 +332,19 @@ class AggregationPlan:
         maybe(chosen, "weights", self.weights, ("size", "equal"))
         if not isinstance(self.secure, bool):
             raise InvalidParameter("secure", self.secure, "is neither true nor false", "write true or false")
+        chosen("adversary", self.adversary, ADVERSARIES)
+        if self.bits not in BITS or isinstance(self.bits, bool):
+            raise InvalidParameter("bits", self.bits, "is no width of a sum", "choose 32, or 16, 20 or 24")
+        lost = maybe(probability, "drop_outs", self.drop_outs, "the share of a cohort that may be lost in a round")
+        if lost == 1:
+            raise InvalidParameter("drop_outs", self.drop_outs, "leaves nobody", "choose it below 1, 0.1 say")
+        store(
+            self,
+            threshold=maybe(count, "threshold", self.threshold, 1, MOST_STEPS, "so many parties unmask a sum"),
+            colluders=count("colluders", self.colluders, 1, MOST_STEPS, COLLUDERS),
+            drop_outs=None if lost is None else lost + 0.0,
+            max_update=maybe(positive, "max_update", self.max_update, "the length of the longest update"),
+        )
 
 
 # --------------------------------------------------------------------------------------------- the plan
@@ -336,7 +378,11 @@ class Plan:
         return StagePlan(rounds=self.federation.rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain values, every default spelled out; what is not stated (None) is left out."""
+        """The plan as plain values, every default spelled out; what is not stated (None) is left out.
+
+        So are defaults of keys that came after plans were first written (:func:`~quietsum.plan.fields.later`): a plan
+        that does not use them keeps its digest.
+        """
         values: dict[str, Any] = _plain(self)
         return values
 
@@ -369,8 +415,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Options):
         return value.to_dict()
     if dataclasses.is_dataclass(value):
-        fields = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {name: _plain(item) for name, item in fields if item is not None}
+        fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+        return {field.name: _plain(item) for field, item in fields if item is not None and not unused(field, item)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.errors import PlanRefused
-from quietsum.refusals import clients, general
+from quietsum.refusals import clients, general, secure
 from quietsum.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
 
 if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing of the plan
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing
 
 __all__ = ["REFUSALS", "Refusal", "check", "found", "taking_part", "warnings"]
 
-REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *clients.ROWS)
+REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *secure.ROWS, *clients.ROWS)
 """The table. A test asks each row for a plan that it refuses and a neighbour that it lets pass."""
 
 
@@ -59,6 +59,7 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
             if not party.public
         ]
     told += _about_clients(plan, len(taking_part(plan, parties)))
+    told += secure.warnings(plan, parties)
     if plan.federation.sampling.kind != "everyone" and plan.privacy.style.records:
         told.append(
             "federation.sampling draws parties by chance; records gain nothing from that (the steps of a round share "
@@ -83,7 +84,7 @@ def _about_clients(plan: Plan, count: int) -> list[str]:
             "privacy.client.noise_at = 'server' protects clients against recipients of the model; the server itself "
             "sees each client's clipped update"
         )
-    elif plan.federation.sampling.kind != "everyone":
+    elif client.noise_at == "party" and plan.federation.sampling.kind != "everyone":
         told.append(
             "privacy.client.noise_at = 'party': a party that is not drawn adds no noise either, so the draw of parties "
             "amplifies nothing, and every party is charged every round in full"

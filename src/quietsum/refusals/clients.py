@@ -80,21 +80,23 @@ def _record_unasked(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _against_server(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     client = client_of(plan)
-    if not client_level(plan) or client.against != "server" or client.noise_at == "party":
+    if not client_level(plan) or client.against != "server" or client.noise_at != "server":
         return ""
     return "privacy.client.against = 'server' with noise_at = 'server'"
 
 
 def _central_noise_after_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     rule = plan.aggregation.rule
-    if not client_level(plan) or client_of(plan).noise_at == "party" or rule == "mean":
+    if not client_level(plan) or client_of(plan).noise_at != "server" or rule == "mean":
         return ""
     return f"noise at the server after aggregation.rule = '{rule}'"
 
 
 def _adaptive_at_party(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     client = client_of(plan)
-    return "privacy.client.adaptive with noise_at = 'party'" if client.adaptive and client.noise_at == "party" else ""
+    if not client.adaptive or client.noise_at == "server":
+        return ""
+    return f"privacy.client.adaptive with noise_at = '{client.noise_at}'"
 
 
 def _adaptive_with_clips(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -119,11 +121,11 @@ def _fixed_size(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _party_noise_neighbours(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    if not client_level(plan) or client_of(plan).noise_at != "party":
+    if not client_level(plan) or client_of(plan).noise_at == "server":
         return ""
     if plan.privacy.neighbours != "add-or-remove-one":
         return ""
-    return "privacy.client.noise_at = 'party' under neighbours = 'add-or-remove-one'"
+    return f"privacy.client.noise_at = '{client_of(plan).noise_at}' under neighbours = 'add-or-remove-one'"
 
 
 def _dealt_out_clients(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -199,7 +201,7 @@ ROWS: tuple[Refusal, ...] = (
         name="against-the-server",
         when=_against_server,
         why="the server sees every update before its noise and knows whom it drew, so neither noise nor draw binds it",
-        instead='say noise_at = "party", or against = "recipients"',
+        instead='say noise_at = "distributed" or "party", or against = "recipients"',
     ),
     Refusal(
         name="central-noise-after-rule",

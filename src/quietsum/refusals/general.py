@@ -85,20 +85,6 @@ def _small_lifetime(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return ""
 
 
-def _secure(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    return "aggregation.secure = true" if plan.aggregation.secure else ""
-
-
-def _secure_with_individuals(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    rule = plan.aggregation.rule
-    return f"aggregation.secure with rule = '{rule}'" if plan.aggregation.secure and rule in NEEDS_INDIVIDUALS else ""
-
-
-def _secure_with_few(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    count = len(taking_part(plan, parties))
-    return f"aggregation.secure with {count} parties" if plan.aggregation.secure and count < 3 else ""
-
-
 def _other_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return "" if plan.aggregation.rule == "mean" else f"aggregation.rule = '{plan.aggregation.rule}'"
 
@@ -268,24 +254,6 @@ ROWS: tuple[Refusal, ...] = (
         when=_small_lifetime,
         why="the run alone would spend more than the dataset may ever spend",
         instead="raise the lifetime budget, or promise less in this run",
-    ),
-    Refusal(
-        name="secure-aggregation",
-        when=_secure,
-        why="secure aggregation is not in this version yet",
-        instead="say secure = false; record-level noise is added at each party, before the server sees anything",
-    ),
-    Refusal(
-        name="secure-with-individuals",
-        when=_secure_with_individuals,
-        why="secure aggregation shows the server one sum, so this rule has no single updates to judge",
-        instead='say rule = "mean", or secure = false',
-    ),
-    Refusal(
-        name="secure-with-few",
-        when=_secure_with_few,
-        why="of a sum of two, each knows the other's share by subtracting its own",
-        instead="take at least three parties, or say secure = false",
     ),
     Refusal(
         name="other-rule",

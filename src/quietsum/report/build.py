@@ -229,9 +229,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     whether = {
         PrivacyUnit.RECORD: "whether any one record was used",
         PrivacyUnit.PERSON: "whether any one person's records were used",
-        PrivacyUnit.CLIENT: "what any one client holds"
-        if resolved.noise_at_party
-        else "whether any one client took part",
+        PrivacyUnit.CLIENT: "whether any one client took part"
+        if resolved.central_noise
+        else "what any one client holds",
     }[guarantee.unit]
     right = min(100.0, math.ceil(10 * 50 * (1 + _advantage(guarantee, resolved))) / 10)
     epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"
@@ -348,10 +348,9 @@ def _over_runs(books: list[dict[str, Any]]) -> str:
 
 def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[str]:
     found = [*resolved.warnings, *(text for guarantee in claimed for text in guarantee.warnings)]
-    mechanism = resolved.mechanism or resolved.joint_mechanism()
-    if mechanism is not None and mechanism.label:
+    if resolved.label:
         found.append(
-            f"The noise is {mechanism.label}: its last bits may reveal more than the guarantee says. "
+            f"The noise is {resolved.label}: its last bits may reveal more than the guarantee says. "
             'Use noise = "secure" for a release.'
         )
     return list(dict.fromkeys(found))

@@ -27,7 +27,7 @@ from quietsum.errors import (
 from quietsum.failpoints import reach
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes, Federation, Joins
-from quietsum.federation.round import first_state, run_round
+from quietsum.federation.round import first_state, refuse_unmasked, run_round
 from quietsum.federation.watch import Guarded, RoundFinished, RunFinished, RunStarted, Watcher, guarded, tell
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
@@ -87,6 +87,7 @@ def start(
     """
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
+    refuse_unmasked(resolved)
     rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:

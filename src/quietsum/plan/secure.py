@@ -1,0 +1,97 @@
+"""Secure aggregation as a plan asks for it: how many shares unmask, how small a cohort may get, who may collude.
+
+The *floor* is the smallest cohort whose sum the parties help to unmask; they insist on it themselves, whatever the
+server says. Of these, ``colluders`` are assumed to tell the server all they know, at least one, since each party
+receives the model and knows its own share. h = floor − colluders honest inputs are left to hide one of them, and
+distributed noise is calibrated to h and charged at h (rules 8 and 20).
+
+>>> from quietsum.plan import AggregationPlan, PartyFacts, Plan
+>>> banks = [PartyFacts(name=f"bank-{i}", dataset=f"cards-{i}", size=1000) for i in range(5)]
+>>> found = secure_plan(Plan(aggregation=AggregationPlan(secure=True, drop_outs=0.2)), banks)
+>>> found.parameters.threshold, found.floor, found.honest
+(4, 4, 3)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from quietsum.plan.values import PartyFacts, Plan
+
+if TYPE_CHECKING:
+    from quietsum.secagg.parameters import Parameters
+
+__all__ = ["MAX_UPDATE", "SecurePlan", "cohort_size", "secure_plan"]
+
+MAX_UPDATE = 100.0
+"""The ball for updates that neither clip nor noise bounds, where a plan states none."""
+_DROP_OUTS = 0.1  # what the choice of (k, t) allows for where a plan states neither drop-outs nor a threshold
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SecurePlan:
+    """The public parameters of every secure round of a run.
+
+    ``simulated`` says that one holder deals out all parties: it knows every input, so what runs is the protocol and not
+    its protection. ``bits`` is the width of a masked coordinate.
+    """
+
+    parameters: Parameters
+    bits: int = 32
+    simulated: bool = False
+
+    @property
+    def cohort(self) -> int:
+        """Parties that are asked in a round."""
+        return self.parameters.parties
+
+    @property
+    def floor(self) -> int:
+        """The smallest cohort whose sum parties help to unmask."""
+        return self.parameters.survivors
+
+    @property
+    def colluders(self) -> int:
+        """Parties that are assumed to tell the server all they know."""
+        return self.parameters.corrupt
+
+    @property
+    def honest(self) -> int:
+        """h: honest inputs in every sum, at the least."""
+        return self.parameters.honest
+
+    @property
+    def may_drop(self) -> int:
+        """Parties that a round may lose."""
+        return self.parameters.may_drop
+
+
+def cohort_size(plan: Plan, parties: Sequence[PartyFacts]) -> int:
+    """How many parties a round asks; the registered ones where a coin decides for each."""
+    return plan.federation.sampling.size or len(parties)
+
+
+def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
+    """What ``plan`` asks for with these registered parties; None without secure aggregation.
+
+    Unstated drop-outs are as many as the threshold allows. Raises :class:`~quietsum.errors.PlanRefused` if no
+    parameters fit.
+    """
+    stated = plan.aggregation
+    if not stated.secure:
+        return None
+    from quietsum.secagg.parameters import choose
+
+    count, threshold = cohort_size(plan, parties), stated.threshold
+    unsaid = stated.drop_outs is None
+    lost = stated.drop_outs
+    if lost is None:
+        lost = 0.0 if threshold is not None else _DROP_OUTS
+    found = choose(count, corrupt=stated.colluders, drop_outs=lost, adversary=stated.adversary, threshold=threshold)
+    if unsaid and found.complete:
+        found = dataclasses.replace(found, may_drop=count - found.threshold)
+    holders = {facts.account for facts in parties}
+    return SecurePlan(parameters=found, bits=stated.bits, simulated=len(holders) == 1 and len(parties) > 1)
