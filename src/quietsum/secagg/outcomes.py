@@ -58,6 +58,8 @@ class Reason(enum.Enum):
     OTHER_SURVIVORS = "other-survivors"
     WRONG_KIND = "wrong-kind"
     WRONG_SHARE = "wrong-share"
+    WRONG_DEALING = "wrong-dealing"
+    DISPUTED_SHARE = "disputed-share"
     NO_ANSWER = "no-answer"
 
     @property
@@ -102,7 +104,9 @@ _REASONS = {
     Reason.WRONG_RECIPIENTS: "the shares are not addressed to exactly the neighbours of their sender",
     Reason.OTHER_SURVIVORS: "the party signed another list of survivors than the one it was sent",
     Reason.WRONG_KIND: "the party sent a share that was not asked for",
-    Reason.WRONG_SHARE: "the party sent a share that does not fit the others",
+    Reason.WRONG_SHARE: "the party sent shares of others that do not fit",
+    Reason.WRONG_DEALING: "the party dealt shares of its own secret that do not fit",
+    Reason.DISPUTED_SHARE: "one share does not fit, and the party either dealt it wrongly or sent it wrongly",
     Reason.NO_ANSWER: "the party did not answer in time",
 }
 

@@ -14,15 +14,16 @@ The round commits its charge between the two.
 Guarantees: a masked vector is added at most once, only if its sender signed it for this session, and never after the
 list of survivors is fixed; no vector is kept. A secret is used only if it is the one that its owner committed to: the
 rebuilt key must have the advertised public key, the rebuilt seed the hash from the share step. Where shares do not fit,
-spare ones find the right secret, and ``blamed`` names who sent wrong ones. Whatever arrives, :meth:`Server.take`
-returns None or a :class:`Reason`, and a session without enough parties ends in an :class:`Outcome` without a sum.
+spare ones find the right secret, and ``blamed`` names who sent wrong ones if those are at most half of the spare ones.
+Whatever arrives, :meth:`Server.take` returns None or a :class:`Reason`, and a session without enough parties ends in an
+:class:`Outcome` without a sum.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import final
@@ -31,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.secagg import graph, keys, masks, messages, shamir
+from quietsum.secagg import decoding, graph, keys, masks, messages, shamir
 from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, Share, Step, Terms
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.party import sign_of
@@ -81,6 +82,7 @@ class Server:
         self._refusals: dict[str, Reason] = {}
         self._lost: dict[str, Loss] = {}
         self._blamed: dict[str, Reason] = {}
+        self._misfits: set[tuple[str, str]] = set()  # holder and owner of shares that do not fit
         self._roster: dict[str, Keys] = {}
         self._graph: Mapping[str, tuple[str, ...]] = {}
         self._holding: dict[str, tuple[str, ...]] = {}
@@ -307,6 +309,7 @@ class Server:
         if not all(len(self._shares_of(party)[0]) >= self.terms.parameters.threshold for party in wanted):
             return self._finish(Outcome.TOO_FEW_UNMASKED)
         secrets = self._rebuild(wanted)
+        self._attribute()
         if secrets is None or self._sum is None:
             return self._finish(Outcome.WRONG_SHARES)
         masks.add_all(self._sum, self._standing(secrets))
@@ -332,6 +335,7 @@ class Server:
         return tuple(party for party in self._sharing if party in alive or not alive.isdisjoint(self._graph[party]))
 
     def _rebuild(self, wanted: Sequence[str]) -> dict[str, bytes] | None:
+        """Every wanted secret, each the one that was committed to; None if one cannot be had."""
         threshold = self.terms.parameters.threshold
         groups: dict[tuple[int, ...], list[str]] = defaultdict(list)
         held = {party: self._shares_of(party) for party in wanted}
@@ -339,13 +343,17 @@ class Server:
             groups[held[party][0]].append(party)
         secrets: dict[str, bytes] = {}
         for points, parties in groups.items():
+            shares = np.stack([held[party][1] for party in parties])
             try:
-                found = shamir.rebuild_many(
-                    points, np.stack([held[party][1] for party in parties]), threshold=threshold
-                )
+                found = shamir.rebuild_many(points, shares, threshold=threshold)
                 secrets |= {party: one for party, one in zip(parties, found, strict=True) if self._is_of(party, one)}
             except shamir.Unfitting:
                 continue
+            if self.terms.parameters.complete and decoding.wrong(
+                points, decoding.combined(shares), threshold=threshold
+            ):  # the holders are the same for all, so that one look serves all; then each alone
+                for party in parties:
+                    self._doubt(party, *held[party])
         for party in wanted:
             if party not in secrets:
                 found_one = self._search(party, *held[party])
@@ -355,21 +363,43 @@ class Server:
         return secrets
 
     def _search(self, party: str, points: tuple[int, ...], shares: NDArray[np.uint32]) -> bytes | None:
-        """The committed secret of ``party``, from shares of which some are wrong; blames their senders."""
-        holders, threshold = self._holders(party), self.terms.parameters.threshold
-        order = sorted(range(len(points)), key=lambda at: holders[points[at] - 1] in self._blamed)
-        for chosen in itertools.islice(_choices(order, threshold), _TRIES):
-            rest = [at for at in order if at not in chosen]
-            sorted_points, sorted_shares = [points[at] for at in (*chosen, *rest)], shares[[*chosen, *rest]]
+        """The committed secret of ``party``, from shares of which some are wrong."""
+        doubted = self._doubt(party, points, shares)
+        threshold = self.terms.parameters.threshold
+        trusted = tuple(at for at in range(len(points)) if at not in doubted)
+        tries = itertools.chain((trusted[:threshold],), decoding.candidates(len(points), threshold=threshold))
+        for chosen in itertools.islice(tries, _TRIES):
             try:
-                secret = shamir.rebuild(sorted_points, sorted_shares, threshold=threshold)
+                there = [points[at] for at in chosen]
+                secret = shamir.rebuild(there, shares[list(chosen)], threshold=threshold)
             except shamir.Unfitting:
                 continue
             if self._is_of(party, secret):
-                for point in shamir.disagreeing(sorted_points, sorted_shares, threshold=threshold):
-                    self._blamed.setdefault(holders[point - 1], Reason.WRONG_SHARE)
                 return secret
         return None
+
+    def _doubt(self, party: str, points: tuple[int, ...], shares: NDArray[np.uint32]) -> tuple[int, ...]:
+        """The places of shares of ``party``'s secret that do not fit, noted with their holders."""
+        holders = self._holders(party)
+        places = decoding.wrong(points, shares, threshold=self.terms.parameters.threshold)
+        self._misfits.update((holders[points[at] - 1], party) for at in places)
+        return places
+
+    def _attribute(self) -> None:
+        """Who is to blame for shares that do not fit: the holder, or the owner that dealt it wrongly.
+
+        Of two parties one alone is at fault, and either could frame the other. A holder is named if its shares of more
+        owners are wrong than there may be colluders, or its own is; then an owner likewise; else both are in doubt.
+        """
+        most, pairs = self.terms.parameters.corrupt, set(self._misfits)
+        for reason, side in ((Reason.WRONG_SHARE, 0), (Reason.WRONG_DEALING, 1)):
+            counts = Counter(pair[side] for pair in pairs)
+            own = {holder for holder, owner in pairs if holder == owner}
+            guilty = {name for name, count in counts.items() if count > most} | own
+            self._blamed |= dict.fromkeys(guilty - self._blamed.keys(), reason)
+            pairs = {pair for pair in pairs if pair[side] not in guilty}
+        for name in set(itertools.chain.from_iterable(pairs)) - self._blamed.keys():
+            self._blamed[name] = Reason.DISPUTED_SHARE
 
     def _shares_of(self, party: str) -> tuple[tuple[int, ...], NDArray[np.uint32]]:
         """The points and shares that were revealed of one party's secret."""
@@ -419,8 +449,3 @@ class Server:
         if outcome is not Outcome.DONE:
             self._sum = None
         return {}
-
-
-def _choices(order: Sequence[int], count: int) -> Iterator[tuple[int, ...]]:
-    """Sets of ``count`` shares: first those that leave out one, then two, and so on."""
-    return itertools.combinations(order, count)
