@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import logging
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -16,6 +18,8 @@ from party.asking import plan as plan_for_points
 from quietsum.cli.app import app
 from quietsum.cli.party_check import alone
 from quietsum.errors import QuietsumError
+from quietsum.federation.certificates import Identity, make_authority, make_client
+from quietsum.federation.nodekeys import fresh_key, read_node_key
 from quietsum.ledger import Ledger
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import CoordinatorAddress
@@ -62,11 +66,32 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+
+def certify(path: Path, authority: Identity, *, name: str = "north", key: Any = None, now: Any = None) -> None:
+    """A certificate beside the node key."""
+    own = key or read_node_key(path.with_name("node.key")).public_key()
+    path.with_name("node.crt").write_bytes(make_client(authority, name, own, now=now))
+
+
 SERVED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no node key": (lambda path: path.with_name("node.key").unlink(), "node.key' is not there; make one with"),
     "a key for all to read": (lambda path: path.with_name("node.key").chmod(0o644), "chmod 600"),
     "no certificate": (lambda path: path.with_name("ca.crt").unlink(), "ca.crt' is not there; take ca.crt from"),
     "a certificate that is none": (lambda path: path.with_name("ca.crt").write_text("-"), "no whole PEM certificate"),
+    "an authority of the past": (
+        lambda path: path.with_name("ca.crt").write_bytes(make_authority(days=1, now=LONG_AGO).certificate),
+        "has expired on 2020-01-02: no coordinator would be believed",
+    ),
+    "a certificate of another key": (
+        lambda path: certify(path, make_authority(), key=fresh_key().public_key()),
+        "is no certificate that could be shown: it is for another key than the node key beside it; take node.crt anew",
+    ),
+    "a certificate of the past": (
+        lambda path: certify(path, make_authority(days=1, now=LONG_AGO), now=LONG_AGO), "it has expired on 2020-01-02",
+    ),
+    "a node certificate that is none": (lambda path: path.with_name("node.crt").write_text("-"), "no whole PEM"),
     "the ledger is a folder": (lambda path: change(path, ('"ledger.db"', '"."')), "is a folder; name the file in it"),
     "a folder that is not there": (
         lambda path: change(path, ('"ledger.db"', '"nope/ledger.db"')),
@@ -96,6 +121,15 @@ def test_what_serving_refuses_checking_finds_and_neither_leaves_anything_behind(
     assert files(policy.parent) == before and not (policy.parent / "nope").exists()
 
 
+def test_a_certificate_that_ends_soon_or_names_another_holder_is_pointed_out(policy: Path) -> None:
+    certify(policy, make_authority(), name="south")
+    told = said(quietsum("party", "check", policy))
+    assert "node.crt calls its holder south, and this site is north" in told and "expires" not in told
+    certify(policy, make_authority(days=9))
+    told = said(quietsum("party", "check", policy))
+    assert "node.crt expires on" in told and "calls its holder" not in told
+
+
 @pytest.mark.parametrize("case", TASKS)
 def test_a_task_that_cannot_be_made_here_is_found_before_a_plan_names_it(policy: Path, case: str) -> None:
     task, told = TASKS[case]
@@ -103,6 +137,12 @@ def test_a_task_that_cannot_be_made_here_is_found_before_a_plan_names_it(policy:
     before = files(policy.parent)
     assert told in said(quietsum("party", "check", policy, code=2))
     assert files(policy.parent) == before
+
+
+def test_files_that_are_not_there_are_told_to_the_holder(policy: Path) -> None:
+    pytest.importorskip("torch")
+    change(policy, ('"heart"', '"pose"\nhere = { folder = "nowhere" }'))
+    assert "task pose would be refused, since it has no data here" in said(quietsum("party", "check", policy))
 
 
 def test_every_mistake_has_a_line_of_its_own(policy: Path) -> None:

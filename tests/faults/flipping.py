@@ -63,11 +63,9 @@ def verified(place: Path) -> str:
     """What ``ledger verify`` says."""
     from quietsum.ledger import Ledger
     from quietsum.runs.folder import Workspace
-    from quietsum.runs.run import check_anchors
 
     with Ledger.open(place / "ledger.db", read_only=True) as ledger:
-        found = ledger.verify(every_signature=True)
-        check_anchors(ledger, Workspace(path=place))
+        found = ledger.verify({head for _, head in Workspace(path=place).anchors()}, every_signature=True)
     return str(found.entries)
 
 

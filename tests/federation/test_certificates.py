@@ -18,12 +18,15 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.federation.certificates import (
     Identity,
+    check_client,
     check_server,
     fingerprint,
     host,
     make_authority,
+    make_client,
     make_node_key,
     make_server,
+    name_in,
     names_of,
     public_line,
     read_certificates,
@@ -32,6 +35,7 @@ from quietsum.federation.certificates import (
     read_roster,
     read_server_key,
 )
+from quietsum.federation.nodekeys import fresh_key
 
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
@@ -334,3 +338,19 @@ def test_a_certificate_for_every_name_of_a_domain_is_checked_by_one_of_them(monk
     check_server([certificate(authority)], [certificate(server)])
     with pytest.raises(QuietsumError, match="signed by any authority"):
         check_server([certificate(make_authority())], [certificate(server)])
+
+
+def test_a_sites_certificate_is_for_its_key_and_for_calling() -> None:
+    authority, key = make_authority(), fresh_key().public_key()
+    own = x509.load_pem_x509_certificate(make_client(authority, "Basel", key))
+    check_client([own], key)
+    assert name_in(own) == "Basel"
+    with pytest.raises(QuietsumError, match="another key"):
+        check_client([own], fresh_key().public_key())
+    with pytest.raises(QuietsumError, match="has expired"):
+        check_client([own], key, now=own.not_valid_after_utc + datetime.timedelta(days=1))
+    with pytest.raises(QuietsumError, match="does not hold before"):
+        check_client([own], key, now=own.not_valid_before_utc - datetime.timedelta(days=1))
+    server = x509.load_pem_x509_certificate(make_server(authority).certificate)
+    with pytest.raises(QuietsumError, match="not made for callers"):
+        check_client([server], server.public_key())  # type: ignore[arg-type]

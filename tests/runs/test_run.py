@@ -25,12 +25,12 @@ from quietsum.errors import (
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Joins
 from quietsum.federation.watch import RoundFinished, RunEvent
-from quietsum.ledger import Ledger
+from quietsum.ledger import Head, Ledger
 from quietsum.ledger.history import RunHistory
 from quietsum.plan import Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.run import RunResult, claims, resume, start
+from quietsum.runs.run import RunResult, check_anchors, claims, resume, start
 from tiny import TinyTask, tiny_plan, touches
 
 
@@ -341,6 +341,30 @@ def test_rule_11_any_head_that_a_run_has_kept_is_enough(tmp_path: Path, kept: st
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(LedgerBroken, match="does not contain the head"):
         go(tmp_path, name="again", task=TinyTask(sizes={"west": 12, "east": 8}))
+
+
+def test_a_start_reads_one_head_of_each_run_however_many_files_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    honest = checkpoints.head_of
+
+    def counted(path: Path) -> Head:
+        read.append(path)
+        return honest(path)
+
+    for name in ("first", "second", "third"):
+        go(tmp_path, name=name, task=TinyTask(public="made up for a test"))
+    (tmp_path / "runs" / "second" / "model.safetensors").unlink()
+    shutil.rmtree(tmp_path / "runs" / "third" / "checkpoints")
+    assert len(list(Workspace(path=tmp_path).anchors())) > 6
+    monkeypatch.setattr(checkpoints, "head_of", counted)
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        assert check_anchors(ledger, Workspace(path=tmp_path)) == 3
+    newest = max((tmp_path / "runs" / "second" / "checkpoints").glob("*.safetensors"))
+    assert read == [
+        tmp_path / "runs" / "first" / "model.safetensors", newest, tmp_path / "runs" / "third" / "model.safetensors"
+    ]  # fmt: skip
 
 
 def test_rule_11_a_ledger_that_was_deleted_is_not_begun_anew(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from quietsum import errors
 from quietsum.tasks import datafiles
 from quietsum.tasks.datafiles import DATASETS, DataMissing, DataSet, data_folder, load_npz, refuse_unknown, sha256_of
-from quietsum.tasks.trainable import TRAINABLE
+from quietsum.tasks.protocol import LooksForData
+from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
 
 def test_there_is_one_data_missing() -> None:
@@ -137,3 +138,20 @@ def test_looking_at_data_needs_no_torch() -> None:
     code += "print(datafiles.DATASETS['heart'].check(None))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "920 rows" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINABLE if name != "digits"])
+def test_a_torch_task_says_that_its_files_are_not_there_and_reads_none_that_are(tmp_path: Path, name: str) -> None:
+    task = trainable_task(name, {"folder": str(tmp_path)})
+    assert isinstance(task, LooksForData)
+    with pytest.raises(DataMissing) as early:
+        task.look_for_data("here")
+    with pytest.raises(DataMissing) as late:
+        task.records()
+    assert str(early.value) == str(late.value), "the same words as of a training that reads"
+    for stem in ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "creditcard.csv", "fraud_transactions.csv",
+                 "pneumoniamnist.npz", "nuclei_dsb2018_128.npz", "msr_action3d.npz"):  # fmt: skip
+        (tmp_path / stem).write_bytes(b"nothing that could be read")
+    task.look_for_data("here")
+    with pytest.raises(DataMissing):
+        task.records()

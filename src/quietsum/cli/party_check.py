@@ -7,13 +7,14 @@ and stops at the first one. So neither passes what the other refuses.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
+from quietsum.errors import DataMissing, InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
@@ -35,7 +36,6 @@ __all__ = [
 
 def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
     """Each mistake in the keys and in the ledger's place that ends ``party serve`` before it begins."""
-    from quietsum.federation.certificates import read_certificates
     from quietsum.federation.nodekeys import read_node_key
 
     coordinator = policy.coordinator
@@ -47,7 +47,8 @@ def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
         )
     if not insecure:
         authority = "take ca.crt from whoever runs the coordinator"
-        yield from _raised(lambda: read_certificates(_file(policy, "root_certificate", authority)))
+        yield from _raised(lambda: _check_authority(_file(policy, "root_certificate", authority)))
+        yield from _raised(lambda: _check_own_certificate(policy))
     yield from _raised(lambda: _check_place(policy))
 
 
@@ -58,6 +59,46 @@ def _file(policy: Policy, key: str, remedy: str) -> Path:
     if not (path := policy.path(name)).exists():
         raise InvalidParameter(f"coordinator.{key}", str(path), "is not there", remedy)
     return path
+
+
+def _check_authority(path: Path) -> None:
+    from quietsum.federation.certificates import read_certificates
+
+    ends = max(found.not_valid_after_utc for found in read_certificates(path))
+    if ends < datetime.datetime.now(datetime.UTC):
+        raise InvalidParameter(
+            "coordinator.root_certificate", str(path), f"has expired on {ends:%Y-%m-%d}: no coordinator would be "
+            "believed", "take ca.crt anew from whoever runs the coordinator",
+        )  # fmt: skip
+
+
+def _check_own_certificate(policy: Policy) -> None:
+    """The certificate beside the node key, which a SuperLink may ask for; there need not be one."""
+    from quietsum.federation.certificates import check_client, read_certificates
+    from quietsum.federation.nodekeys import read_node_key
+
+    path = _own_certificate(policy)
+    if path is None:
+        return
+    try:
+        key = read_node_key(path.with_name(Path(policy.coordinator.node_key).name)).public_key()
+    except QuietsumError:
+        return  # has a line of its own
+    try:
+        check_client(read_certificates(path), key)
+    except QuietsumError as problem:
+        raise InvalidParameter(
+            "coordinator.node_key", str(path), f"is no certificate that could be shown: {problem}",
+            "take node.crt anew from whoever runs the coordinator, or remove it if no certificate is asked for",
+        ) from None  # fmt: skip
+
+
+def _own_certificate(policy: Policy) -> Path | None:
+    """``node.crt`` beside ``node.key``; None where it is not there."""
+    if not policy.coordinator.node_key:
+        return None
+    path = policy.path(policy.coordinator.node_key).with_suffix(".crt")
+    return path if path.exists() else None
 
 
 def _check_place(policy: Policy) -> None:
@@ -173,8 +214,44 @@ def hints(policy: Policy) -> Iterator[str]:
         yield f"there is no ledger yet; quietsum party serve begins one at {place}"
     if place.name != "ledger.db":
         yield f"quietsum ledger looks for ledger.db in a folder, and this one is called {place.name}"
+    yield from _certificate_hints(policy)
+    yield from _missing_data(policy)
     if on_loopback(policy) and not policy.coordinator.root_certificate:
         yield "without coordinator.root_certificate, only --insecure-loopback serves it"
+
+
+def _missing_data(policy: Policy) -> Iterator[str]:
+    """Tasks whose files are not here: said to the holder, who may still bring them. No record is read."""
+    from quietsum.tasks.protocol import LooksForData
+
+    for allowed in policy.tasks:
+        try:
+            task = _make(allowed)
+            if isinstance(task, LooksForData):
+                task.look_for_data(policy.name)
+        except DataMissing as missing:
+            yield f"task {allowed.name} would be refused, since it has no data here: {missing}"
+        except Exception:
+            continue  # a task that cannot be made has a line of its own
+
+
+def _certificate_hints(policy: Policy) -> Iterator[str]:
+    """Whom ``node.crt`` calls its holder, and how long it holds, where either may surprise."""
+    from quietsum.federation.certificates import name_in, read_certificates
+    from quietsum.federation.keylook import SOON
+
+    path = _own_certificate(policy)
+    if path is None:
+        return
+    try:
+        own = read_certificates(path)[0]
+    except QuietsumError:
+        return  # an error, and told as one
+    name, left = name_in(own), own.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    if name and name != policy.name:
+        yield f"{path.name} calls its holder {name}, and this site is {policy.name}: is it the right one?"
+    if datetime.timedelta(0) <= left <= SOON:
+        yield f"{path.name} expires on {own.not_valid_after_utc:%Y-%m-%d}; ask for a new one"
 
 
 def on_loopback(policy: Policy) -> bool:

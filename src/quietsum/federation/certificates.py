@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 __all__ = [
-    "LONGEST_DAYS", "OWN_NAMES", "Identity", "NodeKey", "check_server", "fingerprint", "host", "make_authority",
-    "make_client", "make_node_key", "make_server", "names_of", "public_line", "read_certificates", "read_node_key",
-    "read_public_key", "read_roster", "read_server_key", "require_private",
+    "LONGEST_DAYS", "OWN_NAMES", "Identity", "NodeKey", "check_client", "check_server", "fingerprint", "host",
+    "make_authority", "make_client", "make_node_key", "make_server", "name_in", "names_of", "public_line",
+    "read_certificates", "read_node_key", "read_public_key", "read_roster", "read_server_key", "require_private",
 ]  # fmt: skip
 
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -304,3 +304,39 @@ def check_server(
         raise QuietsumError(
             f"the server certificate {problem}; a site needs one that ca.crt has signed, for the name it dials"
         ) from None
+
+
+def check_client(
+    chain: Sequence[x509.Certificate], key: EllipticCurvePublicKey, *, now: datetime.datetime | None = None
+) -> None:
+    """Refuse a site's own certificate that no SuperLink takes: of another key, expired, or not made for callers.
+
+    ``chain`` begins with the site's certificate. Whether its authority is one that the SuperLink asks for is known
+    there alone.
+    """
+    from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    own, moment = chain[0], _starting(now)
+    if own.public_key() != key:
+        raise QuietsumError("it is for another key than the node key beside it")
+    for what, found in (("it", own), *(("an authority in it", other) for other in chain[1:])):
+        if moment > found.not_valid_after_utc:
+            raise QuietsumError(f"{what} has expired on {found.not_valid_after_utc:%Y-%m-%d}")
+        if moment < found.not_valid_before_utc:
+            raise QuietsumError(
+                f"{what} does not hold before {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check this clock"
+            )
+    try:
+        uses = own.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if not {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(uses):
+        raise QuietsumError("it is not made for callers (extended key usage clientAuth)")
+
+
+def name_in(certificate: x509.Certificate) -> str:
+    """Whom a certificate calls its holder; empty where it names nobody."""
+    from cryptography.x509.oid import NameOID
+
+    return " ".join(str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME))

@@ -37,7 +37,7 @@ __all__ = ["OutcomeUnknown", "PostgresStore", "completed", "read_address"]
 
 PATIENCE = 60.0  # seconds that a writer waits for the others, or for a server that restarts
 IDLE = 120.0  # seconds after which the server gives up on a writer that is silent in the middle of a transaction
-BATCH = 1000
+FEW, BATCH = 16, 1000
 OLDEST = 140000  # as server_version_num has it
 
 _COLUMNS = "sequence, kind, time, body, previous, hash, signature"
@@ -219,7 +219,7 @@ class PostgresStore:
 
         LedgerBroken names the first one that cannot be read: where a thousand cannot, they are asked for one by one.
         """
-        start, batch = min(start, LONGEST), BATCH
+        start, batch = min(start, LONGEST), FEW  # mostly one row is wanted, or what others have just appended
         while True:
             try:
                 found = self._read(
@@ -237,6 +237,7 @@ class PostgresStore:
                 start = row.sequence + 1
             if len(found) < batch:
                 return
+            batch = BATCH if batch > 1 else 1
 
     def seal(self, place: str) -> None:
         """Inside a transaction: refuse every further row, from any machine and for good. It goes on at ``place``."""

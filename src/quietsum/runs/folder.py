@@ -101,15 +101,26 @@ class Workspace:
             for path in (*sorted(folder.checkpoints.glob("round-*.safetensors")), folder.model):
                 if path.is_file():
                     yield path, head_of(path)
-            report = folder.path / "report.json"
-            if report.is_file():
-                try:
-                    yield report, Head.from_dict(json.loads(report.read_text(encoding="utf-8"))["ledger"]["head"])
-                except (OSError, ValueError, LookupError, TypeError) as error:
-                    raise CorruptState(
-                        f"{report} cannot be read ({error}); delete it: quietsum show makes no new one, "
-                        "quietsum run --resume does"
-                    ) from None
+            yield from folder.reported_head()
+
+    def newest_anchors(self) -> Iterator[tuple[Path, Head]]:
+        """The newest signed head of each run and training: in its model, else in its last checkpoint or report.
+
+        Enough to tell a ledger that was rolled back, cut or replaced: a run writes a head after its older ones were
+        found in the ledger, so a ledger that holds the newest holds them all. :meth:`anchors` reads every one.
+        """
+        from quietsum.runs.checkpoint import head_of
+
+        for path in self._trainings():
+            yield path, head_of(path)
+        for folder in self.folders():
+            path = folder.model
+            if not path.is_file():
+                path = max(folder.checkpoints.glob("round-*.safetensors"), default=path)
+            if path.is_file():
+                yield path, head_of(path)
+            else:
+                yield from folder.reported_head()
 
     def find(self, name: str) -> RunFolder:
         """The run called ``name``, or in the folder ``name``; ``latest`` is the newest one."""
@@ -217,6 +228,18 @@ class RunFolder:
     def model(self) -> Path:
         """The finished model."""
         return self.path / "model.safetensors"
+
+    def reported_head(self) -> Iterator[tuple[Path, Head]]:
+        """The ledger's head in ``report.json``, where there is one."""
+        report = self.path / "report.json"
+        if report.is_file():
+            try:
+                yield report, Head.from_dict(json.loads(report.read_text(encoding="utf-8"))["ledger"]["head"])
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise CorruptState(
+                    f"{report} cannot be read ({error}); delete it: quietsum show makes no new one, "
+                    "quietsum run --resume does"
+                ) from None
 
     def plan(self) -> Plan:
         """The frozen plan; one that was edited after the run began is refused."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.tasks.binary import binary_cross_entropy, log_odds, starting_at
-from quietsum.tasks.cards_files import KNOWN, CardPayments, parts, read_card_payments
+from quietsum.tasks.cards_files import KNOWN, CardPayments, find, parts, read_card_payments
 from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.hashing import bucket_of, buckets
@@ -130,6 +130,10 @@ class CardsTask:
     def example(self) -> tuple[Tensor, ...]:
         """A made-up payment."""
         return torch.zeros(1, FEATURES), torch.zeros(1, dtype=torch.int64)
+
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
+        find(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """Features and labels of the training cards' payments."""

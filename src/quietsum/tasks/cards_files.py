@@ -22,7 +22,7 @@ from quietsum.errors import DataMissing
 from quietsum.tasks.datafiles import sha256_of
 from quietsum.tasks.hashing import places
 
-__all__ = ["KNOWN", "CardPayments", "KnownText", "check", "parts", "read_card_payments"]
+__all__ = ["KNOWN", "CardPayments", "KnownText", "check", "find", "parts", "read_card_payments"]
 
 _HEADER: Final = (
     "id", "card_id", "store_id", "datetime", "amount", "currency", "customer_present", "fraud", "expiration_date",
@@ -68,14 +68,17 @@ class CardPayments:
         return f"CardPayments({len(self)} rows)"
 
 
-def read_card_payments(folder: Path, known: KnownText = KNOWN) -> CardPayments:
-    """The payments in ``folder``; a truncated or altered file is refused."""
+def find(folder: Path) -> Path:
+    """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     for name in ("fraud_transactions.csv.gz", "fraud_transactions.csv"):
         if (folder / name).is_file():
-            path = folder / name
-            break
-    else:
-        raise DataMissing(f"the card payments of evalml are not in {folder}: {_WHERE}")
+            return folder / name
+    raise DataMissing(f"the card payments of evalml are not in {folder}: {_WHERE}")
+
+
+def read_card_payments(folder: Path, known: KnownText = KNOWN) -> CardPayments:
+    """The payments in ``folder``; a truncated or altered file is refused."""
+    path = find(folder)
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

@@ -22,7 +22,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.checks import checked_images, checked_labels
 from quietsum.tasks.datafiles import load_npz
 
-__all__ = ["KNOWN", "Images", "Known", "check", "read", "sum_of_records"]
+__all__ = ["KNOWN", "Images", "Known", "check", "find", "read", "sum_of_records"]
 
 FILE: Final = "pneumoniamnist.npz"
 OFFICIAL_MD5: Final = "28209eda62fecd6e6a2d98b1501bb15f"
@@ -90,11 +90,17 @@ def sum_of_records(pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> str:
     return total.hexdigest()
 
 
-def read(folder: Path, known: Mapping[str, Known] = KNOWN) -> dict[str, Images]:
-    """The parts train, val and test, verified. ``known`` is there for tests with small files."""
+def find(folder: Path) -> Path:
+    """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     path = folder / FILE
     if not path.is_file():
         raise DataMissing(f"PneumoniaMNIST is not in {folder}: {_WHERE}")
+    return path
+
+
+def read(folder: Path, known: Mapping[str, Known] = KNOWN) -> dict[str, Images]:
+    """The parts train, val and test, verified. ``known`` is there for tests with small files."""
+    path = find(folder)
     arrays = load_npz(path, [f"{part}_{what}" for part in known for what in ("images", "labels")])
     parts = {}
     for part, facts in known.items():

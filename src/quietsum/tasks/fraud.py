@@ -35,7 +35,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.tasks.binary import binary_cross_entropy, fitted_to_public, log_odds, starting_at
 from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.fraud_files import COLUMNS, KNOWN, Payments, parts, read_payments
+from quietsum.tasks.fraud_files import COLUMNS, KNOWN, Payments, find, parts, read_payments
 from quietsum.tasks.protocol import Metrics
 from quietsum.tasks.scores import average_precision, best_f1_threshold, f1_score, roc_auc
 from quietsum.tasks.torch_protocol import Settings
@@ -167,6 +167,10 @@ class FraudTask:
             nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(),
             starting_at(nn.Linear(32, 1), _SHARE, zero=False),
         )  # fmt: skip
+
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
+        find(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """Features and labels of the training part."""

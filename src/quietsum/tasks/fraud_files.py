@@ -25,7 +25,7 @@ from quietsum.tasks.checks import checked_images, checked_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 from quietsum.tasks.hashing import places
 
-__all__ = ["COLUMNS", "KNOWN", "KnownPayments", "Payments", "check", "pack", "parts", "read_payments"]
+__all__ = ["COLUMNS", "KNOWN", "KnownPayments", "Payments", "check", "find", "pack", "parts", "read_payments"]
 
 COLUMNS: Final = 28
 SPLITS: Final = 10
@@ -74,16 +74,21 @@ class Payments:
         return f"Payments({len(self)} rows)"
 
 
+def find(folder: Path) -> Path:
+    """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
+    for name in ("creditcard.csv", "creditcard.npz"):
+        if (folder / name).is_file():
+            return folder / name
+    raise DataMissing(f"the card payments are not in {folder}: {_WHERE}")
+
+
 def read_payments(folder: Path, known: KnownPayments = KNOWN) -> Payments:
     """The payments in ``folder``, from the csv where it is there, else from the npz; an altered file is refused."""
-    table, packed = folder / "creditcard.csv", folder / "creditcard.npz"
-    if table.is_file():
-        source, found = table, _from_csv(table, known)
-    elif packed.is_file():
-        arrays = load_npz(packed, ("V", "time", "amount", "label"))
-        source, found = packed, _checked(packed, arrays)
+    source = find(folder)
+    if source.suffix == ".csv":
+        found = _from_csv(source, known)
     else:
-        raise DataMissing(f"the card payments are not in {folder}: {_WHERE}")
+        found = _checked(source, load_npz(source, ("V", "time", "amount", "label")))
     kept: dict[str, NDArray[Any]] = {
         "V": found.components,
         "time": found.seconds,

@@ -22,7 +22,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.checks import checked_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 
-__all__ = ["FASHION", "MNIST", "IdxSet", "Parts", "check_fashion", "check_mnist", "read_part"]
+__all__ = ["FASHION", "MNIST", "IdxSet", "Parts", "check_fashion", "check_mnist", "find", "read_part"]
 
 Parts: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]
 """For each array: the beginning of its file's name, its shape, and the SHA-256 of its bytes without any header."""
@@ -103,20 +103,24 @@ def _check(folder: Path, images: IdxSet) -> str:
     return f"{sizes['x_train']} / {sizes['x_test']} images to train and test"
 
 
-def _found(folder: Path, part: str, images: IdxSet) -> tuple[Path, NDArray[np.uint8]]:
+def find(folder: Path, part: str, images: IdxSet = MNIST) -> Path:
+    """Where a part lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     stem, shape, _ = images.parts[part]
     kind = f"idx{len(shape)}-ubyte"
-    for name in (f"{stem}-{kind}.gz", f"{stem}-{kind}", f"{stem}.{kind}", f"{stem}.{kind}.gz"):
-        path = folder / name
-        if path.is_file():
-            return path, _idx(path, len(shape))
-    packed = folder / images.packed
-    if packed.is_file():
-        values = load_npz(packed, [part])[part]
-        if values.dtype.kind not in "iu" or (values.size and not 0 <= int(values.min()) <= int(values.max()) <= 255):
-            raise DataMissing(f"{packed}: {part} holds no whole numbers of 0 … 255; fetch it again")
-        return packed, values.astype(np.uint8)
+    for name in (f"{stem}-{kind}.gz", f"{stem}-{kind}", f"{stem}.{kind}", f"{stem}.{kind}.gz", images.packed):
+        if (folder / name).is_file():
+            return folder / name
     raise DataMissing(f"{images.title} is not in {folder}: {images.remedy}")
+
+
+def _found(folder: Path, part: str, images: IdxSet) -> tuple[Path, NDArray[np.uint8]]:
+    path = find(folder, part, images)
+    if path.name != images.packed:
+        return path, _idx(path, len(images.parts[part][1]))
+    values = load_npz(path, [part])[part]
+    if values.dtype.kind not in "iu" or (values.size and not 0 <= int(values.min()) <= int(values.max()) <= 255):
+        raise DataMissing(f"{path}: {part} holds no whole numbers of 0 … 255; fetch it again")
+    return path, values.astype(np.uint8)
 
 
 def _idx(path: Path, dimensions: int) -> NDArray[np.uint8]:

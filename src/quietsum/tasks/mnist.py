@@ -102,6 +102,12 @@ class _Pictures:
         """A fresh model; the linear one starts at zero."""
         return _model(self.network)
 
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
+        images = idx_files.FASHION if self._fashion else idx_files.MNIST
+        for part in ("x_train", "y_train"):
+            idx_files.find(self._folder, part, images)
+
     def records(self) -> tuple[Tensor, ...]:
         """The 60,000 training records, or the first 50,000 while settings are chosen."""
         values, labels = self._part("train")

@@ -159,6 +159,10 @@ class NucleiTask:
             1, files.SIDE, files.SIDE, dtype=torch.uint8
         )
 
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
+        files.find(self._folder)
+
     def records(self) -> tuple[Tensor, ...]:
         """The training pictures and their masks."""
         return self._chosen(self._trained)

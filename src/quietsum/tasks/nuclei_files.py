@@ -26,7 +26,7 @@ from quietsum.tasks.checks import checked_images
 from quietsum.tasks.datafiles import load_npz, refuse_unknown, sha256_of
 from quietsum.tasks.png_files import read_gray, resized
 
-__all__ = ["KNOWN", "SIDE", "Pictures", "check", "checked", "read", "read_official"]
+__all__ = ["KNOWN", "SIDE", "Pictures", "check", "checked", "find", "read", "read_official"]
 
 FILE: Final = "nuclei_dsb2018_128.npz"
 SIDE: Final = 128
@@ -81,16 +81,23 @@ def checked(images: NDArray[Any], masks: NDArray[Any], sizes: NDArray[Any]) -> P
     return Pictures(images=images, masks=masks.astype(np.uint8), sizes=sizes.astype(np.int64))
 
 
+def find(folder: Path) -> Path:
+    """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
+    if (folder / FILE).is_file():
+        return folder / FILE
+    if (folder / "stage1_train").is_dir():
+        return folder / "stage1_train"
+    raise DataMissing(
+        f"the nuclei are not in {folder}: put the folder stage1_train of github.com/lopuhin/"
+        f"kaggle-dsbowl-2018-dataset-fixes there, or {FILE}, and set QUIETSUM_DATA to the folder above"
+    )
+
+
 def read(folder: Path, known: Mapping[str, tuple[tuple[int, ...], str]] = KNOWN) -> Pictures:
     """All pictures, verified. ``known`` is there for tests with small files."""
-    path = folder / FILE
-    if not path.is_file():
-        if (folder / "stage1_train").is_dir():
-            return read_official(folder / "stage1_train", KNOWN_FOLDER)
-        raise DataMissing(
-            f"the nuclei are not in {folder}: put the folder stage1_train of github.com/lopuhin/"
-            f"kaggle-dsbowl-2018-dataset-fixes there, or {FILE}, and set QUIETSUM_DATA to the folder above"
-        )
+    path = find(folder)
+    if path.is_dir():
+        return read_official(path, KNOWN_FOLDER)
     arrays = load_npz(path, list(known))
     try:
         found = checked(arrays["images"], arrays["masks"], arrays["orig_hw"])

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from quietsum.learning.step import cross_entropy
 from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, read_sequences, resampled
+from quietsum.tasks.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, find, read_sequences, resampled
 from quietsum.tasks.protocol import Metrics
 from quietsum.tasks.scores import accuracy
 from quietsum.tasks.stgcn import STGCN
@@ -139,6 +139,10 @@ class PoseTask:
         """A made-up sequence in which nobody moves."""
         shape = (FEATURES,) if self.network == "linear" else (3, FRAMES, JOINTS)
         return torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64)
+
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
+        find(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """Features, or sequences as (n, 3, 32, 20), and actions 0 – 19."""

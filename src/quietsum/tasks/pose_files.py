@@ -24,7 +24,18 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.checks import checked_images, checked_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 
-__all__ = ["ACTIONS", "JOINTS", "KNOWN", "KnownSequences", "Sequences", "check", "pack", "read_sequences", "resampled"]
+__all__ = [
+    "ACTIONS",
+    "JOINTS",
+    "KNOWN",
+    "KnownSequences",
+    "Sequences",
+    "check",
+    "find",
+    "pack",
+    "read_sequences",
+    "resampled",
+]
 
 ACTIONS: Final = 20
 JOINTS: Final = 20
@@ -83,16 +94,20 @@ class Sequences:
         return np.split(self.frames, np.cumsum(self.lengths)[:-1])
 
 
+def find(folder: Path) -> Path:
+    """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
+    if _text_files(folder):
+        return folder
+    packed = folder / "msr_action3d.npz"
+    if packed.is_file():
+        return packed
+    raise DataMissing(f"the skeletons of MSR Action3D are not in {folder}: {_WHERE}")
+
+
 def read_sequences(folder: Path, known: KnownSequences = KNOWN) -> Sequences:
     """The sequences in ``folder``, sorted by action, subject and trial; an altered set is refused."""
-    packed = folder / "msr_action3d.npz"
-    texts = _text_files(folder)
-    if texts:
-        source, arrays = folder, _from_texts(folder, texts, known)
-    elif packed.is_file():
-        source, arrays = packed, load_npz(packed, _KEYS)
-    else:
-        raise DataMissing(f"the skeletons of MSR Action3D are not in {folder}: {_WHERE}")
+    source = find(folder)
+    arrays = _from_texts(folder, _text_files(folder), known) if source.is_dir() else load_npz(source, _KEYS)
     try:
         _refuse_broken(arrays)
     except InvalidParameter as error:
