@@ -254,11 +254,11 @@ class _Watching:
         self._watchers += guarded(kept)
 
     def saw(self, event: RunEvent) -> None:
-        from quietsum.federation.watch import PartyDropped, RoundStarted
+        from quietsum.federation.watch import PartyDropped, PartySilent, RoundStarted
 
         for watcher in self._watchers:
             watcher.saw(event)
-        if not isinstance(event, RoundStarted | PartyDropped):  # nothing is reserved at this moment
+        if not isinstance(event, RoundStarted | PartyDropped | PartySilent):  # nothing is reserved at this moment
             for watcher in self._watchers:
                 watcher.check()
 

@@ -20,25 +20,38 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import (
+    QUESTIONS,
+    Answer,
+    Federation,
+    Lost,
+    Question,
+    Refusal,
+    Reply,
+    Sums,
+    TrainRequest,
+    Update,
+)
 from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.party.secure import Contribution, SecureSite, contribution_of, terms_of
 from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate
+from quietsum.secagg import Identity, Refused, Step, Terms
 from quietsum.tasks.protocol import FederatedTask, TrainsMany
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["LocalFederation", "fates", "too_late"]
+__all__ = ["LocalFederation", "SimulatedLosses", "fates", "too_late"]
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +86,9 @@ class LocalFederation:
         many: Many | None = None,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        resolved: ResolvedPlan | None = None,
     ) -> None:
+        """``resolved`` is needed for secure rounds alone."""
         if not sites:
             raise InvalidParameter("sites", dict(sites), "is empty", "a federation needs at least one party")
         self._sites = dict(sites)
@@ -81,6 +96,14 @@ class LocalFederation:
         self._many = many
         self._deadline = math.inf if deadline is None else positive("deadline", deadline, "seconds for a party")
         self._clock = clock
+        self._resolved = resolved
+        self._losses = SimulatedLosses(drop_outs, stragglers, rng)
+        self._terms: Terms | None = None  # of the session that is open, the same for all
+        self._how: Contribution | None = None
+        self._secure = {
+            name: SecureSite(name, identity=Identity.fresh(), contribute=self._contribution(site))
+            for name, site in (sites.items() if resolved is not None and resolved.secure is not None else ())
+        }
 
     @classmethod
     def of(
@@ -99,6 +122,8 @@ class LocalFederation:
         if whole_number("workers", workers, 1) > 1:
             from quietsum.federation.crew import Crew
 
+            if resolved.secure is not None:
+                raise PlanRefused("aggregation.secure = true: worker processes mask nothing yet; use workers = 1")
             if rng is not None and rng.for_tests:
                 problem = "cannot be shared with worker processes, which draw their own"
                 raise InvalidParameter("rng", "seeded", problem, "use workers = 1")
@@ -128,6 +153,7 @@ class LocalFederation:
             many=many,
             deadline=deadline,
             clock=clock,
+            resolved=resolved,
         )
 
     @property
@@ -165,6 +191,45 @@ class LocalFederation:
             except (Exception, SystemExit) as error:
                 yield self._failed(name, error)
 
+    # ------------------------------------------------------------------------------------------ secure rounds
+
+    def identities(self, cohort: Sequence[str]) -> Mapping[str, bytes]:
+        """The keys by which the parties of this process know each other; made anew for each run."""
+        return {name: self._secure[name].public for name in cohort}
+
+    def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:
+        """One word from each party. What it holds unmasked is in its own objects, of this process all the same."""
+        if question.step is Step.OPEN:
+            assert self._resolved is not None
+            self._terms = terms_of(self._resolved, question.request.key[:3], question.request.key[3])
+            self._how = contribution_of(self._resolved, question.request.round)
+            self._losses.draw(question.letters)
+        for name, letter in question.letters.items():
+            if fate := self._losses.at(name, question.step):
+                yield Lost(party=name, reason=fate)
+                continue
+            try:
+                yield Answer(party=name, content=self._answered(name, question, letter))
+                reach("party:sent")
+            except (Exception, SystemExit) as error:
+                yield self._failed(name, error)
+
+    def _answered(self, name: str, question: Question, letter: bytes) -> bytes:
+        party, key = self._secure[name], question.request.key[:3]
+        if question.step is not Step.OPEN:
+            params = question.request.params.copy() if question.step is Step.SHARES else None
+            return party.answer(key, question.step, letter, params)
+        assert self._terms is not None
+        self._sites[name].check()
+        return party.open(self._terms, letter, server=question.server, peers=question.identities)
+
+    def _contribution(self, site: Site) -> Callable[[tuple[str, int, int], Vectors], NDArray[np.uint32]]:
+        def made(key: tuple[str, int, int], params: Vectors) -> NDArray[np.uint32]:
+            assert self._terms is not None and self._how is not None
+            return site.contribution((*key, self._terms.model), params, self._how)
+
+        return made
+
     # ------------------------------------------------------------------------------------------ one at a time
 
     def _ask_one(self, name: str, key: tuple[str, int, int, str], params: Vectors) -> Reply:
@@ -181,7 +246,7 @@ class LocalFederation:
         except (Exception, SystemExit) as error:
             return self._failed(name, error)
 
-    def _failed(self, name: str, error: BaseException) -> Reply:
+    def _failed(self, name: str, error: BaseException) -> Refusal | Lost:
         """A refusal where no data was touched. Otherwise no refund leaves the party; work that was to protect anybody
         does not come here."""
         match error:
@@ -191,6 +256,8 @@ class LocalFederation:
                 return Lost(party=name, reason=str(error))
             case TooLate():
                 return Lost(party=name, reason=too_late(self._deadline))
+            case Refused():
+                return Lost(party=name, reason=str(error))
         return Lost(party=name, reason=f"its work failed ({type(error).__name__})")
 
     def _sent(self, name: str, delta: Vectors) -> Reply:
@@ -283,6 +350,34 @@ def fates(count: int, *, drop_outs: float, stragglers: float, rng: RandomSource)
     lost = rng.coins(drop_outs, count) if drop_outs else np.zeros(count, dtype=bool)
     late = rng.coins(stragglers, count) if stragglers else np.zeros(count, dtype=bool)
     return (_LOST if gone else _LATE if behind else "" for gone, behind in zip(lost, late, strict=True))
+
+
+@final
+class SimulatedLosses:
+    """Bad luck of a secure round: who is lost, and at which of its five steps, each as likely as any other.
+
+    A party that is lost behind its masked input is in the sum, and does not help to open it.
+    """
+
+    def __init__(self, drop_outs: float, stragglers: float, rng: RandomSource) -> None:
+        self._chances, self._rng = (drop_outs, stragglers), rng
+        self._fates: dict[str, tuple[Step, str]] = {}
+
+    def draw(self, parties: Iterable[str]) -> None:
+        """The fates of a new session."""
+        drop_outs, stragglers = self._chances
+        names, self._fates = tuple(parties), {}
+        for name, fate in zip(
+            names, fates(len(names), drop_outs=drop_outs, stragglers=stragglers, rng=self._rng), strict=True
+        ):
+            if fate:
+                place = int(self._rng.uniforms(1)[0] * len(QUESTIONS))
+                self._fates[name] = QUESTIONS[place], fate
+
+    def at(self, party: str, step: Step) -> str:
+        """Why ``party`` is not heard at ``step``; empty where it is."""
+        when, fate = self._fates.get(party, (None, ""))
+        return fate if when is not None and step >= when else ""
 
 
 def too_late(deadline: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
@@ -11,18 +10,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
+from quietsum.party.secure import model_hash
+from quietsum.secagg import Step
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger, Testimony
     from quietsum.plan import ResolvedPlan
 
 __all__ = [
+    "QUESTIONS",
+    "Answer",
     "Closes",
     "CountsTime",
+    "Exchanges",
     "Federation",
     "Joins",
     "KeepsBooks",
     "Lost",
+    "Question",
     "Refusal",
     "Reply",
     "Sums",
@@ -32,12 +37,6 @@ __all__ = [
 ]
 
 Vector = NDArray[np.float64]
-
-
-def model_hash(params: Vector) -> str:
-    """SHA-256 of the model's exact bytes and shape."""
-    values = np.ascontiguousarray(params, dtype="<f8")
-    return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
 
 
 @final
@@ -111,6 +110,54 @@ class Federation(Protocol):
 
         A federation may fold where the updates are made, from ``fold.start()``, and reply with :class:`Sums` for
         several parties at once; or leave ``fold`` alone and reply with one :class:`Update` each.
+        """
+        ...
+
+
+QUESTIONS = (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
+"""What a secure round asks of each party, in this order."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """One step of secure aggregation: the bytes for each party that is still in the session.
+
+    ``step`` says which of the server's five it is. ``identities`` are the Ed25519 keys by which the cohort knows each
+    other, ``server`` the one of the driver; both are stated once, with the first step. The model goes with the step
+    that asks for masked inputs, and with no other. ``seconds`` is how long the step may take, None without a deadline.
+    """
+
+    request: TrainRequest
+    step: Step
+    letters: Mapping[str, bytes]
+    server: bytes
+    identities: Mapping[str, bytes]
+    seconds: float | None = None
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a party says to one step: bytes of the protocol, signed and, where they hold its vector, masked."""
+
+    party: str
+    content: bytes
+
+
+@runtime_checkable
+class Exchanges(Protocol):
+    """A federation that carries the steps of secure aggregation, and nothing but bytes in either direction."""
+
+    def identities(self, cohort: Sequence[str]) -> Mapping[str, bytes]:
+        """The public keys of those of ``cohort`` that can be asked at all."""
+        ...
+
+    def exchange(self, question: Question) -> Iterable[Answer | Refusal | Lost]:
+        """Hand each party its bytes; one word from each, as they come, until the step's time is over.
+
+        A :class:`Refusal` comes only from a party that was not asked for its masked input yet. Who is lost at one step
+        is asked nothing at the next one.
         """
         ...
 

@@ -7,6 +7,9 @@ What becomes of the replies is one fold (:mod:`quietsum.aggregation`): the mean 
 clients are protected by noise at the server, the clipped and noised sum over a public denominator. Its noise does not
 depend on who replied, so such a round has a step however many did, and a draw of nobody is a step of noise alone: it
 is never drawn again (rule 9).
+
+With secure aggregation there is no reply to fold: the parties' vectors come masked, and one sum is opened after the
+commit (:mod:`quietsum.federation.secure`).
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
-from quietsum.aggregation.fold import length_of
+from quietsum.aggregation.fold import Combined, length_of
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     CountsTime,
+    Exchanges,
     Federation,
     KeepsBooks,
     Lost,
@@ -81,12 +85,13 @@ def run_round(
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
     whoever is drawn or answers (rules 1 and 2); only the record and person charges of a party that refused before it
     touched its data are refunded. Without client-level noise, fewer usable updates than the plan's minimum end in
-    :class:`~quietsum.errors.TooFewParties`, charged; with it, only where the plan asks for more than one.
+    :class:`~quietsum.errors.TooFewParties`, charged; with it, only where the plan asks for more than one. A secure
+    round without a sum ends in it, too.
     """
-    refuse_unmasked(resolved)
+    refuse_unmasked(resolved, federation)
     watchers, plan = guarded(watchers), resolved.plan
     registered = tuple(federation.registered())
-    fold = fold_of(resolved, number, state, registered, own_steps=own_steps)
+    fold = None if resolved.secure else fold_of(resolved, number, state, registered, own_steps=own_steps)
     _refuse_seeded(rng, resolved)
     _refuse_others(registered, resolved)
     attempt = ledger.next_attempt(run, number)
@@ -98,33 +103,15 @@ def run_round(
 
     cohort = tuple(registered[index] for index in resolved.cohort_sampling().draw(len(registered), rng))
     request = TrainRequest(run=run, round=number, attempt=attempt, params=state.params.copy())
-    replies = _Replies(fold, number, cohort, watchers)
     counted = isinstance(federation, CountsTime) and federation.counts_deadline  # for every party alone
-    deadline = None if counted else plan.federation.deadline
-    for reply in _in_time(federation.ask(request, cohort, fold), cohort, deadline, clock):
-        reach("round:reply")
-        replies.take(reply)
-    refundable = _refundable(charges, resolved)
-    for party, reason in replies.refused.items():  # only now: whoever refused and then replied all the same is charged
-        if party in refundable:
-            ledger.refund(receipt, party, reason)
-        replies.drop(party, f"it refused: {reason}", refunded=party in refundable)
-    reach("round:before-commit")
-    ledger.commit(receipt, seen=federation.testimonies() if isinstance(federation, KeepsBooks) else None)
-    reach("round:committed")
-    kept = tuple(replies.folded.kept)
-    needed = plan.federation.minimum_parties
-    if len(kept) < needed and (needed > 1 if resolved.client_level else bool(cohort)):
-        free = replies.refused.keys() >= set(registered) and refundable.issuperset(registered)
-        charged = "It is charged, except to those who refused before they touched data. "
-        raise TooFewParties(
-            f"round {number}: {len(kept)} of {len(cohort)} parties sent a usable update, the plan needs {needed}. "
-            + ("Nobody had touched data, so nothing was charged. " if free else charged)
-            + "See why with -v, then resume"
-        )
-    if not kept and fold.needs_updates:  # nobody was drawn, or nothing is there to average: no step
+    asked = _Asked(
+        request=request, cohort=cohort, registered=registered, resolved=resolved, federation=federation, ledger=ledger,
+        receipt=receipt, refundable=_refundable(charges, resolved), watchers=watchers,
+        deadline=None if counted else plan.federation.deadline, clock=clock,
+    )  # fmt: skip
+    combined = asked.masked() if fold is None else asked.folded(fold, rng)
+    if combined is None:
         return RoundResult(state=state, receipt=receipt, asked=cohort, kept=())
-    combined = fold.finish(replies.folded, rng)
     with np.errstate(over="ignore", invalid="ignore"):
         after = optimizer_of(resolved).step(state, combined.step).with_clip(combined.clip)
     if not after.finite:
@@ -134,6 +121,71 @@ def run_round(
             "start a new run with a smaller rate",
         )  # fmt: skip
     return RoundResult(state=after, receipt=receipt, asked=cohort, kept=combined.kept)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """One attempt that is reserved: replies are folded, or a masked sum is opened; the charge is committed before."""
+
+    request: TrainRequest
+    cohort: tuple[str, ...]
+    registered: tuple[str, ...]
+    resolved: ResolvedPlan
+    federation: Federation
+    ledger: Ledger
+    receipt: Receipt
+    refundable: frozenset[str]
+    watchers: tuple[Watcher, ...]
+    deadline: float | None
+    clock: Callable[[], float]
+
+    def folded(self, fold: Fold[Any], rng: RandomSource) -> Combined | None:
+        """What ``fold`` makes of the replies; None where there is no step."""
+        number, cohort = self.request.round, self.cohort
+        replies = _Replies(fold, number, cohort, self.watchers)
+        for reply in _in_time(self.federation.ask(self.request, cohort, fold), cohort, self.deadline, self.clock):
+            reach("round:reply")
+            replies.take(reply)
+        for party, reason in replies.refused.items():  # only now: who refused and then replied all the same is charged
+            replies.drop(party, f"it refused: {reason}", refunded=self._refund(party, reason))
+        reach("round:before-commit")
+        self._commit()
+        reach("round:committed")
+        kept = tuple(replies.folded.kept)
+        needed = self.resolved.plan.federation.minimum_parties
+        if len(kept) < needed and (needed > 1 if self.resolved.client_level else bool(cohort)):
+            free = replies.refused.keys() >= set(self.registered) and self.refundable.issuperset(self.registered)
+            charged = "It is charged, except to those who refused before they touched data. "
+            raise TooFewParties(
+                f"round {number}: {len(kept)} of {len(cohort)} parties sent a usable update, the plan needs {needed}. "
+                + ("Nobody had touched data, so nothing was charged. " if free else charged)
+                + "See why with -v, then resume"
+            )
+        if not kept and fold.needs_updates:  # nobody was drawn, or nothing is there to average: no step
+            return None
+        return fold.finish(replies.folded, rng)
+
+    def masked(self) -> Combined:
+        """The step from one masked sum (:mod:`quietsum.federation.secure`)."""
+        from quietsum.federation.secure import Session
+
+        assert isinstance(self.federation, Exchanges)
+        return Session(
+            self.request, self.cohort, resolved=self.resolved, federation=self.federation, refused=self._refund,
+            commit=self._commit, watchers=self.watchers, deadline=self.deadline, clock=self.clock,
+        ).run()  # fmt: skip
+
+    def _refund(self, party: str, reason: str) -> bool:
+        """Whether the charge of ``party``, which refused before it touched its data, was taken back."""
+        if party in self.refundable:
+            self.ledger.refund(self.receipt, party, reason)
+        return party in self.refundable
+
+    def _commit(self) -> None:
+        """Durable when this returns, with the sites' own heads beside it."""
+        parties = self.federation
+        self.ledger.commit(self.receipt, seen=parties.testimonies() if isinstance(parties, KeepsBooks) else None)
 
 
 # ------------------------------------------------------------------------------- what the plan asks for
@@ -202,11 +254,13 @@ def first_state(resolved: ResolvedPlan, initial: np.ndarray) -> ServerState:
     return state.with_clip(client.max_norm if resolved.adaptive is not None and client is not None else None)
 
 
-def refuse_unmasked(resolved: ResolvedPlan) -> None:
+def refuse_unmasked(resolved: ResolvedPlan, federation: Federation) -> None:
     """No round may show the server single updates where the plan promises one masked sum."""
-    if resolved.plan.aggregation.secure:
+    if resolved.secure is not None and not isinstance(federation, Exchanges):
         raise PlanRefused(
-            "aggregation.secure = true: these runtimes mask nothing yet; say secure = false with noise at each party"
+            f"aggregation.secure = true: {type(federation).__name__} carries updates and no masked sums; give it "
+            "identities() and exchange() (quietsum.federation.messages.Exchanges), or say secure = false with noise at "
+            "each party"
         )
 
 
@@ -227,7 +281,7 @@ def _refuse_others(registered: Sequence[str], resolved: ResolvedPlan) -> None:
         )  # fmt: skip
 
 
-def _refundable(charges: Iterable[Charge], resolved: ResolvedPlan) -> set[str]:
+def _refundable(charges: Iterable[Charge], resolved: ResolvedPlan) -> frozenset[str]:
     """Parties that pay for records or people by themselves.
 
     A client's charge is never refunded: it is for the chance of having been drawn. A holder that stands for many
@@ -235,11 +289,11 @@ def _refundable(charges: Iterable[Charge], resolved: ResolvedPlan) -> set[str]:
     """
     paying = {charge.party for charge in charges if charge.unit is not PrivacyUnit.CLIENT}
     shared = Counter(facts.account for facts in resolved.parties)
-    return {
+    return frozenset(
         facts.name
         for facts in resolved.parties
         if facts.account == facts.name and facts.name in paying and shared[facts.account] == 1
-    }
+    )
 
 
 # ------------------------------------------------------------------------------------------- replies

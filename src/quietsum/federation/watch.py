@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 __all__ = [
     "PartyDropped",
+    "PartySilent",
     "RoundFinished",
     "RoundStarted",
     "RunEvent",
@@ -69,7 +70,11 @@ class RoundStarted(RunEvent):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartyDropped(RunEvent):
-    """One party's update is not in this round's model, and why."""
+    """One party's update is not in this round's model, and why.
+
+    In a secure round ``step`` is where it was lost and ``code`` one of :class:`quietsum.secagg.Reason`'s values; both
+    are empty otherwise.
+    """
 
     kind: ClassVar[str] = "party-dropped"
     operator_only: ClassVar[bool] = True
@@ -77,6 +82,22 @@ class PartyDropped(RunEvent):
     party: str
     reason: str
     refunded: bool
+    step: str = ""
+    code: str = ""
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartySilent(RunEvent):
+    """A party whose masked update is in the sum was lost at a later ``step``: it did not help to unmask it."""
+
+    kind: ClassVar[str] = "party-silent"
+    operator_only: ClassVar[bool] = True
+    round: int
+    party: str
+    reason: str
+    step: str
+    code: str
 
 
 @final

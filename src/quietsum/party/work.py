@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.learning.descent import gradients_of, private_steps
+from quietsum.learning.descent import clipped_sum, gradients_of, private_steps
+from quietsum.privacy.units import PrivacyUnit
 from quietsum.sampling import Everyone
 from quietsum.tasks.protocol import (
     FederatedTask,
@@ -35,14 +36,17 @@ from quietsum.tasks.protocol import (
     Rehearses,
     RehearsesUnseen,
     Rows,
+    SumsGradients,
     TrainsOnNothing,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quietsum.mechanisms.distributed import DistributedNoise
     from quietsum.mechanisms.gaussian import GaussianMechanism
     from quietsum.mechanisms.rng import RandomSource
+    from quietsum.party.secure import Contribution
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
@@ -121,6 +125,20 @@ class Site:
         orders = self.begin(key)
         return self.finish(orders, self.work(params, orders))
 
+    def check(self) -> None:
+        """:class:`NotTouched` where the party would refuse; for a round whose first steps need no data."""
+        if self._refuses:
+            raise NotTouched(self._refuses)
+        look_for_data(self._task, self.name)
+
+    def contribution(self, key: tuple[str, int, int, str], params: Vector, how: Contribution) -> NDArray[np.uint32]:
+        """What the party adds to a masked sum; the same bounds, noise and silence as an :meth:`answer`.
+
+        Guarantees: work that failed adds what no rows give, on the same grid and with the same share of noise, where
+        anything is promised (rule 17). The result is private until it is masked.
+        """
+        return how.of(self.name, self.answer(key, params), self._rng)
+
     def begin(self, key: tuple[str, int, int, str]) -> LocalOrders:
         """What to do for this request, which is answered from now on and never again.
 
@@ -180,6 +198,8 @@ class Site:
         task = self._task
         if self._first is not None:
             self._first()
+        if (noise := _of_records(orders)) is not None:
+            return self._gradient_sum(params, orders, noise.max_norm)
         if isinstance(task, FederatedTask):
             return task.train(self.name, params, orders, self._rng)
         return private_steps(
@@ -195,6 +215,25 @@ class Site:
             proximal=orders.proximal,
             rng=self._rng,
         )
+
+    def _gradient_sum(self, params: Vector, orders: LocalOrders, max_norm: float) -> Vector:
+        """The clipped sum of one batch, without noise: the party's share of it comes with the grid of the sum."""
+        task = self._task
+        if isinstance(task, SumsGradients):
+            return task.clipped_sum(self.name, params, orders, self._rng, max_norm=max_norm)
+        if isinstance(task, FederatedTask):
+            raise InvalidParameter("task", task.name, NO_SUMS, "give it clipped_sum(), or choose noise_at = 'party'")
+        rows = _bounded_rows(task, self.name, orders.max_records)
+        return clipped_sum(task, params, rows, sampling=orders.sampling, max_norm=max_norm, rng=self._rng)
+
+
+def _of_records(orders: LocalOrders) -> DistributedNoise | None:
+    """The noise in shares that protects records, where there is one."""
+    noise = orders.distributed
+    return noise if noise is not None and noise.unit is PrivacyUnit.RECORD else None
+
+
+NO_SUMS = "trains by code of its own and cannot say what a batch's clipped gradients add up to"
 
 
 # ------------------------------------------------------------------------------------------ work that failed
@@ -316,6 +355,10 @@ def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = F
     if person is not None and not isinstance(task, FederatedTask | NamesPeople):
         problem = f"is promised something, and {task.name} does not say whose its rows are"
         raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
+    summed = _of_records(resolved.orders(party)) is not None
+    if summed and isinstance(task, FederatedTask) and not isinstance(task, SumsGradients):
+        remedy = "give it clipped_sum() (quietsum.tasks.SumsGradients), or choose privacy.record.noise_at = 'party'"
+        raise InvalidParameter("task", task.name, NO_SUMS, remedy)
     if isinstance(task, Rehearses):
         if not unseen:
             task.rehearse(resolved.orders(party))

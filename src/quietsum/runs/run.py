@@ -87,7 +87,8 @@ def start(
     """
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
-    refuse_unmasked(resolved)
+    if federation is not None:
+        refuse_unmasked(resolved, federation)
     rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:

@@ -1,0 +1,202 @@
+"""A secure round: five questions to each party, one sum, and the charge on disk before anybody is asked to unmask it.
+
+The protocol's server (:class:`quietsum.secagg.Server`) relays and adds up; this drives it over whatever carries bytes
+to parties (:class:`~quietsum.federation.messages.Exchanges`), in process, in worker processes or across machines:
+
+    keys → shares → masked inputs → survivors fixed → **ledger.commit** → signatures under the list → unmasking → sum
+
+Data is touched at one step, the masked inputs. The server holds no vector but the accumulator, which is uniformly
+random until the last step. A session that does not get to its end is paid for and releases nothing; a retry is the next
+attempt of the round, with fresh keys and fresh noise, and is charged again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, final
+
+from quietsum.aggregation.fold import Combined
+from quietsum.errors import TooFewParties
+from quietsum.failpoints import reach
+from quietsum.federation.messages import Answer, Exchanges, Lost, Question, Refusal, TrainRequest
+from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
+from quietsum.party.secure import absent, contribution_of, terms_of
+from quietsum.secagg import Identity, Outcome, Reason, Server, Step
+
+if TYPE_CHECKING:
+    from quietsum.plan import ResolvedPlan
+
+__all__ = ["SHARES_OF_TIME", "Session", "ends_of_steps"]
+
+log = logging.getLogger(__name__)
+
+SHARES_OF_TIME: Mapping[Step, float] = {
+    Step.OPEN: 0.1, Step.ROSTER: 0.1, Step.SHARES: 0.6, Step.SURVIVORS: 0.1, Step.AGREED: 0.1
+}  # fmt: skip
+"""How a round's deadline is divided: most of it is for the step in which parties train. What a step does not use is the
+next one's."""
+_TOUCHED = (Step.SHARES, Step.SURVIVORS, Step.AGREED)
+
+
+def ends_of_steps(limit: float) -> dict[Step, float]:
+    """When each step must be over, in seconds from the round's begin.
+
+    >>> {step.name: round(end, 6) for step, end in ends_of_steps(100.0).items()}
+    {'OPEN': 10.0, 'ROSTER': 20.0, 'SHARES': 80.0, 'SURVIVORS': 90.0, 'AGREED': 100.0}
+    """
+    ends, so_far = {}, 0.0
+    for step, share in SHARES_OF_TIME.items():
+        so_far += share
+        ends[step] = limit * so_far
+    return ends
+
+
+@final
+class Session:
+    """One attempt at a secure round.
+
+    Guarantees: :meth:`run` calls ``commit`` once, after the list of survivors is fixed and before anything of it
+    is sent, and also where the session ends earlier. A party that refused before it was asked for its masked input is
+    told to ``refused`` before that. Every party that is lost is told to the watchers with the step and one of
+    :class:`~quietsum.secagg.Reason`'s values. Nothing that arrives makes this raise anything but
+    :class:`~quietsum.errors.TooFewParties`.
+    """
+
+    def __init__(
+        self,
+        request: TrainRequest,
+        cohort: Sequence[str],
+        *,
+        resolved: ResolvedPlan,
+        federation: Exchanges,
+        refused: Callable[[str, str], bool],
+        commit: Callable[[], None],
+        watchers: Iterable[Watcher] = (),
+        deadline: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request, self._cohort, self._resolved = request, tuple(cohort), resolved
+        self._federation, self._identity = federation, Identity.fresh()
+        self._refused, self._commit, self._watchers = refused, commit, tuple(watchers)
+        self._clock, self._begin = clock, clock()
+        self._ends = None if deadline is None else ends_of_steps(deadline)
+        self._identities: Mapping[str, bytes] = {}
+        self._refunded: set[str] = set()
+        self._why: dict[str, tuple[Step, Reason, str]] = {}
+        self._refusals: dict[str, str] = {}
+        self._committed = False
+
+    def run(self) -> Combined:
+        """The step from the opened sum, and whose vectors are in it; :class:`~quietsum.errors.TooFewParties`."""
+        request, resolved = self._request, self._resolved
+        key, model = request.key[:3], request.key[3]
+        known = self._federation.identities(self._cohort)
+        self._identities = {name: known.get(name) or absent(request.run, name) for name in self._cohort}
+        server = Server(terms=terms_of(resolved, key, model), identity=self._identity, identities=self._identities)
+        letters, question = server.open(), Step.OPEN
+        while letters:
+            if question is Step.SURVIVORS:
+                self._settle()
+            reach(f"secure:{question.name.lower()}")
+            for word in self._exchanged(question, letters):
+                self._hear(server, question, word)
+            letters = server.advance()
+            question = Step(min(question + 2, Step.AGREED))
+        if not self._committed:
+            self._settle()
+        self._tell_lost(server)
+        if server.outcome is not Outcome.DONE:
+            raise TooFewParties(self._told(server))
+        reach("secure:unmasked")
+        step = contribution_of(resolved, request.round).step(server.total(), server.survivors)
+        return Combined(step=step, kept=server.survivors)
+
+    # ---------------------------------------------------------------------------------------------- one step
+
+    def _exchanged(self, question: Step, letters: Mapping[str, bytes]) -> Iterator[Answer | Refusal | Lost]:
+        """What comes back before the step's time is over. A carrier that keeps no time is held to it here."""
+        seconds = None
+        if self._ends is not None:
+            seconds = max(self._ends[question] - (self._clock() - self._begin), 0.001)
+        begin = self._clock()
+        asked = Question(
+            request=self._request, step=question, letters=letters, server=self._identity.public,
+            identities=self._identities, seconds=seconds,
+        )  # fmt: skip
+        for word in self._federation.exchange(asked):
+            if seconds is not None and self._clock() - begin > seconds and isinstance(word, Answer):
+                yield Lost(party=word.party, reason=f"its answer came after the {seconds:.3g} s of this step")
+                continue
+            yield word
+
+    def _hear(self, server: Server, question: Step, word: object) -> None:
+        match word:
+            case Answer(party=str() as party, content=content):
+                reason = server.take(party, content)
+                if reason is not None:
+                    self._note(party, question, reason, reason.sentence)
+                reach("secure:answer")
+            case Refusal(party=str() as party, reason=str() as words):
+                if question in _TOUCHED:  # its data may have been looked at: no word takes the charge back
+                    self._note(party, question, Reason.NO_ANSWER, f"it refused: {words}")
+                elif party in self._cohort:
+                    self._refusals.setdefault(party, _words(words))
+                    self._note(party, question, Reason.NO_ANSWER, f"it refused: {_words(words)}")
+            case Lost(party=str() as party, reason=str() as words):
+                self._note(party, question, Reason.NO_ANSWER, _words(words))
+            case _:
+                log.info("round %d: a word is left out, it is of type %s", self._request.round, type(word).__name__)
+
+    def _note(self, party: str, question: Step, reason: Reason, words: str) -> None:
+        if party in self._cohort:
+            self._why.setdefault(party, (question, reason, words))
+
+    # ------------------------------------------------------------------------------------------ paying, telling
+
+    def _settle(self) -> None:
+        """Refund those who refused before their data was asked for, then commit: durable before a sum is opened."""
+        self._committed = True
+        self._refunded = {party for party, words in self._refusals.items() if self._refused(party, words)}
+        reach("round:before-commit")
+        self._commit()
+        reach("round:committed")
+
+    def _tell_lost(self, server: Server) -> None:
+        number, kept = self._request.round, frozenset(server.survivors)
+        for party, loss in server.lost.items():
+            _, reason, words = self._why.get(party, (None, loss.reason, loss.reason.sentence))
+            if loss.reason is not Reason.NO_ANSWER:
+                reason, words = loss.reason, loss.reason.sentence
+            step = loss.step.name.lower()
+            if party in kept:
+                log.info("round %d: %s is in the sum and was lost at %s, %s", number, party, step, words)
+                told: PartySilent | PartyDropped = PartySilent(
+                    round=number, party=party, reason=words, step=step, code=reason.value
+                )
+            else:
+                log.info("round %d: %s is left out at %s, %s", number, party, step, words)
+                told = PartyDropped(
+                    round=number, party=party, reason=words, refunded=party in self._refunded, step=step,
+                    code=reason.value,
+                )  # fmt: skip
+            tell(self._watchers, told)
+
+    def _told(self, server: Server) -> str:
+        """What a person is told of a session without a sum."""
+        assert server.outcome is not None
+        there, every = len(self._cohort) - len(server.lost), len(self._cohort)
+        free = self._refunded >= set(self._cohort)
+        charged = "It is charged, except to those who refused before they touched data. "
+        return (
+            f"round {self._request.round}: {server.outcome.sentence}; {there} of {every} parties were left, the plan "
+            f"needs {server.terms.need}. "
+            + ("Nobody had touched data, so nothing was charged. " if free else charged)
+            + "See why with -v, then resume"
+        )
+
+
+def _words(reason: str) -> str:
+    """A reason that a ledger can hold: text, of some length, and not nothing."""
+    return reason.encode("utf-8", "replace").decode("utf-8").strip()[:500] or "no reason given"
