@@ -16,8 +16,8 @@ them before it commits; the failure bound of :mod:`quietsum.secagg.parameters` i
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
 
 from quietsum.errors import InvalidParameter
 from quietsum.secagg.keys import digest
@@ -41,17 +41,38 @@ def neighbours(parties: Sequence[str], parameters: Parameters, seed: bytes) -> M
         problem = f"names must be {parameters.parties} different ones"
         raise InvalidParameter("parties", len(parties), problem, "enrol exactly the parties of the plan")
     if parameters.complete:
-        names = sorted(parties)
-        return MappingProxyType({name: tuple(other for other in names if other != name) for name in names})
-    order = ring(parties, seed)
-    half, count = parameters.neighbours // 2, len(order)
-    steps = (*range(-half, 0), *range(1, half + 1))
-    return MappingProxyType(
-        {
-            name: tuple(sorted(order[(place + step) % count] for step in steps))
-            for place, name in sorted(enumerate(order), key=lambda pair: pair[1])
-        }
-    )
+        return _Near(tuple(sorted(parties)), None)
+    return _Near(ring(parties, seed), parameters.neighbours // 2)
+
+
+@final
+class _Near(Mapping[str, tuple[str, ...]]):
+    """Neighbours, worked out when they are asked for: a party needs its own, hardly ever all of them."""
+
+    def __init__(self, order: tuple[str, ...], half: int | None) -> None:
+        self._order, self._half = order, half
+        self._places = {name: place for place, name in enumerate(order)}
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._around(self._places[name])
+        return found
+
+    def _around(self, place: int) -> tuple[str, ...]:
+        order, half = self._order, self._half
+        if half is None:
+            return order[:place] + order[place + 1 :]
+        count = len(order)
+        around = tuple(order[(place + step) % count] for step in range(-half, half + 1))
+        return tuple(sorted(around[:half] + around[half + 1 :]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._order))
+
+    def __len__(self) -> int:
+        return len(self._order)
 
 
 def holders(party: str, near: Sequence[str], parameters: Parameters) -> tuple[str, ...]:

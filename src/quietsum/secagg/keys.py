@@ -50,6 +50,7 @@ SEAL_OVERHEAD = 12 + 16
 """Bytes that :func:`seal` adds: nonce and tag."""
 
 _LABEL = b"quietsum secure aggregation 1"
+_LENGTHS = tuple(size.to_bytes(8, "big") for size in range(256))
 
 
 class Unauthentic(QuietsumError, ValueError):
@@ -226,7 +227,13 @@ def digest(role: str, *parts: bytes) -> bytes:
 
 
 def _packed(*parts: bytes) -> bytes:
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    """The parts, each with its length in eight bytes in front."""
+    pieces: list[bytes] = []
+    for part in parts:
+        size = len(part)
+        pieces.append(_LENGTHS[size] if size < len(_LENGTHS) else size.to_bytes(8, "big"))
+        pieces.append(part)
+    return b"".join(pieces)
 
 
 def _hkdf(secret: bytes, *, salt: bytes, info: bytes) -> bytes:

@@ -74,6 +74,8 @@ class Server:
         self._cohort = tuple(sorted(identities))
         self._opening = messages.opening(terms, self._identities)
         self._session = b""
+        self._largest = max(messages.largest_payload(step, terms) for step in Step)
+        self._trial = keys.Pair.fresh()
         self._step: Step | None = None
         self._outcome: Outcome | None = None
         self._asked: frozenset[str] = frozenset()
@@ -184,7 +186,7 @@ class Server:
     def _take(self, party: str, data: messages.Raw) -> None:
         if party not in self._identities:
             raise Refused(Reason.UNKNOWN_PARTY)
-        frame = messages.read(data, largest=max(messages.largest_payload(step, self.terms) for step in Step))
+        frame = messages.read(data, largest=self._largest)
         if frame.sender != party:
             raise Refused(Reason.WRONG_SENDER)
         if frame.receiver != SERVER:
@@ -221,9 +223,8 @@ class Server:
         taken = {key for each in self._roster.values() for key in (each.mask, each.channel)}
         if offered.mask == offered.channel or not taken.isdisjoint((offered.mask, offered.channel)):
             raise Refused(Reason.KEY_REPEATED)
-        trial = keys.Pair.fresh()
         try:  # a key of low order would make every neighbour refuse the roster
-            trial.exchange(offered.mask), trial.exchange(offered.channel)
+            self._trial.exchange(offered.mask), self._trial.exchange(offered.channel)
         except InvalidParameter:
             raise Refused(Reason.BAD_KEY) from None
         self._roster[party] = dataclasses.replace(offered, signature=frame.signature)
@@ -296,10 +297,9 @@ class Server:
         self._begin(Step.UNMASK, here)
 
         def payload(party: str) -> bytes:
-            near = {party, *self._graph[party]}
-            return messages.write_agreed(
-                {name: signature for name, signature in signatures.items() if name in near}, self._cohort
-            )
+            signed = [name for name in self._holders(party) if name in signatures]
+            enough = signed[: self.terms.parameters.threshold]  # more would only cost the party time
+            return messages.write_agreed({name: signatures[name] for name in enough}, self._cohort)
 
         return self._ask(Step.AGREED, here, payload)
 

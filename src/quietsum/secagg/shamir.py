@@ -18,6 +18,7 @@ True
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,6 +40,7 @@ SHARE_BYTES = 4 * LIMBS
 """One share on the wire: nine little-endian 32-bit words."""
 
 _LIMB = (1 << LIMB_BITS) - 1
+_LITTLE = sys.byteorder == "little"
 
 
 class Unfitting(InvalidParameter):
@@ -118,9 +120,9 @@ def shares_from_bytes(raw: bytes) -> NDArray[np.uint32]:
     """Shares as they travelled, one after another: shape (shares, 9). What is no field element is refused."""
     if len(raw) % SHARE_BYTES:
         raise Unfitting("shares", len(raw), f"bytes are no whole number of shares of {SHARE_BYTES} bytes")
-    values = np.frombuffer(raw, dtype="<u4").astype(np.uint32).reshape(-1, LIMBS)
-    _elements(values[None], len(values))
-    return values
+    if raw and max(memoryview(raw).cast("I") if _LITTLE else np.frombuffer(raw, dtype="<u4")) >= field.PRIME:
+        raise Unfitting("shares", "…", "hold what is no element of the field", "leave out the share that holds it")
+    return np.frombuffer(raw, dtype="<u4").astype(np.uint32).reshape(-1, LIMBS)
 
 
 # --------------------------------------------------------------------------------------- limbs, weights, checks
