@@ -54,7 +54,7 @@ from quietsum.ledger.keys import load_key
 from quietsum.ledger.sqlite import SqliteStore
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan import Plan, resolve
-from quietsum.privacy.events import DiscreteGaussian, Skellam
+from quietsum.privacy.events import DiscreteGaussian, DiscreteGaussianSum, Skellam
 from quietsum.report.page import page
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
@@ -449,6 +449,9 @@ def test_rule_7_a_patient_who_leaves_changes_no_declared_size_and_no_step() -> N
 IN_MANY_DIMENSIONS = [
     DiscreteGaussian(sigma=4.0, dimension=2),
     Skellam(variance=16.0, l1_sensitivity=3.0, l2_sensitivity=1.5),
+    DiscreteGaussianSum(sigma=2.0, shares=4, dimension=2),
+    PoissonSampled(rate=0.1, event=Skellam(variance=16.0, l1_sensitivity=3.0, l2_sensitivity=1.5)),
+    PoissonSampled(rate=0.1, event=DiscreteGaussianSum(sigma=2.0, shares=4, dimension=2)),
 ]
 
 

@@ -222,7 +222,7 @@ def _ideal(
 
 
 def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit) -> ExactAccountant | RenyiAccountant:
-    accountant = accountant_for(accounting, neighbours=neighbours, unit=unit)
+    accountant = accountant_for(accounting, neighbours=neighbours, unit=unit, events=[event for event, _ in key[0]])
     for event, count in sorted(key[0], key=repr):
         accountant.compose(event, count)
     return accountant

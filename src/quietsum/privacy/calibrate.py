@@ -8,13 +8,14 @@ which is no bound itself but close, so that a handful of exact evaluations suffi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.pairs import has_only_moments
 from quietsum.privacy.renyi import RenyiAccountant
 from quietsum.privacy.search import most_steps, smallest_parameter
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
@@ -39,9 +40,16 @@ def accountant_for(
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
     unit: PrivacyUnit | None = None,
     observer: Observer = Observer.RECIPIENTS,
+    events: Iterable[PrivacyEvent] = (),
 ) -> ExactAccountant | RenyiAccountant:
-    """The accountant behind a name: ``exact``, ``rdp`` or ``moments``."""
+    """The accountant behind a name: ``exact``, ``rdp`` or ``moments``.
+
+    Of integer noise in several dimensions (the shares of distributed noise) only moments are known. Where ``events``
+    hold any, ``exact`` is the Rényi accountant, and guarantees say so in their method.
+    """
     match accounting:
+        case "exact" if any(has_only_moments(event) for event in events):
+            return RenyiAccountant(neighbours=neighbours, unit=unit, observer=observer)
         case "exact":
             return ExactAccountant(neighbours=neighbours, unit=unit, observer=observer)
         case "rdp":
@@ -100,7 +108,8 @@ def calibrate(
         raise InvalidParameter("highest", highest, f"lies below lowest = {lowest:g}", "swap them")
 
     def spend(parameter: float) -> Guarantee:
-        return accountant_for(accounting, neighbours=neighbours).compose(make_event(parameter)).epsilon(delta=delta)
+        event = make_event(parameter)
+        return accountant_for(accounting, neighbours=neighbours, events=[event]).compose(event).epsilon(delta=delta)
 
     found = smallest_parameter(spend, target, guess, lowest, highest)
     if found is None:

@@ -122,7 +122,7 @@ def pair_rho(pair: pr.Pair) -> float:
                 "an (ε, δ)-private event with δ > 0 has no ρ: its Rényi divergence is infinite; use ExactAccountant or "
                 "ClassicalAccountant, or state the event as PureDP or Zcdp if you can prove that"
             )
-        case pr.MixturePair() | pr.OppositePair() | pr.EnvelopePair() | pr.SampledPair():
+        case pr.MixturePair() | pr.OppositePair() | pr.EnvelopePair() | pr.SampledPair() | pr.SampledSumPair():
             raise UnsupportedEvent(
                 "zCDP knows no amplification by sampling: the Rényi divergence of a sampled event is no line in α; "
                 "use RenyiAccountant or ExactAccountant, or compose the event without its sampling"

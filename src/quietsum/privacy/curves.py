@@ -3,7 +3,7 @@
 Sources: Gaussian and Laplace, Mironov 2017, Propositions 6 and 7; Poisson-sampled Gaussian, Mironov, Talwar, Zhang 2019
 (integer orders by the binomial sum, fractional ones by quadrature instead of their alternating series); discrete
 Gaussian, Canonne, Kamath, Steinke 2020, Theorem 4; Skellam, Agarwal, Kairouz, Liu 2021, Theorem 3.5; pure DP by its
-worst pair.
+worst pair; sampled sums of integers, :mod:`quietsum.privacy.sampled_sums`.
 The rest are moments of likelihood ratios, see :mod:`quietsum.privacy.ratios`.
 """
 
@@ -33,6 +33,7 @@ from quietsum.privacy.pairs import (
     Pair,
     ResponsePair,
     SampledPair,
+    SampledSumPair,
     SkellamPair,
     VectorDiscreteGaussianPair,
     ZcdpPair,
@@ -46,6 +47,7 @@ from quietsum.privacy.ratios import (
     mixture_curve,
     sampled_ratio,
 )
+from quietsum.privacy.sampled_sums import sampled_sum_curve
 
 __all__ = ["DEFAULT_ORDERS", "MOMENTS_ORDERS", "failure_of", "rdp_of", "require_rdp"]
 
@@ -72,7 +74,7 @@ def require_rdp(pair: Pair) -> None:
     atomic = (LaplacePair, DiscreteLaplacePair, DiscreteGaussianPair, ResponsePair, ApproximatePair)
     others = (
         GaussianPair, MixturePair, OppositePair, EnvelopePair, VectorDiscreteGaussianPair, DiscreteGaussianSumPair,
-        SkellamPair, ZcdpPair,
+        SkellamPair, SampledSumPair, ZcdpPair,
     )  # fmt: skip
     inner = pair.base if isinstance(pair, SampledPair) else pair
     if not isinstance(inner, atomic if inner is not pair else atomic + others):
@@ -113,6 +115,8 @@ def _curve(pair: Pair, orders: tuple[float, ...]) -> Array:
             return np.asarray(alpha * rho)
         case LaplacePair(scale=scale):
             return _laplace(alpha, 1 / scale)
+        case SampledSumPair():
+            return sampled_sum_curve(pair, alpha, _whole_orders)
         case DiscreteGaussianSumPair():
             return _discrete_gaussian_sum(pair, alpha)
         case SkellamPair(variance=variance, l1=l1, l2=l2):
@@ -134,6 +138,11 @@ def _curve(pair: Pair, orders: tuple[float, ...]) -> Array:
             return atomic_curve(base, rate, alpha)
         case _:
             return atomic_curve(pair, 1.0, alpha)
+
+
+def _whole_orders(pair: Pair, most: int) -> Array:
+    """D_2 … D_most of an unsampled pair."""
+    return _curve(pair, tuple(range(2, most + 1)))
 
 
 @functools.lru_cache(maxsize=64)

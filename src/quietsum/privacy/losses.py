@@ -50,7 +50,9 @@ _ENUMERATED = 2_000.0  # discrete Gaussians up to this sigma are summed atom by 
 def refuse_unsupported(pair: pr.Pair) -> None:
     """Raise :class:`~quietsum.errors.UnsupportedEvent` where a pair has no loss distribution, only moments."""
     match pair:
-        case pr.VectorDiscreteGaussianPair() | pr.DiscreteGaussianSumPair() | pr.SkellamPair():
+        case (
+            pr.VectorDiscreteGaussianPair() | pr.DiscreteGaussianSumPair() | pr.SkellamPair() | pr.SampledSumPair()
+        ):  # fmt: skip
             raise UnsupportedEvent(
                 f"{type(pair).__name__}: for a sum in several dimensions only Rényi moments are bounded, not the "
                 "privacy loss itself; use RenyiAccountant or ConcentratedAccountant"

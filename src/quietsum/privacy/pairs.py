@@ -9,6 +9,8 @@ Sources of the reductions:
 
 * Poisson sampling under add-or-remove: P' = (1 − q) Q + q P against Q, both directions (Zhu, Dong, Wang 2022, Thm 11).
 * Groups of k under Poisson sampling: binomial mixture of shifts 0 … k (Ganesh 2024, arXiv 2401.10294).
+* Poisson sampling of integer sums in several dimensions, of which only moments are known: docs/explanation/
+  distributed-noise.md has the proofs, for both directions, groups, and replace-one by way of the data without the unit.
 * Poisson sampling under replace-one: (1 − q) N(0) + q N(1) against (1 − q) N(0) + q N(−1); that opposite records are
   the worst ones is shown in docs/explanation/replace-one.md.
 * A record of a person whose contributions are bounded: under add-or-remove the pair of replace-one, since a record that
@@ -49,6 +51,7 @@ __all__ = [
     "Pair",
     "ResponsePair",
     "SampledPair",
+    "SampledSumPair",
     "SkellamPair",
     "VectorDiscreteGaussianPair",
     "ZcdpPair",
@@ -57,6 +60,7 @@ __all__ = [
     "fixed_size_draws",
     "group_size",
     "has_no_lower",
+    "has_only_moments",
     "reduce_event",
     "unit_of",
 ]
@@ -220,6 +224,21 @@ class SampledPair(Pair):
     base: Pair
 
 
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampledSumPair(Pair):
+    """Integer noise on a sum that each of ``size`` units joins by a coin of ``rate``, against the sum without them.
+
+    ``base`` is one unit's pair, shifted by an integer vector of bounded norms; ``replaced`` compares two such sums of
+    different units, both beside the same others. Only moments are known (:mod:`quietsum.privacy.sampled_sums`).
+    """
+
+    rate: float
+    base: SkellamPair | VectorDiscreteGaussianPair | DiscreteGaussianSumPair
+    size: int = 1
+    replaced: bool = False
+
+
 def reduce_event(event: ev.PrivacyEvent, neighbours: Neighbours, times: int = 1) -> list[tuple[Pair, int]]:
     """The pairs that dominate ``times`` uses of ``event`` under ``neighbours``.
 
@@ -274,6 +293,16 @@ def has_no_lower(event: ev.PrivacyEvent) -> bool:
             base = _one_draw(part.event, Neighbours.REPLACE_ONE, 1)
             if isinstance(base, LaplacePair | DiscreteLaplacePair | ResponsePair):
                 return True
+    return False
+
+
+def has_only_moments(event: ev.PrivacyEvent) -> bool:
+    """Whether ``event`` holds integer noise in several dimensions, of which no accountant knows more than moments."""
+    for part in _inside(event):
+        if isinstance(part, ev.Skellam | ev.DiscreteGaussianSum):
+            return True
+        if isinstance(part, ev.DiscreteGaussian) and (part.dimension > 1 or part.sensitivity != int(part.sensitivity)):
+            return True
     return False
 
 
@@ -486,6 +515,8 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
             return []
         case GaussianPair(sigma=sigma) if replace and size == 1:
             return [(OppositePair(sigma, rate), 1)]
+        case SkellamPair() | VectorDiscreteGaussianPair() | DiscreteGaussianSumPair():
+            return [(SampledSumPair(rate, base, size, replace), 1)]
         case _ if replace:
             raise UnsupportedEvent(
                 f"Poisson sampling of {among} under replace-one has no bound here; use the add-or-remove or zero-out "

@@ -265,7 +265,9 @@ def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
         if charge.event is None:
             return alone
         privacy = resolved.plan.privacy
-        accountant = accountant_for("exact", neighbours=privacy.neighbours, unit=charge.unit).compose(charge.event)
+        accountant = accountant_for(
+            "exact", neighbours=privacy.neighbours, unit=charge.unit, events=[charge.event]
+        ).compose(charge.event)
         worst = max(worst, attacker_advantage(accountant) + 2 * charge.failure)
     return min(alone, worst) if worst else alone
 
