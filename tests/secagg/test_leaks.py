@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from quietsum.secagg import keys, masks, messages, shamir
+from quietsum.secagg import party as party_module
 from quietsum.secagg.messages import SERVER, KeyShare, Step
 from quietsum.secagg.outcomes import Outcome, Refused
 from quietsum.secagg.party import Party, sign_of
@@ -303,18 +304,15 @@ def test_sealed_shares_of_another_session_are_not_accepted_even_under_the_same_k
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Were X25519 pairs ever repeated, a share sealed in one session would still be of no use in the other."""
-    made: dict[int, keys.Pair] = {}
-    turn = itertools.count()
-    real = keys.Pair.fresh
-    server_side = [False]
+    kept: dict[int, tuple[keys.Pair, keys.Pair]] = {}
+    turn, real = itertools.count(), party_module._Secrets
 
-    def again() -> keys.Pair:
-        if server_side[0]:
-            return real()
-        number = next(turn) % 10
-        return made.setdefault(number, real())
+    def again() -> Any:
+        own = real()
+        own.mask, own.channel = kept.setdefault(next(turn) % len(NAMES), (own.mask, own.channel))
+        return own
 
-    monkeypatch.setattr(keys.Pair, "fresh", staticmethod(again))
+    monkeypatch.setattr(party_module, "_Secrets", again)
 
     def run(
         replay: dict[str, dict[str, bytes]] | None, **changed: object
@@ -343,9 +341,7 @@ def test_sealed_shares_of_another_session_are_not_accepted_even_under_the_same_k
                     said = answer(played, name, step, data)
                 except Refused:
                     continue
-                server_side[0] = True
                 played.server.take(name, said)
-                server_side[0] = False
             if step is Step.MASKED:
                 played.__dict__["held"] = {
                     name: {peer for peer, one in party._peers.items() if one.both is not None}
