@@ -319,3 +319,18 @@ def test_a_plan_looks_at_no_data() -> None:
     """The task's rows() raises when it is called."""
     text = PROTECTED + "record = { epsilon = 1.0, delta = 1e-4 }\n"
     assert quietsum("plan", written(text)).exit_code == 0
+
+
+# ----------------------------------------------------------------------------------- the guarantee card
+
+
+def test_the_card_is_printed_instead_and_says_what_is_missing() -> None:
+    from quietsum.plan.card import card
+
+    task = task_named("heart", {})
+    wanted = card(resolve(load_plan(HEART.format(rounds=20)), task.parties(), task.dimension))
+    path = written(HEART.format(rounds=20))
+    result = quietsum("plan", path, "--card")
+    assert result.exit_code == 0 and wanted.to_text() in result.stdout
+    assert "NOT PROVIDED: The server sees one sum a round" in result.stdout
+    assert json.loads(quietsum("plan", path, "--card", "--json").stdout) == wanted.to_dict()

@@ -205,3 +205,33 @@ def test_long_names_do_not_widen_the_page() -> None:
         text = quietsum(*command).stdout
         lines = [line for line in text.splitlines() if "quietsum-workspace/runs/" not in line and "show n" not in line]
         assert max(len(line) for line in lines if "n" * 100 not in line) <= 80
+
+
+# --------------------------------------------------------------------------------------- the guarantee card
+
+
+def test_a_run_folder_and_show_have_the_card_of_the_plan() -> None:
+    from quietsum.plan import resolve
+    from quietsum.plan.card import card
+
+    run(TINY, "carded")
+    plan = load_plan(TINY)
+    task = task_named(plan.task.name, plan.task.options)
+    wanted = card(resolve(plan, task.parties(), task.dimension))
+    folder = Path("quietsum-workspace/runs/carded")
+    assert (folder / "guarantee.md").read_text(encoding="utf-8") == wanted.to_markdown()
+    assert json.loads((folder / "guarantee.json").read_text(encoding="utf-8")) == wanted.to_dict()
+    shown = quietsum("show", "carded").stdout
+    assert wanted.to_text() in shown and "NOT PROVIDED: The server sees one sum a round" in shown
+    assert json.loads(quietsum("show", "carded", "--json").stdout)["card"] == wanted.to_dict()
+    assert "NOT PROVIDED" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_report_of_an_older_version_has_no_card_and_is_shown_all_the_same() -> None:
+    from quietsum.report.page import page
+
+    run(TINY, "old")
+    values = json.loads(Path("quietsum-workspace/runs/old/report.json").read_text(encoding="utf-8"))
+    assert "Who learns what" in page(values)
+    del values["card"]
+    assert "Who learns what" not in page(values)

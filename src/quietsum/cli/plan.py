@@ -34,6 +34,7 @@ MOST_ROWS = 10_000
 def plan(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The plan, a run.toml.")],
     workspace: WorkspaceOption = None,
+    card: Annotated[bool, typer.Option("--card", help="Print the guarantee card instead: who learns what.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """What a run would cost, round by round, before anything is spent.
@@ -55,7 +56,9 @@ def plan(
     except PlanRefused as refused:
         _refuse(refused, as_json)
         raise typer.Exit(refused.exit_code) from None
-    if as_json:
+    if card:
+        _print_card(resolved, as_json)
+    elif as_json:
         _print_values(resolved, task, answer)
     else:
         _show(file, resolved, task, answer.books)
@@ -67,6 +70,17 @@ def plan(
         from quietsum.cli.output import print_next
 
         print_next(["run", file, *([] if workspace is None else ["--workspace", workspace])])
+
+
+def _print_card(resolved: ResolvedPlan, as_json: bool) -> None:
+    from quietsum.cli.output import console, print_json
+    from quietsum.plan.card import card
+
+    found = card(resolved)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print(found.to_text(min(max(console().width, 60), 120)))
 
 
 def _refuse(refused: PlanRefused, as_json: bool) -> None:

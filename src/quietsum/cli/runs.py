@@ -61,6 +61,7 @@ def show(
 ) -> None:
     """Show one run: its guarantee, its metrics and where its files are."""
     from quietsum import report
+    from quietsum.plan.card import GuaranteeCard
     from quietsum.runs.folder import Workspace
 
     place = Workspace.at(workspace)
@@ -88,6 +89,8 @@ def show(
         print(textwrap.fill(note, 80), end="\n\n")
     for metric in values["metrics"]:
         print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
+    if values.get("card"):
+        print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
     print(f"\nfolder  {folder.path}")
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "interrupted":

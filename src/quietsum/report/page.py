@@ -52,6 +52,7 @@ def page(values: Mapping[str, Any]) -> str:
         *_curves(values),
         *_metrics(values),
         *_parties(values),
+        *_card(values),
         *_ledger(values),
         *_terms(values),
         "</body></html>",
@@ -151,6 +152,22 @@ def _parties(values: Mapping[str, Any]) -> Iterable[str]:
 
 def _registered(party: Mapping[str, Any]) -> str:
     return f"{party['clients']:,} clients" if party["clients"] > 1 else str(party["name"])
+
+
+def _card(values: Mapping[str, Any]) -> Iterable[str]:
+    found = values.get("card")  # reports of older versions have none
+    if not found:
+        return
+    yield "<h2>Who learns what</h2>"
+    yield _table(["", "clause", "what holds", "assuming"], [
+        [
+            "provided" if clause["provided"] else "NOT PROVIDED",
+            clause["title"],
+            clause["text"],
+            "; ".join(clause["assuming"]),
+        ]
+        for clause in found["clauses"]
+    ])  # fmt: skip
 
 
 def _ledger(values: Mapping[str, Any]) -> Iterable[str]:

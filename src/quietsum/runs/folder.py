@@ -34,6 +34,7 @@ from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, Quietsu
 from quietsum.files import NoRoom, no_room, sync_folder, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
+from quietsum.plan.card import GuaranteeCard
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.sealed import checked, sealed
 
@@ -145,9 +146,13 @@ class Workspace:
         return run
 
     def create(
-        self, plan: Plan, *, head: Head, facts: TaskFacts | None = None, name: str | None = None, sites: bool = False
-    ) -> RunFolder:
-        """A new run folder with its frozen plan, there as a whole or not at all; ``sites`` is whether it asks sites."""
+        self, plan: Plan, *, head: Head, facts: TaskFacts | None = None, name: str | None = None, sites: bool = False,
+        card: GuaranteeCard | None = None,
+    ) -> RunFolder:  # fmt: skip
+        """A new run folder with its frozen plan, there as a whole or not at all; ``sites`` is whether it asks sites.
+
+        The ``card`` is written beside it, for people (``guarantee.md``) and programs (``guarantee.json``).
+        """
         run = self.free_name(plan, name)
         target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
         about = {
@@ -161,6 +166,9 @@ class Workspace:
             write_atomically(draft / "run.json", json.dumps(sealed(about), indent=2).encode() + b"\n")
             if facts is not None:
                 facts.write(draft)
+            if card is not None:
+                write_atomically(draft / "guarantee.md", card.to_markdown().encode())
+                write_atomically(draft / "guarantee.json", json.dumps(card.to_dict(), indent=2).encode() + b"\n")
             draft.rename(target)
             sync_folder(self.runs)
         except (OSError, NoRoom) as error:

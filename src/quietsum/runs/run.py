@@ -35,6 +35,7 @@ from quietsum.ledger.places import exists as ledger_exists
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.party.work import rehearse
 from quietsum.plan import Plan, ResolvedPlan, resolve
+from quietsum.plan.card import card
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint
@@ -99,7 +100,9 @@ def start(
         _open(ledger, run, resolved)
         reach("run:opened")
         facts = TaskFacts.of(task)
-        folder = workspace.create(plan, head=ledger.head, facts=facts, name=run, sites=isinstance(federation, Joins))
+        folder = workspace.create(
+            plan, head=ledger.head, facts=facts, name=run, sites=isinstance(federation, Joins), card=card(resolved)
+        )
         reach("run:folder")
         with folder.locked():
             state = first_state(resolved, task.initial())

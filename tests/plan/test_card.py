@@ -1,0 +1,197 @@
+"""A guarantee card says NOT PROVIDED wherever the plan does not meet a clause's condition, and only there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from typing import Any
+
+import pytest
+
+from quietsum.plan import (
+    AggregationPlan,
+    ClientPlan,
+    FederationPlan,
+    PartyFacts,
+    PersonPlan,
+    Plan,
+    PrivacyPlan,
+    RecordPlan,
+    ResolvedPlan,
+    TrainingPlan,
+    resolve,
+)
+from quietsum.plan.card import NOT_PROVIDED, SECTIONS, GuaranteeCard, card
+from quietsum.privacy.units import Observer, PrivacyUnit
+
+SITES = tuple(PartyFacts(name=f"site-{at}", dataset=f"visits-{at}", size=400) for at in range(5))
+DEALT = tuple(dataclasses.replace(site, dataset="visits", holder="lab") for site in SITES)
+RECORD = RecordPlan(noise_multiplier=4.0, delta=1e-5)
+SHARED = RecordPlan(noise_multiplier=4.0, delta=1e-5, noise_at="distributed")
+PERSON = PersonPlan(id="patient", max_records=2)
+CENTRAL = ClientPlan(noise_multiplier=4.0, delta=1e-3)
+AT_PARTY = ClientPlan(noise_multiplier=4.0, delta=1e-3, noise_at="party")
+IN_SHARES = ClientPlan(noise_multiplier=4.0, delta=1e-3, noise_at="distributed")
+MASKED = AggregationPlan(secure=True, drop_outs=0.2)
+LYING = AggregationPlan(secure=True, drop_outs=0.2, adversary="semi-malicious")
+
+
+def made(
+    *,
+    parties: tuple[PartyFacts, ...] = SITES,
+    masks: AggregationPlan | None = None,
+    style: Any = "sample",
+    noise: str = "secure",
+    **promises: Any,
+) -> ResolvedPlan:
+    neighbours = "zero-out" if promises.get("client") not in (None, CENTRAL) else "add-or-remove-one"
+    plan = Plan(
+        federation=FederationPlan(rounds=3),
+        training=TrainingPlan(sample_rate=1.0, local_steps=1),
+        privacy=PrivacyPlan(style=style, noise=noise, neighbours=neighbours, **promises),  # type: ignore[arg-type]
+        aggregation=masks or AggregationPlan(),
+    )
+    return resolve(plan, parties, 20)
+
+
+NONE = made(style="none")
+SAMPLE = made(record=RECORD)
+PEOPLE = made(record=RECORD, person=PERSON)
+FAST = made(record=RECORD, noise="fast")
+USER = made(style="user", client=CENTRAL)
+USER_AT_PARTY = made(style="user", client=AT_PARTY)
+MASKED_NONE = made(style="none", masks=MASKED)
+MASKED_SAMPLE = made(record=RECORD, masks=MASKED)
+MASKED_LYING = made(record=RECORD, masks=LYING)
+RECORDS_IN_SHARES = made(record=SHARED, masks=MASKED)
+CLIENTS_IN_SHARES = made(style="user", client=IN_SHARES, masks=MASKED)
+SIMULATED = made(record=RECORD, masks=MASKED, parties=DEALT)
+SIMULATED_SHARES = made(record=SHARED, masks=MASKED, parties=DEALT)
+
+ALL = {name: value for name, value in globals().items() if isinstance(value, ResolvedPlan)}
+
+# clause: plans that provide it; every other plan above must not
+PROVIDED: dict[str, set[str]] = {
+    "separate-parties": set(ALL) - {"SIMULATED", "SIMULATED_SHARES"},
+    "one-sum": {"MASKED_NONE", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "CLIENTS_IN_SHARES"},
+    "threshold": {"MASKED_NONE", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "CLIENTS_IN_SHARES"},
+    "floor": {"MASKED_NONE", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "CLIENTS_IN_SHARES"},
+    "lying-server": {"MASKED_LYING"},
+    "record-server": {"SAMPLE", "PEOPLE", "FAST", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "SIMULATED"},
+    "person-server": {"PEOPLE"},
+    "client-server": {"USER_AT_PARTY", "CLIENTS_IN_SHARES"},
+    "record-recipients": {
+        "SAMPLE", "PEOPLE", "FAST", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "SIMULATED",
+        "SIMULATED_SHARES",
+    },
+    "person-recipients": {"PEOPLE"},
+    "client-recipients": {"USER", "USER_AT_PARTY", "CLIENTS_IN_SHARES"},
+    "released-model": set(ALL) - {"NONE", "MASKED_NONE"},
+    "differencing": set(ALL) - {"NONE", "MASKED_NONE"},
+    "participation-recipients": {"USER"},
+    "other-parties": set(ALL) - {"SIMULATED", "SIMULATED_SHARES"},
+    "bounded-influence": {"SAMPLE", "PEOPLE", "FAST", "USER", "USER_AT_PARTY"},
+    "robustness": set(),
+    "floating-point": set(ALL) - {"NONE", "MASKED_NONE", "FAST"},
+    "participation-server": set(),
+    "unconditional": set(),
+    "outside": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clause", PROVIDED)
+@pytest.mark.parametrize("plan", ALL)
+def test_a_clause_is_provided_where_its_condition_holds_and_nowhere_else(plan: str, clause: str) -> None:
+    assert card(ALL[plan])[clause].provided is (plan in PROVIDED[clause])
+
+
+def test_every_card_has_every_clause_once_and_the_table_above_knows_them_all() -> None:
+    for resolved in ALL.values():
+        names = [clause.name for clause in card(resolved).clauses]
+        assert sorted(names) == sorted(PROVIDED)
+        assert {clause.section for clause in card(resolved).clauses} == set(SECTIONS)
+
+
+def test_every_clause_that_a_setting_can_change_flips_in_some_pair_of_plans() -> None:
+    never = {"robustness", "participation-server", "unconditional", "outside"}
+    for clause in set(PROVIDED) - never:
+        assert 0 < len(PROVIDED[clause]) < len(ALL), clause
+
+
+def test_what_is_not_provided_is_printed_as_such_and_only_that() -> None:
+    for resolved in ALL.values():
+        found = card(resolved)
+        missing = [clause for clause in found.clauses if not clause.provided]
+        for page in (found.to_text(80), found.to_text(120), found.to_markdown()):
+            assert page.count(f"{NOT_PROVIDED}: ") == len(missing)
+        for clause in missing:
+            assert not clause.assuming or clause.name in ("threshold", "other-parties")
+
+
+def test_the_numbers_on_the_card_are_those_of_the_plan() -> None:
+    found = card(RECORDS_IN_SHARES)
+    secure = RECORDS_IN_SHARES.secure
+    assert secure is not None and (secure.floor, secure.honest, secure.parameters.threshold) == (4, 3, 4)
+    assert "4 of 5 must collude" in found["threshold"].title and "not half of the parties" in found["threshold"].text
+    assert "at least 3 honest updates" in found["one-sum"].text and "survives 1 drop-out" in found["floor"].text
+    for observer in Observer:
+        told = re.search(r"ε ≤ ([0-9.]+) per record at δ = 1e-05", found[f"record-{observer}"].text)
+        limit = RECORDS_IN_SHARES.limit_of(PrivacyUnit.RECORD)
+        assert told is not None and limit is not None
+        assert limit.epsilon <= float(told[1]) <= limit.epsilon * 1.001
+
+
+def test_a_charge_at_all_parties_instead_of_the_floor_would_show_on_the_card() -> None:
+    """The control: with every share counted the same noise would cost less, and the card's ε would be smaller."""
+    honest = RECORDS_IN_SHARES.forecast(()).whole[0].epsilon
+    share = RECORDS_IN_SHARES.distributed(PrivacyUnit.RECORD)
+    assert share is not None and share.honest == 3
+    optimistic = resolve(
+        dataclasses.replace(
+            RECORDS_IN_SHARES.plan,
+            privacy=PrivacyPlan(record=dataclasses.replace(SHARED, noise_multiplier=4.0 * math.sqrt(5 / 3))),
+        ),
+        SITES,
+        20,
+    )
+    assert optimistic.forecast(()).whole[0].epsilon < 0.9 * honest
+
+
+def test_the_card_says_what_is_often_said_wrongly() -> None:
+    text = " ".join(card(MASKED_LYING).to_text().split())
+    for words in (
+        "the protection is computational",
+        "X25519",
+        "AES-256-CTR",
+        "AES-256-GCM",
+        "who took part in each round, by which identifier",
+        "not half of the parties",
+        "one malicious party can shift the sum",
+        "neither masks, clips nor noise stop",
+    ):
+        assert words in text, words
+    bare = " ".join(card(MASKED_NONE).to_text().split())
+    assert "Two sums over cohorts that differ in one party tell that party's update" in bare
+    assert "information-theoretic" not in text
+
+
+def test_a_simulation_is_called_one() -> None:
+    found = card(SIMULATED_SHARES)
+    assert "this is a simulation" in found["separate-parties"].text
+    assert "the holder draws every share" in found["record-server"].text
+
+
+def test_a_card_is_plain_values_too_and_knows_its_plan() -> None:
+    found = card(MASKED_SAMPLE)
+    values = json.loads(json.dumps(found.to_dict()))
+    assert values["plan"] == MASKED_SAMPLE.plan.digest and len(values["clauses"]) == len(PROVIDED)
+    assert {one["name"]: one["provided"] for one in values["clauses"]}["one-sum"] is True
+    assert isinstance(found, GuaranteeCard)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_no_line_is_wider_than_the_screen(width: int) -> None:
+    for resolved in ALL.values():
+        assert max(map(len, card(resolved).to_text(width).splitlines())) <= width

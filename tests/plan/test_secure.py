@@ -1,0 +1,255 @@
+"""Secure aggregation in a resolved plan: the floor, who is honest at it, and charges that follow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from quietsum.errors import PlanRefused
+from quietsum.plan import (
+    AggregationPlan,
+    ClientPlan,
+    FederationPlan,
+    PartyFacts,
+    Plan,
+    PrivacyPlan,
+    RecordPlan,
+    ResolvedPlan,
+    SamplingPlan,
+    StagePlan,
+    TrainingPlan,
+    resolve,
+)
+from quietsum.plan.charging import observers
+from quietsum.privacy.events import PoissonSampled, Repeated, Skellam
+from quietsum.privacy.units import Observer, PrivacyUnit
+
+SIZES = (900, 1000, 1100, 1200, 1300)
+DIMENSION = 50
+
+
+def banks(count: int = 5) -> list[PartyFacts]:
+    return [PartyFacts(name=f"bank-{at}", dataset=f"cards-{at}", size=SIZES[at % 5]) for at in range(count)]
+
+
+def clients(
+    count: int = 20, noise: float | None = 4.0, rounds: int = 5, drawn: SamplingPlan | None = None, **keys: Any
+) -> ResolvedPlan:
+    """A plan with clients' noise in shares."""
+    promise = {"noise_multiplier": noise} if noise is not None else {"epsilon": 4.0}
+    plan = Plan(
+        federation=FederationPlan(rounds=rounds, sampling=drawn or SamplingPlan()),
+        training=TrainingPlan(sample_rate=0.5, local_steps=3),
+        privacy=PrivacyPlan(
+            style="user",  # type: ignore[arg-type]
+            neighbours="zero-out",  # type: ignore[arg-type]
+            client=ClientPlan(delta=1e-3, noise_at="distributed", max_norm=0.5, **promise),
+        ),
+        aggregation=AggregationPlan(secure=True, **({"drop_outs": 0.1} | keys)),
+    )
+    return resolve(plan, banks(count), DIMENSION)
+
+
+def records(rate: float = 1.0, schedule: tuple[StagePlan, ...] = (), **keys: Any) -> ResolvedPlan:
+    """A plan with records' noise in shares."""
+    plan = Plan(
+        federation=FederationPlan(rounds=6),
+        training=TrainingPlan(sample_rate=rate, local_steps=1),
+        privacy=PrivacyPlan(record=RecordPlan(noise_multiplier=5.0, delta=1e-5, noise_at="distributed")),
+        aggregation=AggregationPlan(secure=True, **({"drop_outs": 0.2} | keys)),
+        schedule=schedule,
+    )
+    return resolve(plan, banks(), DIMENSION)
+
+
+def masked(count: int = 5, **keys: Any) -> ResolvedPlan:
+    """A plan with masks alone."""
+    plan = Plan(
+        training=TrainingPlan(sample_rate=0.1, local_steps=2),
+        privacy=PrivacyPlan(record=RecordPlan(noise_multiplier=5.0, delta=1e-5)),
+        aggregation=AggregationPlan(secure=True, **keys),
+    )
+    return resolve(plan, banks(count), DIMENSION)
+
+
+# ----------------------------------------------------------------------------------------------- the floor
+
+
+@pytest.mark.parametrize(
+    ("count", "keys", "threshold", "floor", "honest"),
+    [
+        (5, {"drop_outs": 0.2}, 4, 4, 3),
+        (5, {"drop_outs": 0.0}, 4, 5, 4),
+        (5, {"drop_outs": 0.4}, 3, 3, 2),
+        (5, {"threshold": 3}, 3, 3, 2),  # unsaid drop-outs: as many as the threshold allows
+        (5, {}, 4, 4, 3),
+        (4, {}, 3, 3, 2),
+        (10, {"drop_outs": 0.3, "colluders": 2}, 7, 7, 5),
+        (5, {"drop_outs": 0.2, "adversary": "semi-malicious"}, 4, 4, 3),
+    ],
+)
+def test_the_floor_is_the_smallest_cohort_and_honest_are_those_that_do_not_collude(
+    count: int, keys: dict[str, Any], threshold: int, floor: int, honest: int
+) -> None:
+    found = masked(count, **keys).secure
+    assert found is not None
+    assert (found.parameters.threshold, found.floor, found.honest) == (threshold, floor, honest)
+    assert found.honest == found.floor - found.colluders and found.may_drop == count - floor
+
+
+def test_a_cohort_of_a_fixed_size_has_its_own_floor() -> None:
+    found = clients(30, drawn=SamplingPlan(kind="fixed-size", size=10)).secure
+    assert found is not None and (found.cohort, found.floor, found.honest) == (10, 9, 8)
+
+
+def test_many_parties_get_the_sparse_graph() -> None:
+    found = masked(200, drop_outs=0.1, colluders=10).secure
+    assert found is not None and not found.parameters.complete and found.parameters.neighbours < 100
+
+
+def test_what_no_graph_can_do_is_refused_with_a_way_out() -> None:
+    with pytest.raises(PlanRefused, match="enrol more parties"):
+        masked(6, drop_outs=0.5, adversary="semi-malicious")
+
+
+def test_a_plan_without_masks_has_no_secure_part_and_masks_alone_change_no_charge() -> None:
+    bare = resolve(dataclasses.replace(masked().plan, aggregation=AggregationPlan()), banks(), DIMENSION)
+    assert bare.secure is None and bare.distributed_unit is None and bare.accounting == "exact"
+    assert masked().charges() == bare.charges() and masked().limits == bare.limits
+
+
+def test_dealt_out_parties_are_a_simulation() -> None:
+    dealt = [dataclasses.replace(bank, dataset="cards", holder="registry") for bank in banks()]
+    found = resolve(masked().plan, dealt, DIMENSION).secure
+    assert found is not None and found.simulated
+    own = masked().secure
+    assert own is not None and not own.simulated
+
+
+# ------------------------------------------------------------------------------------------- noise in shares
+
+
+def skellam_epsilon(multiplier: float, sensitivity: float, dimension: int, rounds: int, delta: float) -> float:
+    """An oracle of its own: Agarwal, Kairouz, Liu 2021, Theorem 3.5 in units of the grid, converted at whole orders."""
+    steps = float(max(1 << 10, 1 << math.ceil(math.log2(1000 * math.sqrt(dimension)))))
+    variance, two = (multiplier * steps) ** 2, sensitivity * steps
+    one = two * min(math.sqrt(dimension), two)
+    best = math.inf
+    for order in range(2, 400):
+        extra = min(((2 * order - 1) * two**2 + 6 * one) / (4 * variance**2), 3 * one / (2 * variance))
+        renyi = rounds * (order * two**2 / (2 * variance) + extra)
+        best = min(best, renyi + math.log(1 - 1 / order) - math.log(delta * order) / (order - 1))
+    return best
+
+
+def test_a_client_charge_equals_a_recomputation_at_the_floor() -> None:
+    resolved = clients()
+    whole = resolved.forecast(()).whole
+    noise = resolved.distributed(PrivacyUnit.CLIENT)
+    assert noise is not None and noise.honest == 17 and noise.max_norm == 0.5  # 20 − 2 lost − 1 colluder
+    steps = noise.scale * noise.max_norm
+    told = skellam_epsilon(4.0, noise.l2_sensitivity / steps, DIMENSION, 5, 1e-3)
+    assert {one.observer for one in whole} == set(Observer)
+    for one in whole:
+        assert one.epsilon == pytest.approx(told, rel=2e-3)
+    # the control: at the noise that all 20 would add, it would look cheaper by a tenth
+    assert skellam_epsilon(4.0 * math.sqrt(20 / 17), noise.l2_sensitivity / steps, DIMENSION, 5, 1e-3) < 0.95 * told
+
+
+def test_the_variance_of_one_share_is_that_of_the_sum_over_the_honest_of_the_floor() -> None:
+    noise = clients().distributed(PrivacyUnit.CLIENT)
+    assert noise is not None
+    assert noise.share_variance * 17 == pytest.approx((4.0 * 0.5 * noise.scale) ** 2)
+    assert noise.deviation(17) == pytest.approx(4.0 * 0.5)
+
+
+def test_clients_are_charged_unamplified_against_both_observers() -> None:
+    resolved = clients(30, drawn=SamplingPlan(kind="fixed-size", size=10))
+    (charge, *_) = resolved.charges()
+    assert isinstance(charge.event, Repeated) and isinstance(charge.event.event, Skellam)
+    assert set(charge.observers) == set(Observer) == set(observers(resolved, PrivacyUnit.CLIENT))
+    assert len(resolved.charges()) == 30  # every registered party, whoever is drawn
+
+
+def test_records_are_amplified_by_the_draw_inside_the_party_at_one_rate() -> None:
+    resolved = records(rate=0.1)
+    for charge in resolved.charges():
+        assert isinstance(charge.event, Repeated) and charge.event.times == 1
+        assert isinstance(charge.event.event, PoissonSampled) and charge.event.event.rate == 0.1
+        assert charge.event.event.event == resolved.distributed(PrivacyUnit.RECORD).event()  # type: ignore[union-attr]
+        assert set(charge.observers) == set(Observer)
+    whole = resolved.forecast(()).whole
+    assert len(whole) == 2 and whole[0].epsilon == whole[1].epsilon < records(rate=1.0).forecast(()).whole[0].epsilon
+
+
+def test_fewer_drop_outs_allowed_for_cost_the_same_and_need_smaller_shares() -> None:
+    """The price is that of the noise multiplier, at the floor; the floor decides how large each share is."""
+    few, many = records(drop_outs=0.0), records(drop_outs=0.4)
+    assert few.limits[0].epsilon == pytest.approx(many.limits[0].epsilon, rel=1e-6)
+    shares = [plan.distributed(PrivacyUnit.RECORD) for plan in (few, many)]
+    assert shares[0] is not None and shares[1] is not None
+    assert shares[1].share_variance / shares[0].share_variance == pytest.approx(4 / 2)
+
+
+def test_a_target_is_met_by_the_smallest_noise() -> None:
+    resolved = clients(noise=None)
+    assert resolved.client_noise is not None
+    spent = resolved.forecast(()).whole[0].epsilon
+    assert 4.0 * (1 - 1e-6) < spent <= 4.0
+    less = dataclasses.replace(resolved, client_noise=resolved.client_noise * 0.999)
+    assert less.forecast(()).whole[0].epsilon > 4.0
+
+
+def test_moments_are_the_method_even_where_exact_is_stated() -> None:
+    resolved = clients()
+    assert resolved.plan.privacy.accounting == "exact" and resolved.accounting == "rdp"
+    assert resolved.terms().accounting == "rdp" and "Rényi" in resolved.forecast(()).whole[0].method
+
+
+# ------------------------------------------------------------------------------------ what a party is told
+
+
+def test_orders_hold_the_shares_and_no_other_noise() -> None:
+    orders = records().orders("bank-0")
+    assert orders.mechanism is None and orders.client is None and orders.steps == 1
+    assert orders.distributed is not None and orders.summed == orders.distributed
+    whole = clients().orders("bank-0")
+    assert whole.distributed is not None and whole.client is None and whole.summed is None
+    assert masked().orders("bank-0").distributed is None and masked().orders("bank-0").mechanism is not None
+
+
+def test_the_server_adds_no_noise_of_its_own() -> None:
+    assert clients().client_mechanism(1) is None and not clients().central_noise
+
+
+def test_a_schedule_changes_the_noise_and_clip_of_the_shares() -> None:
+    stages = (StagePlan(rounds=3), StagePlan(rounds=3, noise=2.0, clip=0.5))
+    resolved = records(schedule=stages)
+    first, last = (resolved.distributed(PrivacyUnit.RECORD, number) for number in (1, 6))
+    assert first is not None and last is not None
+    assert (last.noise_multiplier, last.max_norm) == (2 * first.noise_multiplier, first.max_norm / 2)
+    assert resolved.noise_of(PrivacyUnit.RECORD) == 5.0
+
+
+def test_the_ball_holds_the_longest_batch_and_the_sum_cannot_wrap() -> None:
+    noise = records(rate=0.1).distributed(PrivacyUnit.RECORD)
+    assert noise is not None and noise.ball is not None
+    assert 130 < noise.ball < 260  # rate · size of the largest party, and a tail
+    assert 5 * noise.largest < 2**31
+
+
+def test_a_sum_that_would_wrap_is_refused() -> None:
+    large = [dataclasses.replace(bank, size=10**8) for bank in banks()]
+    privacy = PrivacyPlan(record=RecordPlan(noise_multiplier=5.0, delta=1e-9, noise_at="distributed"))
+    with pytest.raises(PlanRefused, match="leaves no room for the sum"):
+        resolve(dataclasses.replace(records().plan, privacy=privacy), large, DIMENSION)
+
+
+def test_the_divisor_is_made_of_public_numbers() -> None:
+    some = ("bank-0", "bank-2")
+    assert records(rate=0.1).divisor(some) == pytest.approx(0.1 * (900 + 1100))
+    assert clients().divisor(some) == 2.0
+    assert masked().divisor(some) == pytest.approx((900 + 1100) / sum(SIZES))
