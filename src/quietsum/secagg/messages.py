@@ -443,7 +443,7 @@ def write_pair(seed: NDArray[np.uint32], key: NDArray[np.uint32]) -> bytes:
 def read_pair(plain: bytes) -> tuple[SeedShare, KeyShare]:
     """Both shares from one sender, after opening."""
     reader = Reader(plain)
-    seed, key = _limbs(reader.take(shamir.SHARE_BYTES)), _limbs(reader.take(shamir.SHARE_BYTES))
+    seed, key = _limbs(reader.take(_PAIR))
     reader.end()
     return SeedShare(seed), KeyShare(key)
 
@@ -480,12 +480,16 @@ def write_unmask(shares: Mapping[str, Share], cohort: Sequence[str]) -> bytes:
 
 def read_unmask(payload: Raw, cohort: Sequence[str]) -> dict[str, Share]:
     """One share of each peer. A second share of the same peer has no place in this layout."""
-    found: dict[str, Share] = {}
-    for name, raw in _read_listed(Reader(payload), cohort, 1 + shamir.SHARE_BYTES).items():
-        if raw[0] not in _KINDS:
-            raise Refused(Reason.MALFORMED)
-        found[name] = _KINDS[raw[0]](_limbs(memoryview(raw)[1:]))
-    return found
+    reader = Reader(payload)
+    names = reader.members(cohort)
+    size = 1 + shamir.SHARE_BYTES
+    rows = np.frombuffer(reader.take(size * len(names)), dtype=np.uint8).reshape(-1, size)
+    reader.end()
+    kinds = rows[:, 0].tolist()
+    if not _KINDS.keys() >= set(kinds):
+        raise Refused(Reason.MALFORMED)
+    shares = _limbs(rows[:, 1:].tobytes())
+    return {name: _KINDS[kind](limbs) for name, kind, limbs in zip(names, kinds, shares, strict=True)}
 
 
 def largest_payload(step: Step, terms: Terms) -> int:
@@ -522,7 +526,8 @@ def _read_listed(reader: Reader, cohort: Sequence[str], size: int) -> dict[str, 
 
 
 def _limbs(raw: Raw) -> NDArray[np.uint32]:
+    """Shares one after another, a row each."""
     try:
-        return shamir.shares_from_bytes(bytes(raw)).reshape(shamir.LIMBS)
+        return shamir.shares_from_bytes(bytes(raw))
     except shamir.Unfitting:
         raise Refused(Reason.MALFORMED) from None
