@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quietsum.secagg import messages
 from quietsum.secagg.messages import SERVER, Step
@@ -282,3 +284,46 @@ def test_a_sparse_session_prunes_a_party_whose_neighbours_did_not_share() -> Non
     assert played.server.lost["site-00"].reason is Reason.TOO_FEW_HOLDERS
     if played.outcome is Outcome.DONE:
         assert played.exact()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LINE if kind != "replay"])  # recorded in a smaller session
+@pytest.mark.parametrize("step", ANSWERS)
+def test_the_same_table_holds_on_a_sparse_graph(kind: str, step: Step) -> None:
+    fault, names = LINE[kind], names_of(8)
+    hit = names[ANSWERS.index(step)]
+
+    def line(at: Step, party: str, data: bytes) -> bytes | None:
+        if party != hit or at < step:
+            return data
+        return fault.line(at, data) if at is step or kind == "before send" else data
+
+    played = play(session(sparse(8, neighbours=6, threshold=4)), reply=line)
+    assert played.exact()
+    assert set(played.turned_away.values()) <= fault.says
+    assert (hit in played.server.survivors) == (not fault.lost or step > Step.MASKED)
+    assert set(played.server.lost) == ({hit} if fault.lost else set())
+
+
+@settings(max_examples=120)
+@given(
+    st.dictionaries(
+        st.tuples(st.sampled_from(NAMES), st.sampled_from(ANSWERS), st.booleans()),
+        st.sampled_from(sorted(LINE)),
+        max_size=8,
+    )
+)
+def test_any_faults_together_end_in_the_exact_sum_or_in_none(faults: dict[tuple[str, Step, bool], str]) -> None:
+    def line(asked: bool) -> Callable[[Step, str, bytes], bytes | None]:
+        def hit(step: Step, party: str, data: bytes) -> bytes | None:
+            kind = faults.get((party, step, asked))
+            return LINE[kind].line(step, data) if kind else data
+
+        return hit
+
+    played = play(session(PARAMETERS), question=line(True), reply=line(False))
+    lost = {name for (name, _, _), kind in faults.items() if LINE[kind].lost}
+    if len(lost) <= 1:
+        assert played.exact()
+    assert isinstance(played.outcome, Outcome)
+    assert played.exact() or played.server._sum is None
+    assert set(played.server.lost) <= lost
