@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from quietsum.privacy.events import Gaussian, Laplace, PoissonSampled, PrivacyEvent
+from quietsum.privacy.events import DiscreteGaussianSum, Gaussian, Laplace, PoissonSampled, PrivacyEvent, Skellam
 from quietsum.privacy.gaussian import gaussian_epsilon
 from quietsum.selfcheck.report import Finding, Verdict
 from quietsum.selfcheck.seam import Law, StepUnderTest
@@ -46,13 +46,14 @@ def accounted(step: StepUnderTest) -> Finding:
     """T8: the event is the claim under test, and one unsampled step of it costs what the closed form says."""
     event = step.event()
     rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
-    if not isinstance(inner, Gaussian | Laplace) or isinstance(inner, Laplace) != (step.law is Law.LAPLACE):
+    told = _noise_multiplier(inner)
+    if told is None or isinstance(inner, Laplace) != (step.law is Law.LAPLACE):
         return _finding(
             math.inf, f"The accountant is told of {type(inner).__name__} noise, the step claims {step.law}."
         )
     gap = max(
         0.0,
-        inner.noise_multiplier / step.noise_multiplier - 1,  # an event with more noise than is added
+        told / step.noise_multiplier - 1,  # an event with more noise than is added
         1 - rate / step.rate if step.rate else 0.0,  # or with fewer draws than are made
     )
     if gap > 1e-9:
@@ -60,14 +61,31 @@ def accounted(step: StepUnderTest) -> Finding:
     return _finding(_accountant_gap(inner), "The accountant does not return the closed form of one step.")
 
 
-def _accountant_gap(event: PrivacyEvent) -> float:
-    """How far the accountant falls below the closed form for one step, as a part of it; 0 where it does not."""
-    from quietsum.privacy.exact import ExactAccountant
+def _noise_multiplier(event: PrivacyEvent) -> float | None:
+    """The standard deviation over the L2 sensitivity (Laplace: the scale over the L1 sensitivity) that is accounted."""
+    match event:
+        case Gaussian(noise_multiplier=told) | Laplace(noise_multiplier=told):
+            return told
+        case Skellam(variance=variance, l2_sensitivity=reach):
+            return math.sqrt(variance) / reach
+        case DiscreteGaussianSum(sigma=sigma, shares=shares, sensitivity=reach):
+            return sigma * math.sqrt(shares) / reach
+        case _:
+            return None
 
-    if not isinstance(event, Gaussian):
+
+def _accountant_gap(event: PrivacyEvent) -> float:
+    """How far the accountant falls below the closed form for one step, as a part of it; 0 where it does not.
+
+    Shares of distributed noise are as wide as a Gaussian, which nothing of their width undercuts by more than rounding.
+    """
+    from quietsum.privacy.calibrate import accountant_for
+
+    noise = _noise_multiplier(event)
+    if noise is None or isinstance(event, Laplace):
         return 0.0
-    told = ExactAccountant().compose(event).epsilon(delta=_DELTA).epsilon
-    true = gaussian_epsilon(1 / event.noise_multiplier, _DELTA)
+    told = accountant_for("exact", events=[event]).compose(event).epsilon(delta=_DELTA).epsilon
+    true = gaussian_epsilon(1 / noise, _DELTA)
     return max(0.0, 1 - told / true) if true > 0 else 0.0
 
 
