@@ -96,7 +96,7 @@ def zeros(self: Site, key: Any, params: Floats) -> Floats:
     return np.zeros(len(params))
 
 
-@pytest.mark.parametrize("privacy", [CLIENTS], ids=["clients"])
+@pytest.mark.parametrize("privacy", [CLIENTS, RECORDS], ids=["clients", "records"])
 @pytest.mark.parametrize("lost", [(), ("west",)], ids=["nobody lost", "one lost"])
 def test_the_noise_of_the_opened_sum_is_that_of_the_survivors_shares(
     tmp_path: Path, privacy: Any, lost: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -137,7 +137,7 @@ class Wide(TinyTask):
         return super().evaluate(params[:2])
 
 
-@pytest.mark.parametrize(("privacy", "unit"), [(CLIENTS, PrivacyUnit.CLIENT)])
+@pytest.mark.parametrize(("privacy", "unit"), [(RECORDS, PrivacyUnit.RECORD), (CLIENTS, PrivacyUnit.CLIENT)])
 def test_the_charge_is_the_floors_whoever_came(tmp_path: Path, privacy: Any, unit: PrivacyUnit) -> None:
     spent = []
     for lost in ((), ("west",)):
@@ -174,7 +174,7 @@ class Raising(TinyTask):
         return super().rows(party)
 
 
-@pytest.mark.parametrize("privacy", [CLIENTS, AT_PARTY], ids=["clients", "at the party"])
+@pytest.mark.parametrize("privacy", [RECORDS, CLIENTS, AT_PARTY], ids=["records", "clients", "at the party"])
 def test_work_that_failed_adds_noise_alone_and_nobody_is_told(tmp_path: Path, privacy: Any) -> None:
     world = Watched(tmp_path, secure_plan(privacy), task=Raising)
     assert set(world.round().kept) == set(FOUR)

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
+from quietsum.errors import InvalidParameter, positive, whole_number
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     QUESTIONS,
@@ -121,13 +121,12 @@ class LocalFederation:
         """
         if whole_number("workers", workers, 1) > 1:
             from quietsum.federation.crew import Crew
+            from quietsum.federation.keepers import Keepers
 
-            if resolved.secure is not None:
-                raise PlanRefused("aggregation.secure = true: worker processes mask nothing yet; use workers = 1")
             if rng is not None and rng.for_tests:
                 problem = "cannot be shared with worker processes, which draw their own"
                 raise InvalidParameter("rng", "seeded", problem, "use workers = 1")
-            return Crew(resolved, workers=workers)
+            return Crew(resolved, workers=workers) if resolved.secure is None else Keepers(resolved, workers=workers)
         simulate, chance, owner = resolved.plan.federation.simulate, rng or system_randomness(), _Owner()
         refusing, deadline = frozenset(simulate.refusing), resolved.plan.federation.deadline
         sites = {
@@ -213,6 +212,25 @@ class LocalFederation:
                 reach("party:sent")
             except (Exception, SystemExit) as error:
                 yield self._failed(name, error)
+
+    def refusals(self, parties: Sequence[str]) -> dict[str, str]:
+        """Which of these would refuse before any data is touched, and why."""
+        found = {}
+        for name in parties:
+            try:
+                self._sites[name].check()
+            except NotTouched as error:
+                found[name] = str(error)
+        return found
+
+    def share(self, request: TrainRequest, name: str) -> NDArray[np.uint32] | Lost:
+        """The vector of one party, for whoever masks it (:mod:`quietsum.federation.keepers`); private."""
+        assert self._resolved is not None
+        try:
+            how = contribution_of(self._resolved, request.round)
+            return self._sites[name].contribution(request.key, request.params.copy(), how)
+        except (Exception, SystemExit) as error:
+            return Lost(party=name, reason=self._failed(name, error).reason)
 
     def _answered(self, name: str, question: Question, letter: bytes) -> bytes:
         party, key = self._secure[name], question.request.key[:3]

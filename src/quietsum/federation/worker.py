@@ -2,8 +2,8 @@
 
 Here are both ends of its pipes: :class:`Worker`, for the process that starts it, and :func:`serve`, what it does. It
 reads jobs as pickles from its input and writes one answer for each. The first job is a resolved plan, answered by
-:class:`Ready`; all others are pieces of a round. It ends when its input ends, also in the middle of a job, and without
-a word where a task ends it.
+:class:`Ready`; all others are pieces of a round, or one party's share of a masked sum. It ends when its input ends,
+also in the middle of a job, and without a word where a task ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from quietsum.aggregation import Fold
 from quietsum.errors import QuietsumError
@@ -28,7 +28,7 @@ from quietsum.federation.messages import Federation, Lost, Reply, Sums, TrainReq
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["Answer", "Piece", "Ready", "Worker", "end", "serve", "work"]
+__all__ = ["Answer", "Desk", "Look", "Piece", "Ready", "Share", "Worker", "end", "serve", "work"]
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _GRACE = 2.0  # seconds for a worker to end by itself
@@ -53,6 +53,23 @@ class Piece:
     parties: tuple[str, ...]
     fold: Fold[Any]
     nothing: bool = False
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """One party's vector for a masked sum. Only its keeper asks for it, and it never goes further than there."""
+
+    request: TrainRequest
+    party: str
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """Which of these parties would refuse, before any data is touched."""
+
+    parties: tuple[str, ...]
 
 
 # ---------------------------------------------------------------------------------------- the end that asks
@@ -164,12 +181,49 @@ def work(piece: Piece, federation: Any) -> list[Reply]:
     return [*others, Sums(parties=tuple(folded.kept), folded=folded)] if folded.kept else others
 
 
-def serve() -> None:
+class Desk(Protocol):
+    """What answers the jobs of a process."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether its first job is done. Until then its own words are told, from then on only the kind of a failure."""
+        ...
+
+    def answer(self, job: Any) -> Any:
+        """What goes back."""
+        ...
+
+
+@final
+class _Training:
+    """A federation of this process, made from the first job."""
+
+    def __init__(self) -> None:
+        self._federation: Any = None
+
+    @property
+    def ready(self) -> bool:
+        return self._federation is not None
+
+    def answer(self, job: Any) -> Any:
+        match job:
+            case Piece():
+                return work(job, self._federation)
+            case Share():
+                return self._federation.share(job.request, job.party)
+            case Look():
+                return self._federation.refusals(job.parties)
+        self._federation, ready = _enlisted(job)
+        return ready
+
+
+def serve(desk: Desk | None = None) -> None:
     """Answer jobs until the input ends; whatever the task prints goes to stderr, so that it is no answer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    desk = _Training() if desk is None else desk
 
     def read() -> None:
         with contextlib.suppress(Exception):
@@ -178,17 +232,12 @@ def serve() -> None:
         os._exit(0)  # nobody is left to answer, also in the middle of a job
 
     threading.Thread(target=read, daemon=True).start()
-    federation: Any = None
     while True:
         job = jobs.get()
         try:
-            if isinstance(job, Piece):
-                answer: Any = work(job, federation)
-            else:
-                federation, answer = _enlisted(job)
-            message = pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
+            message = pickle.dumps(desk.answer(job), protocol=pickle.HIGHEST_PROTOCOL)
         except QuietsumError as error:
-            message = pickle.dumps(str(error) if federation is None else type(error).__name__)
+            message = pickle.dumps(type(error).__name__ if desk.ready else str(error))
         except Exception as error:  # its words may tell of a record, so only its kind leaves
             message = pickle.dumps(type(error).__name__)
         except BaseException:  # the interpreter would print the words of a SystemExit
