@@ -194,6 +194,29 @@ def test_a_policy_that_wants_a_relation_says_so(policy: Path) -> None:
     assert "between replace-one neighbours" in quietsum("party", "check", policy).stdout
 
 
+def test_a_policy_that_demands_masked_sums_says_so_and_refuses_a_plan_below_them(policy: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "run.toml"
+    plan.write_text(PLAN.replace("epsilon = 4.0, delta = 1e-4", "epsilon = 2.0, delta = 1e-5"), encoding="utf-8")
+    quietsum("party", "check", policy, "--plan", plan)  # the control
+    assert "the server sees this site's updates, or masked sums" in quietsum("party", "check", policy).stdout
+    text = policy.read_text(encoding="utf-8").replace(
+        "trust_server", 'smallest_cohort = 4\nsecure = "required"\ntrust_server'
+    )
+    policy.write_text(text, encoding="utf-8")
+    told = quietsum("party", "check", policy).stdout
+    assert "the server sees masked sums alone of 4 sites or more" in told and widest(told) <= 80
+    refused = quietsum("party", "check", policy, "--plan", plan, code=2).stderr
+    assert "secure aggregation is required" in " ".join(refused.split())
+    masked = plan.read_text(encoding="utf-8") + "\n[aggregation]\nsecure = true\n"
+    plan.write_text(masked, encoding="utf-8")
+    refused = quietsum("party", "check", policy, "--plan", plan, code=2).stderr
+    assert "sums of 3 sites would be unmasked, and the policy wants 4" in " ".join(refused.split())
+    plan.write_text(masked + "drop_outs = 0.0\n", encoding="utf-8")
+    assert "would be taken" in quietsum("party", "check", policy, "--plan", plan).stdout
+    values = json.loads(quietsum("party", "check", policy, "--json").stdout)
+    assert values["secure"]["secure"] == "required" and values["secure"]["smallest_cohort"] == 4
+
+
 def test_a_policy_for_much_data_has_a_delta_that_fits(policy: Path) -> None:
     large = policy.with_name("large.toml")
     quietsum("party", "new", large, "--size", "3000000")

@@ -334,3 +334,86 @@ def test_the_card_is_printed_instead_and_says_what_is_missing() -> None:
     assert result.exit_code == 0 and wanted.to_text() in result.stdout
     assert "NOT PROVIDED: The server sees one sum a round" in result.stdout
     assert json.loads(quietsum("plan", path, "--card", "--json").stdout) == wanted.to_dict()
+
+
+# ---------------------------------------------------------------------------------------- masked sums
+
+MASKED = HEART.format(rounds=20) + "[aggregation]\nsecure = true\n"
+SHARED = MASKED.replace("1e-5 }", '1e-5, noise_at = "distributed" }') + "drop_outs = 0.0\n"
+
+
+def words_of(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+def test_a_plan_with_masked_sums_says_who_must_collude_what_it_survives_and_what_it_costs() -> None:
+    result = quietsum("plan", written(SHARED))
+    assert result.exit_code == 0, result.output
+    told = words_of(result.stdout)
+    for said in (
+        "3 of 4, beside the server, to unmask one update",
+        "at most 1 of 4 collude, so a sum holds 3 honest or more",
+        "no drop-out in a round; below 4 the parties unmask nothing; say drop_outs = 0.25 to survive one",
+        "10 messages,",
+        "of one core, each round",
+        "≤ 1.0000 per record, the worst party's, against the server",
+        "≤ 1.0000 per record, the worst party's, against recipients",
+        "skellam shares that make it from 3 parties on",
+        "Noise alone",
+        "Homomorphic encryption",
+        "one bad site can shift the sum",
+    ):
+        assert said in told, said
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_a_plan_without_masks_says_nothing_of_them() -> None:
+    told = words_of(quietsum("plan", written(HEART.format(rounds=20))).stdout)
+    for word in ("collude", "masked", "Homomorphic", "a party pays"):
+        assert word not in told
+    assert values_of(HEART.format(rounds=20))["secure"] is None
+
+
+def test_masks_alone_change_no_price() -> None:
+    bare, masked = values_of(HEART.format(rounds=20)), values_of(MASKED)
+    assert bare["whole_plan"] == masked["whole_plan"] and bare["noise_multiplier"] == masked["noise_multiplier"]
+    assert masked["secure"]["threshold"] == 3 and masked["secure"]["floor"] == 3 and masked["secure"]["honest"] == 2
+    assert masked["secure"]["noise_in_shares"] is None
+
+
+def test_programs_get_the_cost_of_a_round_as_the_protocol_states_it() -> None:
+    from quietsum.secagg.cost import REFERENCE, estimate
+    from quietsum.secagg.parameters import choose
+
+    found = values_of(SHARED)["secure"]
+    names = [facts.name for facts in task_named("heart", {}).parties()]
+    wanted = estimate(
+        choose(4, corrupt=1, drop_outs=0.0, adversary="curious"),
+        dimension=15,
+        machine=REFERENCE,
+        name_bytes=-(-sum(map(len, names)) // len(names)),
+    )
+    for key in ("messages", "sent", "received"):
+        assert found["party_cost"][key] == getattr(wanted.party, key)
+        assert found["server_cost"][key] == getattr(wanted.server, key)
+    assert found["party_cost"]["seconds"] > 0 and found["noise_in_shares"] == "record"
+
+
+def test_noise_in_shares_needs_less_than_noise_at_each_party_by_nearly_the_root_of_the_honest() -> None:
+    """√3 = 1.73, less what moments lose against the exact price."""
+    shared = values_of(SHARED)["noise_against_signal"]["length"]
+    apart = values_of(HEART.format(rounds=20))["noise_against_signal"]["length"]
+    assert 1.55 < apart / shared < 1.74
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("secure_agg_enabled = true", "did you mean aggregation.secure?"),
+        ('secure = true\nrule = "krum"', "this rule has no single updates to judge"),
+        ("secure = true\ncolluders = 2", "fewer than three honest parties"),
+    ],
+)
+def test_what_masked_sums_cannot_do_ends_with_2_and_a_lesson(more: str, told: str) -> None:
+    result = quietsum("plan", written(f"{HEART.format(rounds=20)}[aggregation]\n{more}\n"))
+    assert result.exit_code == 2 and told in words_of(result.stderr)

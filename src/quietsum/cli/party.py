@@ -104,7 +104,7 @@ def check(
             for unit, budget in {**{unit: one.lifetime(unit) for unit, one in policy.budgets.items()}, **kept}.items()
         ]
         told = {"site": policy.name, "plan": None if plan is None else str(plan), "refused": refused}
-        print_json({**told, "problems": problems, "budgets": budgets})
+        print_json({**told, "problems": problems, "budgets": budgets, "secure": policy.rules.to_dict()})
         return 2 if wrong else 0
     introduce(policy, kept)
     for hint in hints(policy):

@@ -111,6 +111,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
     from rich.text import Text
 
     from quietsum.cli.output import console
+    from quietsum.cli.plan_secure import other_ways
 
     screen = console()
     table = Table.grid(padding=(0, 2))
@@ -128,12 +129,15 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
         _chart(resolved)
         for sentence in (*_noise_sentences(resolved), _length_sentence(resolved, task)):
             screen.print(Text(sentence))
+    for sentence in other_ways(resolved):
+        screen.print(Text(sentence))
     for warning in resolved.warnings:
         screen.print(Text(f"warning: {warning}"))
     screen.print(Text("Nothing was spent."))
 
 
 def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Forecast) -> list[tuple[str, str]]:
+    from quietsum.cli.plan_secure import secure_facts
     from quietsum.plan import NO_GUARANTEE
 
     plan, federation = resolved.plan, resolved.plan.federation
@@ -144,6 +148,7 @@ def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Fo
     ]
     if federation.sampling.kind != "everyone":
         facts.append(("a round asks", f"{resolved.denominator:g} parties, {_draw(resolved)}"))
+    facts += secure_facts(resolved)
     if not resolved.limits:
         return [*facts, ("privacy", NO_GUARANTEE)]
     whole, rounds = forecast.whole[0], resolved.affordable_rounds
@@ -169,32 +174,49 @@ def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list
     privacy = resolved.plan.privacy
     whole = [one for one in forecast.whole if one.unit is limit.unit]
     clients = limit.unit is PrivacyUnit.CLIENT
-    mechanism = resolved.joint_mechanism() if clients else resolved.mechanism
-    assert mechanism is not None
+    mechanism, noise = resolved.mechanism_of(limit.unit), resolved.noise_of(limit.unit)
+    assert mechanism is not None and noise is not None
     stated: Any = privacy.client if clients else privacy.record
     how = "as stated" if stated is not None and stated.noise_multiplier is not None else "calibrated"
     if not clients and privacy.preset:
         how = privacy.preset
-    label = f", {mechanism.label}" if mechanism.label else ""
+    label = f", {resolved.label}" if resolved.label else ""
     clip = "clip adapts" if clients and resolved.adaptive else f"clip {mechanism.max_norm:g}"
     lines = []
     if limit.unit is not PrivacyUnit.PERSON:
-        noise = mechanism.event().noise_multiplier
-        lines.append(("noise", f"noise_multiplier {figure(noise)} ({how}), {clip}{label}"))
+        lines.append(("noise", f"noise_multiplier {figure(noise)} ({how}), {clip}{label}{_in_shares(resolved, limit)}"))
     lines.append(("promise", f"ε ≤ {figure(limit.epsilon)} per {whole[0].whom} at δ = {limit.delta:g}"))
     worst = "every client's" if clients else "the worst party's"
     if limit.unit is PrivacyUnit.PERSON:  # rule 12
         worst = "within the worst party (who is at two pays at both)"
     if limit.unit is PrivacyUnit.RECORD and privacy.person is not None:
         lines += _bounded(privacy.neighbours)
-    for one in whole if len({one.epsilon for one in whole}) > 1 else whole[:1]:
-        against = f", against the {one.observer}" if len({one.epsilon for one in whole}) > 1 else ""
+    apart = len({one.epsilon for one in whole}) > 1 or bool(_in_shares(resolved, limit))
+    for one in whole if apart else whole[:1]:
+        against = f", against {'the ' if one.observer is Observer.SERVER else ''}{one.observer}" if apart else ""
         lines.append(("whole plan", f"{bounds(one)} per {one.whom}, {worst}{against}"))
     if {one.observer for one in whole} == {Observer.RECIPIENTS}:
         lines.append(("against", "recipients of the model; the server sees each clipped update and is trusted"))
+    elif _in_shares(resolved, limit):
+        lines.append(
+            ("against", "the server and recipients of the model alike: the sum is noisy before it is unmasked")
+        )
     else:
         lines.append(("against", "the server and recipients of the model alike: noise is added at each party"))
     return lines
+
+
+def _in_shares(resolved: ResolvedPlan, limit: Budget) -> str:
+    """Of what the noise is counted where each party adds a share of it; "" where none does."""
+    from quietsum.privacy.units import PrivacyUnit
+
+    clients = limit.unit is PrivacyUnit.CLIENT
+    if resolved.secure is None or (resolved.distributed_unit is PrivacyUnit.CLIENT) is not clients:
+        return ""
+    if resolved.distributed_unit is None:
+        return ""
+    kind = resolved.plan.privacy.distributed_noise.replace("-", " ")
+    return f"; {kind} shares that make it from {resolved.secure.honest} parties on"
 
 
 def _bounded(neighbours: Neighbours) -> list[tuple[str, str]]:
@@ -323,6 +345,11 @@ def _longest(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> dict[st
 
 def _length_sentence(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> str:
     """What one site may send, in words."""
+    if resolved.secure is not None:
+        return (
+            "What a site may send: nobody sees single updates, so none is left out for its length; one bad site can "
+            "shift the sum."
+        )
     if resolved.client_mechanism(1) is not None:
         return "What a site may send: the server cuts every update to the clip."
     lengths = [limit for limit in _longest(resolved, task).values() if limit is not None]
@@ -380,12 +407,13 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
     import dataclasses
 
     from quietsum.cli.output import print_json
+    from quietsum.cli.plan_secure import secure_values
     from quietsum.plan import NO_GUARANTEE
+    from quietsum.privacy.units import PrivacyUnit
 
     forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds, MOST_ROWS))
     signals = {signal.party: signal for signal in resolved.signal()}
-    clients = resolved.client_signal()
-
+    clients, clipped = resolved.client_signal(), resolved.mechanism_of(PrivacyUnit.RECORD)
     longest = _longest(resolved, task)
 
     def signal(party: str) -> dict[str, float] | None:
@@ -408,8 +436,9 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
         ],
         "privacy": "differential privacy" if resolved.protected else NO_GUARANTEE,
         "noise_multiplier": resolved.noise_multiplier,
-        "max_grad_norm": None if resolved.mechanism is None else resolved.mechanism.max_norm,
+        "max_grad_norm": None if clipped is None else clipped.max_norm,
         "client_noise_multiplier": resolved.client_noise,
+        "secure": secure_values(resolved),
         "client_noise_against_signal": None if clients is None else dataclasses.asdict(clients),
         "delta": resolved.delta,
         "limit": _budget(resolved.limit),

@@ -200,6 +200,20 @@ class Rules:
         whole_number("smallest_threshold", self.smallest_threshold)
         whole_number("largest_message", self.largest_message, 1024)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What is asked of secure aggregation, as plain values."""
+        names = ("secure", "smallest_cohort", "smallest_threshold", "adversary")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def demands(self) -> str:
+        """What is asked of secure aggregation, in words."""
+        seen = "masked sums alone" if self.secure == "required" else "this site's updates, or masked sums"
+        asked = [f"of {self.smallest_cohort} sites or more"] if self.smallest_cohort else []
+        asked += [f"with a threshold of {self.smallest_threshold} or more"] if self.smallest_threshold else []
+        asked += ["also against a server that lies about drop-outs"] if self.adversary == "semi-malicious" else []
+        return f"the server sees {' '.join([seen, ', '.join(asked)]).strip()}"
+
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)

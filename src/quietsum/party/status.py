@@ -41,6 +41,7 @@ def status_of(policy: Policy, ledger: Ledger) -> dict[str, Any]:
         "ledger": ledger.identity.ledger,
         "head": ledger.head.to_dict(),
         "budgets": _budgets(policy, ledger),
+        "secure": policy.rules.to_dict(),
         "runs": _runs(policy, ledger),
         "warnings": list(_warnings(policy, ledger)),
     }

@@ -90,12 +90,6 @@ class ResolvedPlan:
         return secure_plan(self.plan, self.parties)
 
     @property
-    def accounting(self) -> str:
-        """How ε is computed: as stated, except that sums of noise in shares go through Rényi moments (rule 8)."""
-        stated = self.plan.privacy.accounting
-        return "rdp" if stated == "exact" and self.distributed_unit is not None else stated
-
-    @property
     def _client(self) -> ClientPlan:
         return self.plan.privacy.client or ClientPlan()
 
@@ -391,7 +385,7 @@ class ResolvedPlan:
         from quietsum.ledger.charges import Terms
 
         privacy = self.plan.privacy
-        return Terms(accounting=self.accounting, neighbours=privacy.neighbours, limits=self.limits)
+        return Terms(accounting=privacy.accounting, neighbours=privacy.neighbours, limits=self.limits)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Whose budgets are touched."""
@@ -421,7 +415,7 @@ class ResolvedPlan:
         for account in accounts:
             found = price(
                 charge(self, account, unit, span(self, rounds)),
-                delta=delta, accounting=self.accounting, neighbours=privacy.neighbours, pricing=pricing,
+                delta=delta, accounting=privacy.accounting, neighbours=privacy.neighbours, pricing=pricing,
             )  # fmt: skip
             if best is None or found.epsilon > best[1].epsilon:
                 best = (account, found)
@@ -443,7 +437,7 @@ class ResolvedPlan:
         client = charge(self, self.accounts[0], PrivacyUnit.CLIENT, span(self, rounds))
         found = price(
             dataclasses.replace(client, unit=PrivacyUnit.RECORD),
-            delta=delta, accounting=self.accounting, neighbours=Neighbours.REPLACE_ONE,
+            delta=delta, accounting=self.plan.privacy.accounting, neighbours=Neighbours.REPLACE_ONE,
         )  # fmt: skip
         return self._labelled(dataclasses.replace(found, method=f"{found.method}, through the client level"))
 

@@ -123,7 +123,7 @@ def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: 
     if len(budgets) == 1 and budgets[0].unit is PrivacyUnit.RECORD and not bare.plan.schedule and not shared:
         start = smallest_noise(
             [bare.profile_of_account(account) for account in bare.accounts],
-            bare.attempts, budgets[0], accounting=bare.accounting, neighbours=_relation(bare, pricing),
+            bare.attempts, budgets[0], accounting=bare.plan.privacy.accounting, neighbours=_relation(bare, pricing),
         )  # fmt: skip
         return _nudged(with_noise, start, budgets, pricing)
     return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), budgets, pricing), budgets))
@@ -212,7 +212,7 @@ def _calibrated_clients(
     privacy = bare.plan.privacy
     start = smallest_noise(
         [Profile(rate=rate, steps=1)], bare.attempts, limit,
-        accounting=bare.accounting, neighbours=privacy.neighbours,
+        accounting=bare.plan.privacy.accounting, neighbours=privacy.neighbours,
     )  # fmt: skip
     return _nudged(with_noise, start, [limit], pricing)
 
