@@ -339,6 +339,30 @@ def test_parties_with_different_models_never_meet_in_one_session() -> None:
     assert played.outcome is Outcome.TOO_FEW_SHARES
 
 
+def test_one_identity_under_two_names_is_refused() -> None:
+    """Otherwise one colluder would count as several honest parties of the floor."""
+    public = {name: identity_of(name).public for name in NAMES} | {OTHER: identity_of(NAMES[0]).public}
+    terms = terms_of(PARAMETERS)
+    party = Party(
+        name=VICTIM,
+        identity=identity_of(VICTIM),
+        server=identity_of("the server").public,
+        peers=public,
+        terms=terms,
+    )
+    question = messages.write(
+        Step.OPEN,
+        messages.opening(terms, public),
+        sender=SERVER,
+        receiver=VICTIM,
+        payload=messages.write_open(terms, NAMES),
+        identity=identity_of("the server"),
+    )
+    with pytest.raises(Refused) as refusal:
+        party.advertise(question)
+    assert refusal.value.reason is Reason.OTHER_COHORT
+
+
 def revealed_of(played: Played, peer: str, told: dict[str, bytes]) -> dict[type, int]:
     """How many shares of each kind of ``peer`` the server has."""
     counts = {SeedShare: 0, KeyShare: 0}

@@ -140,6 +140,11 @@ def test_a_server_is_opened_once_and_with_the_right_cohort() -> None:
     public = {name: identity_of(name).public for name in NAMES[:4]}
     with pytest.raises(InvalidParameter, match="identities"):
         Server(terms=played.server.terms, identity=identity_of("the server"), identities=public)
+    twice = public | {"site-04": public["site-00"]}
+    with pytest.raises(InvalidParameter, match="repeat one another"):
+        Server(terms=played.server.terms, identity=identity_of("the server"), identities=twice)
+    with pytest.raises(InvalidParameter, match="UTF-8"):
+        Server(terms=played.server.terms, identity=identity_of("the server"), identities=public | {"\ud800": bytes(32)})
     with pytest.raises(InvalidParameter, match="shorter name"):
         Server(
             terms=played.server.terms, identity=identity_of("the server"), identities=public | {"x" * 300: bytes(32)}

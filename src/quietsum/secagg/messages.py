@@ -85,8 +85,7 @@ class Terms:
 
     def __post_init__(self) -> None:
         for name in ("run", "model", "plan"):
-            if not 0 < len(getattr(self, name).encode()) <= _NAME:
-                raise InvalidParameter(name, getattr(self, name), f"must have 1 to {_NAME} bytes")
+            _check_text(name, getattr(self, name))
         for name, least, most in (("round", 0, 2**63), ("attempt", 0, 2**63), ("dimension", 1, 2**31)):
             if whole_number(name, getattr(self, name), least) >= most:
                 raise InvalidParameter(name, getattr(self, name), f"must be below {most}")
@@ -228,8 +227,10 @@ def write(step: Step, session: bytes, *, sender: str, receiver: str, payload: Ra
 
 def read(data: Raw, *, largest: int) -> Frame:
     """The frame in ``data``; raises :class:`Refused`. ``largest`` bounds the payload. The signature is not checked."""
-    if not isinstance(data, bytes | bytearray | memoryview):
-        raise Refused(Reason.MALFORMED)
+    try:
+        data = memoryview(data).cast("B") if len(data) else b""
+    except (TypeError, ValueError):
+        raise Refused(Reason.MALFORMED) from None
     if len(data) > largest + len(_MAGIC) + 1 + _HASH + 2 * (1 + _NAME) + 4 + _SIGNATURE:
         raise Refused(Reason.OVERSIZE)
     reader = Reader(data)
@@ -303,8 +304,16 @@ def bitmap(members: Collection[str], cohort: Sequence[str]) -> bytes:
 def check_names(names: Collection[str]) -> None:
     """Raises :class:`~quietsum.errors.InvalidParameter` if a name cannot be written in a frame."""
     for name in names:
-        if not 0 < len(name.encode()) <= _NAME:
-            raise InvalidParameter("party", name, f"must have 1 to {_NAME} bytes", "give the party a shorter name")
+        _check_text("party", name, "give the party a shorter name")
+
+
+def _check_text(parameter: str, text: str, remedy: str = "") -> None:
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidParameter(parameter, text, "is no text that can be written in UTF-8", remedy) from None
+    if not 0 < size <= _NAME:
+        raise InvalidParameter(parameter, text, f"must have 1 to {_NAME} bytes", remedy)
 
 
 # --------------------------------------------------------------------------------------------- payloads
@@ -326,7 +335,7 @@ class Keys:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)  # a share is never printed
 class SeedShare:
     """A share of the seed of a survivor's self-mask."""
 
@@ -334,7 +343,7 @@ class SeedShare:
 
 
 @final
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KeyShare:
     """A share of the mask key of a party that dropped out after sharing."""
 

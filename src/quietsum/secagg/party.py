@@ -278,6 +278,8 @@ class Party:
         if self.name not in cohort:
             raise Refused(Reason.SELF_MISSING)
         identities = {other: self._known[other] for other in cohort}
+        if len({self._server, *identities.values()}) != len(cohort) + 1:  # one identity under two names counts twice
+            raise Refused(Reason.OTHER_COHORT)
         opened = messages.opening(self.terms, identities)
         if opened != frame.session:
             raise Refused(Reason.OTHER_COHORT)

@@ -69,6 +69,9 @@ class Server:
         if len(identities) != terms.parameters.parties:
             problem = f"must be the {terms.parameters.parties} of the parameters"
             raise InvalidParameter("identities", len(identities), problem, "invite exactly the parties of the plan")
+        if len({identity.public, *identities.values()}) != len(identities) + 1:
+            problem = "repeat one another, or the server's own"
+            raise InvalidParameter("identities", sorted(identities), problem, "give every party a key of its own")
         self.terms = terms
         self._identity, self._identities = identity, dict(identities)
         self._cohort = tuple(sorted(identities))
