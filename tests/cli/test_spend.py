@@ -67,6 +67,19 @@ def test_the_discrete_gaussian_costs_what_the_gaussian_costs_when_its_grid_is_fi
     assert discrete["epsilon"] == pytest.approx(plain["epsilon"], rel=0.02)
 
 
+def test_skellam_noise_is_priced_by_renyi_sampled_or_not_and_nears_the_gaussian() -> None:
+    for run in (("--sampling", "none", "-T", 4), ("-q", 0.1, "-T", 100), ("-q", 0.1, "-T", 100, "--group", 2)):
+        skellam = spent("--mechanism", "skellam", "-s", 30, *run, "-d", 1e-5)
+        plain = spent("-s", 30, *run, "-d", 1e-5)
+        assert "Rényi" in skellam["method"]
+        assert plain["epsilon"] < skellam["epsilon"] < 1.6 * plain["epsilon"]
+    refused = quietsum(
+        "spend", "--mechanism", "skellam", "-s", 30, "-q", 0.1, "-T", 9, "-d", 1e-5, "--sampling", "fixed"
+    )
+    assert refused.exit_code == 2
+    assert "fixed-size sampling of Skellam has no sound bound" in refused.stderr.replace("\n", " ")
+
+
 def test_fixed_size_batches_mean_replace_one_unless_zero_out_is_stated() -> None:
     run = ("-s", 2, "-q", 0.01, "-T", 200, "-d", 1e-5, "--sampling", "fixed")
     assert spent(*run)["neighbours"] == "replace-one"

@@ -222,6 +222,34 @@ def test_many_parties_get_a_coarser_grid_and_never_wrap_around() -> None:
         made(unit="record", dimension=10**6, ball=2.0 * 200, parties=5000)
 
 
+@given(
+    parties=st.integers(1, 2000),
+    dimension=st.sampled_from([1, 10, 10_000, 10**6]),
+    multiplier=st.floats(1e-4, 100.0),
+    ball=st.floats(1.0, 500.0),
+    kind=st.sampled_from(KINDS),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_accepted_never_wraps_around(
+    parties: int, dimension: int, multiplier: float, ball: float, kind: Any
+) -> None:
+    try:
+        noise = DistributedNoise(
+            max_norm=3.0, noise_multiplier=multiplier, honest=max(1, parties - 1), dimension=dimension, unit="record",
+            ball=3.0 * ball, parties=parties, kind=kind,
+        )  # fmt: skip
+    except InvalidParameter as error:
+        assert error.parameter == "bits"
+        return
+    assert parties * noise.largest < 2**31
+
+
+def test_a_grid_that_wraps_around_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="wrap around"):
+        made(steps=2**25, parties=100, honest=90, noise_multiplier=1.0)
+    assert made(steps=2**15, parties=100, honest=90, noise_multiplier=1.0).steps == 2**15
+
+
 @pytest.mark.parametrize("bits", [16, 20, 24])
 def test_small_rings_get_a_coarser_grid_whose_price_is_charged(bits: int) -> None:
     noise = made(dimension=2**20, bits=bits, parties=100, honest=80, noise_multiplier=1.0)

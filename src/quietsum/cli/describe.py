@@ -54,6 +54,8 @@ def mechanism_event(
             return ev.DiscreteLaplace(scale=positive("noise_multiplier", value))
         case Mechanism.DISCRETE_GAUSSIAN:
             return ev.DiscreteGaussian(sigma=positive("noise_multiplier", value))
+        case Mechanism.SKELLAM:
+            return ev.Skellam(variance=positive("noise_multiplier", value) ** 2, l1_sensitivity=1, l2_sensitivity=1)
         case Mechanism.RANDOMIZED_RESPONSE:
             return ev.RandomizedResponse(keep_probability=value)
         case Mechanism.PURE:

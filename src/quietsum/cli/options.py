@@ -49,6 +49,7 @@ class Mechanism(enum.StrEnum):
     LAPLACE = "laplace"
     DISCRETE_LAPLACE = "discrete-laplace"
     DISCRETE_GAUSSIAN = "discrete-gaussian"
+    SKELLAM = "skellam"
     RANDOMIZED_RESPONSE = "randomized-response"
     PURE = "pure"
 
@@ -90,7 +91,7 @@ MechanismOption = Annotated[
     Mechanism,
     typer.Option(
         "--mechanism", metavar="NAME",
-        help="gaussian, laplace, discrete-laplace, discrete-gaussian, randomized-response or pure.",
+        help="gaussian, laplace, discrete-laplace, discrete-gaussian, skellam, randomized-response or pure.",
     ),
 ]  # fmt: skip
 NeighboursOption = Annotated[

@@ -62,7 +62,8 @@ class CheckedShares:
         self._sampling: Sampling = Everyone() if self.rate == 1 else Poisson(rate=self.rate)
         self._records = claim.unit is not PrivacyUnit.CLIENT
         # Made-up batches are as long as they like; a ball that holds them all keeps their sums additive.
-        self._wide = dataclasses.replace(claim, ball=claim.max_norm * 4 * population) if self._records else claim
+        room = claim.max_norm * 4 * population
+        self._wide = dataclasses.replace(claim, ball=room, parties=None) if self._records else claim
         self.grain = 1 / claim.scale
         self.sensitivity = claim.l2_sensitivity * self.grain
         self.noise_multiplier = claim.deviation(claim.honest) / self.sensitivity
@@ -84,10 +85,12 @@ class CheckedShares:
         return [*rows, *np.zeros((max(0, honest - len(rows)), self._claim.dimension))]
 
     def _opened(self, parts: Sequence[NDArray[np.int64]]) -> Floats:
-        """The sum as secure aggregation opens it: modulo 2³², then centred."""
+        """The sum as secure aggregation opens it: modulo 2³², then centred; one beyond the ring, as it is."""
+        if len(parts) * self._wide.largest >= 1 << 31:
+            return self._claim.decode(np.stack(parts).sum(axis=0))
         total = np.zeros(self._claim.dimension, dtype=np.uint32)
         for part in parts:
-            total += part.astype(np.uint32)
+            total += (part & 0xFFFFFFFF).astype(np.uint32)
         return self._claim.decode(total.view(np.int32).astype(np.int64))
 
     # ------------------------------------------------------------------------------------------------- the seams

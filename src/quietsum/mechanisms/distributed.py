@@ -133,6 +133,9 @@ class DistributedNoise:
         if steps > _MOST:
             raise InvalidParameter("steps", steps, f"exceeds {_MOST}", "choose a coarser grid")
         object.__setattr__(self, "steps", steps)
+        if parties is not None and self.bits == 32 and parties * self.largest >= 1 << 31:
+            problem = f"lets the sum of {parties} parties wrap around"
+            raise InvalidParameter("steps", steps, problem, "leave it out, or choose a coarser grid")
         self._noise  # noqa: B018  # refused here, not at the first share
 
     # ------------------------------------------------------------------------------------------------ the grid
@@ -165,7 +168,7 @@ class DistributedNoise:
         if self.bits == 32:
             one = math.ceil(self.ball / self.max_norm * steps) + 2
             deviation = self.noise_multiplier * steps / math.sqrt(self.honest)
-            return self.parties * (one + 14 * deviation + 2) < half
+            return self.parties * (one + 14 * deviation + 24) < half  # no share exceeds 14 deviations and 24 steps
         # Rotated, a coordinate of a vector of norm r is sub-Gaussian with deviation r/√d, and so is the noise's sum.
         spread = self.parties * self.ball / self.max_norm * steps / math.sqrt(self.dimension)
         noise = self.noise_multiplier * steps * math.sqrt(self.parties / self.honest)
