@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from quietsum.errors import InvalidParameter
 from quietsum.secagg import keys, messages
 from quietsum.secagg.messages import SERVER, Keys, KeyShare, SeedShare, Step, Terms
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
@@ -339,6 +341,55 @@ def test_parties_with_different_models_never_meet_in_one_session() -> None:
     assert played.outcome is Outcome.TOO_FEW_SHARES
 
 
+@pytest.mark.parametrize("lie", [lie for lie, (step, _, _) in LIES.items() if step is Step.MASKED])
+def test_no_data_is_touched_for_a_question_that_is_refused(lie: str) -> None:
+    touched: list[str] = []
+    played = session(PARAMETERS)
+
+    def line(step: Step, party: str, data: bytes) -> bytes:
+        if step is Step.MASKED and party == VICTIM:
+
+            def train() -> NDArray[np.uint32]:
+                touched.append(party)
+                return played.inputs[party]
+
+            here = played.parties[party]
+            with pytest.raises(Refused):
+                here.mask(data[:-1], train)
+            assert not touched
+            with pytest.raises(Refused):
+                here.mask(LIES[lie][1](played, party, data), train)
+            assert not touched
+        return data
+
+    play(played, question=line)
+    assert played.exact()
+
+
+def test_a_vector_may_be_made_when_the_question_has_passed_and_is_made_once() -> None:
+    touched: list[str] = []
+    played = session(PARAMETERS)
+
+    def line(step: Step, party: str, data: bytes) -> bytes:
+        if step is Step.MASKED:
+
+            def train() -> NDArray[np.uint32]:
+                touched.append(party)
+                return played.inputs[party]
+
+            here = played.parties[party]
+            with pytest.raises(InvalidParameter):
+                here.mask(data, lambda: np.zeros(3, dtype=np.uint32))
+            with pytest.raises(ZeroDivisionError):
+                here.mask(data, lambda: 1 // 0)  # type: ignore[arg-type, return-value]
+            first = here.mask(data, train)
+            assert here.mask(data, train) == first
+        return data
+
+    assert play(played, question=line).exact()
+    assert touched == NAMES
+
+
 def test_one_identity_under_two_names_is_refused() -> None:
     """Otherwise one colluder would count as several honest parties of the floor."""
     public = {name: identity_of(name).public for name in NAMES} | {OTHER: identity_of(NAMES[0]).public}
@@ -553,8 +604,6 @@ def test_a_sealed_share_that_cannot_be_opened_is_made_up_for_by_spare_holders() 
 
 
 def test_terms_are_checked_where_they_are_made() -> None:
-    from quietsum.errors import InvalidParameter
-
     for wrong in ({"floor": 9}, {"dimension": 0}, {"run": ""}, {"round": -1}, {"model": "x" * 300}):
         with pytest.raises(InvalidParameter):
             terms_of(PARAMETERS, **wrong)

@@ -185,11 +185,14 @@ class Party:
         """Check everyone's keys, and answer with sealed shares of this party's two secrets."""
         return self._answer(Step.ROSTER, message, self._share)
 
-    def mask(self, message: bytes, vector: NDArray[np.uint32]) -> bytes:
-        """Answer with the masked ``vector``. It is not changed and not kept."""
-        if not isinstance(vector, np.ndarray) or vector.dtype != np.uint32 or vector.shape != (self.terms.dimension,):
-            got = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
-            raise InvalidParameter("vector", got, f"must be {self.terms.dimension} numbers of type uint32")
+    def mask(self, message: bytes, vector: NDArray[np.uint32] | Callable[[], NDArray[np.uint32]]) -> bytes:
+        """Answer with the masked ``vector``. It is not changed and not kept.
+
+        ``vector`` may be a function that makes it: it is called once every check of the question has passed, so that no
+        data is touched for a question that is refused, and not again for a second delivery.
+        """
+        if isinstance(vector, np.ndarray):
+            self._require_vector(vector)
         return self._answer(Step.SHARES, message, lambda frame: self._mask(frame, vector))
 
     def agree(self, message: bytes) -> bytes:
@@ -337,7 +340,7 @@ class Party:
         commit = messages.commitment(self._session, self.name, secrets.seed)
         return self._reply(Step.SHARE, messages.write_share(commit, sealed, self._cohort))
 
-    def _mask(self, frame: Frame, vector: NDArray[np.uint32]) -> bytes:
+    def _mask(self, frame: Frame, vector: NDArray[np.uint32] | Callable[[], NDArray[np.uint32]]) -> bytes:
         secrets = self._kept()
         sharing, sealed = messages.read_shares(frame.payload, self._cohort)
         self._require_list(sharing, self._roster)
@@ -346,6 +349,8 @@ class Party:
         near = [peer for peer in self._graph[self.name] if peer in self._sharing]
         if set(sealed) != set(near):
             raise Refused(Reason.MALFORMED)
+        plain = vector if isinstance(vector, np.ndarray) else vector()
+        self._require_vector(plain)
         for name, peer in self._peers.items():
             peer.state = PeerState.SHARED if name in self._sharing else PeerState.SILENT
         for name in near:
@@ -357,7 +362,7 @@ class Party:
             except InvalidParameter:
                 raise Refused(Reason.BAD_KEY, name) from None
             chosen.append((shared, sign_of(self.name, name)))
-        masked = vector.astype("<u4")
+        masked = plain.astype("<u4")
         masks.add_all(masked, chosen)
         self._secrets = None  # only the shares of others are needed from here on
         return self._reply(Step.MASKED, masked.data.cast("B"))
@@ -414,6 +419,11 @@ class Party:
             raise Refused(Reason.LIST_GREW)
         if len(members) < self._need:
             raise Refused(Reason.BELOW_FLOOR)
+
+    def _require_vector(self, vector: object) -> None:
+        if not isinstance(vector, np.ndarray) or vector.dtype != np.uint32 or vector.shape != (self.terms.dimension,):
+            got = f"{vector.dtype} {vector.shape}" if isinstance(vector, np.ndarray) else type(vector).__name__
+            raise InvalidParameter("vector", got, f"must be {self.terms.dimension} numbers of type uint32")
 
     def _require_holders(self, members: Collection[str]) -> None:
         if len(set(self._holders).intersection(members)) < self.terms.parameters.threshold:
