@@ -341,6 +341,9 @@ def test_a_draw_that_is_held_still_does_not_hide_a_mixing_model() -> None:
             hidden: Tensor = nn.functional.dropout(self.inner(rows), 0.5)
             return hidden - 0.5 * hidden.mean(0)
 
-    step = bridge(Mixed(), (2,))
-    with while_checking(step._model):
-        assert "T2" in one_step(step, rng=randomness_for_tests(1)).caught_by
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # some weights show it to T5 alone
+            step = bridge(Mixed(), (2,))
+        with while_checking(step._model):
+            assert {"T2", "T5"} <= set(one_step(step, rng=randomness_for_tests(1)).caught_by)

@@ -18,7 +18,10 @@ from quietsum import Gaussian, Laplace
 from quietsum.errors import InvalidParameter
 from quietsum.learning import chacha
 from quietsum.learning.chacha import blocks, words
+from quietsum.learning.clipping import Flat
+from quietsum.learning.engine import engine_for
 from quietsum.learning.noise import TorchNoise, _DeviceNoise, fast_laplace, fast_normals, float_margin
+from quietsum.learning.validation import more_noise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 
 MANY = 1 << 18
@@ -145,6 +148,38 @@ def test_a_float32_sum_of_clipped_rows_stays_within_the_margin() -> None:
     single = rows.to(torch.float32)
     error = float((single.sum(0).double() - single.double().sum(0)).norm())
     assert error <= float_margin(torch.float32, 256)  # 512 is within twice the expected batch
+
+
+def test_a_long_float32_sum_is_made_of_blocks_and_stays_within_a_margin_that_grows_with_its_length_alone() -> None:
+    class Moved(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(8))
+
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows @ self.weight
+
+    rows = torch.rand(60_000, 8, generator=torch.Generator().manual_seed(0)) / 3  # shorter than 1, all on one side
+    for name in ("vmap", "auto"):
+        engine = engine_for(name, Moved(), lambda model, batch: model(batch[0]), Flat(max_norm=1.0))
+        (total,) = engine.clipped_sum((rows,))
+        error = float((total.double() - rows.double().sum(0)).norm())
+        assert error <= float_margin(torch.float32, 30_000)  # 60,000 is twice the expected batch
+    one_by_one = np.add.accumulate(rows.numpy(), axis=0)[-1].astype(np.float64)  # a plain sum in single precision
+    assert float(np.linalg.norm(one_by_one - rows.double().sum(0).numpy())) > 10 * error
+    assert float_margin(torch.float32, 200_000) < 2.1 * float_margin(torch.float32, 100_000)
+
+
+def test_noise_that_is_much_larger_than_the_clip_needs_is_spoken_of() -> None:
+    weights = [torch.zeros(31)]
+    few, many = (
+        TorchNoise(noise_multiplier=1.0, sensitivity=1.0, mode="secure", expected_batch=size) for size in (256, 50_000)
+    )
+    assert more_noise(few, weights) == ""
+    told = more_noise(many, weights)
+    assert "1.38 times" in told and "50,000 gradients" in told and "float64" in told
+    assert more_noise(many, [weights[0].double()]) == ""
+    assert more_noise(TorchNoise(noise_multiplier=1.0, sensitivity=1.0, expected_batch=50_000), weights) == ""
 
 
 def test_noise_touches_no_generator_of_torch_or_numpy() -> None:

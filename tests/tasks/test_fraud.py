@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.learning.noise import TorchNoise
 from quietsum.tasks import fraud, fraud_files
 from quietsum.tasks.datafiles import data_folder, sha256_of
 from quietsum.tasks.fraud import FEATURES, FEW, FraudTask, features
@@ -207,6 +208,13 @@ def test_splits_have_their_shares_and_differ() -> None:
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fraud, "KNOWN", write_csv(tmp_path, made()))
     return tmp_path
+
+
+def test_noise_on_two_hundred_thousand_payments_is_what_the_clip_needs(small: Path) -> None:
+    noise = TorchNoise(noise_multiplier=5.0, sensitivity=1.2, mode="secure", expected_batch=float(fraud.SIZES[0]))
+    parameters = tuple(FraudTask(folder=small).model().parameters())
+    assert noise.more(parameters) < 1.0001
+    assert noise.more([parameter.float() for parameter in parameters]) > 2  # sums in single precision would need more
 
 
 @pytest.mark.parametrize("network", ["linear", "mlp"])

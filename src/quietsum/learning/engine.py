@@ -106,6 +106,9 @@ def engine_for(name: str, model: nn.Module, loss: Loss, clip: Clip, *, micro_bat
 
 # ------------------------------------------------------------------------------------- what engines share
 
+LARGEST_BLOCK = 2048
+"""Examples whose gradients are summed in the model's own precision; of such blocks longer sums are made, in float64."""
+
 
 def trainable(model: nn.Module) -> tuple[tuple[str, ...], tuple[nn.Parameter, ...]]:
     """Names and parameters that are to be trained, or an error that teaches when there are none."""
@@ -163,22 +166,26 @@ def losses_of(loss: Loss, model: nn.Module, batch: Batch, rows: int) -> Tensor:
 def in_blocks(
     batch: Batch, micro_batch: int | None, parameters: Sequence[Tensor], groups: int, one: Callable[[Batch, int], Block]
 ) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Run ``one`` on pieces of at most ``micro_batch`` rows; add up the sums, line up the norms."""
-    rows = rows_of(batch)
+    """Run ``one`` on pieces of at most ``micro_batch`` rows; add up the sums, line up the norms.
+
+    Guarantees: no piece has more than :data:`LARGEST_BLOCK` rows, and pieces are added in float64, so that the rounding
+    of a long sum grows with its length and not with the square of it (:func:`quietsum.learning.noise.float_margin`).
+    """
+    rows, most = rows_of(batch), LARGEST_BLOCK if micro_batch is None else min(micro_batch, LARGEST_BLOCK)
     if not rows:
         return tuple(torch.zeros_like(p) for p in parameters), parameters[0].new_zeros((0, groups))
-    if micro_batch is None or rows <= micro_batch:
+    if rows <= most:
         sums, norms = one(batch, rows)
         return tuple(sums), norms.detach()
-    total: list[Tensor] | None = None
+    total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
     every: list[Tensor] = []
-    for start in range(0, rows, micro_batch):
-        piece = tuple(part[start : start + micro_batch] for part in batch)
+    for start in range(0, rows, most):
+        piece = tuple(part[start : start + most] for part in batch)
         sums, norms = one(piece, len(piece[0]))
-        total = list(sums) if total is None else [whole + part for whole, part in zip(total, sums, strict=True)]
+        for whole, part in zip(total, sums, strict=True):
+            whole.add_(part)
         every.append(norms)
-    assert total is not None
-    return tuple(total), torch.cat(every).detach()
+    return tuple(w.to(p.dtype) for w, p in zip(total, parameters, strict=True)), torch.cat(every).detach()
 
 
 def group_of(groups: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:

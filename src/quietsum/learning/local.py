@@ -44,7 +44,7 @@ from quietsum.learning.noise import TorchNoise
 from quietsum.learning.people import bounded
 from quietsum.learning.records import Records, rehearse_large
 from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.learning.validation import uncovered_norms
+from quietsum.learning.validation import more_noise, uncovered_norms
 from quietsum.learning.vectors import Layout, Vector
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.sampling import Everyone, Poisson, Sampling
@@ -191,6 +191,9 @@ class LocalSteps:
             rehearse_large(self._model, self._loss, records, self._device, expected_batch=orders.expected_batch)
             refuse_unsound(step, self._model)
         if mechanism.mode.value == "secure" and (told := uncovered_norms(self._model)):
+            log.warning("%s", told)
+        noise = _noise(orders, mechanism, system_randomness())
+        if told := more_noise(noise, tuple(p for p in self._model.parameters() if p.requires_grad)):
             log.warning("%s", told)
 
     # -------------------------------------------------------------------------------------- without privacy

@@ -58,7 +58,7 @@ class NaiveEngine:
         return count_small(self._norms, self._clip)
 
     def _block(self, batch: Batch, rows: int) -> Block:
-        total = [torch.zeros_like(parameter) for parameter in self._parameters]
+        total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._parameters]
         norms = []
         for row in range(rows):
             example = tuple(part[row : row + 1] for part in batch)
@@ -68,7 +68,7 @@ class NaiveEngine:
             sums, norm = clip_instances([part.detach()[None] for part in found], self._clip, self._groups)
             total = [whole + part for whole, part in zip(total, sums, strict=True)]
             norms.append(norm)
-        return total, torch.cat(norms)
+        return [whole.to(p.dtype) for whole, p in zip(total, self._parameters, strict=True)], torch.cat(norms)
 
     def _gradients(self, losses: Tensor) -> Sequence[Tensor]:
         try:

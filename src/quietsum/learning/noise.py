@@ -35,6 +35,7 @@ from torch import Tensor
 from quietsum.errors import InvalidParameter, positive
 from quietsum.learning import chacha
 from quietsum.learning.chacha import KEY_BYTES
+from quietsum.learning.engine import LARGEST_BLOCK
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent
@@ -143,6 +144,17 @@ class TorchNoise:
         moved = math.ldexp(1.0 + margin, bits) + math.sqrt(coordinates)
         return math.ldexp(self.sensitivity, -bits), self.noise_multiplier * moved
 
+    def more(self, like: Sequence[Tensor]) -> float:
+        """How many times the noise is that which ``sensitivity`` alone would need; 1 for fast noise.
+
+        The rest covers rounding: to the grid, and of the sum itself, which is long in single precision and large
+        batches.
+        """
+        if self.mode == "fast":
+            return 1.0
+        width, scale = self.grid(like)
+        return scale * width / (self.noise_multiplier * self.sensitivity)
+
     # ---------------------------------------------------------------------------------------- what it costs
 
     def event(self) -> PrivacyEvent:
@@ -167,14 +179,18 @@ class TorchNoise:
 
 
 def float_margin(dtype: torch.dtype, expected_batch: float) -> float:
-    """How far float rounding may move a clipped sum, in units of C: u · m · (32 + m/64), m = 2E + 64.
+    """How far float rounding may move a clipped sum, in units of C: u · m · (32 + min(m, B)/64), m = 2E + 64.
 
     u is the unit roundoff, E the expected batch, and a batch of more than m has a chance below e^(−0.38 E − 24)
-    (Chernoff). The factor is the error of summing m numbers in blocks of 64 (Higham 2002, section 4.2), with 32 for
-    norms, factors and products. It is a stated allowance: the order in which a GPU or BLAS adds is its own.
+    (Chernoff). The factor is the error of summing up to B = 2,048 numbers in blocks of 64 (Higham 2002, section 4.2),
+    with 32 for norms, factors and products; more of them are added in float64 (:data:`~quietsum.learning.engine.
+    LARGEST_BLOCK`). It is a stated allowance: the order in which a GPU or BLAS adds is its own.
+
+    >>> round(float_margin(torch.float32, 256), 4), round(float_margin(torch.float32, 100_000), 2)
+    (0.0014, 0.76)
     """
     most = 2 * expected_batch + 64
-    return float(torch.finfo(dtype).eps) / 2 * most * (32 + most / 64)
+    return float(torch.finfo(dtype).eps) / 2 * most * (32 + min(most, LARGEST_BLOCK) / 64)
 
 
 def _split(flat: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -231,7 +231,7 @@ class PrivateStep:
 
     def _row_by_row(self, batch: Batch) -> tuple[Tensor, ...]:
         """The sum of the rows that can be differentiated; one broken record must not erase the others."""
-        total = [torch.zeros_like(parameter) for parameter in self.engine.parameters]
+        total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self.engine.parameters]
         self._small = 0
         for row in range(rows_of(batch)):
             try:
@@ -240,7 +240,7 @@ class PrivateStep:
                 continue
             total = [whole + part for whole, part in zip(total, sums, strict=True)]
             self._small += self._count_small(1)
-        return tuple(total)
+        return tuple(whole.to(p.dtype) for whole, p in zip(total, self.engine.parameters, strict=True))
 
     def _count_small(self, rows: int) -> int:
         """How many of the last rows lie within the bound; private, and asked only where it will be noised."""

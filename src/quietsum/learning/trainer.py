@@ -44,7 +44,7 @@ from quietsum.learning.saving import (
     write_checkpoint,
 )
 from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.learning.validation import refuse_coarse, validated
+from quietsum.learning.validation import more_noise, refuse_coarse, validated
 from quietsum.learning.wrapping import build_step, check_step
 from quietsum.ledger.fingerprints import check_rows
 from quietsum.ledger.spending import PRICING
@@ -333,11 +333,13 @@ class PrivateTrainer:
 
     def guarantee(self) -> Guarantee:
         """What may be said about the model: the cost of the whole plan, however much of it ran."""
-        claim = self._begun().claim()
-        if not self._lost:
-            return claim
-        told = f"{self._lost} of {self._begun().plan.steps} steps were lost in a kill: they are paid for, not learnt"
-        return dataclasses.replace(claim, warnings=(*claim.warnings, told))
+        claim, told = self._begun().claim(), []
+        if self._step is not None and (said := more_noise(self._step.mechanism, self._parameters)):
+            told.append(said)
+        if self._lost:
+            lost = f"{self._lost} of {self._begun().plan.steps} steps were lost in a kill"
+            told.append(f"{lost}: they are paid for, not learnt")
+        return dataclasses.replace(claim, warnings=(*claim.warnings, *told))
 
     def person_guarantee(self) -> Guarantee | None:
         """What the whole plan costs a person with ``max_records`` records; None where no such bound was stated."""

@@ -19,8 +19,12 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engine import Loss
 from quietsum.learning.history import scores
 from quietsum.learning.modes import scoring
+from quietsum.learning.noise import TorchNoise
 
-__all__ = ["refuse_coarse", "uncovered_norms", "validated"]
+__all__ = ["more_noise", "refuse_coarse", "uncovered_norms", "validated"]
+
+_WORTH_A_WORD = 1.05
+"""Secure noise that is so many times what ε asks for is spoken of."""
 
 
 def refuse_coarse(names: Sequence[str], parameters: Sequence[Tensor]) -> None:
@@ -43,6 +47,17 @@ def uncovered_norms(model: nn.Module) -> str:
     return (
         f"secure noise covers the rounding of sums, not that of {', '.join(names)} in float32, where one record's "
         "arrival can move the last digits of the others' gradients; train such a model in float64"
+    )
+
+
+def more_noise(noise: TorchNoise, parameters: Sequence[Tensor]) -> str:
+    """That secure noise has to be larger than ε asks for, where that is worth a word; else empty."""
+    more = noise.more(parameters)
+    if more < _WORTH_A_WORD:
+        return ""
+    return (
+        f"the noise is {more:.2f} times what the clip needs, since sums of {noise.expected_batch:,.0f} gradients in "
+        "single precision round by so much; train in float64, in smaller batches, or with noise = 'fast'"
     )
 
 

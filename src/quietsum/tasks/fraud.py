@@ -89,6 +89,14 @@ def _part(folder: Path, split: int, which: int, network: str) -> tuple[Tensor, T
     return torch.from_numpy(found), torch.from_numpy(some.labels.astype(np.int64))
 
 
+class _InDouble(nn.Sequential):
+    """Layers in float64 that take rows of any precision."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """As the layers do."""
+        return super().forward(rows.double())  # type: ignore[no-any-return, no-untyped-call]
+
+
 @final
 class FraudTask:
     """Was it fraud? ``network`` is ``linear`` (logistic regression on 31 features) or ``mlp`` (59-64-32-1, tanh).
@@ -156,13 +164,13 @@ class FraudTask:
         Guarantees: no training row is looked at.
         """
         if self.network == "linear":
-            last = starting_at(nn.Linear(FEW, 1), _SHARE)
+            last = starting_at(nn.Linear(FEW, 1), _SHARE).double()  # sums of 200,000 gradients, which round in float32
             if self.start == "public":
                 weights, bias = _public_fit(self._folder)
                 with torch.no_grad():
                     last.weight.copy_(torch.from_numpy(weights))
                     last.bias.fill_(bias)
-            return nn.Sequential(last)
+            return _InDouble(last)
         return nn.Sequential(
             nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(),
             starting_at(nn.Linear(32, 1), _SHARE, zero=False),
