@@ -40,7 +40,7 @@ from quietsum.learning.clipping import Flat
 from quietsum.learning.engine import Batch, Engine, Loss, engine_for, losses_of, rows_of
 from quietsum.learning.mixing import SteadyEngine, refuse_mixing, unchanged
 from quietsum.learning.modes import training
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.noise import TorchNoise, float_margin
 from quietsum.learning.people import bounded
 from quietsum.learning.records import Records, rehearse_large
 from quietsum.learning.step import PrivateStep, cross_entropy
@@ -126,12 +126,15 @@ class LocalSteps:
         """Σ clip_C(∇ℓ_i) over one batch of ``orders.sampling``, in float64 and **without noise**: private.
 
         What a party adds to a sum whose noise is distributed (:mod:`quietsum.mechanisms.distributed`); it never leaves
-        the party as it is. Guarantees: the clip and the batches are those of :meth:`run` with a mechanism of bound
-        ``max_norm``; a record that cannot be differentiated counts as zero, in silence.
+        the party as it is. Guarantees: the batches are those of :meth:`run`; one record moves the sum by at most
+        ``max_norm``, the rounding of the sum included: gradients are clipped to ``max_norm`` / (1 + its allowance,
+        :func:`~quietsum.learning.noise.float_margin`), since here no noise can be made larger for it. A record that
+        cannot be differentiated counts as zero, in silence.
         """
         records = _of_people(records, people, orders.max_records)
+        rounding = max(float_margin(dtype, orders.expected_batch) for dtype in {p.dtype for p in self._parameters})
         with unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
-            step = self._private(orders, _without_noise(max_norm), rng)
+            step = self._private(orders, _without_noise(max_norm / (1 + rounding)), rng)
             self.layout.write(self._model, params)
             drawn = orders.sampling.draw(rows_of(records), rng)
             parts = step.deterministic(_chosen(records, drawn, self._device))
