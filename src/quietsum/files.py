@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 PRIVATE = 0o600
+LARGEST = 1 << 26
+"""Bytes of the largest text that is read whole: reports, facts of a run, many times what they are."""
 RESUME = "make room, then use --resume"
 
 
@@ -64,7 +66,7 @@ def why(error: OSError) -> str:
     return f"the disk is full ({reason})" if error.errno in (errno.ENOSPC, errno.EDQUOT) else reason
 
 
-def read_file(path: Path, limit: int) -> bytes:
+def read_file(path: Path, limit: int = LARGEST) -> bytes:
     """What is in a plain file of at most ``limit`` bytes; OSError for any other.
 
     For files whose names others choose: a pipe or a device under such a name would hold whoever reads it for ever, or

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import final
 
 from quietsum.errors import CorruptState, LedgerBroken
+from quietsum.files import read_file
 from quietsum.ledger.entries import Head
 from quietsum.ledger.keys import key_path
 
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 BLOCK = 512
 """Bytes of the mark: one sector of any disk."""
+LONGEST = 1 << 16
+_HERE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no other file, and no pipe, is written to
 
 
 def mark_path(ledger: Path) -> Path:
@@ -77,7 +80,7 @@ class Mark:
                 if self._further_than(head):
                     return
                 block = json.dumps(head.to_dict(), separators=(",", ":")).encode().ljust(BLOCK - 1) + b"\n"
-                handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+                handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | _HERE, 0o600)
                 try:
                     os.pwrite(handle, block, 0)
                     if os.fstat(handle).st_size != BLOCK:
@@ -90,7 +93,7 @@ class Mark:
     def _settled(self) -> bytes:
         """The block; read again where another process is just writing it."""
         for _ in range(3):
-            block = self.path.read_bytes()
+            block = read_file(self.path, LONGEST)
             if block.rstrip(b"\0\n ").endswith(b"}"):
                 break
             time.sleep(0.001)
@@ -99,9 +102,9 @@ class Mark:
     def _further_than(self, head: Head) -> bool:
         """A quick look at what another writer left; :meth:`read` is what judges it."""
         try:
-            known = json.loads(self.path.read_bytes())
+            known = json.loads(read_file(self.path, LONGEST))
             return bool(known["ledger"] == head.ledger and known["sequence"] >= head.sequence)
-        except (FileNotFoundError, ValueError, LookupError, TypeError):
+        except (FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             return False
 
     @contextlib.contextmanager

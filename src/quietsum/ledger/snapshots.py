@@ -30,6 +30,7 @@ import tempfile
 from pathlib import Path
 from typing import final
 
+from quietsum.files import read_file
 from quietsum.ledger.encoding import canonical
 from quietsum.ledger.keys import SigningKey, VerifyingKey
 from quietsum.ledger.packing import layout, pack, unpack
@@ -40,6 +41,7 @@ __all__ = ["EVERY", "Snapshot", "SnapshotFile", "snapshot_path"]
 log = logging.getLogger(__name__)
 
 SNAPSHOT_FORMAT = "quietsum-snapshot-1"
+LARGEST = 1 << 28
 EVERY = 2000
 """So many entries are read again rather than written down; of a long ledger, a two hundredth of it."""
 LONGEST_LINE = 4096
@@ -121,7 +123,7 @@ class SnapshotFile:
     def read(self) -> Snapshot | None:
         """What lies there, unchecked; None where nothing does, or something else."""
         try:
-            return Snapshot.from_bytes(self.path.read_bytes())
+            return Snapshot.from_bytes(read_file(self.path, LARGEST))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:

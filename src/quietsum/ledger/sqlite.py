@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, final
 
 from quietsum import failpoints
+from quietsum.databases import harden, odd_file, odd_table
 from quietsum.errors import LedgerBroken, QuietsumError, may_pass
 from quietsum.files import DiskFull, NoRoom, check_room, sync_folder
 from quietsum.ledger.remains import absent
@@ -84,6 +85,9 @@ class SqliteStore:
             self._make_file()
         elif self.path.is_dir():
             raise QuietsumError(f"{self.path} is a folder; name the ledger file, such as {self.path / 'ledger.db'}")
+        odd = odd_file(self.path)
+        if odd:
+            raise LedgerBroken(f"at {self.path} cannot be opened: {odd}", remedy=_RESTORE)
         try:
             with self._translated():
                 self._connection = self._connect(read_only, patience, factory)
@@ -124,6 +128,7 @@ class SqliteStore:
             factory=factory,
         )
         connection.text_factory = _text
+        harden(connection)
         return connection
 
     def _borrowed_copy(self, logs: list[Path]) -> Path:
@@ -168,6 +173,9 @@ class SqliteStore:
                 f"at {self.path} says that it is of format {version}, this quietsum knows format {VERSION}",
                 remedy="use the version of quietsum that wrote it; if no other one did, restore it from a copy",
             )
+        odd = odd_table(self._connection, ["entries"]) if self._connection is not None else ""
+        if odd:
+            raise LedgerBroken(f"at {self.path} is not what quietsum made: {odd}", remedy=_RESTORE)
         if not self._read_only:
             self._sync_fully()
 
@@ -267,15 +275,23 @@ class SqliteStore:
     def _some_rows(
         self, start: int, batch: int
     ) -> tuple[list[tuple[Any, ...]], sqlite3.Error | UnicodeDecodeError | None]:
-        """So many rows, or those before the first one that SQLite cannot read, with its complaint."""
+        """So many rows, or those before the first one that SQLite cannot read, with its complaint.
+
+        Python is always one row ahead, so an error loses the row before it: then they are asked for one by one.
+        """
         query = f"SELECT {_COLUMNS} FROM entries WHERE sequence >= ? ORDER BY sequence LIMIT ?"
-        found: list[tuple[Any, ...]] = []
         try:
-            cursor = self._run(query, (start, batch))
-            while (values := cursor.fetchone()) is not None:
+            return self._run(query, (start, batch)).fetchall(), None
+        except (sqlite3.Error, UnicodeDecodeError):
+            found: list[tuple[Any, ...]] = []
+        try:
+            while len(found) < batch and (values := self._run(query, (start, 1)).fetchone()) is not None:
                 found.append(values)
+                start = read_row(values, start).sequence + 1
         except (sqlite3.Error, UnicodeDecodeError) as problem:
             return found, problem
+        except LedgerBroken:
+            pass  # the last one; whoever takes it says so
         return found, None
 
     # ------------------------------------------------------------------------------------------- moving
@@ -360,6 +376,11 @@ def _lesson(error: sqlite3.Error | UnicodeDecodeError, path: Path, at: int | Non
         return StoreMustWait(
             f"another process has been writing to {path} for too long ({text}); nothing was recorded: "
             "wait for it, or find out why it hangs, and try again"
+        )
+    if full in (sqlite3.SQLITE_READONLY_ROLLBACK, sqlite3.SQLITE_READONLY_RECOVERY):
+        return StoreMustWait(
+            f"{path} was left in the middle of a write, and who only looks undoes nothing ({text}): the next command "
+            "that writes there does, quietsum run --resume say; then look again"
         )
     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and _permitted(path):  # SQLite had to do without, say
         return StoreMustWait(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from quietsum.errors import CorruptState
-from quietsum.files import write_atomically
+from quietsum.files import read_file, write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.charges import budget_to
 from quietsum.ledger.entries import Kind
@@ -182,7 +182,7 @@ def earlier(folder: RunFolder) -> dict[str, Any]:
     """The report as the run wrote it, where an older version kept nothing else of its task."""
     path = folder.path / "report.json"
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        values: dict[str, Any] = json.loads(read_file(path))
         if values["format"] != VERSION or values["run"] != folder.run:
             raise ValueError("it is of another run or version")
         return values

@@ -158,6 +158,7 @@ def header_of(path: Path) -> dict[str, Any]:
     """What a checkpoint or a model says of itself; its tensors are not read."""
     from safetensors import SafetensorError, safe_open
 
+    _require_plain(path)
     try:
         with safe_open(path, framework="numpy") as file:
             return checked(json.loads((file.metadata() or {})["quietsum"]))
@@ -197,17 +198,23 @@ def load_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
 def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     from safetensors import SafetensorError, safe_open
 
+    _require_plain(path)
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         about = json.loads(metadata["quietsum"])
         about = checked(about) if isinstance(about, dict) else about
-    except (SafetensorError, OSError, LookupError, ValueError) as error:
+    except (SafetensorError, OSError, LookupError, ValueError, RecursionError) as error:
         raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
     if not isinstance(about, dict):
         raise CorruptState(_damaged(path, "its header is not an object"))
     return tensors, about
+
+
+def _require_plain(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a pipe would hold whoever opens it for ever
+        raise CorruptState(_damaged(path, "it is no plain file"))
 
 
 def _damaged(path: Path, problem: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
 from quietsum.errors import CorruptState, QuietsumError, printable, whole_number
-from quietsum.files import write_atomically
+from quietsum.files import read_file, write_atomically
 from quietsum.plan import PartyFacts
 from quietsum.runs.sealed import checked, sealed
 
@@ -53,7 +53,7 @@ class TaskFacts:
         """What :meth:`write` kept; None in folders of older versions, which kept nothing."""
         path = folder / FILE
         try:
-            values = checked(json.loads(path.read_text(encoding="utf-8")))
+            values = checked(json.loads(read_file(path)))
             return cls(
                 title=printable(_text(values["title"])),
                 dimension=whole_number("dimension", values["dimension"], 1),

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import final
 
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError, whole_number
-from quietsum.files import NoRoom, no_room, sync_folder, write_atomically
+from quietsum.files import NoRoom, no_room, read_file, sync_folder, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
 from quietsum.plan.card import GuaranteeCard
@@ -90,7 +90,7 @@ class Workspace:
 
     def _trainings(self) -> list[Path]:
         """The checkpoints of trainings at one site, which pay from the same ledger."""
-        return sorted((self.path / "training").glob("*/checkpoint.safetensors"))
+        return sorted(path for path in (self.path / "training").glob("*/checkpoint.safetensors") if path.is_file())
 
     def anchors(self) -> Iterator[tuple[Path, Head]]:
         """Every signed head that a run or a training has kept: in its checkpoints, its model and its report."""
@@ -202,7 +202,7 @@ class RunFolder:
         if not marker.is_file():
             raise CorruptState(f"{path} is not a run folder of quietsum: it has no run.json")
         try:
-            about = json.loads(marker.read_text(encoding="utf-8"))
+            about = json.loads(read_file(marker))
             if about["format"] != FORMAT:
                 raise CorruptState(
                     f"{path} was written in format {about['format']!r}, this quietsum reads {FORMAT}; "
@@ -212,7 +212,7 @@ class RunFolder:
             sequence, sites = whole_number("sequence", about["sequence"], 1), about.get("sites", False)
         except CorruptState:
             raise
-        except (OSError, ValueError, LookupError, TypeError, QuietsumError) as error:
+        except (OSError, ValueError, LookupError, TypeError, RecursionError, QuietsumError) as error:
             raise CorruptState(f"{marker} cannot be read ({error}); restore it from a backup") from None
         if not all(isinstance(text, str) for text in texts.values()):
             raise CorruptState(f"{marker} holds values that are no texts; restore it from a backup")
@@ -242,8 +242,8 @@ class RunFolder:
         report = self.path / "report.json"
         if report.is_file():
             try:
-                yield report, Head.from_dict(json.loads(report.read_text(encoding="utf-8"))["ledger"]["head"])
-            except (OSError, ValueError, LookupError, TypeError) as error:
+                yield report, Head.from_dict(json.loads(read_file(report))["ledger"]["head"])
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
                 raise CorruptState(
                     f"{report} cannot be read ({error}); delete it: quietsum show makes no new one, "
                     "quietsum run --resume does"
@@ -289,8 +289,11 @@ class RunFolder:
         import fcntl
 
         try:
-            with (self.path / ".lock").open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            handle = os.open(self.path / ".lock", os.O_RDONLY | os.O_NONBLOCK)  # a pipe there must hold nobody
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            finally:
+                os.close(handle)
         except BlockingIOError:
             return True
         except OSError:  # it was never held, or nobody may look

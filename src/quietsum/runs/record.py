@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from quietsum.databases import for_reading
 from quietsum.errors import CorruptState
 from quietsum.federation.watch import PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished
 from quietsum.files import DiskFull, NoRoom
@@ -37,6 +38,7 @@ CREATE TABLE IF NOT EXISTS left_out (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, party TEXT NOT NULL, reason TEXT NOT NULL,
   refunded INTEGER NOT NULL) STRICT;
 """
+TABLES = ("rounds", "metrics", "measured", "left_out")
 
 
 @final
@@ -135,7 +137,7 @@ def history(
     if not path.is_file():
         return []
     try:
-        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        database = for_reading(path, TABLES)
         try:
             rows = database.execute(
                 f"SELECT r.round, max(r.epsilon_{PrivacyUnit(unit).value}), m.value FROM rounds r "
@@ -161,7 +163,7 @@ def measured(path: Path, number: int) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+        database = for_reading(path, TABLES)
         try:
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'measured'").fetchone():
                 names = "SELECT name, value, on_data FROM metrics WHERE round = ? ORDER BY rowid"
