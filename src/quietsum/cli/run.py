@@ -276,6 +276,13 @@ def _introduce(resolved: Any, title: str) -> None:
         label = f", {resolved.label}" if resolved.label else ""
         budget = f"budget ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
         print(textwrap.fill(f"{budget}; noise multiplier {resolved.noise_of(limit.unit):.4g}{label}", 80))
+    if resolved.secure is not None:
+        chosen = resolved.secure.parameters
+        text = (
+            f"masked: the server sees one sum a round, of {resolved.secure.floor} parties or more; "
+            f"{chosen.threshold} of {chosen.holders} must collude to unmask one update"
+        )
+        print(textwrap.fill(text, 80))
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."

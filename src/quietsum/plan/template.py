@@ -260,6 +260,12 @@ def _aggregation(chosen: Defaults, clients: Clients | None) -> str:
         'rule = "mean"',
         _line(f'weights = "{weights[0]}"', weights[1]),
         _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
+        "# The server sees one masked sum instead of each update; from four parties on:",
+        "# secure = true",
+        _line("# drop_outs = 0.1", "the share of parties that a round may lose"),
+        "# With both, every party may add a share of the noise instead of all of it:",
+        f'# noise_at = "distributed" in {"record" if clients is None else "client"} above'
+        + (", one sample_rate, local_steps = 1" if clients is None else ', neighbours = "zero-out"'),
     ))  # fmt: skip
 
 

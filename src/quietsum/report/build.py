@@ -362,7 +362,25 @@ def _warnings(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan) -> list[st
 
 def _notes(resolved: ResolvedPlan) -> list[str]:
     reasons = dict.fromkeys(party.public for party in resolved.parties if party.public)
-    return [f"No lifetime budget was used: {reason}." for reason in reasons]
+    return [*_about_masks(resolved), *(f"No lifetime budget was used: {reason}." for reason in reasons)]
+
+
+def _about_masks(resolved: ResolvedPlan) -> list[str]:
+    """What the server saw under secure aggregation, and on what noise in shares rests."""
+    secure = resolved.secure
+    if secure is None:
+        return []
+    chosen = secure.parameters
+    told = (
+        f"The server sees one masked sum a round, of {secure.floor} parties or more; {chosen.threshold} of "
+        f"{chosen.holders} must collude beside it to unmask one update."
+    )
+    if resolved.distributed_unit is not None:
+        told += (
+            f" The noise is added in shares and charged for {secure.honest} honest parties: it rests on at most "
+            f"{secure.colluders} of {secure.cohort} colluding with the server."
+        )
+    return [told]
 
 
 def _corrected(resolved: ResolvedPlan, pricing: int) -> list[str]:
