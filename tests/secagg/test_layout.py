@@ -278,7 +278,7 @@ def test_a_rotated_part_needs_the_seed_and_a_norm_within_its_bound() -> None:
     layout = Layout(vectors=(one(size=100, rotated=True),), parties=2)
     with pytest.raises(InvalidParameter, match="seed"):
         layout.encode({"update": np.zeros(100)})
-    with pytest.raises(InvalidParameter, match="norm above 1"):
+    with pytest.raises(InvalidParameter, match="no norm of at most 1"):
         layout.encode({"update": np.full(100, 0.11)}, seed=SEED)
 
 

@@ -43,11 +43,13 @@ def _survives(secure: SecurePlan) -> str:
 def _cost(resolved: ResolvedPlan, secure: SecurePlan) -> Estimate:
     """On this machine, with as many drop-outs as the plan allows for."""
     from quietsum.secagg.cost import estimate, measure
+    from quietsum.secagg.rotation import padded
 
     names = [len(facts.name.encode()) for facts in resolved.parties]
     return estimate(
         secure.parameters,
-        dimension=resolved.dimension,
+        dimension=padded(resolved.dimension) if secure.bits < 32 else resolved.dimension,
+        bits=secure.bits,
         machine=measure(),
         noise=resolved.distributed_unit is not None,
         name_bytes=math.ceil(sum(names) / len(names)),

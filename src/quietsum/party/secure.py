@@ -21,7 +21,8 @@ from quietsum.errors import QuietsumError
 from quietsum.plan.lengths import LARGEST, longest_update
 from quietsum.plan.secure import MAX_UPDATE
 from quietsum.privacy.units import PrivacyUnit
-from quietsum.secagg import Identity, Party, Policy, Reason, Refused, Step, Terms
+from quietsum.secagg import Identity, Party, Policy, Reason, Refused, Step, Terms, rotation
+from quietsum.secagg.layout import centre_lift
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.distributed import DistributedNoise
@@ -62,7 +63,8 @@ def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> Terms:
     return Terms(
         run=run, round=number, attempt=attempt, model=model,
         plan=hashlib.sha256(f"{resolved.plan.digest}\n{grid}".encode()).hexdigest(),
-        dimension=resolved.dimension, parameters=secure.parameters,
+        dimension=rotation.padded(resolved.dimension) if secure.bits < 32 else resolved.dimension, bits=secure.bits,
+        parameters=secure.parameters,
         floor=min(max(secure.floor, resolved.plan.federation.minimum_parties), secure.cohort),
     )  # fmt: skip
 
@@ -82,7 +84,11 @@ def contribution_of(resolved: ResolvedPlan, number: int) -> Contribution:
     noise = orders.distributed
     if noise is not None:
         records = noise.unit is PrivacyUnit.RECORD
-        return Noisy(noise=noise, divisor=resolved.divisor, factor=-orders.learning_rate if records else 1.0)
+        seed = hashlib.sha256(f"quietsum: the rotation of round {number} of {resolved.plan.digest}".encode()).digest()
+        return Noisy(
+            noise=noise, divisor=resolved.divisor, factor=-orders.learning_rate if records else 1.0,
+            dimension=resolved.dimension, seed=seed,
+        )  # fmt: skip
     stated = resolved.plan.aggregation.max_update
     sizes = {facts.size: facts.name for facts in resolved.parties}  # orders differ by size alone
     largest = stated or max(_longest(resolved, name, number) for name in sizes.values())
@@ -150,7 +156,7 @@ class Weighted:
     def step(self, total: Masked, survivors: Sequence[str]) -> Vector:
         """The weighted mean of the survivors' updates."""
         weight = sum(self.weights[party] for party in survivors)
-        return np.asarray(_out_of_ring(total) / (self.grid * weight))
+        return np.asarray(centre_lift(total, bits=32) / (self.grid * weight))
 
 
 @final
@@ -161,12 +167,15 @@ class Noisy:
     Guarantees: those of :class:`~quietsum.mechanisms.distributed.DistributedNoise`: what is opened costs
     ``noise.event()`` as soon as as many honest parties as its floor says are in it. ``divisor`` is made of public
     numbers and of who survived, which neither the protocol nor the noise hides. ``factor`` turns a sum of gradients
-    into a step downhill.
+    into a step downhill. In a ring of fewer than 32 bits vectors are added in the rotated basis of ``seed``, which is
+    public: it spreads a vector over all coordinates, so that the sum fits but for the chance that the noise states.
     """
 
     noise: DistributedNoise
     divisor: Callable[[Sequence[str]], float]
+    dimension: int
     factor: float = 1.0
+    seed: bytes = bytes(32)
 
     @property
     def grid(self) -> float:
@@ -176,23 +185,24 @@ class Noisy:
     def of(self, party: str, vector: Vector, rng: RandomSource) -> Masked:
         """The party's vector, bounded, on the grid, with its share of the noise; of zeros where it is no vector."""
         try:
-            share = self.noise.share(np.asarray(vector, dtype=np.float64), rng)
+            share = self.noise.share(self._rotated(np.asarray(vector, dtype=np.float64)), rng)
         except Exception:  # its shape and its numbers may depend on data, too
             share = self.noise.share(np.zeros(self.noise.dimension), rng)
         return _into_ring(share)
 
     def step(self, total: Masked, survivors: Sequence[str]) -> Vector:
         """The noisy sum, times ``factor`` over the divisor."""
-        return np.asarray(self.noise.decode(_out_of_ring(total)) * (self.factor / self.divisor(survivors)))
+        found = self.noise.decode(centre_lift(total, bits=self.noise.bits))
+        if self.noise.bits < 32:
+            found = rotation.rotate_back(found, self.dimension, seed=self.seed)
+        return np.asarray(found * (self.factor / self.divisor(survivors)))
+
+    def _rotated(self, vector: Vector) -> Vector:
+        return rotation.rotate(vector, seed=self.seed) if self.noise.bits < 32 else vector
 
 
 def _into_ring(whole: NDArray[np.int64]) -> Masked:
     return (whole & 0xFFFFFFFF).astype(np.uint32)
-
-
-def _out_of_ring(total: Masked) -> NDArray[np.int64]:
-    """The sum as it was before it was taken modulo 2³²: it lies in [−2³¹, 2³¹) by the bounds of those who added."""
-    return total.astype(np.uint32).view(np.int32).astype(np.int64)
 
 
 # ----------------------------------------------------------------------------------------------- the session

@@ -318,15 +318,20 @@ class ResolvedPlan:
 
     def _shares(self, unit: PrivacyUnit, noise: float, clip: float) -> DistributedNoise:
         from quietsum.mechanisms.distributed import DistributedNoise
+        from quietsum.secagg.rotation import error as rotation_error
+        from quietsum.secagg.rotation import padded
 
         secure, clients = self.secure, unit is PrivacyUnit.CLIENT
         assert secure is not None
         norm = (self._client.max_norm if clients else self._record.max_grad_norm) * clip
         kind: Any = self.plan.privacy.distributed_noise
+        longest = max(1.0, self._longest_batch) if not clients else 1.0
+        narrow = secure.bits < 32  # then vectors are added in a rotated basis, whose own rounding is counted
         return DistributedNoise(
-            max_norm=norm, noise_multiplier=noise, honest=secure.honest, dimension=self.dimension, unit=unit, kind=kind,
-            ball=None if clients else max(1.0, self._longest_batch) * norm, bits=secure.bits, parties=secure.cohort,
-            margin=0.0 if clients else _MARGIN,
+            max_norm=norm, noise_multiplier=noise, honest=secure.honest,
+            dimension=padded(self.dimension) if narrow else self.dimension, unit=unit, kind=kind,
+            ball=None if clients else longest * norm, bits=secure.bits, parties=secure.cohort,
+            margin=0.0 if clients else _MARGIN + (2 * longest * rotation_error(self.dimension) if narrow else 0.0),
         )  # fmt: skip
 
     @cached_property

@@ -16,7 +16,7 @@ it, nor waiting for the network.
 >>> from quietsum.secagg.parameters import choose
 >>> price = estimate(choose(10, corrupt=1, drop_outs=0.1), dimension=1000, machine=REFERENCE)
 >>> price.party.messages, price.party.sent, price.party.received
-(10, 5947, 3505)
+(10, 5947, 3509)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STEPS = 5
 _FRAME = 4 + 1 + 32 + 1 + 1 + 4 + keys.SIGNATURE_BYTES
 """Bytes of a frame beside its payload and the party's name: magic, step, session, lengths, signature."""
 
-_TERMS = 4 + 64 + 64 + 2 * 8 + 7 * 4 + 4
+_TERMS = 4 + 64 + 64 + 2 * 8 + 8 * 4 + 4
 """Bytes of the terms beside the words in them, and of the number of names."""
 
 _SEALED = 2 * shamir.SHARE_BYTES + keys.SEAL_OVERHEAD
@@ -121,11 +121,12 @@ def estimate(
     drop_outs: int | None = None,
     noise: bool = False,
     name_bytes: int = 8,
+    bits: int = 32,
 ) -> Estimate:
     """The cost of one round for vectors of ``dimension`` numbers, with ``drop_outs`` parties lost before they send.
 
     ``drop_outs`` is what the parameters allow for, if omitted. ``name_bytes`` is the mean length of a party's name and
-    of the run's. With ``noise``, vectors are rounded and get shares of noise at the party.
+    of the run's. With ``noise``, vectors are rounded and get shares of noise at the party; ``bits`` of a number travel.
     """
     size = whole_number("dimension", dimension, minimum=1)
     gone = parameters.may_drop if drop_outs is None else whole_number("drop_outs", drop_outs)
@@ -133,29 +134,31 @@ def estimate(
         remedy = f"at most {parameters.parties - parameters.threshold} leave enough shares"
         raise InvalidParameter("drop_outs", gone, "would end the round without a sum", remedy)
     return Estimate(
-        party=_party(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes),
-        server=_server(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes),
+        party=_party(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes, bits=bits),
+        server=_server(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes, bits=bits),
     )
 
 
-def _party(chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int) -> Cost:
+def _party(
+    chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int, bits: int
+) -> Cost:
     n, k, t, own = chosen.parties, chosen.neighbours, chosen.threshold, int(chosen.complete)
-    bits = -(-n // 8)
+    listed = -(-n // 8)  # a list of parties
     frame = _FRAME + name_bytes
     sent = _STEPS * frame + (
         2 * keys.KEY_BYTES
-        + (32 + bits + k * _SEALED)
-        + wire_size(size, bits=32)
-        + bits
-        + (bits + (k + own) * (1 + shamir.SHARE_BYTES))
+        + (32 + listed + k * _SEALED)
+        + wire_size(size, bits=bits)
+        + listed
+        + (listed + (k + own) * (1 + shamir.SHARE_BYTES))
     )
     words = name_bytes + len(chosen.adversary.value)
     received = _STEPS * frame + (
         (_TERMS + words + n * (1 + name_bytes))
-        + (bits + n * (2 * keys.KEY_BYTES + keys.SIGNATURE_BYTES))
-        + (2 * bits + k * _SEALED)
-        + bits
-        + (bits + t * keys.SIGNATURE_BYTES)
+        + (listed + n * (2 * keys.KEY_BYTES + keys.SIGNATURE_BYTES))
+        + (2 * listed + k * _SEALED)
+        + listed
+        + (listed + t * keys.SIGNATURE_BYTES)
     )
     checked = n if chosen.adversary is Adversary.SEMI_MALICIOUS else k
     seconds = (
@@ -170,10 +173,12 @@ def _party(chosen: Parameters, size: int, gone: int, machine: Machine, *, noise:
     return Cost(messages=2 * _STEPS, sent=sent, received=received, seconds=seconds)
 
 
-def _server(chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int) -> Cost:
+def _server(
+    chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int, bits: int
+) -> Cost:
     n, k = chosen.parties, chosen.neighbours
     here = n - gone
-    one = _party(chosen, size, gone, machine, noise=False, name_bytes=name_bytes)
+    one = _party(chosen, size, gone, machine, noise=False, name_bytes=name_bytes, bits=bits)
     rebuilt = gone * k * here / max(n - 1, 1)  # masks of drop-outs with neighbours that stayed
     seconds = (
         (here + rebuilt) * size * machine.mask

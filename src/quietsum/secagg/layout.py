@@ -39,7 +39,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,13 +47,15 @@ from numpy.typing import ArrayLike, NDArray
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, positive, whole_number
 from quietsum.secagg import rotation
 
-__all__ = ["BITS", "WEIGHT", "Layout", "NamedVector", "from_wire", "to_wire"]
+__all__ = ["BITS", "WEIGHT", "Layout", "NamedVector", "centre_lift", "from_wire", "to_wire", "wire_size"]
 
 BITS = (16, 20, 24, 32)
 """Sizes of the ring that a sum may live in."""
 
 WEIGHT = "weight"
 """The part of a weighted sum that carries the weights."""
+
+_PIECE = 1 << 14
 
 CUT = 2.0**-40
 """The chance that a rotated part is cut anywhere."""
@@ -209,22 +211,39 @@ class Layout:
             if WEIGHT in given:
                 raise InvalidParameter(WEIGHT, "…", "is a part of its own", "pass it as weight=")
             given[WEIGHT] = [1.0]
-        whole = {}
+        vector = np.empty(self.dimension, dtype=np.uint32)
+        places = self.places
         for one in self._matched(given):
             numbers = _numbers(one, given[one.name])
-            whole[one.name] = self._rounded(one, numbers if factor == 1 else numbers * factor, seed)
-        return self.pack(whole)
+            place = vector[places[one.name]]
+            if one.rotated:
+                self._round(one, self._turned(one, numbers * factor, seed), 1.0, place)
+            else:
+                self._round(one, numbers, factor, place)
+        return vector
 
-    def _rounded(self, one: NamedVector, numbers: NDArray[np.float64], seed: bytes | None) -> NDArray[np.float64]:
-        largest = self._largest(one)
-        if not one.rotated:
-            return np.rint(numbers * one.scale)
-        norm = float(np.sqrt(numbers @ numbers))
+    def _turned(self, one: NamedVector, numbers: NDArray[np.floating], seed: bytes | None) -> NDArray[np.float64]:
+        """A part in the rotated basis, cut where its coordinates exceed what the proof allows for."""
+        values = numbers.astype(np.float64, copy=False)
+        norm = float(np.sqrt(values @ values))
         limit = one.bound * (self.heaviest or 1.0)
         if not norm <= limit * (1 + 1e-9):
-            raise InvalidParameter(one.name, norm, f"is a norm above {limit:g}", "clip it first")
-        turned = rotation.rotate(numbers, seed=_seed(seed)) * one.scale
-        return np.clip(np.rint(turned), -largest, largest)
+            raise InvalidParameter(one.name, norm, f"is no norm of at most {limit:g}", "clip it first")
+        largest = self._largest(one) / one.scale
+        return np.clip(rotation.rotate(values, seed=_seed(seed)), -largest, largest)
+
+    def _round(self, one: NamedVector, numbers: NDArray[np.floating], factor: float, out: NDArray[np.uint32]) -> None:
+        """Onto the grid and into ``out``, in pieces that stay in the processor's cache."""
+        most = self._largest(one)
+        for start in range(0, numbers.size, _PIECE):
+            steps = numbers[start : start + _PIECE].astype(np.float64)
+            if factor != 1:
+                steps *= factor
+            steps *= one.scale
+            np.rint(steps, out=steps)
+            if not (-most <= steps.min() and steps.max() <= most):  # a NaN fails this, too
+                _refuse(one, steps, most)
+            out[start : start + _PIECE] = steps.astype(np.int32).view(np.uint32)  # n L < 2³¹
 
     def pack(self, whole: Mapping[str, ArrayLike]) -> NDArray[np.uint32]:
         """Whole numbers for every place of every part, in steps, as one vector; noise may be in them.
@@ -241,14 +260,11 @@ class Layout:
             if numbers.dtype.kind not in "fiu":
                 raise InvalidParameter(one.name, str(numbers.dtype), "holds no whole numbers")
             most = self._largest(one) + one.noise_tail if one.total is None else (1 << 31) - 1
-            low, high = numbers.min(), numbers.max()
-            if not (-most <= low and high <= most):  # a NaN fails this, too
-                worst = low if abs(float(low)) > abs(float(high)) else high
-                problem = f"steps exceed the {most} that one party may send, so that the sum could wrap around"
-                raise InvalidParameter(one.name, float(worst), problem, "clip the values before they are encoded")
+            if not (-most <= numbers.min() and numbers.max() <= most):  # a NaN fails this, too
+                _refuse(one, numbers, most)
             if numbers.dtype.kind == "f" and (numbers != np.rint(numbers)).any():
                 raise InvalidParameter(one.name, "…", "holds numbers that are not whole", "use encode")
-            vector[places[one.name]] = numbers.astype(np.int64).astype(np.uint32)
+            vector[places[one.name]] = numbers.astype(np.int64, copy=False).astype(np.uint32)
         return vector
 
     # ------------------------------------------------------------------------------------------- at the server
@@ -258,9 +274,8 @@ class Layout:
         if total.dtype != np.uint32 or total.shape != (self.dimension,):
             problem = f"has shape {total.shape}, and the layout needs ({self.dimension},) of uint32"
             raise InvalidParameter("total", str(total.dtype), problem)
-        unused = np.uint32(32 - self.bits)
-        lifted = (total << unused).view(np.int32) >> unused.astype(np.int32)
-        return MappingProxyType({name: lifted[place].astype(np.int64) for name, place in self.places.items()})
+        lifted = centre_lift(total, bits=self.bits)
+        return MappingProxyType({name: lifted[place] for name, place in self.places.items()})
 
     def decode(self, total: NDArray[np.uint32], *, seed: bytes | None = None) -> Mapping[str, NDArray[np.float64]]:
         """The sum of every part in its own unit; rotated parts are turned back with the ``seed`` of the round."""
@@ -300,6 +315,13 @@ class Layout:
         if factor > self.heaviest:
             raise InvalidParameter("weight", factor, f"exceeds heaviest = {self.heaviest:g}", "cut it there")
         return factor
+
+
+def centre_lift(total: NDArray[np.uint32], *, bits: int) -> NDArray[np.int64]:
+    """The representatives in [−2ᵇ⁻¹, 2ᵇ⁻¹) of the lowest ``bits`` bits: the sum itself, if it was in that range."""
+    unused = np.uint32(32 - bits)
+    lifted = (np.asarray(total, dtype=np.uint32) << unused).view(np.int32) >> unused.astype(np.int32)
+    return lifted.astype(np.int64)
 
 
 def to_wire(vector: NDArray[np.uint32], *, bits: int) -> bytes:
@@ -349,16 +371,22 @@ def from_wire(raw: bytes, *, size: int, bits: int) -> NDArray[np.uint32]:
     return pairs.ravel()[:size].astype(np.uint32)
 
 
-def _numbers(one: NamedVector, given: ArrayLike) -> NDArray[np.float64]:
+def _refuse(one: NamedVector, steps: NDArray[Any], most: int) -> NoReturn:
+    low, high = float(steps.min()), float(steps.max())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise InvalidParameter(one.name, "…", "holds a NaN or an infinity", "leave such an update out")
+    worst = low if abs(low) > abs(high) else high
+    problem = f"steps exceed the {most} that one party may send, so that the sum could wrap around"
+    raise InvalidParameter(one.name, worst, problem, "clip the values before they are encoded")
+
+
+def _numbers(one: NamedVector, given: ArrayLike) -> NDArray[np.floating]:
     numbers = np.asarray(given)
     if numbers.dtype.kind not in "fiu":
         raise InvalidParameter(one.name, str(numbers.dtype), "holds no real numbers", "pass float64")
     if numbers.shape != (one.size,):
         problem = f"has shape {numbers.shape}, and the layout has ({one.size},)"
         raise InvalidParameter(one.name, "…", problem, "pass one flat vector")
-    numbers = numbers.astype(np.float64, copy=False)
-    if not math.isfinite(float(numbers.min())) or not math.isfinite(float(numbers.max())):
-        raise InvalidParameter(one.name, "…", "holds a NaN or an infinity", "leave such an update out")
     return numbers
 
 

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.secagg import keys, shamir
+from quietsum.secagg.layout import BITS, from_wire, to_wire, wire_size
 from quietsum.secagg.outcomes import Reason, Refused
 from quietsum.secagg.parameters import Parameters
 
@@ -71,7 +72,8 @@ class Terms:
     """What one session is about. Public, the same for all, and hashed into every signature and every mask.
 
     ``model`` and ``plan`` are SHA-256 digests in hexadecimal; ``floor`` is the smallest number of survivors whose sum
-    may be unmasked. A session under other terms is another session: no message, mask or share of one fits the other.
+    may be unmasked. Of each of the ``dimension`` numbers the lowest ``bits`` bits travel, and the sum is modulo 2 to
+    the ``bits``. A session under other terms is another session: no message, mask or share of one fits the other.
     """
 
     run: str
@@ -82,6 +84,7 @@ class Terms:
     dimension: int
     parameters: Parameters
     floor: int
+    bits: int = 32
 
     def __post_init__(self) -> None:
         for name in ("run", "model", "plan"):
@@ -89,6 +92,8 @@ class Terms:
         for name, least, most in (("round", 0, 2**63), ("attempt", 0, 2**63), ("dimension", 1, 2**31)):
             if whole_number(name, getattr(self, name), least) >= most:
                 raise InvalidParameter(name, getattr(self, name), f"must be below {most}")
+        if self.bits not in BITS:
+            raise InvalidParameter("bits", self.bits, "is no size of a ring", f"choose one of {list(BITS)}")
         whole_number("floor", self.floor, 1)
         if self.floor > self.parameters.parties:
             raise InvalidParameter(
@@ -114,6 +119,7 @@ class Terms:
                     chosen.corrupt,
                     chosen.may_drop,
                     self.floor,
+                    self.bits,
                 ),
             )
         )
@@ -124,7 +130,7 @@ class Terms:
         return max(self.parameters.threshold, self.floor)
 
 
-_TERMS = struct.Struct(">QQIIIIIII")
+_TERMS = struct.Struct(">QQIIIIIIII")
 
 
 def refuse_other_terms(mine: Terms, theirs: Opened) -> None:
@@ -134,7 +140,7 @@ def refuse_other_terms(mine: Terms, theirs: Opened) -> None:
         (Reason.OTHER_ROUND, (mine.run, mine.round, mine.attempt), (theirs.run, theirs.round, theirs.attempt)),
         (Reason.OTHER_MODEL, mine.model, theirs.model),
         (Reason.OTHER_PLAN, mine.plan, theirs.plan),
-        (Reason.OTHER_DIMENSION, mine.dimension, theirs.dimension),
+        (Reason.OTHER_DIMENSION, (mine.dimension, mine.bits), (theirs.dimension, theirs.bits)),
         (Reason.THRESHOLD_LOWERED, True, theirs.parameters["threshold"] >= chosen.threshold),
         (Reason.FLOOR_LOWERED, True, theirs.floor >= mine.floor),
         (
@@ -161,6 +167,7 @@ class Opened:
     dimension: int
     parameters: Mapping[str, Any]
     floor: int
+    bits: int
     cohort: tuple[str, ...]
 
 
@@ -372,7 +379,7 @@ def read_open(payload: Raw, *, most: int) -> Opened:
         raise Refused(Reason.OTHER_COHORT)
     cohort = tuple(reader.text() for _ in range(count))
     reader.end()
-    round_, attempt, dimension, parties, neighbours, threshold, corrupt, may_drop, floor = numbers
+    round_, attempt, dimension, parties, neighbours, threshold, corrupt, may_drop, floor, bits = numbers
     return Opened(
         run=run,
         round=round_,
@@ -389,6 +396,7 @@ def read_open(payload: Raw, *, most: int) -> Opened:
             "may_drop": may_drop,
         },
         floor=floor,
+        bits=bits,
         cohort=cohort,
     )
 
@@ -457,11 +465,19 @@ def read_pair(plain: bytes) -> tuple[SeedShare, KeyShare]:
     return SeedShare(seed), KeyShare(key)
 
 
-def read_vector(payload: Raw, dimension: int) -> NDArray[np.uint32]:
-    """A masked vector, not copied."""
-    if len(payload) != 4 * dimension:
-        raise Refused(Reason.TRUNCATED if len(payload) < 4 * dimension else Reason.OVERSIZE)
-    return np.frombuffer(payload, dtype="<u4")
+def write_vector(masked: NDArray[np.uint32], terms: Terms) -> Raw:
+    """A masked vector as it travels: the lowest ``terms.bits`` bits of each word."""
+    return masked.data.cast("B") if terms.bits == 32 else to_wire(masked, bits=terms.bits)
+
+
+def read_vector(payload: Raw, terms: Terms) -> NDArray[np.uint32]:
+    """A masked vector, not copied where all its bits travelled."""
+    size = wire_size(terms.dimension, bits=terms.bits)
+    if len(payload) != size:
+        raise Refused(Reason.TRUNCATED if len(payload) < size else Reason.OVERSIZE)
+    if terms.bits == 32:
+        return np.frombuffer(payload, dtype="<u4")
+    return from_wire(bytes(payload), size=terms.dimension, bits=terms.bits)
 
 
 def read_members(payload: Raw, cohort: Sequence[str]) -> tuple[str, ...]:
@@ -511,7 +527,7 @@ def largest_payload(step: Step, terms: Terms) -> int:
         Step.ROSTER: bits + count * (2 * _KEY + _SIGNATURE),
         Step.SHARE: _HASH + bits + count * _SEALED,
         Step.SHARES: 2 * bits + count * _SEALED,
-        Step.MASKED: 4 * terms.dimension,
+        Step.MASKED: wire_size(terms.dimension, bits=terms.bits),
         Step.SURVIVORS: bits,
         Step.AGREE: bits,
         Step.AGREED: bits + count * _SIGNATURE,

@@ -365,7 +365,7 @@ class Party:
         masked = plain.astype("<u4")
         masks.add_all(masked, chosen)
         self._secrets = None  # only the shares of others are needed from here on
-        return self._reply(Step.MASKED, masked.data.cast("B"))
+        return self._reply(Step.MASKED, messages.write_vector(masked, self.terms))
 
     def _agree(self, frame: Frame) -> bytes:
         survivors = messages.read_members(frame.payload, self._cohort)

@@ -178,7 +178,7 @@ class Server:
             self._finish(Outcome.STOPPED)
 
     def total(self) -> NDArray[np.uint32]:
-        """The sum of the survivors' vectors modulo 2³². Raises if the session has not ended well."""
+        """The survivors' sum modulo 2 to the terms' ``bits``. Raises if the session has not ended well."""
         if self._outcome is not Outcome.DONE or self._sum is None:
             state = self._outcome.sentence if self._outcome else "the session is not over"
             raise QuietsumError(f"secure aggregation has no sum: {state}")
@@ -239,7 +239,7 @@ class Server:
         self._commitments[party], self._sealed[party] = commit, sealed
 
     def _take_vector(self, party: str, frame: Frame) -> None:
-        vector = messages.read_vector(frame.payload, self.terms.dimension)
+        vector = messages.read_vector(frame.payload, self.terms)
         if self._sum is None:
             self._sum = np.zeros(self.terms.dimension, dtype=np.uint32)
         np.add(self._sum, vector, out=self._sum)
@@ -316,6 +316,8 @@ class Server:
         if secrets is None or self._sum is None:
             return self._finish(Outcome.WRONG_SHARES)
         masks.add_all(self._sum, self._standing(secrets))
+        if self.terms.bits < 32:  # the bits above did not travel; what masks left in them says nothing
+            self._sum &= np.uint32((1 << self.terms.bits) - 1)
         return self._finish(Outcome.DONE)
 
     def _standing(self, secrets: Mapping[str, bytes]) -> Iterator[tuple[bytes, masks.Sign]]:
