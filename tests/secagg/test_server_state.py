@@ -103,8 +103,6 @@ def test_the_server_needs_one_accumulator_however_many_parties_send() -> None:
             server.take(name, said)
             peak = max(peak, tracemalloc.get_traced_memory()[1])
             tracemalloc.stop()
-            if step is Step.MASKED:
-                played.parties[name]._answered.clear()
         tracemalloc.start()
         pending = server.advance()
         peak = max(peak, tracemalloc.get_traced_memory()[1])
@@ -127,6 +125,49 @@ def test_a_party_that_need_not_remember_keeps_no_copy_of_its_vector() -> None:
     with pytest.raises(Refused) as refusal:
         played.parties[NAMES[0]].mask(question, played.inputs[NAMES[0]])
     assert refusal.value.reason is Reason.ALREADY_ANSWERED
+
+
+def test_a_masked_vector_is_kept_for_a_second_delivery_until_the_next_question_is_answered() -> None:
+    played = play(session(complete(4, threshold=3)), until=Step.AGREE)
+    party, vector = played.parties[NAMES[0]], played.inputs[NAMES[0]]
+    question = next(data for step, _, name, data in played.messages if step is Step.SHARES and name == NAMES[0])
+    said = next(data for step, name, _, data in played.messages if step is Step.MASKED and name == NAMES[0])
+    assert party.mask(question, vector) == said
+    listed = messages.bitmap(names_of(4), names_of(4))
+    party.agree(
+        messages.write(
+            Step.SURVIVORS,
+            played.server._session,
+            sender="",
+            receiver=NAMES[0],
+            payload=listed,
+            identity=identity_of("the server"),
+        )
+    )
+    with pytest.raises(Refused) as refusal:
+        party.mask(question, vector)
+    assert refusal.value.reason is Reason.ALREADY_ANSWERED
+
+
+def test_a_party_that_refused_a_lie_gives_the_same_reason_to_all_that_follows() -> None:
+    played, honest = (play(session(complete(5, threshold=3)), until=Step.AGREE) for _ in range(2))
+    party, session_name = played.parties[NAMES[0]], played.server._session
+
+    def listing(members: list[str]) -> bytes:
+        return messages.write(
+            Step.SURVIVORS,
+            session_name,
+            sender="",
+            receiver=NAMES[0],
+            payload=messages.bitmap(members, NAMES),
+            identity=identity_of("the server"),
+        )
+
+    for question in (listing(NAMES[:2]), listing(NAMES), listing(NAMES[:2])):
+        with pytest.raises(Refused) as refusal:
+            party.agree(question)
+        assert refusal.value.reason is party.ended is Reason.BELOW_FLOOR
+    assert honest.parties[NAMES[0]].ended is None
 
 
 def test_a_server_is_opened_once_and_with_the_right_cohort() -> None:

@@ -12,7 +12,8 @@ Guarantees, against a server that may lie within the adversary class of the para
 * Shares are revealed only if at least ``threshold`` holders signed the same list of survivors, and only if the part of
   the graph in which this party stands holds at least ``floor`` of them. Threshold and floor are the party's own
   (its orders and its policy), so the server cannot lower them.
-* Each question is answered once. The same bytes again get the same answer; anything else is refused.
+* Each question is answered once. The same bytes again get the same answer (the masked vector until the next question is
+  answered); anything else is refused.
 * Own secrets are forgotten as soon as the masked vector is made, shares of others when the session ends. (Python
   cannot promise that the memory is overwritten.)
 
@@ -237,6 +238,8 @@ class Party:
             raise
         kept = reply if self._remember or step is not Step.SHARES else None
         self._answered[step] = (asked, kept)
+        if step is Step.SURVIVORS:  # the masked vector has arrived: it need not be kept for a second delivery
+            self._answered[Step.SHARES] = (self._answered[Step.SHARES][0], None)
         self._due = None if step is Step.AGREED else Step(step + 2)
         return reply
 
