@@ -115,11 +115,12 @@ class Doorway:
         lasting: float,
         node: str = "",
         vector: NDArray[np.float64] | None = None,
+        payload: bytes = b"",
     ) -> None:
         """Send a signed letter with our newest head, and with the newest that we have kept of who gets it."""
         site = self.known.get(party)
         knows = self.heads.get(party or self._claims.get(node, ""))
-        content, digest = wire.write(kind, body, self._ledger, to=party, knows=knows, vector=vector)
+        content, digest = wire.write(kind, body, self._ledger, to=party, knows=knows, vector=vector, payload=payload)
         where = site.node if site is not None else node
         try:
             message = self._transport.send(where, content, lasting=lasting)

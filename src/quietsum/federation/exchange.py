@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
-from quietsum.federation.messages import Lost, Reply, TrainRequest
+from quietsum.federation.messages import Answer, Lost, Question, Reply, TrainRequest
 from quietsum.party import wire
 
 __all__ = ["Asking", "Found", "Known", "Sent", "lost", "reason_of"]
@@ -40,10 +40,15 @@ class Sent:
 @final
 @dataclasses.dataclass(frozen=True)
 class Asking:
-    """A round under way: its request, and the hash of the charges that each site must report."""
+    """A round under way: its request, and the hash of the charges that each site must report.
+
+    In a secure round it is one step of it: the ``question``, and the ``peers`` whose certificates go with the first.
+    """
 
     request: TrainRequest
     expected: Mapping[str, str]
+    question: Question | None = None
+    peers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     requests: list[str] = dataclasses.field(default_factory=list)
 
     def asked(self, party: str) -> int:
@@ -57,7 +62,7 @@ class Found:
     """What a party is done with."""
 
     party: str
-    reply: Reply
+    reply: Reply | Answer
 
 
 def lost(sent: Sent, reason: str) -> Found:

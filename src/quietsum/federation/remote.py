@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from quietsum.aggregation import Fold
@@ -21,14 +21,18 @@ from quietsum.errors import CorruptState, LedgerBroken, PlanRefused, QuietsumErr
 from quietsum.failpoints import reach
 from quietsum.federation.doorway import NAP, Doorway, NodeAccepts
 from quietsum.federation.exchange import Asking, Found, Sent, lost, reason_of
-from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import Answer, Lost, Question, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.secure import ends_of_steps
 from quietsum.federation.transport import Arrival, Transport
 from quietsum.ledger import Charge, Ledger, Testimony
 from quietsum.ledger.witnesses import check_succession
 from quietsum.party import wire
 from quietsum.party.books import charges_digest, enrolment_charges, resolved_to, site_charges
+from quietsum.party.peers import UnknownPeer, key_in
 from quietsum.party.refusing import TOO_LARGE, Said, too_large
+from quietsum.party.secure import model_hash
 from quietsum.plan import ResolvedPlan
+from quietsum.secagg import Step
 
 __all__ = ["ABSENT", "DEADLINE", "NodeAccepts", "RemoteFederation"]
 
@@ -39,6 +43,7 @@ DEADLINE = 600.0
 _FAREWELL = 5.0
 ABSENT = 60.0
 """Seconds that a round waits for a site that is not connected; a site tries again every fifteen."""
+_WORK = ("enrol", "train", "secure")
 GRACE = 1.0
 """Seconds that a round gives a site that was away for longer than that already."""
 
@@ -72,6 +77,8 @@ class RemoteFederation:
         self._resolved: ResolvedPlan | None = None
         self._ledger: Ledger | None = None
         self._door: Doorway | None = None
+        self._certificates: dict[str, Mapping[str, Any]] = {}
+        self._begun = 0.0  # when the secure round that is under way began
 
     counts_deadline = True
 
@@ -105,7 +112,7 @@ class RemoteFederation:
         missing = [name for name in names if name not in refused and not door.enrolled(name)]
         for name in missing:
             log.warning("site %s is not there; the rounds go on without it until it comes", name)
-        there, needed = len(names) - len(missing) - len(refused), resolved.plan.federation.minimum_parties
+        there, needed = len(names) - len(missing) - len(refused), _needed(resolved)
         if there < needed:
             told = [f"{name} refuses: {reason}" for name, reason in refused.items()]
             told += [f"not there: {', '.join(missing[:8])}"] if missing else []
@@ -139,7 +146,7 @@ class RemoteFederation:
         part in it.
         """
         door, resolved = self._joined
-        names, needed = door.parties, resolved.plan.federation.minimum_parties
+        names, needed = door.parties, _needed(resolved)
         end = self._clock() + self._patience
         while (there := door.connected()) < needed:
             left = end - self._clock()
@@ -195,27 +202,71 @@ class RemoteFederation:
 
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
         """One reply a site, as they arrive; those that are missing at the deadline, or stay away, are lost."""
-        door, resolved = self._joined
-        limit = resolved.plan.federation.deadline or DEADLINE
-        end, waiting = self._clock() + limit, dict.fromkeys(cohort)
+        limit = self._joined[1].plan.federation.deadline or DEADLINE
         asking = Asking(request, {name: self._expected(name, request.round) for name in cohort})
-        began = self._clock()
+        late = f"it had not replied by the deadline of {limit:g} s"
+        for found in self._heard_by(asking, cohort, self._clock() + limit, late):
+            if not isinstance(found, Answer):
+                yield found
+
+    def _heard_by(self, asking: Asking, cohort: Iterable[str], end: float, late: str) -> Iterator[Reply | Answer]:
+        """One word from each of ``cohort``, as they arrive, by ``end``."""
+        door = self._joined[0]
+        waiting, began = dict.fromkeys(cohort), self._clock()
+        invited = set[str]()
         while waiting and (left := end - self._clock()) > 0:
             for name in self._away(waiting, door.greet(waiting), began):
                 del waiting[name]
                 yield Lost(party=name, reason=f"it was not connected for {ABSENT:g} s")
             for name in list(waiting):
                 self._go_on(asking, name, left)
+            for name in [one for one in self._strangers() if one in door.known and one not in invited]:
+                invited.add(name)  # it came when the round had begun, and takes part from the next one on
+                self._go_on(None, name, left)
             reach("remote:waiting")
             for arrival in door.arrived(min(NAP, left)):
                 found = self._take(arrival, asking)
                 if found is not None and found.party in waiting:
                     del waiting[found.party]
                     yield found.reply
-        door.forget("enrol", "train")
+        door.forget("enrol", "train", "secure")
         for name in waiting:
             why = "" if name in door.known else "; it was not there"
-            yield Lost(party=name, reason=f"it had not replied by the deadline of {limit:g} s{why}")
+            yield Lost(party=name, reason=f"{late}{why}")
+
+    # --------------------------------------------------------------------------------------- secure rounds
+
+    def _strangers(self) -> list[str]:
+        """Sites that no certificate is known of, in a plan that needs one."""
+        door, resolved = self._joined
+        return [name for name in door.parties if resolved.secure is not None and name not in self._certificates]
+
+    def identities(self, cohort: Sequence[str]) -> Mapping[str, bytes]:
+        """The keys of the sites that have come, by the certificates of their ledgers."""
+        return {name: key_in(self._certificates[name], name)[0] for name in cohort if name in self._certificates}
+
+    def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:
+        """One word a site, as they arrive. The round's deadline is divided over its steps.
+
+        A step that went astray is sent again, since a site answers the same bytes with the same bytes.
+        """
+        request, step = question.request, question.step
+        if step is Step.OPEN:
+            self._begun = self._clock()
+        end = self._begun + ends_of_steps(self._joined[1].plan.federation.deadline or DEADLINE)[step]
+        strangers = [name for name in question.letters if name not in self._certificates]
+        yield from (Lost(party=name, reason="it has not come to this run") for name in strangers)
+        asking = Asking(
+            request,
+            {name: self._expected(name, request.round) for name in question.letters},
+            question=question,
+            peers={name: self._certificates.get(name) for name in question.identities},
+        )
+        late = f"it had not replied within the {end - self._clock():.3g} s of this step"
+        there = [name for name in question.letters if name not in strangers]
+        for found in self._heard_by(asking, there, end, late):
+            if isinstance(found, Answer | Refusal | Lost):
+                yield found
 
     def _away(self, waiting: Mapping[str, None], nodes: Sequence[str] | None, began: float) -> list[str]:
         """Those that have not been connected for a while, and are not at work on a request either.
@@ -224,7 +275,7 @@ class RemoteFederation:
         at work answers a greeting when it is done.
         """
         door, now, away = self._joined[0], self._clock(), []
-        at_work = {sent.party for sent in door.sent.values() if sent.kind == "train"}
+        at_work = {sent.party for sent in door.sent.values() if sent.kind in ("train", "secure")}
         strange = nodes is not None and door.strangers(nodes)
         for name in waiting:
             site = door.known.get(name)
@@ -244,7 +295,7 @@ class RemoteFederation:
         site = door.known.get(name)
         if site is None or self._clock() < site.rests:
             return
-        under_way = [sent for sent in door.sent.values() if sent.party == name and sent.kind in ("enrol", "train")]
+        under_way = [sent for sent in door.sent.values() if sent.party == name and sent.kind in _WORK]
         if any(sent.session == site.session for sent in under_way):
             return
         if not site.enrolled:
@@ -261,8 +312,20 @@ class RemoteFederation:
         }
         reach("remote:before-request")
         asking.requests.append(name)
-        door.post("train", body, name, lasting=lasting, vector=request.params)
+        if asking.question is None:
+            door.post("train", body, name, lasting=lasting, vector=request.params)
+        else:
+            self._post_step(asking, asking.question, body, name, lasting)
         reach("remote:requested")
+
+    def _post_step(self, asking: Asking, question: Question, body: dict[str, Any], name: str, lasting: float) -> None:
+        """The first step names the model and all certificates; the model goes along where inputs are asked for."""
+        body["step"] = question.step.name.lower()
+        if question.step is Step.OPEN:
+            body["model"] = model_hash(question.request.params)
+            body["server"], body["peers"] = question.server.hex(), dict(asking.peers)
+        vector = question.request.params if question.step is Step.SHARES else None
+        self._joined[0].post("secure", body, name, lasting=lasting, vector=vector, payload=question.letters[name])
 
     # ------------------------------------------------------------------------------------------------ replies
 
@@ -274,6 +337,10 @@ class RemoteFederation:
             return None
         if arrival.problem:
             door.astray(sent, arrival.problem)
+            if sent.kind == "secure":  # it is sent again, soon: a step is short, and the same question has one answer
+                if (site := door.known.get(sent.party)) is not None:
+                    site.rests = self._clock() + 2 * NAP
+                return None
             asked = sent.kind == "train" or (sent.kind == "enrol" and asking is not None)
             return lost(sent, "its reply did not arrive") if asked else None
         try:
@@ -291,9 +358,9 @@ class RemoteFederation:
             who = sent.party or f"node {sent.node}"
             anew = self._said.anew(f"{sent.kind} {who}", str(error)) or sent.kind != "hello"  # greetings come often
             log.log(logging.WARNING if anew else logging.DEBUG, "a reply of %s is left out: %s", who, error)
-            return lost(sent, f"its reply is left out: {error}") if sent.kind in ("train", "enrol") else None
+            return lost(sent, f"its reply is left out: {error}") if sent.kind in _WORK else None
 
-    def _heard(self, letter: wire.Letter, sent: Sent, asking: Asking | None) -> Reply | None:
+    def _heard(self, letter: wire.Letter, sent: Sent, asking: Asking | None) -> Reply | Answer | None:
         door = self._joined[0]
         if sent.kind == "hello":
             door.welcome(letter, sent)
@@ -304,7 +371,7 @@ class RemoteFederation:
         if letter.kind == "refused":  # its head is not kept: the site may have found that its ledger was rewritten
             if site is not None:
                 site.enrolled = False  # the next round begins with the plan again
-            if asking is not None and asking.asked(party) > (sent.kind == "train"):
+            if asking is not None and asking.question is None and asking.asked(party) > (sent.kind == "train"):
                 return Lost(party=party, reason=f"asked a second time, it refused: {reason_of(letter)}")
             return Refusal(party=party, reason=reason_of(letter))
         door.heads[party] = door.told[party] = letter.sender
@@ -312,11 +379,14 @@ class RemoteFederation:
             return Lost(party=party, reason=reason_of(letter))
         if sent.kind == "enrol" and letter.kind == "enrolled":
             self._check_enrolment(letter, party)
+            self._certify(letter, party)
             if site is not None and site.session == sent.session:
                 site.enrolled = True
             return None
         if sent.kind == "train" and letter.kind == "update" and asking is not None:
             return self._update(letter, party, asking)
+        if sent.kind == "secure" and letter.kind == "secured" and asking is not None and asking.question is not None:
+            return self._answer(letter, party, asking, asking.question)
         if sent.kind == "farewell" and letter.kind == "noted":
             return None
         raise wire.Unreadable(f"a {letter.kind[:20]!r} is no reply to a {sent.kind}")
@@ -329,11 +399,39 @@ class RemoteFederation:
             raise wire.Unreadable("it charged other events than the plan says")
         return Update(party=party, delta=letter.vector)
 
+    def _answer(self, letter: wire.Letter, party: str, asking: Asking, question: Question) -> Answer:
+        request, body = asking.request, letter.body
+        told = body.get("round"), body.get("attempt"), body.get("step")
+        if told != (request.round, request.attempt, question.step.name.lower()) or not letter.payload:
+            raise wire.Unreadable("it is not about this step")
+        if question.step is Step.SHARES and _charged(letter) != asking.expected[party]:
+            raise wire.Unreadable("it charged other events than the plan says")
+        return Answer(party=party, content=letter.payload)
+
+    def _certify(self, letter: wire.Letter, party: str) -> None:
+        """Keep by which key the site is known in secure rounds, if its own ledger says so."""
+        if self._joined[1].secure is None:
+            return
+        try:
+            _, ledger = key_in(letter.body.get("identity"), party)
+        except UnknownPeer as error:
+            raise wire.Unreadable(str(error)) from None
+        if ledger.hex != letter.sender.public_key:
+            raise wire.Unreadable("the key that it shows for secure rounds is vouched for by another ledger")
+        self._certificates[party] = letter.body["identity"]
+
     def _check_enrolment(self, letter: wire.Letter, party: str) -> None:
         """A site that pays for the whole plan when it enrols has charged what the plan says, amplified or not."""
         resolved, told = self._joined[1], _charged(letter)
         if told not in {charges_digest(enrolment_charges(resolved, party, trusting=trust)) for trust in (True, False)}:
             raise wire.Unreadable("it enrolled with other events than the plan says")
+
+
+def _needed(resolved: ResolvedPlan) -> int:
+    """How many sites a round needs to be worth its charge."""
+    secure = resolved.secure
+    least = 0 if secure is None else max(secure.floor, secure.parameters.threshold)
+    return max(resolved.plan.federation.minimum_parties, least)
 
 
 def _charged(letter: wire.Letter) -> str:

@@ -174,7 +174,8 @@ class Rules:
     ``secure`` = "required" refuses every plan in which the server would see this site's own update. The next three bind
     every plan with secure aggregation: this site helps to unmask no sum of fewer than ``smallest_cohort`` sites, none
     with a threshold below ``smallest_threshold``, and with ``adversary`` = "semi-malicious" none by parameters that do
-    not hold against a server that lies about drop-outs.
+    not hold against a server that lies about drop-outs. ``peers`` names other sites' ledgers, by site: a peer that it
+    names must have that one, any other is known by the first ledger that a run shows of it.
     """
 
     aggregation: tuple[str, ...] = ("mean",)
@@ -183,6 +184,7 @@ class Rules:
     smallest_cohort: int = 0
     smallest_threshold: int = 0
     adversary: str = "curious"
+    peers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     largest_message: int = LARGEST_MESSAGE
 
     def __post_init__(self) -> None:
@@ -198,6 +200,10 @@ class Rules:
                 raise InvalidParameter(name, value, "is unknown", f"choose {' or '.join(known)}")
         whole_number("smallest_cohort", self.smallest_cohort)
         whole_number("smallest_threshold", self.smallest_threshold)
+        for party, ledger in self.peers.items():
+            if not isinstance(ledger, str) or len(ledger) != 32 or not set(ledger) <= set("0123456789abcdef"):
+                problem = "is no ledger's name"
+                raise InvalidParameter(f"peers.{party}", ledger, problem, "copy it from quietsum ledger show there")
         whole_number("largest_message", self.largest_message, 1024)
 
     def to_dict(self) -> dict[str, Any]:

@@ -86,6 +86,10 @@ class RulesTable(Table):
         default="curious",
         description="Secure aggregation: the kind of server that a plan must hold against.",
     )
+    peers: dict[str, str] = Field(
+        default={},
+        description="Secure aggregation: names of other sites' ledgers, by site; unsaid, a run's first one counts.",
+    )
     largest_message: int = Field(
         default=values.LARGEST_MESSAGE, ge=1024, description="Messages of more bytes are not read."
     )

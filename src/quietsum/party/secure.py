@@ -257,6 +257,10 @@ class SecureSite:
         """Whether the answer to ``step`` would make the party's data be looked at."""
         return step is Step.SHARES and key == self._key and self._party is not None and not self._made
 
+    def holds(self, model: str) -> bool:
+        """Whether the open session is about the model of this hash."""
+        return self._party is not None and self._party.terms.model == model
+
     def answer(self, key: Key, step: Step, message: bytes, params: Vector | None = None) -> bytes:
         """The answer to a later question of the session."""
         party = self._session(key)

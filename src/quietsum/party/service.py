@@ -4,7 +4,8 @@
 message whole and signed; is it from the coordinator this site works for; are both ledgers still what they were; does
 the policy allow the plan; does it fit the site's own books; is it new. Then the charge is reserved on disk, then data
 is touched, then the charge is committed on disk, then the update leaves. A server may ask, and this is
-all the code that answers. Nothing that comes is ever executed.
+all the code that answers. Nothing that comes is ever executed. Where the plan asks for secure aggregation the update
+leaves masked, at the third of five steps, and the others touch nothing (:mod:`quietsum.party.secure`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
+from quietsum.party.peers import UnknownPeer, certificate, identity_of, peers_of
 from quietsum.party.refusing import (
     AGAIN,
     NOT_BOOKED,
@@ -47,11 +49,16 @@ from quietsum.party.refusing import (
     too_large,
     whole,
 )
+from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
 from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
 from quietsum.party.work import NotTouched, Site, Task, look_for_data
+from quietsum.secagg import Adversary, Step
+from quietsum.secagg import Policy as Insists
+from quietsum.secagg import Refused as Unwilling
 
 if TYPE_CHECKING:
+    from quietsum.ledger import Charge, Receipt
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan
@@ -65,6 +72,7 @@ NodeSigns = Callable[[bytes], bytes]
 
 
 _LEDGER = "own ledger, for"
+_STEPS = {step.name.lower(): step for step in (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)}
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
 
@@ -143,7 +151,7 @@ class SiteService:
 
         A refusal is written down: the coordinator may take the charge back, so the attempt is never answered later.
         """
-        if letter.kind == "train":
+        if letter.kind in ("train", "secure"):
             if self._reserved(letter):
                 return self._reply(letter, "lost", {"reason": AGAIN})
             if not for_good:  # a policy may be changed, a budget raised, a disk emptied
@@ -193,6 +201,8 @@ class SiteService:
                 return self._enrol(letter)
             case "train":
                 return self._train(letter)
+            case "secure":
+                return self._secure(letter)
             case "farewell":
                 return self._farewell(letter)
         raise Refused(f"a message of kind {letter.kind[:40]!r} is unknown here")
@@ -257,7 +267,11 @@ class SiteService:
         log.info("enrolled in %s: task %s", run, resolved.plan.task.name)
         reach("party:before-enrolled-reply")
         charges = self.books.enrolled_with(run, resolved, letter.sender.ledger)
-        return self._reply(letter, "enrolled", {"plan": resolved.plan.digest, "charges": charges})
+        body: dict[str, Any] = {"plan": resolved.plan.digest, "charges": charges}
+        if resolved.secure is not None:
+            own = self._ledger.identity.public_key
+            body["identity"] = certificate(self._ledger, own, self.policy.name, identity_of(self._ledger))
+        return self._reply(letter, "enrolled", body)
 
     def _check_same(self, run: str, resolved: ResolvedPlan, coordinator: str) -> None:
         """A run has one plan, to the last digit of its noise."""
@@ -269,10 +283,6 @@ class SiteService:
     def _begin(self, resolved: ResolvedPlan) -> Enrolled:
         """Ask the policy, make the task and try it on made-up records; nothing is charged yet, so no record is read."""
         self.policy.check(resolved)
-        if resolved.plan.aggregation.secure:
-            raise PlanRefused(
-                "secure aggregation is not part of this site's version: it would send its update unmasked"
-            )
         booked(resolved.plan.task.name, self.books.check_lifetimes)
         name, protected = self.policy.name, not self.policy.dataset.public
         task, due = tried(
@@ -315,27 +325,62 @@ class SiteService:
             return self._came_again(letter, run, number, attempt)
         enrolled = self._enrolled(run, coordinator)
         resolved = enrolled.resolved
+        self._check_request(letter, resolved, number)
+        if resolved.secure is not None:
+            raise Refused("the plan asks for secure aggregation, so no update leaves this site unmasked", for_good=True)
+        params = self._model_in(letter, resolved)
+        model = hashlib.sha256(params.tobytes()).hexdigest()
+        if enrolled.answered is not None and enrolled.answered[0] == (number, attempt, model):
+            return enrolled.answered[1]
+        if self.books.answered(run, coordinator, number, attempt):
+            return self._came_again(letter, run, number, attempt)
+        reserved = self._reserve(letter, enrolled)
+        if reserved is None:
+            return self._reply(letter, "lost", {"reason": AGAIN})
+        receipt, charges = reserved
+        reach("party:reserved")
+        try:
+            delta = self._site(enrolled).answer((run, number, attempt, model), params)
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # nothing was promised: charged, and told by its kind
+            log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
+            return self._reply(letter, "lost", {"reason": kind_of(error)})
+        if not self._commit(receipt):
+            return self._reply(letter, "lost", {"reason": "its ledger could not be written"})
+        body = {"round": number, "attempt": attempt, "charges": [charge.to_dict() for charge in charges]}
+        reply = self._reply(letter, "update", body, delta)
+        enrolled.answered = (number, attempt, model), reply
+        log.info("round %d, attempt %d of %s: charged, and the update leaves", number, attempt, run)
+        reach("party:before-reply")
+        return reply
+
+    def _check_request(self, letter: wire.Letter, resolved: ResolvedPlan, number: int) -> None:
+        """It is about the plan that this site has enrolled with, and one of its rounds."""
         if letter.body.get("plan") != resolved.plan.digest:
             problem = "the request belongs to another plan than the one that this site has enrolled with"
             raise Refused(problem, for_good=True)
         if number > resolved.plan.federation.rounds:
             problem = f"the plan has {resolved.plan.federation.rounds} rounds, this is round {number}"
             raise Refused(problem, for_good=True)
+
+    def _model_in(self, letter: wire.Letter, resolved: ResolvedPlan) -> np.ndarray[Any, np.dtype[np.float64]]:
         params = letter.vector
         if params is None or params.shape != (resolved.dimension,) or not np.isfinite(params).all():
             problem = f"the model that came is not {resolved.dimension} finite numbers"
             raise Refused(problem, for_good=True)
-        model = hashlib.sha256(params.tobytes()).hexdigest()
-        if enrolled.answered is not None and enrolled.answered[0] == (number, attempt, model):
-            return enrolled.answered[1]
-        if self.books.answered(run, coordinator, number, attempt):
-            return self._came_again(letter, run, number, attempt)
+        return params
+
+    def _reserve(self, letter: wire.Letter, enrolled: Enrolled) -> tuple[Receipt, tuple[Charge, ...]] | None:
+        """Ask policy and books once more, and reserve on disk; None where another process of this site was quicker."""
+        (run, number, attempt), resolved = self._key(letter), enrolled.resolved
         allowed(lambda: self.policy.check(resolved))
         booked(run, self.books.check_lifetimes)
         self._look(enrolled)
         try:
             reach("party:before-reserve")
-            receipt, charges = self.books.reserve(run, resolved, number, attempt, letter.sender)
+            found = self.books.reserve(run, resolved, number, attempt, letter.sender)
         except BudgetExhausted as error:
             log.warning("%s: %s", run, error)
             raise Refused("its budget is spent") from None
@@ -346,34 +391,130 @@ class SiteService:
             raise Refused(str(error)) from None
         except InvalidParameter as error:  # another process of this site has just reserved the same attempt
             log.warning("round %d, attempt %d of %s: %s", number, attempt, run, error)
-            return self._reply(letter, "lost", {"reason": AGAIN})
+            return None
         except (LedgerBroken, StoreFailed):
             raise
         except QuietsumError as error:  # whatever the books object to: nothing was reserved
             log.warning("%s: %s", run, error)
             raise Refused(NOT_BOOKED) from None
         reach("party:reserved")
-        try:
-            delta = self._site(enrolled).answer((run, number, attempt, model), params)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # nothing was promised: charged, and told by its kind
-            log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
-            return self._reply(letter, "lost", {"reason": kind_of(error)})
+        return found
+
+    def _commit(self, receipt: Receipt) -> bool:
+        """Whether the charge is on disk, so that what was made may leave."""
         reach("party:before-commit")
         try:
             self._ledger.commit(receipt)
         except Exception as error:
             log.error("the update stays here, since its charge could not be committed: %s", error)
-            return self._reply(letter, "lost", {"reason": "its ledger could not be written"})
+            return False
         reach("party:committed")
-        body = {"round": number, "attempt": attempt, "charges": [charge.to_dict() for charge in charges]}
-        reply = self._reply(letter, "update", body, delta)
-        enrolled.answered = (number, attempt, model), reply
-        log.info("round %d, attempt %d of %s: charged, and the update leaves", number, attempt, run)
+        return True
+
+    # ------------------------------------------------------------------------------------- secure aggregation
+
+    def _secure(self, letter: wire.Letter) -> bytes:
+        """One step of a secure round. What this site adds leaves masked, and only what its own plan and policy allow.
+
+        Until the step of masked inputs no data is touched, so whatever is wrong is a refusal, and written down; from
+        then on nothing is refused any more, only not answered.
+        """
+        (run, number, attempt), coordinator = self._key(letter), letter.sender.ledger
+        if letter.digest in self._refusals:
+            raise Refused("this request was refused before")
+        step = _STEPS.get(str(letter.body.get("step")))
+        if step is None or not letter.payload:
+            raise Refused("the message is no step of secure aggregation", for_good=True)
+        enrolled = self._enrolled(run, coordinator)
+        self._check_request(letter, enrolled.resolved, number)
+        if enrolled.resolved.secure is None:
+            raise Refused("the plan does not ask for secure aggregation", for_good=True)
+        party, key = self._masking(enrolled), (run, number, attempt)
+        try:
+            if party.touches(key, step) or step is Step.OPEN:
+                if self.books.answered(run, coordinator, number, attempt):
+                    return self._came_again(letter, run, number, attempt)
+                if step is Step.SHARES:
+                    return self._mask(letter, enrolled, party)
+                content = self._open(letter, enrolled, party)
+            else:
+                content = party.answer(key, step, letter.payload)
+        except Unwilling as refusal:
+            if step in (Step.OPEN, Step.ROSTER):
+                raise Refused(str(refusal)) from None
+            log.warning("round %d, attempt %d of %s: %s", number, attempt, run, refusal)
+            return self._reply(letter, "lost", {"reason": str(refusal)})
+        reach(f"party:{step.name.lower()}")
+        return self._secured(letter, enrolled, step, content)
+
+    def _masking(self, enrolled: Enrolled) -> SecureSite:
+        """This site in the secure rounds of a run, with what its own policy insists on."""
+        if enrolled.masking is None:
+            rules = self.policy.rules
+
+            def made(key: Key, params: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+                how = contribution_of(enrolled.resolved, key[1])
+                return self._site(enrolled).contribution((*key, model_hash(params)), params, how)
+
+            strict = rules.adversary == Adversary.SEMI_MALICIOUS
+            enrolled.masking = SecureSite(
+                self.policy.name,
+                identity=identity_of(self._ledger),
+                contribute=made,
+                policy=Insists(
+                    threshold=max(1, rules.smallest_threshold),
+                    floor=max(1, rules.smallest_cohort),
+                    adversaries=frozenset({Adversary.SEMI_MALICIOUS} if strict else Adversary),
+                ),
+            )
+        return enrolled.masking
+
+    def _open(self, letter: wire.Letter, enrolled: Enrolled, party: SecureSite) -> bytes:
+        """Begin a session: the plan and the books allow it, and everybody in it is who this site knows."""
+        (run, number, attempt), body = self._key(letter), letter.body
+        allowed(lambda: self.policy.check(enrolled.resolved))
+        booked(run, self.books.check_lifetimes)
+        self._look(enrolled)
+        model, server = _digest(body, "model"), bytes.fromhex(_digest(body, "server"))
+        pinned = self.policy.rules.peers
+        try:
+            peers = peers_of(body.get("peers"), run=run, own=self.policy.name, pinned=pinned, known=enrolled.peers)
+        except UnknownPeer as error:
+            raise Refused(str(error)) from None
+        terms = terms_of(enrolled.resolved, (run, number, attempt), model)
+        return party.open(terms, letter.payload, server=server, peers=peers)
+
+    def _mask(self, letter: wire.Letter, enrolled: Enrolled, party: SecureSite) -> bytes:
+        """Reserve, touch the data, mask, commit; in this order the vector leaves."""
+        (run, number, attempt), resolved = self._key(letter), enrolled.resolved
+        params = self._model_in(letter, resolved)
+        if not party.holds(model_hash(params)):
+            raise Refused("the model that came is not the one of this session", for_good=True)
+        reserved = self._reserve(letter, enrolled)
+        if reserved is None:
+            return self._reply(letter, "lost", {"reason": AGAIN})
+        receipt, enrolled.charges = reserved
+        try:
+            content = party.answer((run, number, attempt), Step.SHARES, letter.payload, params)
+        except Unwilling:
+            raise
+        except (Exception, SystemExit) as error:  # nothing was promised: charged, and told by its kind
+            log.warning("round %d of %s failed: %s", number, run, type(error).__name__)
+            return self._reply(letter, "lost", {"reason": kind_of(error)})
+        if not self._commit(receipt):
+            party.stop()
+            return self._reply(letter, "lost", {"reason": "its ledger could not be written"})
+        log.info("round %d, attempt %d of %s: charged, and the masked update leaves", number, attempt, run)
+        reply = self._secured(letter, enrolled, Step.SHARES, content)
         reach("party:before-reply")
         return reply
+
+    def _secured(self, letter: wire.Letter, enrolled: Enrolled, step: Step, content: bytes) -> bytes:
+        _, number, attempt = self._key(letter)
+        body: dict[str, Any] = {"round": number, "attempt": attempt, "step": step.name.lower()}
+        if step is Step.SHARES:
+            body["charges"] = [charge.to_dict() for charge in enrolled.charges]
+        return self._written("secured", body, letter, payload=content)
 
     def _look(self, enrolled: Enrolled) -> None:
         """Say that there are no files, while nothing is reserved: later it would be a message about records."""
@@ -403,7 +544,9 @@ class SiteService:
         run = self._run_of(letter)
         if self.books.knows(run, letter.sender.ledger):
             self.books.note(run, letter.sender)
-        self._runs.pop((run, letter.sender.ledger), None)
+        gone = self._runs.pop((run, letter.sender.ledger), None)
+        if gone is not None and gone.masking is not None:
+            gone.masking.stop()
         return self._reply(letter, "noted", {})
 
     # ---------------------------------------------------------------------------------------------- small things
@@ -428,7 +571,16 @@ class SiteService:
         body: Mapping[str, Any],
         letter: wire.Letter | None = None,
         vector: np.ndarray[Any, Any] | None = None,
+        payload: bytes = b"",
     ) -> bytes:
         knows = None if letter is None else self.books.last_seen(letter.sender.ledger)
         answers = "" if letter is None else letter.digest
-        return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector)[0]
+        return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector, payload=payload)[0]
+
+
+def _digest(body: Mapping[str, Any], name: str) -> str:
+    """32 bytes in hexadecimal, which a message names."""
+    value = body.get(name)
+    if not isinstance(value, str) or len(value) != 64 or not set(value) <= set("0123456789abcdef"):
+        raise Refused(f"the message names no {name}", for_good=True)
+    return value

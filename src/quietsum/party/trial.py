@@ -11,7 +11,9 @@ from quietsum.errors import PlanRefused
 from quietsum.party.work import Task, calmly, rehearse
 
 if TYPE_CHECKING:
+    from quietsum.ledger import Charge
     from quietsum.party.policy import Policy
+    from quietsum.party.secure import SecureSite
     from quietsum.plan import Plan, ResolvedPlan
 
 __all__ = ["Enrolled", "own_task", "tried"]
@@ -55,11 +57,18 @@ def tried(
 
 @final
 class Enrolled:
-    """A run that a site's process works for, with the task that it has made and the last reply that it gave."""
+    """A run that a site's process works for, with the task that it has made and the last reply that it gave.
+
+    For secure rounds: ``masking`` holds the session that is open, ``peers`` the ledgers by which this run knows the
+    others, ``charges`` what the last masked vector cost.
+    """
 
     def __init__(self, resolved: ResolvedPlan, task: Task, party: str, *, due: bool) -> None:
         self.resolved, self.task, self._party, self._due = resolved, task, party, due
         self.answered: tuple[tuple[int, int, str], bytes] | None = None
+        self.masking: SecureSite | None = None
+        self.peers: dict[str, str] = {}
+        self.charges: tuple[Charge, ...] = ()
 
     def first(self) -> None:
         """Once its data is paid for: try the task on records of the real shape, which nobody could look at before."""
