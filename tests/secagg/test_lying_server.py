@@ -6,7 +6,6 @@ The liar has the server's own identity, so every frame below is signed as it sho
 from __future__ import annotations
 
 import dataclasses
-import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -74,10 +73,11 @@ def with_numbers(place: int, value: int) -> Lie:
     """OPEN with one number of the terms overwritten, past every check that a Terms makes."""
 
     def lie(played: Played, party: str, data: bytes) -> bytes:
-        payload, head = payload_of(data), len(played.server.terms.encode()) - 44
-        numbers = list(struct.unpack_from(">QQIIIIIII", payload, head))
+        form = messages._TERMS
+        payload, head = payload_of(data), len(played.server.terms.encode()) - form.size
+        numbers = list(form.unpack_from(payload, head))
         numbers[place] = value
-        return forged(data, payload[:head] + struct.pack(">QQIIIIIII", *numbers) + payload[head + 44 :])
+        return forged(data, payload[:head] + form.pack(*numbers) + payload[head + form.size :])
 
     return lie
 
@@ -199,6 +199,8 @@ LIES: dict[str, tuple[Step, Lie, Reason]] = {
     "threshold raised": (Step.ADVERTISE, with_numbers(5, 5), Reason.OTHER_PARAMETERS),
     "floor lowered": (Step.ADVERTISE, with_terms(floor=2), Reason.FLOOR_LOWERED),
     "floor raised": (Step.ADVERTISE, with_terms(floor=5), Reason.OTHER_PARAMETERS),
+    "another ring": (Step.ADVERTISE, with_terms(bits=16), Reason.OTHER_DIMENSION),
+    "no ring at all": (Step.ADVERTISE, with_numbers(9, 8), Reason.OTHER_DIMENSION),
     "other graph": (Step.ADVERTISE, with_numbers(4, 2), Reason.OTHER_PARAMETERS),
     "fewer colluders": (Step.ADVERTISE, with_numbers(6, 0), Reason.OTHER_PARAMETERS),
     "cohort of strangers": (Step.ADVERTISE, with_cohort([*NAMES[:4], "stranger"]), Reason.OTHER_COHORT),
