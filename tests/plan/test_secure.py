@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quietsum.errors import PlanRefused
 from quietsum.plan import (
@@ -14,6 +16,7 @@ from quietsum.plan import (
     ClientPlan,
     FederationPlan,
     PartyFacts,
+    PersonPlan,
     Plan,
     PrivacyPlan,
     RecordPlan,
@@ -252,3 +255,89 @@ def test_the_divisor_is_made_of_public_numbers() -> None:
     assert records(rate=0.1).divisor(some) == pytest.approx(0.1 * (900 + 1100))
     assert clients().divisor(some) == 2.0
     assert masked().divisor(some) == pytest.approx((900 + 1100) / sum(SIZES))
+
+
+def test_a_person_is_charged_for_all_records_and_never_more_than_generic_group_privacy_says() -> None:
+    """The oracle is Vadhan's lemma on the record's own curve, which knows nothing of the noise."""
+    from quietsum.privacy.groups import group_guarantee
+    from quietsum.privacy.renyi import RenyiAccountant
+    from quietsum.privacy.units import Neighbours
+
+    alone = records(rate=0.1)
+    privacy = dataclasses.replace(
+        alone.plan.privacy, person=PersonPlan(id="card", max_records=3), neighbours=Neighbours.ZERO_OUT
+    )
+    found = resolve(dataclasses.replace(alone.plan, privacy=privacy), banks(), DIMENSION)
+    record, person = (found.limit_of(unit) for unit in (PrivacyUnit.RECORD, PrivacyUnit.PERSON))
+    assert record is not None and person is not None and person.epsilon > record.epsilon
+    event = next(one.event for one in found.planned() if one.unit is PrivacyUnit.RECORD)
+    curve = RenyiAccountant(neighbours=Neighbours.ZERO_OUT).compose(event)  # type: ignore[arg-type]
+    assert person.epsilon <= group_guarantee(curve, size=3, delta=1e-5).epsilon
+
+
+# ------------------------------------------------------------------------------------------- whatever is asked
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans of which one in ten is let through; the others are refused, each for reasons of its own."""
+
+    def choice(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    style = choice("none", "sample", "sample", "user", "hybrid")
+    noise, where = st.floats(0.3, 30), choice("party", "distributed", "distributed")
+    record = RecordPlan(noise_multiplier=draw(noise), delta=1e-5, noise_at=where if style == "sample" else "party")
+    at = choice("distributed", "distributed", "party", "server")
+    client = ClientPlan(noise_multiplier=draw(noise), delta=1e-3, noise_at=at)
+    privacy = PrivacyPlan(
+        style=style,
+        record=record if style in ("sample", "hybrid") else None,
+        client=client if style in ("user", "hybrid") else None,
+        person=choice(None, None, PersonPlan(id="card", max_records=2)) if style == "sample" else None,
+        neighbours=choice("zero-out", "zero-out", "replace-one", "add-or-remove-one"),
+        distributed_noise=choice("skellam", "discrete-gaussian"),
+    )
+    aggregation = AggregationPlan(
+        secure=choice(True, True, True, True, False),
+        threshold=choice(None, None, None, 3, 4, 9),
+        adversary=choice("curious", "semi-malicious"),
+        colluders=choice(1, 1, 1, 2, 3),
+        drop_outs=choice(None, 0.0, 0.1, 0.25, 0.5),
+        bits=choice(32, 32, 32, 24, 16),
+        rule=choice("mean", "mean", "mean", "mean", "median"),
+    )
+    training = choice(
+        *[TrainingPlan(sample_rate=0.2, local_steps=1)] * 3, TrainingPlan(sample_rate=1.0), TrainingPlan()
+    )
+    drawn = choice(SamplingPlan(), SamplingPlan(), SamplingPlan(kind="fixed-size", size=5))
+    federation = FederationPlan(rounds=draw(st.integers(1, 3)), sampling=drawn)
+    return Plan(federation=federation, training=training, privacy=privacy, aggregation=aggregation)
+
+
+@settings(max_examples=300, deadline=None)
+@given(plan=plans(), count=st.integers(2, 12))
+def test_whatever_is_asked_ends_in_a_plan_that_holds_together_or_in_a_refusal(plan: Plan, count: int) -> None:
+    from quietsum.plan.card import card
+
+    assert Plan.from_dict(plan.to_dict()) == plan
+    try:
+        found = resolve(plan, banks(count), DIMENSION)
+    except PlanRefused:
+        return
+    secure, unit = found.secure, found.distributed_unit
+    assert (secure is not None) is plan.aggregation.secure
+    orders = found.orders("bank-0")
+    if secure is not None:
+        assert secure.honest >= 2 and secure.cohort - secure.colluders >= 3 and plan.aggregation.rule == "mean"
+        assert secure.colluders < secure.parameters.threshold <= secure.floor or not secure.parameters.complete
+        assert not found.central_noise
+    if unit is None:
+        assert orders.distributed is None
+    else:
+        assert secure is not None and orders.distributed is not None and orders.distributed.honest == secure.honest
+        assert {one.observer for one in found.forecast(()).whole if one.unit is unit} == set(Observer)
+    assert card(found)["one-sum"].provided is plan.aggregation.secure
+    for one in found.charges():
+        if found.protected:
+            assert one.event is not None

@@ -34,7 +34,7 @@ __all__ = ["NO_GUARANTEE", "ResolvedPlan"]
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 """What stands wherever a figure would, in a run of style none."""
 _MOST_AFFORDABLE = 10**9
-_MARGIN = 1e-3  # of the clip: what the rounding of floats may add to one record's part of a party's sum
+_MARGIN = 1e-5  # of the clip: what a sum of clipped records may lose on its way back to float64
 
 
 @final

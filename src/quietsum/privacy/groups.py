@@ -16,6 +16,7 @@ import math
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.privacy.events import (
     Composed,
+    DiscreteGaussianSum,
     Gaussian,
     Group,
     Laplace,
@@ -23,6 +24,7 @@ from quietsum.privacy.events import (
     PoissonSampled,
     PrivacyEvent,
     Repeated,
+    Skellam,
 )
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import check_delta
@@ -111,6 +113,8 @@ def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
             return person_event(event.event, size)
         case Gaussian() | Laplace() | PoissonSampled(event=Gaussian() | Laplace()):
             return Group(size=size, event=event)
+        case Skellam() | DiscreteGaussianSum() | PoissonSampled(event=Skellam() | DiscreteGaussianSum()):
+            return Group(size=size, event=event)  # k records move a rounded sum by at most k times what one does
     raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")
 
 
