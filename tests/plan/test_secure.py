@@ -250,6 +250,14 @@ def test_a_sum_that_would_wrap_is_refused() -> None:
         resolve(dataclasses.replace(records().plan, privacy=privacy), large, DIMENSION)
 
 
+def test_a_narrow_sum_is_rotated_and_noise_on_every_rotated_coordinate_is_charged() -> None:
+    wide, narrow = clients(), clients(bits=16)
+    assert (wide.coordinates(PrivacyUnit.CLIENT), narrow.coordinates(PrivacyUnit.CLIENT)) == (50, 64)
+    noise = narrow.distributed(PrivacyUnit.CLIENT)
+    assert noise is not None and noise.dimension == 64 and noise.bits == 16
+    assert narrow.charges()[0].failure == noise.failure(64) > noise.failure(50)
+
+
 def test_the_divisor_is_made_of_public_numbers() -> None:
     some = ("bank-0", "bank-2")
     assert records(rate=0.1).divisor(some) == pytest.approx(0.1 * (900 + 1100))

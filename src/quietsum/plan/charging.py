@@ -97,7 +97,7 @@ def _rounds(
     if person is not None:
         event = person_event(event, person.max_records) if unit is PrivacyUnit.PERSON else bounded_record_event(event)
     times = profile.steps * rounds
-    return Repeated(times=times, event=event), mechanism.failure(times * resolved.dimension)
+    return Repeated(times=times, event=event), mechanism.failure(times * resolved.coordinates(unit))
 
 
 def _client_rounds(resolved: ResolvedPlan, factor: float, rounds: int) -> tuple[PrivacyEvent, float]:
@@ -107,4 +107,6 @@ def _client_rounds(resolved: ResolvedPlan, factor: float, rounds: int) -> tuple[
     if resolved.central_noise:  # the draw hides who took part, except from whoever made it
         event = resolved.cohort_sampling().amplify(event)
     extra = 1 if resolved.adaptive is not None else 0
-    return Repeated(times=rounds, event=event), mechanism.failure(rounds * (resolved.dimension + extra))
+    return Repeated(times=rounds, event=event), mechanism.failure(
+        rounds * (resolved.coordinates(PrivacyUnit.CLIENT) + extra)
+    )

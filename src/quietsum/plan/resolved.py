@@ -360,6 +360,11 @@ class ResolvedPlan:
         added = found(noise, clip)
         return None if added is None else float(added.event().noise_multiplier)
 
+    def coordinates(self, unit: PrivacyUnit) -> int:
+        """Coordinates that get the noise of ``unit``: the model's, or as many as a rotation makes of them."""
+        found = self.distributed(unit)
+        return self.dimension if found is None else found.dimension
+
     @property
     def adaptive(self) -> AdaptivePlan | None:
         """How the clients' clip adapts, with its count noise filled in; None where it does not."""
