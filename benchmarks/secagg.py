@@ -5,7 +5,8 @@
 Everything runs in one process, one party after another, so that memory stays that of one vector, and every message is
 written to bytes and read from bytes on both sides. Times are seconds of the processor (``process_time``), since the
 machine may be busy; of several sessions the median is shown, and the smallest and largest beside it. A party's time is
-the median of the parties that stayed to the end. Drop-outs fall silent after their shares are out, which is the most
+the median of the parties that stayed to the end. "Memory" is what the process grew by between the first masked vector
+and the open sum. Drop-outs fall silent after their shares are out, which is the most
 expensive moment for the server. Beside each line stands the cost model (:mod:`quietsum.secagg.cost`), with constants
 measured at the start of the same run. Sums are compared with the plain sum, to the bit.
 
@@ -46,7 +47,11 @@ PARTS = ("flower", "hundred", "thousand")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Session:
-    """What one session cost: seconds of the server, of each party that stayed, and the memory that it took."""
+    """What one session cost: seconds of the server and of each party that stayed, and bytes of memory.
+
+    ``grown`` is what the process held more than after the first masked vector, until the sum was open: nothing, if the
+    server adds vectors up as they come.
+    """
 
     server: float
     parties: tuple[float, ...]
@@ -103,7 +108,7 @@ def run(
         name: Party(name=name, identity=identities[name], server=ours.public, peers=public, terms=terms, remember=False)
         for name in names
     }
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = grown = 0
     questions = server.open()
     while questions:
         step = server.step
@@ -130,12 +135,23 @@ def run(
             if (reason := server.take(name, answer)) is not None:
                 raise RuntimeError(f"{name}: {reason}")
             del answer
+            if step is Step.MASKED and place % 10 == 0:
+                start = clock()
+                before = before or resident()
+                grown = max(grown, resident() - before)
+                server_seconds -= clock() - start
         questions = server.advance()
+        grown = max(grown, resident() - before) if before else 0
     finish(server.total(), parameters.parties - dropped)
     server_seconds += clock()
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     stayed = tuple(seconds[name] for name in names if name not in gone)
-    return Session(server=server_seconds, parties=stayed, sent=sent, grown=grown * 1024)
+    return Session(server=server_seconds, parties=stayed, sent=sent, grown=grown)
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
 
 
 # --------------------------------------------------------------------------------------------- what goes in and out
