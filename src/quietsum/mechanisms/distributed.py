@@ -30,7 +30,7 @@ an integer vector's |k| being at most k².
 >>> noise.decode(np.sum(shares, axis=0)).shape
 (3,)
 >>> noise.event()
-Skellam(variance=4194304.0, l1_sensitivity=3550.24..., l2_sensitivity=2049.73...)
+Skellam(variance=4194304.0, l1_sensitivity=3550.24..., l2_sensitivity=2049.73..., dimension=3)
 """
 
 from __future__ import annotations
@@ -290,7 +290,12 @@ class DistributedNoise:
             total = self.honest * self.share_variance
             if total > self.honest * Fraction(self.share_variance):
                 total = math.nextafter(total, 0.0)
-            return Skellam(variance=total, l1_sensitivity=self.l1_sensitivity, l2_sensitivity=self.l2_sensitivity)
+            return Skellam(
+                variance=total,
+                l1_sensitivity=self.l1_sensitivity,
+                l2_sensitivity=self.l2_sensitivity,
+                dimension=self.dimension,
+            )
         return DiscreteGaussianSum(
             sigma=math.sqrt(self.share_variance),
             shares=self.honest,

@@ -49,7 +49,7 @@ from quietsum.privacy.ratios import (
 )
 from quietsum.privacy.sampled_sums import sampled_sum_curve
 
-__all__ = ["DEFAULT_ORDERS", "MOMENTS_ORDERS", "failure_of", "rdp_of", "require_rdp"]
+__all__ = ["DEFAULT_ORDERS", "MOMENTS_ORDERS", "failure_of", "rdp_of", "require_rdp", "sum_distance"]
 
 _LEAST = 1e-300  # no event that was composed costs exactly nothing
 
@@ -169,6 +169,20 @@ def _line(alpha: Array, distance: float) -> Array:
     return np.asarray(alpha * (0.5 * distance * distance))
 
 
+def sum_distance(sigma: float, shares: int) -> float:
+    """c: the law of a sum of ``shares`` discrete Gaussians is within e^{±c} of the discrete Gaussian of that width."""
+    apart = 0.0
+    for k in range(1, min(shares, 10_000)):
+        decay = math.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1))
+        twice = 2 * decay / -math.expm1(-2 * math.pi**2 * sigma**2 * 3 * k / (k + 1))
+        if twice >= 1:
+            return math.inf
+        apart += 2 * math.atanh(twice)
+        if k > 100 and decay == 0:
+            break
+    return (apart + 1e-300) * max(1.0, (shares - 1) / 9_999)  # later shares cost less each than the first ones
+
+
 def _discrete_gaussian_sum(pair: DiscreteGaussianSumPair, alpha: Array) -> Array:
     """αΔ²/2nσ² + c d (2α − 1)/(α − 1): the discrete Gaussian of variance nσ², and how far the sum is from it.
 
@@ -179,15 +193,7 @@ def _discrete_gaussian_sum(pair: DiscreteGaussianSumPair, alpha: Array) -> Array
     of Kairouz, Liu, Steinke 2021, Theorem 5). With P ≤ e^{cd} P₀ and Q ≥ e^{−cd} Q₀,
     E_Q[(P/Q)^α] = Σ P^α Q^{1−α} ≤ e^{cd(2α−1)} Σ P₀^α Q₀^{1−α}.
     """
-    apart = 0.0
-    for k in range(1, min(pair.shares, 10_000)):
-        decay = math.exp(-2 * math.pi**2 * pair.sigma**2 * k / (k + 1))
-        twice = 2 * decay / -math.expm1(-2 * math.pi**2 * pair.sigma**2 * 3 * k / (k + 1))
-        if twice >= 1:
-            return np.full(alpha.shape, np.inf)
-        apart += 2 * math.atanh(twice)
-    apart *= max(1.0, (pair.shares - 1) / 9_999)  # later shares cost less each than the first ones on average
-    apart = (apart + 1e-300) * pair.dimension
+    apart = sum_distance(pair.sigma, pair.shares) * pair.dimension
     distance = pair.shift / pair.sigma / math.sqrt(pair.shares)
     return np.asarray((_line(alpha, distance) + apart * (2 * alpha - 1) / (alpha - 1)) * (1 + 1e-14))
 

@@ -185,12 +185,14 @@ class Skellam(PrivacyEvent):
     """The difference of two Poisson draws with total ``variance`` on each coordinate of an integer vector.
 
     ``l1_sensitivity`` and ``l2_sensitivity`` bound one unit's integer vector (Agarwal, Kairouz, Liu 2021).
+    ``dimension``, how many coordinates there are, may be left open; wide noise of a stated dimension costs less.
     """
 
     kind: ClassVar[str] = "skellam"
     variance: float
     l1_sensitivity: float
     l2_sensitivity: float
+    dimension: int | None = None
 
     def __post_init__(self) -> None:
         _store(
@@ -198,6 +200,7 @@ class Skellam(PrivacyEvent):
             variance=positive("variance", self.variance, _MORE_NOISE),
             l1_sensitivity=positive("l1_sensitivity", self.l1_sensitivity),
             l2_sensitivity=positive("l2_sensitivity", self.l2_sensitivity),
+            dimension=None if self.dimension is None else whole_number("dimension", self.dimension, 1),
         )
         if self.l2_sensitivity > self.l1_sensitivity:
             raise InvalidParameter(
@@ -429,6 +432,8 @@ def to_dict(event: PrivacyEvent) -> dict[str, Any]:
             value = to_dict(value)
         elif isinstance(value, tuple):
             value = [to_dict(part) for part in value]
+        elif value is None:  # left open, and left out: as it was written before there was such a field
+            continue
         values[field.name] = value
     return values
 
@@ -454,10 +459,11 @@ def _from_dict(values: Mapping[str, Any]) -> PrivacyEvent:
     cls = _KINDS[kind]
     fields = {field.name for field in dataclasses.fields(cls)}
     given = set(values) - {"kind"}
-    if given != fields:
+    optional = {field.name for field in dataclasses.fields(cls) if field.default is None}
+    if not fields - optional <= given <= fields:
         raise CorruptState(f"event {kind!r} needs exactly the keys {sorted(fields)}, found {sorted(given, key=str)}")
     arguments: dict[str, Any] = {}
-    for name in fields:
+    for name in sorted(given):
         value = values[name]
         if name == "event":
             value = _from_dict(value)
