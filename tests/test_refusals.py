@@ -428,6 +428,16 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
     "narrow-without-noise": [
         ((secure(bits=16), BANKS, "bits = 16"), (secure(privacy=SHARED, bits=16, drop_outs=0.2), BANKS)),
     ],
+    "two-balls": [
+        (
+            (
+                secure(privacy=style("user", client=IN_SHARES, neighbours="zero-out"), drop_outs=0.2, max_update=3.0),
+                BANKS,
+                "max_update = 3",
+            ),
+            (secure(privacy=SHARED, drop_outs=0.2, max_update=3.0), BANKS),
+        ),
+    ],
     "distributed-without-secure": [
         ((plan(privacy=SHARED), BANKS, "record.noise_at = 'distributed' without"), (shared(), BANKS)),
         (
@@ -664,6 +674,17 @@ def test_parties_that_one_holder_deals_out_are_told_to_be_a_simulation() -> None
     assert any("'registry' deals out itself is a simulation" in text for text in warnings(secure(), dealt))
     assert not any("simulation" in text for text in warnings(secure(), BANKS))
     assert not any("simulation" in text for text in warnings(plan(), dealt))
+
+
+def test_a_simulation_that_loses_more_than_a_round_survives_is_warned_about() -> None:
+    """Of five, with one allowed for: 1 − 0.7⁵ − 5·0.3·0.7⁴ = 0.47."""
+
+    def lossy(chance: float) -> Plan:
+        unlucky = FederationPlan(simulate=SimulatePlan(drop_outs=chance))
+        return dataclasses.replace(secure(drop_outs=0.2), federation=unlucky)
+
+    assert any("loses more than 1 of 5 parties in 47 % of rounds" in text for text in warnings(lossy(0.3), BANKS))
+    assert not any("loses more" in text for text in (*warnings(lossy(0.01), BANKS), *warnings(lossy(0.0), BANKS)))
 
 
 def test_delta_must_be_below_one_record_of_every_party_not_only_of_the_smallest() -> None:

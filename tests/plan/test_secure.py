@@ -246,8 +246,20 @@ def test_the_ball_holds_the_longest_batch_and_the_sum_cannot_wrap() -> None:
 def test_a_sum_that_would_wrap_is_refused() -> None:
     large = [dataclasses.replace(bank, size=10**8) for bank in banks()]
     privacy = PrivacyPlan(record=RecordPlan(noise_multiplier=5.0, delta=1e-9, noise_at="distributed"))
-    with pytest.raises(PlanRefused, match="leaves no room for the sum"):
-        resolve(dataclasses.replace(records().plan, privacy=privacy), large, DIMENSION)
+    plan = dataclasses.replace(records().plan, privacy=privacy)
+    with pytest.raises(
+        PlanRefused, match=r"leaves no room for the sum.*aggregation.max_update or a smaller sample_rate"
+    ):
+        resolve(plan, large, DIMENSION)
+    bounded = dataclasses.replace(plan, aggregation=dataclasses.replace(plan.aggregation, max_update=1e4))
+    noise = resolve(bounded, large, DIMENSION).distributed(PrivacyUnit.RECORD)
+    assert noise is not None and noise.ball == 1e4 and 5 * noise.largest < 2**31
+
+
+def test_a_stated_ball_is_never_smaller_than_the_clip_nor_larger_than_the_longest_batch() -> None:
+    for stated, ball in ((0.1, 1.0), (7.0, 7.0), (1e9, max(SIZES))):
+        noise = records(max_update=stated).distributed(PrivacyUnit.RECORD)
+        assert noise is not None and noise.ball == ball
 
 
 def test_a_narrow_sum_is_rotated_and_noise_on_every_rotated_coordinate_is_charged() -> None:

@@ -325,7 +325,7 @@ class ResolvedPlan:
         assert secure is not None
         norm = (self._client.max_norm if clients else self._record.max_grad_norm) * clip
         kind: Any = self.plan.privacy.distributed_noise
-        longest = max(1.0, self._longest_batch) if not clients else 1.0
+        longest = 1.0 if clients else max(1.0, min(self._longest_batch, self._stated_ball / norm))
         narrow = secure.bits < 32  # then vectors are added in a rotated basis, whose own rounding is counted
         return DistributedNoise(
             max_norm=norm, noise_multiplier=noise, honest=secure.honest,
@@ -333,6 +333,10 @@ class ResolvedPlan:
             ball=None if clients else longest * norm, bits=secure.bits, parties=secure.cohort,
             margin=0.0 if clients else _MARGIN + (2 * longest * rotation_error(self.dimension) if narrow else 0.0),
         )  # fmt: skip
+
+    @property
+    def _stated_ball(self) -> float:
+        return self.plan.aggregation.max_update or math.inf
 
     @cached_property
     def _longest_batch(self) -> float:

@@ -50,9 +50,17 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
     except InvalidParameter as error:
         if found.distributed_unit is None:
             raise
-        raise PlanRefused(f"noise in shares does not fit this plan: {error}") from None
+        raise PlanRefused(f"noise in shares does not fit this plan: {error}{_smaller_ball(found)}") from None
     _check_stages(found)
     return found
+
+
+def _smaller_ball(found: ResolvedPlan) -> str:
+    if found.distributed_unit is not PrivacyUnit.RECORD:
+        return ""
+    return (
+        "; the ball is the longest sum of clipped gradients: aggregation.max_update or a smaller sample_rate bounds it"
+    )
 
 
 def _check_stages(found: ResolvedPlan) -> None:

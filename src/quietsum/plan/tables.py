@@ -276,7 +276,7 @@ class AggregationTable(Table):
     )
     max_update: Positive | None = Field(
         default=None,
-        description="Longer updates are cut to this before masking; if unsaid what clip and noise allow, else 100.",
+        description="Longer updates or gradient sums are cut to this before masking; if unsaid by clip and noise.",
     )
     optimizer: ServerOptimizerTable = Field(
         default=ServerOptimizerTable(), description="What the server does with the mean update."

@@ -313,7 +313,8 @@ class AggregationPlan:
     With ``secure`` the server sees one sum of masked updates. ``threshold`` is how many parties must bring their shares
     to unmask it (chosen if unsaid), ``adversary`` what the server is expected to do, ``colluders`` how many parties may
     share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
-    which a party projects its update before masking; unsaid, what clip and noise allow.
+    which a party projects its update, or its sum of gradients, before masking; unsaid, what clip and noise allow, and
+    100 where neither bounds it.
     """
 
     rule: str = "mean"

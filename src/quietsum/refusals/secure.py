@@ -148,6 +148,12 @@ def _narrow(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"aggregation.bits = {stated.bits} without distributed noise"
 
 
+def _ball_of_clients(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    if plan.aggregation.max_update is None or not distributed_clients(plan):
+        return ""
+    return f"aggregation.max_update = {plan.aggregation.max_update:g} with privacy.client.noise_at = 'distributed'"
+
+
 # --------------------------------------------------------------------------------------- noise in shares
 
 
@@ -296,6 +302,12 @@ ROWS: tuple[Refusal, ...] = (
         instead="leave bits at 32",
     ),
     Refusal(
+        name="two-balls",
+        when=_ball_of_clients,
+        why="privacy.client.max_norm bounds what a client sends, and the noise is made for that",
+        instead="remove max_update, or change max_norm",
+    ),
+    Refusal(
         name="distributed-without-secure",
         when=_without_secure,
         why="a party's share of the noise hides little, and only the sum holds all of it",
@@ -352,6 +364,15 @@ ROWS: tuple[Refusal, ...] = (
 )
 
 
+def _failing(plan: Plan, parties: Sequence[PartyFacts]) -> float:
+    """The chance that a round of the simulation loses more parties than it survives."""
+    count, lost, chance = _cohort(plan, parties), _may_drop(plan, parties), plan.federation.simulate.drop_outs
+    if lost is None or not 0 < chance < 1 or count > 1000:
+        return float(chance == 1)
+    kept = (math.comb(count, gone) * chance**gone * (1 - chance) ** (count - gone) for gone in range(lost + 1))
+    return max(0.0, 1 - math.fsum(kept))
+
+
 def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
     """What is allowed under secure aggregation and still worth a sentence."""
     chosen, told = taking_part(plan, parties), []
@@ -365,6 +386,12 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
     if not plan.privacy.style.records and not client_level(plan):
         told.append(
             "aggregation.secure without noise hides single updates from the server, not what the model tells of them"
+        )
+    chance, lost = _failing(plan, parties), _may_drop(plan, parties)
+    if chance > 0.01 and lost is not None:
+        told.append(
+            f"federation.simulate.drop_outs = {plan.federation.simulate.drop_outs:g} loses more than {lost} of "
+            f"{_cohort(plan, parties)} parties in {100 * chance:.0f} % of rounds, and such a round ends without a sum"
         )
     if distributed_clients(plan) and plan.federation.sampling.kind != "everyone":
         told.append(
