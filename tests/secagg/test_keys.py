@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import pickle
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,37 @@ def test_both_sides_agree_and_session_role_and_pair_each_change_the_key() -> Non
         keys.derived(a.exchange(b.public), session=SESSION, role="mask"),
     }
     assert len(others) == 4 and key not in others
+
+
+def test_an_agreed_key_is_hkdf_of_the_whole_shared_secret_with_hmac_from_the_standard_library() -> None:
+    import hmac
+
+    ours, theirs = Pair.fresh(), Pair.fresh()
+    parts = (b"quietsum secure aggregation 1", b"mask", *sorted((ours.public, theirs.public)))
+    info = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    extracted = hmac.digest(SESSION, ours.exchange(theirs.public), "sha256")
+    key = hmac.digest(extracted, info + b"\x01", "sha256")
+    assert keys.agreed(ours, theirs.public, session=SESSION, role="mask") == key
+
+
+def repeats(derive: Callable[[bytes], bytes], count: int = 1 << 17) -> int:
+    """How often a derived key comes back among as many seeds: twice on average where 32 bits are left of a seed."""
+    return count - len({derive(place.to_bytes(32, "big")) for place in range(count)})
+
+
+def test_derived_keys_keep_more_than_32_bits_of_their_seed() -> None:
+    assert repeats(lambda seed: keys.derived(seed, session=SESSION, role="self")) == 0
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [lambda seed: zlib.crc32(seed), lambda seed: int.from_bytes(hashlib.sha256(seed).digest()[:4], "big")],
+    ids=["crc", "hash"],
+)
+def test_keys_from_a_32_bit_seed_would_come_back(narrow: Callable[[bytes], int]) -> None:
+    """The negative control: the mutant of the key path."""
+    found = repeats(lambda seed: narrow(hashlib.sha512(seed).digest()).to_bytes(4, "big"))
+    assert found > 0
 
 
 @pytest.mark.parametrize("public", [bytes(32), (1).to_bytes(32, "little"), b"short", b""])

@@ -153,6 +153,20 @@ def test_a_large_cohort_without_room_for_a_sparse_graph_gets_the_complete_one_or
         choose(60, corrupt=20, drop_outs=0.4, adversary=SEMI)
 
 
+@pytest.mark.parametrize("adversary", Adversary)
+@pytest.mark.parametrize("parties", [50, 100, 1000])
+def test_a_crowd_with_one_stated_colluder_gets_the_graph_for_one_in_twenty(parties: int, adversary: Adversary) -> None:
+    """Otherwise two of a thousand parties could rebuild a secret, where 33 of 49 must."""
+    stated = choose(parties, corrupt=1, drop_outs=0.1, adversary=adversary)
+    cautious = choose(parties, corrupt=parties // 20, drop_outs=0.1, adversary=adversary)
+    assert (stated.neighbours, stated.threshold) == (cautious.neighbours, cautious.threshold)
+    assert stated.corrupt == 1 and stated.threshold > 2
+
+
+def test_ten_thousand_parties_need_fewer_than_a_hundredth_as_neighbours() -> None:
+    assert choose(10_000, corrupt=500, drop_outs=0.05, adversary=SEMI).neighbours == 62
+
+
 @pytest.mark.parametrize("parties", [5, 1000])
 def test_parameters_with_a_lowered_threshold_cannot_be_made(parties: int) -> None:
     """What a server proposes is put together by each party, and unsound parameters raise there."""

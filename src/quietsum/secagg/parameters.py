@@ -58,6 +58,9 @@ SPARSE_FROM = 50
 MOST_NEIGHBOURS = 8192
 """A sparse graph with more neighbours than this is not looked for."""
 
+ONE_IN = 20
+"""A sparse graph is made for one colluder in so many at least, however few are stated."""
+
 SECURITY_FAILURE = 2.0**-40
 PROGRESS_FAILURE = 2.0**-20
 FEWEST_HONEST = 2
@@ -162,8 +165,9 @@ def choose(
 
     Below 50 parties, and above where the sparse graph has no room, the graph is complete. Its threshold is ⌊2n/3⌋ + 1
     (Bonawitz et al. 2017), moved into the range that security and progress leave. The sparse graph has the fewest
-    neighbours that satisfy the bounds, and for them the smallest safe threshold. A ``threshold`` of the caller's is
-    kept or refused, never changed. Raises :class:`~quietsum.errors.PlanRefused` if nothing fits.
+    neighbours that satisfy the bounds, and for them the smallest safe threshold; it is made for one colluder in
+    twenty at least where that fits, so that a guess of too few does not end in a threshold of two. A ``threshold`` of
+    the caller's is kept or refused, never changed. Raises :class:`~quietsum.errors.PlanRefused` if nothing fits.
     """
     parties = whole_number("parties", parties, minimum=1)
     corrupt = whole_number("corrupt", corrupt)
@@ -174,8 +178,11 @@ def choose(
     adversary = _adversary(adversary)
     if threshold is not None:
         threshold = whole_number("threshold", threshold, minimum=1)
-    if parties >= SPARSE_FROM and (sparse := _sparse(parties, corrupt, may_drop, adversary, threshold)):
-        return sparse
+    if parties >= SPARSE_FROM:
+        believed = max(corrupt, parties // ONE_IN)
+        for count in dict.fromkeys((believed, corrupt)):
+            if sparse := _sparse(parties, count, may_drop, adversary, threshold):
+                return dataclasses.replace(sparse, corrupt=corrupt)
     least, most = _complete_range(parties, corrupt, may_drop, adversary)
     if least > most:
         raise PlanRefused(_nothing_fits(parties, corrupt, may_drop, adversary, least))
