@@ -421,7 +421,7 @@ def _exact(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     title = "The noise is safe in floating point"
     safe = resolved.protected and not resolved.label
     if safe:
-        text = "Noise is drawn as whole numbers on a grid, from the operating system's generator."
+        text = "Noise is drawn as whole numbers on a grid, by the operating system's random bits."
     elif resolved.protected:
         text = f"The noise is {resolved.label}: its last bits may tell more than ε says."
     else:
