@@ -95,7 +95,7 @@ class Played:
         total = np.zeros(self.server.terms.dimension, dtype=np.uint32)
         for name in self.server.survivors:
             total = total + self.inputs[name]
-        return total
+        return total & np.uint32((1 << self.server.terms.bits) - 1)
 
     def exact(self) -> bool:
         return self.outcome is Outcome.DONE and bool(np.array_equal(self.server.total(), self.expected))

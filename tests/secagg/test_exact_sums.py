@@ -76,7 +76,8 @@ def test_any_inputs_any_graph_any_drop_outs_end_in_the_exact_sum_or_in_none(
     parameters, size, missing, inputs = trial
     floor = data.draw(st.integers(2, parameters.parties))
     vectors = {name: np.array(values, dtype=np.uint32) for name, values in inputs.items()}
-    played = play(session(parameters, inputs=vectors, dimension=size, floor=floor), reply=drop(missing))
+    bits = data.draw(st.sampled_from([32, 32, 24, 20, 16]))
+    played = play(session(parameters, inputs=vectors, dimension=size, floor=floor, bits=bits), reply=drop(missing))
     need = max(parameters.threshold, floor)
     assert (played.outcome is Outcome.DONE) == ends_well(parameters, played.server._graph, missing, need)
     if played.outcome is Outcome.DONE:

@@ -73,11 +73,11 @@ def with_numbers(place: int, value: int) -> Lie:
     """OPEN with one number of the terms overwritten, past every check that a Terms makes."""
 
     def lie(played: Played, party: str, data: bytes) -> bytes:
-        form = messages._TERMS
-        payload, head = payload_of(data), len(played.server.terms.encode()) - form.size
-        numbers = list(form.unpack_from(payload, head))
+        payload, layout = payload_of(data), messages._TERMS
+        head = len(played.server.terms.encode()) - layout.size
+        numbers = list(layout.unpack_from(payload, head))
         numbers[place] = value
-        return forged(data, payload[:head] + form.pack(*numbers) + payload[head + form.size :])
+        return forged(data, payload[:head] + layout.pack(*numbers) + payload[head + layout.size :])
 
     return lie
 
@@ -195,6 +195,7 @@ LIES: dict[str, tuple[Step, Lie, Reason]] = {
     "another attempt": (Step.ADVERTISE, with_terms(attempt=9), Reason.OTHER_ROUND),
     "another run": (Step.ADVERTISE, with_terms(run="r-2"), Reason.OTHER_ROUND),
     "another dimension": (Step.ADVERTISE, with_terms(dimension=6), Reason.OTHER_DIMENSION),
+    "fewer bits": (Step.ADVERTISE, with_terms(bits=16), Reason.OTHER_DIMENSION),
     "threshold lowered to 1": (Step.ADVERTISE, with_numbers(5, 1), Reason.THRESHOLD_LOWERED),
     "threshold raised": (Step.ADVERTISE, with_numbers(5, 5), Reason.OTHER_PARAMETERS),
     "floor lowered": (Step.ADVERTISE, with_terms(floor=2), Reason.FLOOR_LOWERED),
@@ -390,6 +391,41 @@ def test_a_vector_may_be_made_when_the_question_has_passed_and_is_made_once() ->
 
     assert play(played, question=line).exact()
     assert touched == NAMES
+
+
+def test_a_frame_under_another_sender_or_for_another_step_is_refused_though_the_server_signed_it() -> None:
+    played = play(session(PARAMETERS), until=Step.AGREE)
+    party, named = played.parties[VICTIM], played.server._session
+
+    def question(step: Step, sender: str) -> bytes:
+        whole, server = messages.bitmap(NAMES, NAMES), identity_of("the server")
+        return messages.write(step, named, sender=sender, receiver=VICTIM, payload=whole, identity=server)
+
+    for wrong, reason in (
+        (question(Step.SURVIVORS, OTHER), Reason.WRONG_SENDER),
+        (question(Step.AGREE, SERVER), Reason.WRONG_STEP),
+        (question(Step.SHARES, SERVER), Reason.WRONG_STEP),
+    ):
+        with pytest.raises(Refused) as refusal:
+            party.agree(wrong)
+        assert refusal.value.reason is reason
+    assert party.agree(question(Step.SURVIVORS, SERVER))
+
+
+def test_a_party_answers_no_session_of_others() -> None:
+    """The cohort is all of parties that it knows, and it is not among them."""
+    strangers = [name for name in names_of(6) if name != VICTIM]
+    public = {name: identity_of(name).public for name in names_of(6)}
+    terms = terms_of(PARAMETERS)
+    server = identity_of("the server")
+    party = Party(name=VICTIM, identity=identity_of(VICTIM), server=server.public, peers=public, terms=terms)
+    opened = messages.opening(terms, {name: public[name] for name in strangers})
+    payload = messages.write_open(terms, strangers)
+    with pytest.raises(Refused) as refusal:
+        party.advertise(
+            messages.write(Step.OPEN, opened, sender=SERVER, receiver=VICTIM, payload=payload, identity=server)
+        )
+    assert refusal.value.reason is Reason.SELF_MISSING
 
 
 def test_one_identity_under_two_names_is_refused() -> None:
