@@ -27,8 +27,10 @@ import numpy as np
 
 from quietsum.mechanisms import discrete
 from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
+from quietsum.mechanisms.distributed import KINDS, DistributedNoise
 from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
 from quietsum.mechanisms.rng import system_randomness
+from quietsum.mechanisms.skellam import SkellamNoise
 
 SIGMAS = (8.0, 256.0, 4096.0)
 FEWER = 20  # OpenDP draws this many times fewer
@@ -98,6 +100,31 @@ def integers(draws: int) -> list[Row]:
     return rows
 
 
+def shared(draws: int) -> list[Row]:
+    """Skellam noise of three widths beside two Poisson draws of numpy's, and whole shares of distributed noise."""
+    rng, generator, rows = system_randomness(), np.random.Generator(np.random.PCG64()), []
+    for deviation in (8.0, 2.0**10, 2.0**20):
+        noise, mean = SkellamNoise(variance=deviation**2), deviation**2 / 2
+        group = f"Skellam, σ {deviation:g}"
+        seconds = best(lambda noise=noise: noise.sample(draws, rng))  # type: ignore[misc]
+        rows.append(Row(group=group, who="quietsum", seconds=seconds, ours=True))
+
+        def difference(mean: float = mean) -> object:
+            return generator.poisson(mean, draws) - generator.poisson(mean, draws)
+
+        rows.append(Row(group=group, who="numpy PCG64", seconds=best(difference)))
+    vector = generator.standard_normal(draws)
+    for unit in ("client", "record"):
+        for kind in KINDS:
+            shares = DistributedNoise(
+                max_norm=1.0, noise_multiplier=1.0, honest=4, dimension=draws, unit=unit, kind=kind, parties=5,
+                ball=None if unit == "client" else 100.0,
+            )  # fmt: skip
+            seconds = best(lambda shares=shares: shares.share(vector, rng))  # type: ignore[misc]
+            rows.append(Row(group=f"a {unit}'s share", who=kind, seconds=seconds, ours=kind == KINDS[0]))
+    return rows
+
+
 def opendp_row(group: str, law: str, scale: float, draws: int) -> list[Row]:
     """OpenDP's measurement of a zero vector: its noise, drawn in compiled code."""
     if not importlib.util.find_spec("opendp"):
@@ -145,7 +172,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.add_argument("--draws", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    rows = floats(arguments.draws) + integers(arguments.draws) + releases()
+    rows = floats(arguments.draws) + integers(arguments.draws) + shared(arguments.draws) + releases()
     own = {row.group: row.seconds for row in rows if row.ours}
     edge, bar = ("| ", " | ") if arguments.markdown else ("", "  ")
 
