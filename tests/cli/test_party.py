@@ -205,6 +205,11 @@ def test_a_policy_that_demands_masked_sums_says_so_and_refuses_a_plan_below_them
     policy.write_text(text, encoding="utf-8")
     told = quietsum("party", "check", policy).stdout
     assert "the server sees masked sums alone of 4 sites or more" in told and widest(told) <= 80
+    assert "a coordinator that makes up this site's peers would read its updates" in " ".join(told.split())
+    pinned = policy.with_name("pinned.toml")
+    peers = f'peers = {{ cleveland = "{"a" * 32}" }}\ntrust_server'
+    pinned.write_text(text.replace("trust_server", peers), encoding="utf-8")
+    assert "makes up" not in quietsum("party", "check", pinned).stdout
     refused = quietsum("party", "check", policy, "--plan", plan, code=2).stderr
     assert "secure aggregation is required" in " ".join(refused.split())
     masked = plan.read_text(encoding="utf-8") + "\n[aggregation]\nsecure = true\n"

@@ -216,6 +216,12 @@ def hints(policy: Policy) -> Iterator[str]:
         yield f"quietsum ledger looks for ledger.db in a folder, and this one is called {place.name}"
     yield from _certificate_hints(policy)
     yield from _missing_data(policy)
+    rules = policy.rules
+    if (rules.secure == "required" or "distributed-noise" in rules.aggregation) and not rules.peers:
+        yield (
+            "rules.peers names no other site's ledger: a coordinator that makes up this site's peers would read its "
+            "updates; pin them, from quietsum ledger show at each"
+        )
     if on_loopback(policy) and not policy.coordinator.root_certificate:
         yield "without coordinator.root_certificate, only --insecure-loopback serves it"
 

@@ -164,7 +164,9 @@ _CIPHERS = "X25519, HKDF, AES-256-CTR and AES-256-GCM are not broken: the protec
 def _server_kind(resolved: ResolvedPlan) -> str:
     secure = resolved.secure
     if secure is not None and secure.parameters.adversary == "semi-malicious":
-        return "the parties' Ed25519 identities were exchanged out of band; the server may lie after keys are committed"
+        return (
+            "the parties know each other's Ed25519 keys from elsewhere than the server (rules.peers in their policies)"
+        )
     return "the server follows the protocol and only looks at what it gets"
 
 
