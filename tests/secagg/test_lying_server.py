@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.secagg import keys, messages
+from quietsum.secagg import graph, keys, messages
 from quietsum.secagg.messages import SERVER, Keys, KeyShare, SeedShare, Step, Terms
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.parameters import Adversary
@@ -616,6 +616,30 @@ def test_a_sparse_list_of_survivors_that_cuts_the_graph_is_refused_below_the_flo
     refused = {name for (step, name), reason in played.refused.items() if reason is Reason.BELOW_FLOOR}
     assert len(refused) == 8
     assert played.outcome is Outcome.TOO_FEW_SIGNATURES
+
+
+def test_a_server_cannot_give_a_party_other_neighbours() -> None:
+    """Every party works the graph out by itself: shares of anyone else, or of fewer, are no answer to its question."""
+    names = names_of(12)
+    played = session(sparse(12, neighbours=4, threshold=3))
+    victim = names[5]
+
+    def line(step: Step, party: str, data: bytes) -> bytes:
+        if step is Step.MASKED and party == victim:
+            members, sealed = messages.read_shares(payload_of(data), names)
+            stranger = next(name for name in names if name not in (victim, *played.server._graph[victim]))
+            gone = next(iter(sealed))
+            swapped = {name: raw for name, raw in sealed.items() if name != gone} | {stranger: sealed[gone]}
+            return forged(data, messages.write_shares(members, swapped, names))
+        return data
+
+    play(played, question=line)
+    assert played.refused == {(Step.MASKED, victim): Reason.MALFORMED}
+    assert played.exact()
+    drawn = {
+        seed: dict(graph.neighbours(names, played.server.terms.parameters, bytes([seed]) * 32)) for seed in range(3)
+    }
+    assert drawn[0] != drawn[1] != drawn[2]  # and keys that no one can foresee draw the graph
 
 
 def test_a_sealed_share_that_cannot_be_opened_is_made_up_for_by_spare_holders() -> None:
