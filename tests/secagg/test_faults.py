@@ -266,6 +266,39 @@ def test_a_step_whose_turn_has_not_come_is_refused(order: Step, step: Step) -> N
     assert refusal.value.reason in (Reason.WRONG_STEP, Reason.WRONG_SESSION)
 
 
+def own_frame(played: Played, step: Step, party: str, payload: bytes) -> bytes:
+    """A message of this session that ``party`` signs, whatever its turn."""
+    binding = played.server._opening if step is Step.ADVERTISE else played.server._session
+    return messages.write(step, binding, sender=party, receiver=SERVER, payload=payload, identity=identity_of(party))
+
+
+PAYLOADS = {
+    Step.ADVERTISE: bytes(64),
+    Step.SHARE: bytes(33),
+    Step.MASKED: bytes(range(20)),
+    Step.AGREE: messages.bitmap(NAMES[:2], NAMES),
+    Step.UNMASK: bytes(1),
+}
+
+
+@pytest.mark.parametrize("step", ANSWERS)
+def test_well_signed_messages_out_of_turn_are_never_used(step: Step) -> None:
+    """By parties that answer as they should, and by one that was lost at the step before and speaks up again."""
+    played = session(PARAMETERS)
+    lost = {NAMES[3]: step}
+
+    def deliver(at: Step) -> None:
+        for other in ANSWERS:
+            if other is not at and played.server._session:
+                said = played.server.take(NAMES[0], own_frame(played, other, NAMES[0], PAYLOADS[other]))
+                assert said is (Reason.LATE if other < at else Reason.WRONG_STEP)
+        if at > step:
+            assert played.server.take(NAMES[3], own_frame(played, at, NAMES[3], PAYLOADS[at])) is Reason.LATE
+
+    play(played, reply=drop(lost), before_advance=deliver)
+    check_end(played, NAMES[3], step, Fault(lambda step, data: None))
+
+
 def test_a_sparse_session_prunes_a_party_whose_neighbours_did_not_share() -> None:
     parameters = sparse(12, neighbours=4, threshold=3)
     first = play(session(parameters), until=Step.SHARE)
