@@ -79,3 +79,14 @@ def test_the_sum_of_clients_can_be_checked_too(more: list[str]) -> None:
 def test_an_adaptive_clip_is_about_clients() -> None:
     done = call("--adaptive")
     assert isinstance(done.exception, InvalidParameter) and "add --clients" in str(done.exception)
+
+
+@pytest.mark.parametrize("more", [(), ("--clients", "6")], ids=["records", "clients"])
+def test_a_sum_with_noise_in_shares_is_checked_too(more: tuple[str, ...]) -> None:
+    found = json.loads(call("--shares", "3", *more, "--json").output)
+    assert found["passed"] is True and "3 honest parties" in found["step"]
+
+
+def test_shares_that_make_no_sense_are_refused() -> None:
+    for wrong in (("--shares", "7", "--clients", "6"), ("--shares", "3", "--adaptive"), ("--shares", "0")):
+        assert isinstance(call(*wrong).exception, InvalidParameter)

@@ -31,6 +31,15 @@ ClientsOption = Annotated[
     int | None,
     typer.Option("--clients", metavar="N", help="Check the sum of N clients' updates instead.", show_default=False),
 ]
+SharesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--shares",
+        metavar="H",
+        help="Check a sum whose noise H honest parties add in shares; records, or --clients.",
+        show_default=False,
+    ),
+]
 AdaptiveOption = Annotated[bool, typer.Option("--adaptive", help="With --clients: the clip adapts.")]
 ModeOption = Annotated[str, typer.Option("--noise", metavar="MODE", help="fast or secure.")]
 
@@ -44,12 +53,14 @@ def selfcheck(
     noise: ModeOption = "fast",
     clients: ClientsOption = None,
     adaptive: AdaptiveOption = False,
+    shares: SharesOption = None,
     as_json: opt.JsonOption = False,
 ) -> int:
     """Check that a task's private step is what it claims: clip, noise, draws, books.
 
     Example: quietsum selfcheck --task heart
     Example: quietsum selfcheck --clients 500 --sample-rate 0.1
+    Example: quietsum selfcheck --shares 4
 
     Eleven tests on made-up rows; no protected record is read. A correct step
     fails less than once in a million runs. Exit code 5: the claim is false.
@@ -68,7 +79,11 @@ def selfcheck(
         "mode": noise,
         "engine": engine,
     }
-    if clients is not None:
+    if shares is not None:
+        if adaptive:
+            raise InvalidParameter("adaptive", True, "needs noise at the server", "leave --shares or --adaptive out")
+        step, close = _shared_step(shares, clients, settings)
+    elif clients is not None:
         step, close = _client_step(clients, adaptive, settings)
     elif adaptive:
         raise InvalidParameter("adaptive", True, "is about clients", "add --clients, 500 for instance")
@@ -151,6 +166,28 @@ def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tupl
     claim = ClientSum(mechanism=mechanism, denominator=expected, dimension=20, adaptive=rule)
     name = f"sum of {count:,} clients" + (", clip adapts" if adaptive else "")
     return CheckedClients(claim, rate=settings["rate"], population=count, name=name), contextlib.nullcontext()
+
+
+def _shared_step(shares: int, clients: int | None, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
+    """The opened sum of simulated parties that add noise in shares, at the floor: as little noise as it may hold."""
+    import contextlib
+
+    from quietsum.errors import whole_number
+    from quietsum.federation.checked_shares import CheckedShares
+    from quietsum.mechanisms.distributed import DistributedNoise
+
+    honest = whole_number("shares", shares, 1)
+    records = clients is None
+    if clients is not None and whole_number("clients", clients, 1) < honest:
+        raise InvalidParameter("shares", honest, f"exceeds clients = {clients}", "a floor counts survivors")
+    population = 1000 if clients is None else clients
+    rate = settings["rate"] if records else 1.0  # clients are not amplified: who is there is seen
+    claim = DistributedNoise(
+        max_norm=settings["max_norm"], noise_multiplier=settings["noise_multiplier"], honest=honest, dimension=60,
+        unit="record" if records else "client", ball=settings["max_norm"] * population if records else None,
+    )  # fmt: skip
+    name = f"sum of {'records' if records else 'clients'}, noise in shares of {honest} honest parties"
+    return CheckedShares(claim, rate=rate, population=population, name=name), contextlib.nullcontext()
 
 
 def _torch_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
