@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.special import ndtr
 
 from quietsum.errors import PlanRefused
 from quietsum.plan import (
@@ -39,7 +41,12 @@ def banks(count: int = 5) -> list[PartyFacts]:
 
 
 def clients(
-    count: int = 20, noise: float | None = 4.0, rounds: int = 5, drawn: SamplingPlan | None = None, **keys: Any
+    count: int = 20,
+    noise: float | None = 4.0,
+    rounds: int = 5,
+    drawn: SamplingPlan | None = None,
+    accounting: str = "exact",
+    **keys: Any,
 ) -> ResolvedPlan:
     """A plan with clients' noise in shares."""
     promise = {"noise_multiplier": noise} if noise is not None else {"epsilon": 4.0}
@@ -49,6 +56,7 @@ def clients(
         privacy=PrivacyPlan(
             style="user",  # type: ignore[arg-type]
             neighbours="zero-out",  # type: ignore[arg-type]
+            accounting=accounting,
             client=ClientPlan(delta=1e-3, noise_at="distributed", max_norm=0.5, **promise),
         ),
         aggregation=AggregationPlan(secure=True, **({"drop_outs": 0.1} | keys)),
@@ -148,6 +156,17 @@ def skellam_epsilon(multiplier: float, sensitivity: float, dimension: int, round
     return best
 
 
+def gaussian_epsilon(multiplier: float, sensitivity: float, rounds: int, delta: float) -> float:
+    """Another: Balle and Wang 2018, Theorem 8, of so many Gaussian releases together."""
+    mu = math.sqrt(rounds) * sensitivity / multiplier
+
+    def excess(epsilon: float) -> float:
+        low, high = -mu / 2 - epsilon / mu, mu / 2 - epsilon / mu
+        return float(ndtr(high) - math.exp(epsilon) * ndtr(low)) - delta
+
+    return float(brentq(excess, 0.0, 50.0, xtol=1e-12))
+
+
 def test_a_client_charge_equals_a_recomputation_at_the_floor() -> None:
     resolved = clients()
     whole = resolved.forecast(()).whole
@@ -156,10 +175,14 @@ def test_a_client_charge_equals_a_recomputation_at_the_floor() -> None:
     steps = noise.scale * noise.max_norm
     told = skellam_epsilon(4.0, noise.l2_sensitivity / steps, DIMENSION, 5, 1e-3)
     assert {one.observer for one in whole} == set(Observer)
+    exact = gaussian_epsilon(4.0, noise.l2_sensitivity / steps, 5, 1e-3)
     for one in whole:
-        assert one.epsilon == pytest.approx(told, rel=2e-3)
+        assert exact <= one.epsilon <= exact * 1.001 < told  # through the Gaussian next to it, and below the moments'
+    by_moments = clients(accounting="rdp").forecast(()).whole
+    assert [one.epsilon for one in by_moments] == pytest.approx([told] * len(by_moments), rel=2e-3)
     # the control: at the noise that all 20 would add, it would look cheaper by a tenth
     assert skellam_epsilon(4.0 * math.sqrt(20 / 17), noise.l2_sensitivity / steps, DIMENSION, 5, 1e-3) < 0.95 * told
+    assert gaussian_epsilon(4.0 * math.sqrt(20 / 17), noise.l2_sensitivity / steps, 5, 1e-3) < 0.95 * exact
 
 
 def test_the_variance_of_one_share_is_that_of_the_sum_over_the_honest_of_the_floor() -> None:

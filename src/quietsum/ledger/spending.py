@@ -24,10 +24,9 @@ from typing import TypeVar, final
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.ledger.charges import Charge
-from quietsum.privacy.calibrate import accountant_for
+from quietsum.privacy.calibrate import Accounts, accountant_for
 from quietsum.privacy.curves import failure_of
 from quietsum.privacy.events import Composed, OneInOneOut, PrivacyEvent, Repeated
-from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.filters import RenyiFilter
 from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.guarantee import Budget, Guarantee
@@ -221,7 +220,7 @@ def _ideal(
     return _compose((leaves, 0.0, True), accounting, neighbours, unit).epsilon(delta=delta)
 
 
-def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit) -> ExactAccountant | RenyiAccountant:
+def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit) -> Accounts:
     accountant = accountant_for(accounting, neighbours=neighbours, unit=unit, events=[event for event, _ in key[0]])
     for event, count in sorted(key[0], key=repr):
         accountant.compose(event, count)

@@ -27,12 +27,10 @@ from quietsum.errors import (
     positive,
     whole_number,
 )
-from quietsum.privacy.calibrate import accountant_for
+from quietsum.privacy.calibrate import Accounts, accountant_for
 from quietsum.privacy.charges import RoundCharge, charge_of, gaussian_step
 from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.renyi import RenyiAccountant
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["PrivacyAccountant", "RoundCharge", "get_privacy_spent"]
@@ -109,12 +107,12 @@ class PrivacyAccountant:
         self._user: list[RoundCharge] = []
         self._reports: dict[tuple[int, float, float, int], set[str]] = {}
         self._everyone = self._new(PrivacyUnit.RECORD)
-        self._parties: dict[str, ExactAccountant | RenyiAccountant] = {}
+        self._parties: dict[str, Accounts] = {}
         self._clients = self._new(PrivacyUnit.CLIENT)
         self._last_rounds: dict[str | None, list[RoundCharge]] = {}
         self._last_steps = 1
 
-    def _new(self, unit: PrivacyUnit) -> ExactAccountant | RenyiAccountant:
+    def _new(self, unit: PrivacyUnit) -> Accounts:
         return accountant_for(self.accounting, neighbours=self.neighbours, unit=unit, observer=Observer.RECIPIENTS)
 
     # ------------------------------------------------------------------------------------ recording
@@ -221,7 +219,7 @@ class PrivacyAccountant:
             )
         return self._ask(self._parties[party])
 
-    def _ask(self, accountant: ExactAccountant | RenyiAccountant) -> Guarantee:
+    def _ask(self, accountant: Accounts) -> Guarantee:
         """What was composed decides the answer to the last bit, and not what was asked in between.
 
         An exact accountant keeps running sums, whose rounding depends on when it was asked. So the books themselves are
@@ -281,7 +279,7 @@ class PrivacyAccountant:
             )
         return any(self._projected(accountant, [(event, times)]) > limit for accountant in accountants)
 
-    def _projected(self, accountant: ExactAccountant | RenyiAccountant, more: list[tuple[PrivacyEvent, int]]) -> float:
+    def _projected(self, accountant: Accounts, more: list[tuple[PrivacyEvent, int]]) -> float:
         """ε of ``accountant`` after ``more``; nothing is recorded."""
         future = accountant.copy()
         for event, times in more:

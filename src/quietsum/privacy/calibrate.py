@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact import ExactAccountant
 from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.near_gaussian import NearGaussianAccountant
 from quietsum.privacy.pairs import has_only_moments
 from quietsum.privacy.renyi import RenyiAccountant
 from quietsum.privacy.search import most_steps, smallest_parameter
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = [
+    "Accounts",
     "accountant_for",
     "calibrate",
     "calibrate_noise",
@@ -29,6 +32,8 @@ __all__ = [
     "calibrate_steps",
     "compute_noise_multiplier",
 ]
+
+Accounts: TypeAlias = ExactAccountant | RenyiAccountant | NearGaussianAccountant
 
 _LEAST_NOISE, _MOST_NOISE = 1e-4, 1e7
 _LEAST_RATE = 1e-9
@@ -41,15 +46,16 @@ def accountant_for(
     unit: PrivacyUnit | None = None,
     observer: Observer = Observer.RECIPIENTS,
     events: Iterable[PrivacyEvent] = (),
-) -> ExactAccountant | RenyiAccountant:
+) -> Accounts:
     """The accountant behind a name: ``exact``, ``rdp`` or ``moments``.
 
     Of integer noise in several dimensions (the shares of distributed noise) only moments are known. Where ``events``
-    hold any, ``exact`` is the Rényi accountant, and guarantees say so in their method.
+    hold any, ``exact`` is the price of the Gaussian next to it where the noise is wide, as that of plans is, else
+    Rényi's (:class:`~quietsum.privacy.near_gaussian.NearGaussianAccountant`); guarantees say so in their method.
     """
     match accounting:
         case "exact" if any(has_only_moments(event) for event in events):
-            return RenyiAccountant(neighbours=neighbours, unit=unit, observer=observer)
+            return NearGaussianAccountant(neighbours=neighbours, unit=unit, observer=observer)
         case "exact":
             return ExactAccountant(neighbours=neighbours, unit=unit, observer=observer)
         case "rdp":
