@@ -139,6 +139,28 @@ def test_a_share_of_the_kind_that_was_not_asked_for_is_refused() -> None:
     assert played.exact()
 
 
+def test_shares_of_parties_that_are_no_neighbours_or_never_shared_are_refused() -> None:
+    names = names_of(12)
+    silent, liar = names[11], names[4]
+    played = session(sparse(12, neighbours=6, threshold=3))
+
+    def line(step: Step, party: str, data: bytes) -> bytes | None:
+        if party == silent and step >= Step.SHARE:
+            return None
+        if step is not Step.UNMASK or party != liar:
+            return data
+        shares = messages.read_unmask(messages.read(data, largest=1 << 22).payload, names)
+        stranger = next(name for name in names if name not in (liar, *played.server._graph[liar]))
+        for peer in (stranger, silent):
+            made_up = shares | {peer: KeyShare(np.zeros(9, dtype=np.uint32))}
+            bad = resigned(data, messages.write_unmask(made_up, names))
+            assert played.server.take(party, bad) is Reason.WRONG_KIND
+        return data
+
+    play(played, reply=line)
+    assert played.exact()
+
+
 def test_an_agreement_to_another_list_and_shares_for_others_than_the_neighbours_are_refused() -> None:
     def line(step: Step, party: str, data: bytes) -> bytes:
         if step is Step.AGREE and party == NAMES[0]:

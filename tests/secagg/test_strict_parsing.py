@@ -131,6 +131,8 @@ def test_sizes_that_lie_are_refused_before_anything_is_made_of_them() -> None:
         played.parties[HIT].advertise(huge)
     assert refusal.value.reason is Reason.OVERSIZE
     assert played.server.take(HIT, bytes(10_000_000)) is Reason.OVERSIZE
+    true = answer(played, HIT, Step.ADVERTISE, true)
+    assert played.server.take(HIT, signed(true, bytes(65))) is Reason.OVERSIZE  # although a vector may be longer
     square = memoryview(bytes(64)).cast("B", (8, 8))
     for odd in ("text", None, 7, [1, 2], np.zeros((3, 3)), square, np.zeros(8)[::2]):
         assert played.server.take(HIT, odd) in (Reason.MALFORMED, Reason.TRUNCATED)  # type: ignore[arg-type]
