@@ -64,6 +64,7 @@ def held(name: str, dataset: str) -> PartyFacts:
 
 CLIENTS = client(epsilon=8, delta=0.01)
 BANKS = tuple(PartyFacts(name=f"bank-{at}", dataset=f"cards-{at}", size=200 + 75 * at) for at in range(5))
+CROWD = tuple(PartyFacts(name=f"phone-{at}", dataset=f"phone-{at}", size=400) for at in range(200))
 EVEN = tuple(dataclasses.replace(bank, size=400) for bank in BANKS)
 RECORDS = RecordPlan(epsilon=1, delta=1e-4, noise_at="distributed")
 SHARED = PrivacyPlan(record=RECORDS)
@@ -398,6 +399,7 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
     "threshold-too-low": [
         ((secure(threshold=1), BANKS, "threshold = 1 with 1 that may collude"), (secure(threshold=3), BANKS)),
         ((secure(threshold=2, colluders=2), BANKS, "threshold = 2"), (secure(threshold=4, colluders=2), BANKS)),
+        ((secure(threshold=2, colluders=2), BANKS, "threshold = 2"), (secure(threshold=15, colluders=20), CROWD)),
     ],
     "threshold-for-lies": [
         (
@@ -446,6 +448,10 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         ),
     ],
     "distributed-without-floor": [
+        (  # of many parties, only a party's neighbours count for the threshold
+            (secure(privacy=SHARED, threshold=12), CROWD, "without a floor for drop-outs"),
+            (secure(privacy=SHARED, threshold=12, drop_outs=0.1), CROWD),
+        ),
         ((secure(privacy=SHARED), BANKS, "without a floor for drop-outs"), (shared(), BANKS)),
         (
             (secure(privacy=SHARED), BANKS, "without a floor for drop-outs"),

@@ -121,6 +121,15 @@ def test_many_parties_get_the_sparse_graph() -> None:
     assert found is not None and not found.parameters.complete and found.parameters.neighbours < 100
 
 
+def test_of_many_parties_a_threshold_may_lie_below_the_colluders_and_unsaid_drop_outs_are_a_tenth() -> None:
+    """The table of degrees and thresholds: of 100 with 10 colluders and 10 drop-outs, 11 of 22 neighbours."""
+    found = masked(100, colluders=10).secure
+    assert found is not None and (found.parameters.threshold, found.parameters.neighbours) == (11, 22)
+    assert found.may_drop == 10 and found.honest == 80
+    stated = masked(100, colluders=10, threshold=11).secure
+    assert stated is not None and stated == found
+
+
 def test_what_no_graph_can_do_is_refused_with_a_way_out() -> None:
     with pytest.raises(PlanRefused, match="enrol more parties"):
         masked(6, drop_outs=0.5, adversary="semi-malicious")

@@ -83,13 +83,13 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     stated = plan.aggregation
     if not stated.secure:
         return None
-    from quietsum.secagg.parameters import choose
+    from quietsum.secagg.parameters import SPARSE_FROM, choose
 
     count, threshold = cohort_size(plan, parties), stated.threshold
     unsaid = stated.drop_outs is None
     lost = stated.drop_outs
     if lost is None:
-        lost = 0.0 if threshold is not None else _DROP_OUTS
+        lost = 0.0 if threshold is not None and count < SPARSE_FROM else _DROP_OUTS
     found = choose(count, corrupt=stated.colluders, drop_outs=lost, adversary=stated.adversary, threshold=threshold)
     if unsaid and found.complete:
         found = dataclasses.replace(found, may_drop=count - found.threshold)

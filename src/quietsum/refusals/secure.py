@@ -41,11 +41,14 @@ def _cohort(plan: Plan, parties: Sequence[PartyFacts]) -> int:
 
 
 def _may_drop(plan: Plan, parties: Sequence[PartyFacts]) -> int | None:
-    """How many of a cohort may be lost, as stated; None where nothing is."""
+    """How many of a cohort may be lost, as stated; None where nothing is.
+
+    A threshold says it for small cohorts only: in large ones it counts shares of a party's neighbours.
+    """
     stated, count = plan.aggregation, _cohort(plan, parties)
     if stated.drop_outs is not None:
         return math.floor(count * stated.drop_outs * (1 + 1e-12))
-    return None if stated.threshold is None else max(count - stated.threshold, 0)
+    return max(count - stated.threshold, 0) if stated.threshold is not None and _complete(count) else None
 
 
 # ----------------------------------------------------------------------------------------------- masked sums
@@ -93,7 +96,7 @@ def _low_floor(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _low_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     stated, count = plan.aggregation, _cohort(plan, parties)
-    if not stated.secure or stated.threshold is None or count < 3:
+    if not stated.secure or stated.threshold is None or count < 3 or not _complete(count):
         return ""
     if stated.threshold <= stated.colluders:
         return f"aggregation.threshold = {stated.threshold} with {stated.colluders} that may collude with the server"
@@ -163,10 +166,8 @@ def _without_secure(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _without_floor(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    told, stated = distributed(plan), plan.aggregation
-    if not told or stated.drop_outs is not None or stated.threshold is not None:
-        return ""
-    return f"{told} without a floor for drop-outs"
+    told = distributed(plan)
+    return f"{told} without a floor for drop-outs" if told and _may_drop(plan, parties) is None else ""
 
 
 def _not_asked_for(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -317,7 +318,7 @@ ROWS: tuple[Refusal, ...] = (
         name="distributed-without-floor",
         when=_without_floor,
         why="parties that drop out take their noise along, so the charge needs the smallest cohort that may be summed",
-        instead="say aggregation.drop_outs, the share that a round may lose (0 for none), or aggregation.threshold",
+        instead="say aggregation.drop_outs, the share that a round may lose (0 for none), or for few parties threshold",
     ),
     Refusal(
         name="distributed-unasked",
