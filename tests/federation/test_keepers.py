@@ -22,6 +22,7 @@ from federation.test_crew import ends
 from quietsum.errors import PlanRefused, QuietsumError, TooFewParties
 from quietsum.federation.keepers import Keepers
 from quietsum.federation.local import LocalFederation
+from quietsum.party.secure import contribution_of
 from quietsum.plan import Plan, resolve
 from quietsum.secagg import Step
 
@@ -32,7 +33,8 @@ linux = pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads me
 def plan_of(privacy: Any = NONE, *, secure: bool = True, fault: str = "", **tables: Any) -> Plan:
     public = "" if "client" in privacy else "made up"
     task = {"name": "federation.marking:Marking", "options": {"fault": fault, "public": public}}
-    return secure_plan(privacy, secure=secure, task=task, aggregation={"weights": "equal"}, **tables)
+    aggregation = {"weights": "equal", **tables.pop("aggregation", {})}
+    return secure_plan(privacy, secure=secure, task=task, aggregation=aggregation, **tables)
 
 
 @contextmanager
@@ -65,6 +67,17 @@ def test_the_sum_of_keepers_is_the_mean_of_all_parties_round_after_round(tmp_pat
             assert set(world.round(number).kept) == set(NAMES)
             np.testing.assert_allclose(world.state.params - start, mean(), atol=1e-6)
         assert world.federation.processes == before and len(before) == 2
+
+
+def test_a_sum_in_a_smaller_ring_is_the_same_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotated vectors are longer than the model; the noise is large, so that only its size can be looked at."""
+    plan = plan_of(CLIENTS, aggregation={"bits": 16})
+    with keepers(tmp_path, plan, workers=2) as world:
+        start = world.state.params
+        assert set(world.round().kept) == set(NAMES)
+        how = contribution_of(world.resolved, 1)
+        spread = how.noise.deviation(4) / world.resolved.divisor(NAMES)  # type: ignore[attr-defined]
+        assert abs(np.std(world.state.params - start - mean()) / spread - 1) < 0.2
 
 
 def test_the_local_federation_with_workers_is_one_of_keepers() -> None:

@@ -77,7 +77,9 @@ def steps_sent(made: World, name: str = "") -> list[str]:
 # -------------------------------------------------------------------------------------------------- a quiet round
 
 
-@pytest.mark.parametrize("text", [PLAN, CLIENTS], ids=["records", "clients"])
+@pytest.mark.parametrize(
+    "text", [PLAN, CLIENTS, CLIENTS + "bits = 20\n"], ids=["records", "clients", "clients, 20 bits"]
+)
 def test_a_round_over_letters_opens_one_sum_and_both_books_are_charged_alike(tmp_path: Path, text: str) -> None:
     made = world(tmp_path, text).join()
     for number in (1, 2):

@@ -18,6 +18,7 @@ from quietsum.learning.descent import private_steps
 from quietsum.learning.local import LocalSteps, local_steps
 from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
+from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan.orders import LocalOrders
@@ -298,10 +299,18 @@ def test_the_local_step_passes_its_self_check(mode: Mode) -> None:
     before = steps.layout.read(model)
     steps.check(records, orders(mechanism=mechanism))
     steps.check(records, orders())  # claims nothing
+    steps.check(records, orders(distributed=in_shares(steps.layout.dimension)))
     np.testing.assert_array_equal(steps.layout.read(model), before)
 
 
-def test_a_step_whose_bound_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_shares(dimension: int) -> DistributedNoise:
+    return DistributedNoise(
+        max_norm=0.5, noise_multiplier=1.0, honest=3, dimension=dimension, unit="record", ball=50.0, parties=5
+    )
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["noise at the party", "noise in shares"])
+def test_a_step_whose_bound_does_not_hold_is_found(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
     """The negative control: every record counts as often as the batch has rows."""
     model, records = digits_like()
     real = local._engine
@@ -316,7 +325,9 @@ def test_a_step_whose_bound_does_not_hold_is_found(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(local, "_engine", lambda *args: Louder(real(*args)))
     with pytest.raises(ClaimContradicted, match="local step"):
-        LocalSteps(model, cross_entropy).check(records, orders(mechanism=NOISE))
+        steps = LocalSteps(model, cross_entropy)
+        told = {"distributed": in_shares(steps.layout.dimension)} if shares else {"mechanism": NOISE}
+        steps.check(records, orders(**told))
 
 
 def test_random_sources_are_asked_for_every_draw() -> None:

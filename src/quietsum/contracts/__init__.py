@@ -15,6 +15,7 @@ A contract is a plain class of ``test_…`` methods. Subclass it in your tests, 
 from __future__ import annotations
 
 from quietsum.contracts.accountant import AccountantContract
+from quietsum.contracts.exchanges import ExchangesContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
 
-__all__ = ["AccountantContract", "LedgerStoreContract"]
+__all__ = ["AccountantContract", "ExchangesContract", "LedgerStoreContract"]

@@ -323,9 +323,9 @@ class Keeper:
 
     def _contribution(self, name: str) -> Callable[[Key, Vector], Masked]:
         def made(key: Key, params: Vector) -> Masked:
-            assert self._trainer is not None
+            assert self._trainer is not None and self._terms is not None
             request = TrainRequest(run=key[0], round=key[1], attempt=key[2], params=params)
-            found = self._trainer.share(request, name)
+            found = self._trainer.share(request, name, length=self._terms.dimension)
             if isinstance(found, np.ndarray):
                 return found
             if not self._resolved.protected:
@@ -371,12 +371,15 @@ class _Trainer:
         found, _ = self._asked(Look(parties=parties), _START)
         return found if isinstance(found, dict) else {}
 
-    def share(self, request: TrainRequest, party: str) -> Masked | str:
-        """The party's vector, or why there is none; a process that has worked for nobody else has the last word."""
+    def share(self, request: TrainRequest, party: str, *, length: int) -> Masked | str:
+        """The party's vector of ``length`` numbers, or why there is none.
+
+        A process that has worked for nobody else has the last word.
+        """
         for _ in range(2):
             alone = self._fresh or self._worker is None
             found, problem = self._asked(Share(request=request, party=party), self._patience)
-            if isinstance(found, np.ndarray) and found.dtype == np.uint32 and found.shape == (self.dimension,):
+            if isinstance(found, np.ndarray) and found.dtype == np.uint32 and found.shape == (length,):
                 return found
             if isinstance(found, Lost):
                 return found.reason

@@ -47,6 +47,7 @@ from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import more_noise, uncovered_norms
 from quietsum.learning.vectors import Layout, Vector
 from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.privacy.units import PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
 
 if TYPE_CHECKING:
@@ -169,10 +170,11 @@ class LocalSteps:
     def check(self, records: Records, orders: LocalOrders) -> None:
         """Refuse a step that is not what it claims: clip, noise and sampling are tried on made-up rows.
 
-        Guarantees: of ``records`` only the shape is looked at, and the model is afterwards what it was. Without a
-        mechanism nothing is claimed, and nothing is checked.
+        Guarantees: of ``records`` only the shape is looked at, and the model is afterwards what it was. Where records'
+        noise comes in shares, the same clip and sampling are tried with noise of that size. Without either nothing is
+        claimed, and nothing is checked.
         """
-        mechanism = orders.mechanism
+        mechanism = orders.mechanism or _in_place_of_shares(orders)
         if mechanism is None:
             return
         made_up = records.made_up()
@@ -219,6 +221,16 @@ class LocalSteps:
         losses = losses_of(self._loss, self._model, batch, rows)
         found = torch.autograd.grad(losses.sum(), self._parameters, allow_unused=True)
         return [torch.zeros_like(p) if part is None else part for part, p in zip(found, self._parameters, strict=True)]
+
+
+def _in_place_of_shares(orders: LocalOrders) -> GaussianMechanism | None:
+    """The clip of records whose noise comes in shares, with as much noise in one place: for trying the step alone."""
+    noise = orders.distributed
+    if noise is None or noise.unit is not PrivacyUnit.RECORD:
+        return None
+    from quietsum.mechanisms.gaussian import GaussianMechanism
+
+    return GaussianMechanism(max_norm=noise.max_norm, noise_multiplier=noise.noise_multiplier)
 
 
 def _without_noise(max_norm: float) -> GaussianMechanism:

@@ -1,0 +1,103 @@
+"""Every runtime of ours keeps the contract of secure rounds, and the contract catches one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation.sites import Carrier
+from quietsum.contracts import ExchangesContract
+from quietsum.contracts.exchanges import KnownUpdates
+from quietsum.federation.keepers import Keepers
+from quietsum.federation.local import LocalFederation
+from quietsum.federation.messages import Answer, Question
+from quietsum.federation.remote import RemoteFederation
+from quietsum.ledger import Ledger
+from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, SiteDataset, SiteName
+from quietsum.party.service import SiteService
+from quietsum.plan import ResolvedPlan
+from quietsum.secagg import Step
+
+
+class TestOneProcess(ExchangesContract):
+    def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Any:
+        return LocalFederation.of(task, resolved)
+
+
+@pytest.mark.slow
+class TestWorkerProcesses(ExchangesContract):
+    task = "contracts.known:Updates"
+
+    def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Any:
+        return Keepers(resolved, workers=2)
+
+
+class TestSitesByLetters(ExchangesContract):
+    task = "contracts.known:Updates"
+
+    @pytest.fixture(autouse=True)
+    def somewhere(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Any:
+        services = {}
+        for facts in resolved.parties:
+            policy = Policy(
+                site=SiteName(name=facts.name), coordinator=CoordinatorAddress(address="127.0.0.1:9092"),
+                dataset=SiteDataset(name=facts.dataset, size=facts.size, public=facts.public),
+                tasks=(AllowedTask(name=resolved.plan.task.name),), folder=self.folder,
+            )  # fmt: skip
+            ledger = Ledger.open(self.folder / f"{facts.name}.db", create=True)
+            services[f"node-{facts.name}"] = SiteService(policy, ledger).answer
+        made = RemoteFederation(Carrier(services), roster=None, patience=60.0)
+        ledger = Ledger.open(self.folder / "coordinator.db", create=True)
+        ledger.open_run(
+            "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+            datasets=resolved.datasets(),
+        )  # fmt: skip
+        made.join("run", resolved, ledger)
+        return made
+
+
+class Trusting:
+    """The control: a federation that hands every party the session's own model, whatever the server sent."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def identities(self, cohort: Any) -> Any:
+        return self.inner.identities(cohort)
+
+    def exchange(self, question: Question) -> Iterator[Any]:
+        import dataclasses
+
+        if question.step is Step.OPEN:
+            self.request = question.request
+        yield from self.inner.exchange(dataclasses.replace(question, request=self.request))
+
+
+class Talking(Trusting):
+    """The control: one that lets a party speak twice."""
+
+    def exchange(self, question: Question) -> Iterator[Any]:
+        for word in self.inner.exchange(question):
+            yield word
+            if isinstance(word, Answer) and word.party == "ben":
+                yield word
+
+
+def test_a_runtime_that_breaks_the_contract_is_caught() -> None:
+    class Broken(TestOneProcess):
+        kind: Any = Trusting
+
+        def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Any:
+            return self.kind(super().make(resolved, task))
+
+    with pytest.raises(AssertionError):
+        Broken().test_another_model_than_that_of_the_session_brings_no_vector()
+    Broken.kind = Talking
+    with pytest.raises(AssertionError):
+        Broken().test_every_party_has_one_word_at_every_step_and_the_sum_is_opened()
