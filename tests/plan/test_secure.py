@@ -238,9 +238,13 @@ def test_a_target_is_met_by_the_smallest_noise() -> None:
     assert less.forecast(()).whole[0].epsilon > 4.0
 
 
-def test_moments_are_the_method_even_where_exact_is_stated() -> None:
+def test_the_guarantee_names_the_method_that_priced_it() -> None:
     resolved = clients()
-    assert resolved.terms().accounting == "exact" and "Rényi" in resolved.forecast(()).whole[0].method
+    assert resolved.terms().accounting == "exact"
+    assert "through the Gaussian" in resolved.forecast(()).whole[0].method
+    moments = dataclasses.replace(resolved.plan, privacy=dataclasses.replace(resolved.plan.privacy, accounting="rdp"))
+    other = resolve(moments, banks(20), DIMENSION).forecast(()).whole[0]
+    assert other.method.startswith("Rényi") and other.epsilon > resolved.forecast(()).whole[0].epsilon
 
 
 # ------------------------------------------------------------------------------------ what a party is told
