@@ -111,6 +111,19 @@ def test_the_floor_is_the_smallest_cohort_and_honest_are_those_that_do_not_collu
     assert found.honest == found.floor - found.colluders and found.may_drop == count - floor
 
 
+def test_a_stated_minimum_raises_the_floor_that_parties_insist_on() -> None:
+    from quietsum.party.secure import terms_of
+
+    plan = records().plan
+    wanted = dataclasses.replace(plan, federation=dataclasses.replace(plan.federation, minimum_parties=5))
+    found = resolve(wanted, banks(), DIMENSION)
+    assert found.secure is not None and (found.secure.floor, found.secure.honest, found.secure.may_drop) == (5, 4, 0)
+    noise = found.distributed(PrivacyUnit.RECORD)
+    assert noise is not None and noise.honest == 4
+    assert terms_of(found, ("run", 1, 1), "0" * 64).floor == 5, "what parties hold is what is charged"
+    assert terms_of(records(), ("run", 1, 1), "0" * 64).floor == 4
+
+
 def test_a_cohort_of_a_fixed_size_has_its_own_floor() -> None:
     found = clients(30, drawn=SamplingPlan(kind="fixed-size", size=10)).secure
     assert found is not None and (found.cohort, found.floor, found.honest) == (10, 9, 8)

@@ -36,12 +36,14 @@ class SecurePlan:
     """The public parameters of every secure round of a run.
 
     ``simulated`` says that one holder deals out all parties: it knows every input, so what runs is the protocol and not
-    its protection. ``bits`` is the width of a masked coordinate.
+    its protection. ``bits`` is the width of a masked coordinate. ``minimum`` is the plan's ``minimum_parties``, which
+    parties insist on as well.
     """
 
     parameters: Parameters
     bits: int = 32
     simulated: bool = False
+    minimum: int = 1
 
     @property
     def cohort(self) -> int:
@@ -51,7 +53,7 @@ class SecurePlan:
     @property
     def floor(self) -> int:
         """The smallest cohort whose sum parties help to unmask."""
-        return self.parameters.survivors
+        return min(max(self.parameters.survivors, self.minimum), self.cohort)
 
     @property
     def colluders(self) -> int:
@@ -61,12 +63,12 @@ class SecurePlan:
     @property
     def honest(self) -> int:
         """h: honest inputs in every sum, at the least."""
-        return self.parameters.honest
+        return self.floor - self.colluders
 
     @property
     def may_drop(self) -> int:
         """Parties that a round may lose."""
-        return self.parameters.may_drop
+        return self.cohort - self.floor
 
 
 def cohort_size(plan: Plan, parties: Sequence[PartyFacts]) -> int:
@@ -94,4 +96,9 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     if unsaid and found.complete:
         found = dataclasses.replace(found, may_drop=count - found.threshold)
     holders = {facts.account for facts in parties}
-    return SecurePlan(parameters=found, bits=stated.bits, simulated=len(holders) == 1 and len(parties) > 1)
+    return SecurePlan(
+        parameters=found,
+        bits=stated.bits,
+        simulated=len(holders) == 1 and len(parties) > 1,
+        minimum=plan.federation.minimum_parties,
+    )
