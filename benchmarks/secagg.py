@@ -5,10 +5,10 @@
 Everything runs in one process, one party after another, so that memory stays that of one vector, and every message is
 written to bytes and read from bytes on both sides. Times are seconds of the processor (``process_time``), since the
 machine may be busy; of several sessions the median is shown, and the smallest and largest beside it. A party's time is
-the median of the parties that stayed to the end. "Memory" is what the process grew by between the first masked vector
-and the open sum. Drop-outs fall silent after their shares are out, which is the most
-expensive moment for the server. Beside each line stands the cost model (:mod:`quietsum.secagg.cost`), with constants
-measured at the start of the same run. Sums are compared with the plain sum, to the bit.
+the median of the parties that stayed to the end. Memory is what the process grew by in the calls of the server, from
+the first masked vector on. Drop-outs fall silent after their shares are out, which is the most expensive moment for the
+server. Beside each line stands the cost model (:mod:`quietsum.secagg.cost`), with constants measured at the start of
+the same run. Sums are compared with the plain sum, to the bit.
 
 Flower's workflow and client mod run as they are, with Flower's protobuf messages (``peers/flower_secagg.py``): both
 sides start from float32 and end with floats, over the complete graph with the same threshold.
@@ -49,8 +49,8 @@ PARTS = ("flower", "hundred", "thousand")
 class Session:
     """What one session cost: seconds of the server and of each party that stayed, and bytes of memory.
 
-    ``grown`` is what the process held more than after the first masked vector, until the sum was open: nothing, if the
-    server adds vectors up as they come.
+    ``grown`` is what the process held more after the calls of the server than before them, from the first masked vector
+    on: one vector and some messages, if the server adds vectors up as they come.
     """
 
     server: float
@@ -108,10 +108,11 @@ def run(
         name: Party(name=name, identity=identities[name], server=ours.public, peers=public, terms=terms, remember=False)
         for name in names
     }
-    before = grown = 0
+    grown = 0
     questions = server.open()
     while questions:
         step = server.step
+        assert step is not None
         for place, (name, question) in enumerate(questions.items()):
             if step is Step.MASKED and name in gone:
                 continue
@@ -132,16 +133,17 @@ def run(
             seconds[name] += spent
             server_seconds -= spent
             sent += len(answer) * (name == names[-1])
+            start, before = clock(), resident()
+            server_seconds -= clock() - start
             if (reason := server.take(name, answer)) is not None:
                 raise RuntimeError(f"{name}: {reason}")
+            start = clock()
+            grown += (resident() - before) * (step >= Step.MASKED)
+            server_seconds -= clock() - start
             del answer
-            if step is Step.MASKED and place % 10 == 0:
-                start = clock()
-                before = before or resident()
-                grown = max(grown, resident() - before)
-                server_seconds -= clock() - start
+        before = resident()
         questions = server.advance()
-        grown = max(grown, resident() - before) if before else 0
+        grown += (resident() - before) * (step >= Step.MASKED)
     finish(server.total(), parameters.parties - dropped)
     server_seconds += clock()
     stayed = tuple(seconds[name] for name in names if name not in gone)
@@ -269,20 +271,22 @@ def table(title: str, lines: list[tuple[str, list[Session], cost.Estimate]]) -> 
 
 
 def hundred(repeat: int, machine: cost.Machine) -> list[str]:
-    count, dimension, dropped = 100, 1_000_000, 10
-    parameters = graph_of(count, dropped)
+    count, dimension = 100, 1_000_000
     kinds = {
-        "integers": whole_numbers(dimension),
-        "with rounding": quantised(dimension, count),
-        "with rounding and noise": noised(dimension, count, honest=80),
+        "integers, 10 drop-outs": (10, whole_numbers(dimension)),
+        "with rounding": (10, quantised(dimension, count)),
+        "with rounding and noise": (10, noised(dimension, count, honest=80)),
+        "integers, nobody drops out": (0, whole_numbers(dimension)),
+        "integers, 30 drop-outs": (30, whole_numbers(dimension)),
     }
     lines = []
-    for name, (vector, finish) in kinds.items():
+    for name, (dropped, (vector, finish)) in kinds.items():
+        parameters = graph_of(count, dropped)
         sessions = [run(parameters, dimension, dropped=dropped, vector=vector, finish=finish) for _ in range(repeat)]
         noisy = name.endswith("noise")
         price = cost.estimate(parameters, dimension=dimension, drop_outs=dropped, machine=machine, noise=noisy)
         lines.append((name, sessions, price))
-    return table("100 × 1M, complete, 10 drop-outs", lines)
+    return table("100 × 1M, complete", lines)
 
 
 def thousand(machine: cost.Machine) -> list[str]:

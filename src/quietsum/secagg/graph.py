@@ -47,21 +47,14 @@ def neighbours(parties: Sequence[str], parameters: Parameters, seed: bytes) -> M
 
 @final
 class _Near(Mapping[str, tuple[str, ...]]):
-    """Neighbours, worked out when they are asked for: a party needs its own, hardly ever all of them."""
+    """Neighbours, worked out when they are asked for and not kept: a party needs its own, hardly ever all of them."""
 
     def __init__(self, order: tuple[str, ...], half: int | None) -> None:
         self._order, self._half = order, half
         self._places = {name: place for place, name in enumerate(order)}
-        self._found: dict[str, tuple[str, ...]] = {}
 
     def __getitem__(self, name: str) -> tuple[str, ...]:
-        found = self._found.get(name)
-        if found is None:
-            found = self._found[name] = self._around(self._places[name])
-        return found
-
-    def _around(self, place: int) -> tuple[str, ...]:
-        order, half = self._order, self._half
+        order, half, place = self._order, self._half, self._places[name]
         if half is None:
             return order[:place] + order[place + 1 :]
         count = len(order)
