@@ -117,3 +117,25 @@ def test_one_survivor_fewer_than_the_threshold_ends_the_session_without_a_sum(st
     with pytest.raises(QuietsumError, match="no sum"):
         played.server.total()
     assert play(session(complete(6, threshold=4)), reply=drop({name: step for name in names[:2]})).exact()
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome"),
+    [
+        (Step.ADVERTISE, Outcome.TOO_FEW_SHARES),
+        (Step.SHARE, Outcome.TOO_FEW_SHARES),
+        (Step.MASKED, Outcome.TOO_FEW_INPUTS),
+        (Step.AGREE, Outcome.TOO_FEW_SIGNATURES),
+        (Step.UNMASK, Outcome.TOO_FEW_UNMASKED),
+    ],
+)
+def test_on_the_sparse_graph_a_neighbourhood_below_the_threshold_ends_the_session_at_that_step(
+    step: Step, outcome: Outcome
+) -> None:
+    """All four neighbours are needed, so that one is too many to lose; no party is asked for more after that."""
+    parameters = sparse(8, neighbours=4, threshold=4)
+    played = play(session(parameters), reply=drop({"site-03": step}))
+    assert played.outcome is outcome
+    asked = {at for at, sender, _, _ in played.messages if sender == ""}
+    last = Step.ROSTER if step is Step.ADVERTISE else Step(step - 1)
+    assert max(asked) is last
