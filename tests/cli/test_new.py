@@ -306,3 +306,33 @@ def test_every_unit_is_named_and_nothing_is_added() -> None:
     result = quietsum("new", "--task", "digits", "--style", "hybrid")
     assert "ε 8 per record and ε 8 per client" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+# ---------------------------------------------------------------------------------------------- masked sums
+
+
+@pytest.mark.parametrize("style", ["sample", "user", "hybrid"])
+@pytest.mark.parametrize("task", ["heart", "digits", "fraud", "my_module:MyTask"])
+def test_a_secure_plan_of_every_style_is_refused_by_no_row_and_has_its_noise_in_shares(task: str, style: str) -> None:
+    from quietsum.plan import PartyFacts, load_plan
+    from quietsum.plan.template import template
+    from quietsum.refusals import found
+
+    text = template(task=task, style=style, secure=True)
+    plan = load_plan(text)
+    count = plan.federation.parties if isinstance(plan.federation.parties, int) else 6
+    sites = [
+        PartyFacts(name=f"site-{at}", dataset="d", size=90_000, public="made up", holder="lab") for at in range(count)
+    ]
+    ours = [one for one in found(plan, sites) if one.name not in ("delta-too-large", "client-delta-too-large")]
+    assert ours == [] and plan.aggregation.secure and plan.aggregation.drop_outs is not None
+    promise = plan.privacy.record if style == "sample" else plan.privacy.client
+    assert promise is not None and promise.noise_at == "distributed"
+    assert max(map(len, text.splitlines())) <= 88
+
+
+def test_a_secure_plan_is_written_and_resolves_for_the_task_that_travels_along() -> None:
+    result = quietsum("new", "masked.toml", "--secure")
+    assert result.exit_code == 0, result.output
+    planned = quietsum("plan", "masked.toml")
+    assert planned.exit_code == 0 and "to unmask one update" in planned.stdout

@@ -42,6 +42,7 @@ def new(
     style: Annotated[
         StyleName, typer.Option("--style", help="Protect each record, each client (user), or both (hybrid).")
     ] = StyleName.SAMPLE,
+    secure: Annotated[bool, typer.Option("--secure", help="Masked sums, and noise in shares.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,7 +55,7 @@ def new(
     from quietsum.plan.template import template
 
     _known(task)
-    text = template(task=task, preset=preset.value if preset else None, style=style.value)
+    text = template(task=task, preset=preset.value if preset else None, style=style.value, secure=secure)
     plan = load_plan(text)
     _write(file, text, force=force)
     if as_json:

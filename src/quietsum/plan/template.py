@@ -110,14 +110,18 @@ CLIENTS: Mapping[str, Clients] = MappingProxyType({
 OTHER_CLIENTS = Clients(rounds=20, learning_rate=0.5, max_norm=0.5, delta=1e-4, momentum=0.0)
 
 
-def template(*, task: str = "heart", preset: str | None = None, style: str = "sample") -> str:
+def template(*, task: str = "heart", preset: str | None = None, style: str = "sample", secure: bool = False) -> str:
     """The text of a commented ``run.toml``; to records it promises a preset, or ε and δ.
+
+    With ``secure`` the server sees masked sums, and the parties add the noise in shares.
 
     >>> from quietsum.plan import load_plan
     >>> load_plan(template(preset="performance")).privacy.preset
     'performance'
     >>> load_plan(template(task="digits", style="user")).federation.parties
     600
+    >>> load_plan(template(secure=True)).privacy.record.noise_at
+    'distributed'
     """
     if preset is not None and preset not in PRESETS:
         raise InvalidParameter("preset", preset, "is unknown", f"choose one of {', '.join(PRESETS)}")
@@ -132,14 +136,16 @@ def template(*, task: str = "heart", preset: str | None = None, style: str = "sa
     if clients is not None and kind.records:  # records pay for every local step
         clients = dataclasses.replace(clients, rounds=min(clients.rounds, 20), local_steps=1)
         chosen = dataclasses.replace(chosen, epsilon=clients.epsilon)
+    if secure:  # records' noise in shares takes one step a round
+        chosen = dataclasses.replace(chosen, local_steps=1, local_epochs=None)
     parts = (
         "# A run of quietsum: who takes part, how they train, what privacy is promised.\n"
         "# What it costs, before anything is spent:  quietsum plan <this file>",
         f"[task]\nname = {json.dumps(task, ensure_ascii=False)}",
-        _federation(task, chosen, clients),
+        _federation(task, chosen, clients, secure),
         _training(chosen, clients),
-        "\n".join((*_privacy(kind, chosen, clients, preset), *_ACCOUNTING)),
-        _aggregation(chosen, clients),
+        "\n".join((*_privacy(kind, chosen, clients, preset, secure), *_accounting(secure and kind.clients))),
+        _aggregation(chosen, clients, secure),
     )
     return "\n\n".join(parts) + "\n"
 
@@ -147,7 +153,7 @@ def template(*, task: str = "heart", preset: str | None = None, style: str = "sa
 # ------------------------------------------------------------------------------------------------ the sections
 
 
-def _federation(task: str, chosen: Defaults, clients: Clients | None) -> str:
+def _federation(task: str, chosen: Defaults, clients: Clients | None, secure: bool) -> str:
     rounds = chosen.rounds if clients is None else clients.rounds
     parties = chosen.parties if clients is None else clients.parties or chosen.parties
     lines = ["[federation]", f"rounds = {rounds}"]
@@ -162,10 +168,14 @@ def _federation(task: str, chosen: Defaults, clients: Clients | None) -> str:
         if task not in DEFAULTS:
             lines.append('# split = "iid"                   # or make parties = 4 of a torch task')
         lines.append('# parties = ["first", "second"]   # all parties of the task, if left out')
-    if clients is not None and clients.cohort < 1:
+    if clients is not None and clients.cohort < 1 and secure and parties is not None:
+        size = round(parties * clients.cohort)
+        lines.append(f'sampling = {{ kind = "fixed-size", size = {size} }}  # or {{ kind = "everyone" }}')
+    elif clients is not None and clients.cohort < 1 and not secure:
         lines.append(f'sampling = {{ kind = "poisson", rate = {clients.cohort} }}  # or {{ kind = "everyone" }}')
     else:
-        lines.append('sampling = { kind = "everyone" }  # or { kind = "poisson", rate = 0.1 }')
+        other = '{ kind = "fixed-size", size = 5 }' if secure else '{ kind = "poisson", rate = 0.1 }'
+        lines.append(f'sampling = {{ kind = "everyone" }}  # or {other}')
     if clients is None:
         lines.append(_line("minimum_parties = 1", "a round with fewer replies fails"))
     lines.append(_line("spare_attempts = 0", "rounds that may be lost; paid in advance"))
@@ -190,13 +200,17 @@ def _training(chosen: Defaults, clients: Clients | None) -> str:
     ))  # fmt: skip
 
 
-_ACCOUNTING = (
-    'accounting = "exact"              # or "rdp", "moments": looser, more noise',
-    'neighbours = "add-or-remove-one"  # or "zero-out", "replace-one"',
-)
+def _accounting(seen: bool) -> tuple[str, str]:
+    """How ε is computed; ``seen`` is whether who takes part is known, which add-or-remove-one would hide."""
+    return (
+        'accounting = "exact"              # or "rdp", "moments": looser, more noise',
+        'neighbours = "zero-out"           # or "replace-one"; who takes part is seen'
+        if seen
+        else 'neighbours = "add-or-remove-one"  # or "zero-out", "replace-one"',
+    )
 
 
-def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str | None) -> list[str]:
+def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str | None, secure: bool) -> list[str]:
     protects = {
         Style.SAMPLE: 'protects each record; "none": nobody',
         Style.USER: "protects each client as a whole",
@@ -204,8 +218,15 @@ def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str
     }
     lines = ["[privacy]", _line(f'style = "{kind}"', protects[kind])]
     if kind.records:
-        lines += _records(chosen, preset)
-    if clients is not None:
+        lines += _records(chosen, preset, secure and clients is None)
+    if clients is not None and secure:
+        client = f"epsilon = {clients.epsilon}, delta = {clients.delta:g}, max_norm = {clients.max_norm}"
+        lines += [
+            "# Each client's update is clipped to max_norm, and every client adds a share of",
+            "# the noise, so the sum that the server opens has it already.",
+            f'client = {{ {client}, noise_at = "distributed" }}',
+        ]
+    elif clients is not None:
         client = f"epsilon = {clients.epsilon}, delta = {clients.delta:g}, max_norm = {clients.max_norm}"
         lines += [
             "# Each client's update is clipped to max_norm; noise hides whose it was. It",
@@ -220,10 +241,10 @@ def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str
     return lines
 
 
-def _records(chosen: Defaults, preset: str | None) -> list[str]:
-    record = (
-        f"record = {{ epsilon = {chosen.epsilon}, delta = {chosen.delta:g}, max_grad_norm = {chosen.max_grad_norm} }}"
-    )
+def _records(chosen: Defaults, preset: str | None, shared: bool) -> list[str]:
+    """The promise to records; ``shared`` is whether each party adds a share of its noise."""
+    clip = f"max_grad_norm = {chosen.max_grad_norm}" + (', noise_at = "distributed"' if shared else "")
+    record = f"record = {{ epsilon = {chosen.epsilon}, delta = {chosen.delta:g}, {clip} }}"
     named = [f"#   {name:<14} ε {one.epsilon:g} per record" for name, one in PRESETS.items()]
     if preset is None:
         lines = [
@@ -238,7 +259,9 @@ def _records(chosen: Defaults, preset: str | None) -> list[str]:
             "# A promise with a name; the noise is calibrated to keep it:",
             *named,
             f'preset = "{preset}"',
-            _line(f"record = {{ max_grad_norm = {chosen.max_grad_norm} }}", "the clip of one record's gradient"),
+            f"record = {{ {clip} }}"
+            if shared
+            else _line(f"record = {{ {clip} }}", "the clip of one record's gradient"),
             "# Or state it yourself, instead of the preset:",
             f"# {record}",
         ]
@@ -251,22 +274,45 @@ def _records(chosen: Defaults, preset: str | None) -> list[str]:
     return lines
 
 
-def _aggregation(chosen: Defaults, clients: Clients | None) -> str:
+def _aggregation(chosen: Defaults, clients: Clients | None, secure: bool) -> str:
     momentum = chosen.momentum if clients is None else clients.momentum
     weights = ("size", 'by declared size, or "equal"') if clients is None else ("equal", "a client's size is its own")
+    if secure and clients is None:
+        weights = ("size", "every record counts alike")
     server = f'{{ kind = "fedavgm", momentum = {momentum} }}' if momentum else '{ kind = "fedavg" }'
     return "\n".join((
         "[aggregation]",
         'rule = "mean"',
         _line(f'weights = "{weights[0]}"', weights[1]),
         _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
+        *(_masked(chosen, clients) if secure else _unmasked(clients)),
+    ))  # fmt: skip
+
+
+def _masked(chosen: Defaults, clients: Clients | None) -> tuple[str, ...]:
+    many = (chosen.parties if clients is None else clients.parties or chosen.parties) or 0
+    asked = many if clients is None else round(many * clients.cohort)
+    lost = (
+        ("0.1", "the share of parties that a round may lose") if asked >= 20 else ("0.0", "0.25: of four, one may drop")
+    )
+    return (
+        _line("secure = true", "the server sees one masked sum"),
+        _line(f"drop_outs = {lost[0]}", lost[1]),
+        _line(f"colluders = {max(1, asked // 20)}", "parties that may tell the server all"),
+        _line('adversary = "curious"', 'or "semi-malicious": it may lie'),
+    )
+
+
+def _unmasked(clients: Clients | None) -> tuple[str, ...]:
+    whose = "record" if clients is None else "client"
+    more = ", one sample_rate, local_steps = 1" if clients is None else ', neighbours = "zero-out"'
+    return (
         "# The server sees one masked sum instead of each update; from four parties on:",
         "# secure = true",
         _line("# drop_outs = 0.1", "the share of parties that a round may lose"),
         "# With both, every party may add a share of the noise instead of all of it:",
-        f'# noise_at = "distributed" in {"record" if clients is None else "client"} above'
-        + (", one sample_rate, local_steps = 1" if clients is None else ', neighbours = "zero-out"'),
-    ))  # fmt: skip
+        f'# noise_at = "distributed" in {whose} above{more}',
+    )
 
 
 def _line(setting: str, comment: str) -> str:
