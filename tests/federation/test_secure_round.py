@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from federation.masked import AT_PARTY, CLIENTS, FOUR, NONE, RECORDS, Losing, Watched, secure_plan
 from quietsum import failpoints
-from quietsum.errors import PlanRefused, TooFewParties
+from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
 from quietsum.federation.messages import QUESTIONS, Answer, Lost
 from quietsum.federation.secure import ends_of_steps
 from quietsum.ledger.entries import Kind
@@ -122,6 +122,32 @@ def test_the_noise_of_the_opened_sum_is_that_of_the_survivors_shares(
     found = np.std(np.array(steps))
     assert abs(found / expected - 1) < 4 / math.sqrt(2 * 60 * Wide.dimension)
     assert abs(found / (expected * math.sqrt(honest / len(FOUR))) - 1) > 0.2  # the control: noise calibrated to n
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3], ids=["0 %", "10 %", "30 %"])
+def test_of_ten_parties_any_seven_bring_the_noise_that_is_charged(
+    tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Site, "answer", zeros)
+    ten = {f"p{number}": 10 for number in range(10)}
+    plan = secure_plan(CLIENTS, aggregation={"drop_outs": 0.3}, federation={"rounds": 25, "spare_attempts": 0})
+    gone = dict.fromkeys(list(ten)[:lost], Step.SHARES)
+    world = Watched(
+        tmp_path,
+        plan,
+        task=lambda sizes, **given: Wide(sizes=ten, **given),
+        wrap=lambda inner: Losing(inner, losses=gone),
+    )
+    how = contribution_of(world.resolved, 1)
+    assert isinstance(how, Noisy) and how.noise.honest == 6  # ten, less three, less one colluder
+    sums, before = [], world.state.params
+    for number in range(1, 26):
+        kept = world.round(number).kept
+        sums.append((world.state.params - before) * world.resolved.divisor(kept))
+        before = world.state.params
+    found, at_least = np.std(np.array(sums)), how.noise.noise_multiplier * how.noise.max_norm
+    assert abs(found / (at_least * math.sqrt((10 - lost) / 6)) - 1) < 4 / math.sqrt(2 * 25 * Wide.dimension)
+    assert found > at_least  # the six honest ones of any seven have the charged noise, and the seventh adds its own
 
 
 class Wide(TinyTask):
@@ -348,6 +374,37 @@ def test_a_federation_that_carries_single_updates_is_refused_before_anything_is_
     with pytest.raises(PlanRefused, match="carries updates and no masked sums"):
         world.round()
     assert not [entry for entry in world.ledger.entries() if entry.kind is Kind.RESERVE]
+
+
+def test_a_local_federation_without_the_plan_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
+    from quietsum.federation.local import LocalFederation
+    from quietsum.mechanisms.rng import system_randomness
+
+    def bare(task: Any, resolved: Any) -> Any:
+        sites = {n: Site(n, task=task, resolved=resolved, rng=system_randomness()) for n in FOUR}
+        return LocalFederation(sites, rng=system_randomness())
+
+    world = Watched(tmp_path, secure_plan(CLIENTS), federation=bare)
+    with pytest.raises(PlanRefused, match=r"use LocalFederation\.of"):
+        world.round()
+    assert not [entry for entry in world.ledger.entries() if entry.kind is Kind.RESERVE]
+
+
+class OwnSteps(TinyTask):
+    """Trains by code of its own, and cannot say what its gradients add up to."""
+
+    def train(self, party: str, params: Floats, orders: Any, rng: Any) -> Floats:
+        return np.zeros(2)
+
+
+def test_a_task_that_cannot_sum_its_gradients_is_refused_before_its_records_are_promised_noise_in_shares() -> None:
+    from quietsum.party.work import rehearse
+
+    task = OwnSteps(sizes=FOUR)
+    resolved = resolve(secure_plan(RECORDS), task.parties(), 2)
+    with pytest.raises(InvalidParameter, match="cannot say what a batch's clipped gradients add up to"):
+        rehearse(task, resolved, "north")
+    rehearse(task, resolve(secure_plan(CLIENTS), task.parties(), 2), "north")
 
 
 # ------------------------------------------------------------------------------------------------------ leaks

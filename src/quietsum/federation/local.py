@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     QUESTIONS,
@@ -194,6 +194,8 @@ class LocalFederation:
 
     def identities(self, cohort: Sequence[str]) -> Mapping[str, bytes]:
         """The keys by which the parties of this process know each other; made anew for each run."""
+        if not self._secure:
+            raise PlanRefused("a LocalFederation needs the resolved plan for secure rounds: use LocalFederation.of()")
         return {name: self._secure[name].public for name in cohort}
 
     def exchange(self, question: Question) -> Iterator[Answer | Refusal | Lost]:

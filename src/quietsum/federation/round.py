@@ -94,6 +94,8 @@ def run_round(
     fold = None if resolved.secure else fold_of(resolved, number, state, registered, own_steps=own_steps)
     _refuse_seeded(rng, resolved)
     _refuse_others(registered, resolved)
+    if resolved.secure is not None and isinstance(federation, Exchanges):
+        federation.identities(registered)  # whoever cannot be had at all is heard of before anything is charged
     attempt = ledger.next_attempt(run, number)
     charges = resolved.charges(registered, number)
     reach("round:before-reserve")
