@@ -78,7 +78,9 @@ def steps_sent(made: World, name: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "text", [PLAN, CLIENTS, CLIENTS + "bits = 20\n"], ids=["records", "clients", "clients, 20 bits"]
+    "text",
+    [PLAN, CLIENTS, CLIENTS + "bits = 20\n", PLAN + 'adversary = "semi-malicious"\n'],
+    ids=["records", "clients", "clients, 20 bits", "records, a server that may lie"],
 )
 def test_a_round_over_letters_opens_one_sum_and_both_books_are_charged_alike(tmp_path: Path, text: str) -> None:
     made = world(tmp_path, text).join()

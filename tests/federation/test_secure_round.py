@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
+from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from quietsum.party.secure import Noisy, Weighted, contribution_of
 from quietsum.party.work import Site
 from quietsum.plan import resolve
 from quietsum.privacy.units import PrivacyUnit
-from quietsum.secagg import Step
+from quietsum.secagg import Server, Step
 from quietsum.tasks import Rows
 from tiny import TinyTask, touches
 
@@ -438,6 +441,54 @@ def test_no_byte_that_passes_holds_an_unmasked_vector(tmp_path: Path) -> None:
         if hasattr(reply, "delta")
     ]
     assert marked(plain.task).tobytes() in deltas  # the control: without masks the server sees it
+
+
+def held_by(root: object) -> Iterator[bytes]:
+    """The bytes of every array and string that ``root`` leads to, types and functions left out."""
+    seen, waiting = set[int](), [root]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, np.ndarray):
+            yield one.tobytes()
+        elif isinstance(one, bytes | bytearray):
+            yield bytes(one)
+        waiting.extend(gc.get_referents(one))
+
+
+@pytest.mark.parametrize("place", ["secure:shares", "secure:survivors", "secure:agreed", "secure:unmasked"])
+def test_no_object_of_the_server_holds_an_unmasked_vector_at_any_step(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quietsum.federation import secure
+
+    made: list[Any] = []
+
+    def server(**given: Any) -> Any:
+        made.append(Server(**given))
+        return made[0]
+
+    monkeypatch.setattr(secure, "Server", server)
+    world = Watched(tmp_path, secure_plan(NONE), task=Marked)
+    whole = {contribution_of(world.resolved, 1).of(name, marked(world.task), None).tobytes() for name in FOUR}  # type: ignore[arg-type]
+    wanted, found = {*whole, marked(world.task).tobytes()}, list[int]()
+
+    def look(reached: str) -> None:
+        if reached == place:
+            held = b"\n".join(held_by(made[0]))
+            found.append(sum(pattern in held for pattern in wanted))
+            assert len(held) > 200
+
+    failpoints.install(look)
+    try:
+        world.round()
+    finally:
+        failpoints.install(None)
+    assert found == [0]
+    made[0].kept = marked(world.task)  # the control
+    assert marked(world.task).tobytes() in set(held_by(made[0]))
 
 
 def request(world: Watched) -> Any:
