@@ -5,8 +5,8 @@ roster vouches for it through the node key, and a site that lost it has lost its
 needs a key of its own (:class:`~quietsum.secagg.Identity`), so that nothing signed there can be mistaken for a letter.
 It is made from the ledger's, by a signature under a fixed sentence: it needs no file, survives a restart, and is gone
 when the ledger is. A *certificate* is the ledger's signature under it. The coordinator carries certificates to the
-others, who check them: a peer whose ledger the policy pins must have that ledger, any other is known by the first
-certificate of a run, and a change is refused.
+others, who check them: a peer whose ledger the policy pins must have that ledger; any other is known by the first
+certificate that this process has seen in a run, and a change is refused.
 """
 
 from __future__ import annotations
