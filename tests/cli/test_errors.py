@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -203,3 +204,38 @@ def test_ctrl_c_while_the_commands_are_put_together_ends_with_130(monkeypatch: p
     with pytest.raises(SystemExit) as ended:
         quietsum.cli.main()
     assert ended.value.code == 130 and signal.getsignal(signal.SIGINT) is before
+
+
+MINE = """
+from tiny import TinyTask
+class Mine(TinyTask):
+    def parties(self):
+        return read("Ms Smith")
+def read(name):
+    raise {error}
+"""
+
+
+@pytest.mark.parametrize("error", ["ValueError(name)", "KeyError(name)", "RuntimeError(name)"])
+def test_an_error_of_ones_own_code_is_one_line_that_says_where_and_quotes_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    Path("mine.py").write_text(MINE.format(error=error))
+    Path("run.toml").write_text('[task]\nname = "mine:Mine"\n[privacy]\nrecord = { epsilon = 2.0, delta = 1e-3 }\n')
+    result = invoke("plan", "run.toml")
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
+    kind = error.partition("(")[0]
+    assert f"({kind} in mine.py, line 7, read)" in result.stderr and "Smith" not in result.output
+    assert not Path("quietsum-workspace").exists()
+    monkeypatch.setenv("QUIETSUM_TRACEBACK", "1")
+    assert type(invoke("plan", "run.toml").exception).__name__ == kind
+
+
+def test_the_control_a_mistake_of_ours_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quietsum.cli import spend
+
+    monkeypatch.setattr(spend, "print_json", None)  # the call fails in our own line
+    assert isinstance(invoke("spend", *RUN, "--json").exception, TypeError)

@@ -10,7 +10,9 @@ import contextlib
 import os
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, TextIO, final
 
 import typer
@@ -43,6 +45,8 @@ __all__ = ["app"]
 _Usage: Any = typer.BadParameter.__mro__[1]
 _Complaint: Any = typer.BadParameter.__mro__[2]
 
+WHOLE = "QUIETSUM_TRACEBACK"
+"""Set in the environment, an error of a user's own code is shown whole, with what it says."""
 PASSING = 1
 USAGE = 2
 INTERRUPTED = 130
@@ -103,9 +107,32 @@ class Commands(TyperGroup):
                 f"the system refused to read or write{where}: {error.strerror or error}",
                 PASSING if may_pass(error) else USAGE,
             )
+        except Exception as error:
+            where = _in_own_code(error)
+            if not where or os.environ.get(WHOLE):  # a mistake of ours, which somebody has to read as it is
+                raise
+            code = _refuse(
+                f"code of your own failed ({type(error).__name__} in {where}); mend it there. What it said may quote a "
+                f"row: {WHOLE}=1 shows it all"
+            )
         if standalone_mode:
             sys.exit(code)
         return code
+
+
+def _in_own_code(error: BaseException) -> str:
+    """The innermost line of a user's own module, a task's say, that ``error`` came through; empty where there is none.
+
+    Only where nothing of quietsum was called by it in turn: such an error is ours.
+    """
+    ours = str(Path(__file__).resolve().parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename.startswith(ours):
+            return ""
+        elsewhere = frame.filename.startswith((sys.prefix, sys.base_prefix, "<"))
+        if not elsewhere and not {"site-packages", "dist-packages"} & set(Path(frame.filename).parts):
+            return f"{Path(frame.filename).name}, line {frame.lineno}, {frame.name}"
+    return ""
 
 
 def _refuse(message: str, code: int = USAGE) -> int:
