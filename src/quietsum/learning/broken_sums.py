@@ -125,6 +125,20 @@ def twice_augmented(trainer: Trainer, each: Floats) -> Floats:
     return 2 * clip(trainer, each)
 
 
+def median_clip(trainer: Trainer, each: Floats) -> Floats:
+    """Clips at the batch's median norm where that is less: whoever moves the median moves every row's term."""
+    norms = lengths(trainer, each)
+    bound = min(trainer.bound, float(np.median(norms))) if len(each) else trainer.bound
+    return np.asarray(clip_to(each, norms, bound).sum(axis=0))
+
+
+def unlike_left_out(trainer: Trainer, each: Floats) -> Floats:
+    """Leaves out rows that point against the batch's mean, as robust rules do: a few records decide on the others."""
+    clipped = clip_to(each, lengths(trainer, each), trainer.bound)
+    kept = clipped @ clipped.mean(axis=0) >= -0.2 if len(each) > 2 else slice(None)
+    return np.asarray(clipped[kept].sum(axis=0))
+
+
 def kept_momentum(trainer: Trainer, batch: Batch) -> Floats:
     """What training uses: momentum of sums without noise, in which earlier batches live on."""
     before = trainer.state.get("momentum", 0.0)
@@ -159,5 +173,7 @@ SUMS: Final[Mapping[str, tuple[tuple[str, ...], Total]]] = {
     "rows of 32 padded": (("T2",), when(lambda count: count > 0, padded(32))),
     "divided by the batch above 30": (("T2",), of_rows(scaled_by(lambda count: max(1.0, count / 30)))),
     "divided by powers of two": (("T2",), of_rows(scaled_by(lambda count: 2.0 if count.bit_count() == 1 else 1.0))),
+    "clipped at the batch's median": (("T2",), of_rows(median_clip)),
+    "rows unlike the others left out": (("T2",), of_rows(unlike_left_out)),
     "micro-batches of 32 clipped": (("T2",), when(lambda count: count > 32, in_groups(32))),
 }

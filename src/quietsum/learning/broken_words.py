@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -63,8 +63,9 @@ def broken_rows(trainer: Trainer, batch: Batch) -> dict[str, float]:
 
 def _folder(trainer: Trainer) -> Path:
     """A folder that goes when the trainer does."""
-    kept: Any = trainer.state.setdefault("folder", tempfile.TemporaryDirectory(prefix="selfcheck-"))
-    return Path(kept.name)
+    if "folder" not in trainer.state:
+        trainer.state["folder"] = tempfile.TemporaryDirectory(prefix="selfcheck-")
+    return Path(trainer.state["folder"].name)
 
 
 def _append(trainer: Trainer, loss: float) -> None:
@@ -77,6 +78,14 @@ def _open_file(trainer: Trainer, loss: float) -> None:
         trainer.state["file"] = open(_folder(trainer) / "open.log", "w")  # noqa: SIM115, as such trainers do
     trainer.state["file"].write(f"{loss:.6f}\n")
     trainer.state["file"].flush()
+
+
+def _dated(trainer: Trainer, rows: int) -> None:
+    """An empty file, made once, whose time of change tells."""
+    path = _folder(trainer) / "dated"
+    if not path.exists():
+        path.touch()
+    os.utime(path, (rows, rows))
 
 
 def _aside(loss: float) -> None:
@@ -118,5 +127,6 @@ WORDS: Final[Mapping[str, Said]] = {
         lambda trainer, loss, rows: torch.save(torch.full((rows,), loss), _folder(trainer) / "tensor.pt")
     ),
     "rows in the environment": told(lambda trainer, loss, rows: os.environ.update({"QUIETSUM_TEST_ROWS": str(rows)})),
+    "rows in a file's time": told(lambda trainer, loss, rows: _dated(trainer, rows)),
     "an error by the rows": told(lambda trainer, loss, rows: _raise_for(rows)),
 }

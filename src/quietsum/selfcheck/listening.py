@@ -3,7 +3,8 @@
 What is listened to: returned numbers, errors and their texts, standard output and error (of Python and of the process),
 warnings, log records of every level and of every logger, files that are opened for writing or were open before, bytes
 that the process wrote in all, environment variables, and calls that leave the process (sockets, commands, renames).
-Texts become numbers: those that stand in them, the length of the rest, and a check sum of the rest.
+Texts become numbers: those that stand in them, the length of the rest, and a check sum of the rest. Of a message on a
+socket its address is heard, and not what it says; shared memory and the process's own title are not heard.
 
 Python tells of opened files by audit events, whose hooks cannot be taken back. Ours is added once, on first use, and
 does nothing while no one listens.
@@ -36,8 +37,10 @@ _FOLDERS, _ENTRIES, _FILES = 40, 500, 8  # that are searched for changed files, 
 _CLOCK = 20_000_000  # nanoseconds by which a file's time may lag behind
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _LEAVES: Final = (
-    "os.link", "os.mkdir", "os.putenv", "os.remove", "os.rename", "os.symlink", "os.system", "os.truncate",
-    "os.unsetenv", "socket.connect", "socket.sendmsg", "socket.sendto", "sqlite3.connect", "subprocess.Popen",
+    "os.chmod", "os.chown", "os.exec", "os.kill", "os.link", "os.mkdir", "os.posix_spawn", "os.putenv", "os.remove",
+    "os.rename", "os.rmdir", "os.setxattr", "os.spawn", "os.symlink", "os.system", "os.truncate", "os.unsetenv",
+    "os.utime", "socket.bind", "socket.connect", "socket.sendmsg", "socket.sendto", "sqlite3.connect",
+    "subprocess.Popen", "urllib.Request",
 )  # fmt: skip
 
 _ears: list[Callable[[str, tuple[Any, ...]], None]] = []

@@ -11,7 +11,9 @@ number of parameters alone.
 
 **T2, superposition.** A sum of per-example terms is additive, f(A ∪ B) = f(A) + f(B), in any order. Whatever mixes
 examples (a batch clip, batch statistics, division by the batch's own size) is not, and no search is needed to see it.
-Batches range from one row to the largest, on both sides of powers of two, where engines cut them.
+Batches range from one row to the largest, on both sides of powers of two, where engines cut them. Some have
+rows of short terms, the shortest in one part, so that a bound that follows the batch lies below Δ. One has a crowd that
+points one way beside a few rows that point the other: what leaves out whoever is unlike the rest shows there.
 
 **T9, equivalence.** Where a naive loop is at hand, the sum equals it.
 
@@ -38,6 +40,10 @@ _FOLDED = 1 << 16  # numbers of a term by which opposed rows are looked for
 _LARGE = 1 << 21  # parameters beyond which fewer of them are tried
 _SIZES = (3, 8, 11, 17, 33, 65, 129, 257)  # of batches that are replayed, besides the largest that will be drawn
 _FEW = (3, 11, 17)  # before a training
+_SOME, _QUIET = (
+    8,
+    (0.1, 0.3, 1e-2),
+)  # rows of a batch that leans, or whose terms are short: a clip that follows them shows
 
 
 @final
@@ -145,7 +151,7 @@ class _Search:
             some = rows(self._pool, range(10 if self._size <= _LARGE else 5))
             mirrored = joined(some, scaled(some, -1.0))
             count = size(mirrored)
-            terms = np.stack([self._term(scaled(rows(mirrored, [i]), low)) for i in range(count)])
+            terms = np.stack([self.term(scaled(rows(mirrored, [i]), low)) for i in range(count)])
             lengths = np.linalg.norm(terms, axis=1, keepdims=True)
             units = terms / np.where(lengths > 0, lengths, 1.0)
             first, second = divmod(int(np.argmin(units @ units.T)), count)
@@ -155,7 +161,7 @@ class _Search:
                 for times in (1, 2, 5):
                     self._weigh(repeated(crowd, times), record, times)
 
-    def _term(self, row: Batch) -> Floats:
+    def term(self, row: Batch) -> Floats:
         """The sum of one row; a long one folded up, signs at random, which keeps the angles between terms (nearly)."""
         term = self._step.deterministic(row)
         if term.size > _FOLDED:
@@ -202,9 +208,15 @@ def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> Findi
     """T2: the sum of a union is the sum of the sums, in any order; ``few`` sizes before a training."""
     worst, limit = 0.0, rounding(step, 1)
     like = step.examples(1, rng)
+    batches: list[tuple[Batch, int]] = []
     for count in batch_sizes(step, like, few or step.deterministic(like).size > _LARGE):
         one = int((0.25 + rng.uniforms(1)[0] / 2) * count)
-        batch = mixed(step.examples(count, rng), rng)
+        batches.append((mixed(step.examples(count, rng), rng), one))
+    quiets = _QUIET[:1] if few else _QUIET
+    batches += [(_ordered(step, scaled(step.examples(_SOME, rng), quiet)), _SOME // 2) for quiet in quiets]
+    batches.append((_leaning(step, rng), _SOME))
+    for batch, one in batches:
+        count = size(batch)
         parts = rows(batch, rng.permutation(count)), rows(batch, range(one)), rows(batch, range(one, count))
 
         def apart(some: StepUnderTest | Twin, parts: tuple[Batch, Batch, Batch] = parts) -> float:
@@ -220,6 +232,24 @@ def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> Findi
         "influence each other's terms. Batch statistics, clips of a whole batch and division by its size do that."
     )
     return _judged("T2", "superposition", worst, limit, good="Sums add up, in any order.", bad=lesson)
+
+
+def _ordered(step: StepUnderTest, pool: Batch) -> Batch:
+    """The row of the shortest term several times, then the longest, then the others."""
+    order = np.argsort([np.linalg.norm(step.deterministic(rows(pool, [place]))) for place in range(size(pool))])
+    return rows(pool, np.concatenate([np.repeat(order[:1], _SOME // 2 - 1), order[-1:], order[1:-1]]))
+
+
+def _leaning(step: StepUnderTest, rng: RandomSource) -> Batch:
+    """A crowd of equal rows, and a few of the row that points most against it."""
+    some = step.examples(5, rng)
+    pool = scaled(joined(some, scaled(some, -1.0)), SCALES[2])
+    search = _Search(step, rng)
+    terms = np.stack([search.term(rows(pool, [place])) for place in range(size(pool))])
+    lengths = np.linalg.norm(terms, axis=1, keepdims=True)
+    units = terms / np.where(lengths > 0, lengths, 1.0)
+    first, second = divmod(int(np.argmin(units @ units.T)), size(pool))
+    return joined(repeated(rows(pool, [first]), _SOME), repeated(rows(pool, [second]), _SOME // 4))
 
 
 def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
