@@ -155,22 +155,22 @@ def test_a_site_killed_at_any_step_costs_at_most_its_own_vector_and_its_books_sh
 ) -> None:
     """In each round south dies at another failpoint; it is started again, and takes part in the next one."""
     with stage(tmp_path, SECURE.format(rounds=len(AT_SITE) + 1)) as made:
-        places = iter(AT_SITE)
-        (made.folder / "die" / f"south@{next(places)}").touch()
-        made.start("coordinator", "start")
-        deaths = 0
-        while made.processes["coordinator"].poll() is None:
-            if made.processes["south"].poll() is not None:
-                deaths += 1
-                done = len(made.events("round-finished"))
-                made.site("south")
-                until(lambda done=done: len(made.events("round-finished")) > done, "the round ends without it")  # type: ignore[misc]
-                with contextlib.suppress(StopIteration):
-                    (made.folder / "die" / f"south@{next(places)}").touch()
-            time.sleep(0.05)
+        between = "coordinator@run:checkpointed"
+        for place in AT_SITE:
+            (made.folder / "die" / f"south@{place}").touch()
+            if "coordinator" not in made.processes:
+                made.start("coordinator", "start")
+            else:  # it waits between two rounds
+                (made.folder / "hold" / between).unlink()
+            until(lambda: made.processes["south"].poll() is not None, f"south dies at {place}")
+            (made.folder / "held" / between).unlink(missing_ok=True)
+            gate = made.hold(between)
+            made.site("south")
+            made.reach(between)
+        gate.unlink()
         made.ended()
         rounds = made.events("round-finished")
-        assert deaths == len(AT_SITE) and len(rounds) == len(AT_SITE) + 1
+        assert len(rounds) == len(AT_SITE) + 1
         expected = np.zeros(DIMENSION)
         for event, place in zip(rounds, (*AT_SITE, ""), strict=True):
             assert set(event["kept"]) >= set(NAMES) - {"south"}
