@@ -231,7 +231,6 @@ class SecureSite:
         self._last: dict[str, tuple[int, int]] = {}
         self._key: Key | None = None
         self._party: Party | None = None
-        self._vector: Masked | None = None
         self._made = False
 
     @property
@@ -279,7 +278,7 @@ class SecureSite:
         """Forget the session that is open, with its keys."""
         if self._party is not None:
             self._party.stop()
-        self._party, self._key, self._vector = None, None, None
+        self._party, self._key = None, None
 
     def _session(self, key: Key) -> Party:
         if self._party is None or key != self._key:
@@ -287,13 +286,12 @@ class SecureSite:
         return self._party
 
     def _mask(self, party: Party, key: Key, message: bytes, params: Vector | None) -> bytes:
-        if not self._made:
+        def made() -> Masked:
+            if self._made:  # the answer has left, or was lost in a failure: there is no second vector
+                raise Refused(Reason.ALREADY_ANSWERED)
             if params is None or model_hash(params) != party.terms.model:
                 raise Refused(Reason.OTHER_MODEL)
             self._made = True
-            self._vector = self._contribute(key, params)
-        if self._vector is None:  # it has left: the party keeps its answer for the same question, and has no other
-            return party.mask(message, np.zeros(party.terms.dimension, dtype=np.uint32))
-        reply = party.mask(message, self._vector)
-        self._vector = None
-        return reply
+            return self._contribute(key, params)
+
+        return party.mask(message, made)
