@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,19 @@ def test_the_share_of_large_sets_is_estimated_from_their_sketches(tmp_path: Path
 
 def test_rows_that_cannot_be_read_are_nobodys_business_here(tmp_path: Path) -> None:
     assert check_rows(tmp_path / "ledger.db", {"a": lambda: None, "b": lambda: (np.array(["x"]),)}, remedy=SAY) == []
+
+
+def test_a_disk_that_fails_while_they_are_read_is_trouble_that_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_rows(tmp_path / "ledger.db", {"a": lambda: (np.arange(6.0),)}, remedy=SAY)
+
+    def failing(self: Path, **options: Any) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+
+    monkeypatch.setattr(Path, "read_text", failing)
+    with pytest.raises(OSError, match="Input/output"):  # the command line ends with 1, where a damaged file is a 2
+        Fingerprints(tmp_path / "ledger.db")
 
 
 # --------------------------------------------------------------------------------------------------- commands

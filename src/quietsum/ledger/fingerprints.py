@@ -70,8 +70,8 @@ class Fingerprints:
                 return {"key": values["key"], "datasets": sketches, "reasons": list(values["reasons"])}
         except FileNotFoundError:
             return {"key": secrets.token_hex(32), "datasets": {}, "reasons": []}
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            pass
+        except (IsADirectoryError, PermissionError, ValueError, LookupError, TypeError, AttributeError):
+            pass  # other trouble of the disk may pass, and is raised as it is
         raise PlanRefused(
             f"{self.path} cannot be read: it says which rows are known here under which name; restore it, or remove it "
             "if that may be forgotten"
