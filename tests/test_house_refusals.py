@@ -74,7 +74,7 @@ def laplace_with_another_clip() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "secure aggregation with a rule that needs individuals": (
-        refused(aggregation=AggregationPlan(secure=True, rule="krum")),
+        refused(aggregation=AggregationPlan(secure=True, rule="median")),
         "this rule has no single updates to judge",
     ),
     "secure aggregation with fewer than three parties": (

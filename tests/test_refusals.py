@@ -515,8 +515,26 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         ),
     ],
     "other-rule": [
-        ((plan(aggregation=AggregationPlan(rule="krum")), SITES, "aggregation.rule = 'krum'"), (plan(), SITES)),
+        ((plan(aggregation=AggregationPlan(rule="best")), SITES, "aggregation.rule = 'best'"), (plan(), SITES)),
         ((plan(aggregation=AggregationPlan(rule="Mean")), SITES, "aggregation.rule = 'Mean'"), (plan(), SITES)),
+    ],
+    "few-for-rule": [
+        (
+            (plan(aggregation=AggregationPlan(rule="median", attackers=2)), SITES, "it needs 5"),
+            (plan(aggregation=AggregationPlan(rule="median", attackers=1)), SITES),
+        ),
+    ],
+    "rule-with-weights": [
+        (
+            (plan(aggregation=AggregationPlan(rule="median", weights="size")), SITES, "would be a lever"),
+            (plan(aggregation=AggregationPlan(rule="median", weights="equal")), SITES),
+        ),
+    ],
+    "attackers-of-mean": [
+        (
+            (plan(aggregation=AggregationPlan(attackers=1)), SITES, "it withstands none"),
+            (plan(aggregation=AggregationPlan(attackers=0)), SITES),
+        ),
     ],
     "private-weights": [
         (
@@ -660,10 +678,10 @@ def test_all_reasons_are_told_at_once_one_a_line() -> None:
     with pytest.raises(PlanRefused) as caught:
         check(bad, SITES)
     assert [row.name for row in found(bad, SITES)] == [
-        "noise-with-target", "delta-too-large", "other-rule", "batch-too-large", "unknown-parties", "minimum-too-high",
+        "noise-with-target", "delta-too-large", "batch-too-large", "unknown-parties", "minimum-too-high",
         "other-engine", "secure-with-individuals", "secure-with-few",
     ]  # fmt: skip
-    assert len(str(caught.value).splitlines()) == 9
+    assert len(str(caught.value).splitlines()) == 8
 
 
 def test_good_plans_with_masked_sums_and_noise_in_shares_are_refused_by_no_row() -> None:

@@ -241,7 +241,7 @@ def test_a_written_plan_spells_out_every_default() -> None:
     silent = {
         "federation.sampling.rate", "federation.sampling.size", "federation.deadline", "training.sample_rate",
         "training.local_steps", "aggregation.weights", "aggregation.threshold", "aggregation.drop_outs",
-        "aggregation.max_update",
+        "aggregation.max_update", "aggregation.attackers",
         *LATER,
         *(key for key in keys() if key.startswith(("privacy.record", "privacy.client", "privacy.person", "schedule."))),
     }  # fmt: skip

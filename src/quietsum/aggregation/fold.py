@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Protocol, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.rng import RandomSource
+
+if TYPE_CHECKING:
+    from quietsum.mechanisms.rng import RandomSource
 
 __all__ = ["Combined", "Fold", "FoldState", "Vector", "problem_with_update", "usable_rows"]
 
@@ -27,12 +29,16 @@ Vector = NDArray[np.float64]
 class Combined:
     """The result of a fold: the step, and whose updates are in it (which only the operator may see).
 
-    ``clip`` is the bound for the next round where it adapts, else None.
+    ``clip`` is the bound for the next round where it adapts, else None. A robust rule also says whom it left out and
+    why, by name one number a party (both operator only), and what its next round starts from.
     """
 
     step: Vector
     kept: tuple[str, ...]
     clip: float | None = None
+    rejected: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    statistics: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict, repr=False)
+    memory: Mapping[str, Vector] = dataclasses.field(default_factory=dict, repr=False)
 
 
 class FoldState(Protocol):

@@ -34,6 +34,7 @@ from quietsum.errors import CorruptState, InvalidParameter, non_negative, positi
 __all__ = [
     "CLIP",
     "KINDS",
+    "RULE",
     "Averaged",
     "FedAdam",
     "FedAvg",
@@ -47,6 +48,8 @@ Vector = NDArray[np.float64]
 
 AVERAGE, WEIGHT = "average", "average_weight"
 """The slots of a running mean, and of how much of it is there by now."""
+RULE = "rule_"
+"""Slots that begin so hold what a robust rule remembers from round to round. No optimizer touches them."""
 CLIP = "clip"
 """The slot that holds the bound of the next round, one number, where it adapts. No optimizer touches it."""
 
@@ -74,6 +77,18 @@ class ServerState:
     def clip(self) -> float | None:
         """The bound of the next round where it adapts."""
         return float(self.slots[CLIP][0]) if CLIP in self.slots else None
+
+    @property
+    def memory(self) -> dict[str, Vector]:
+        """What the robust rule remembers, by its own names."""
+        return {name.removeprefix(RULE): vector for name, vector in self.slots.items() if name.startswith(RULE)}
+
+    def with_memory(self, memory: Mapping[str, Vector]) -> ServerState:
+        """The same with what a robust rule remembers now; names that are not in ``memory`` stay."""
+        if not memory:
+            return self
+        kept = {RULE + name: np.asarray(vector, dtype=np.float64) for name, vector in memory.items()}
+        return ServerState(params=self.params, slots={**self.slots, **kept})
 
     def with_clip(self, clip: float | None) -> ServerState:
         """The same with another bound; None changes nothing."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.aggregation.fold import Combined, length_of
+from quietsum.aggregation.robust import RobustFold, Trial
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
@@ -39,7 +40,7 @@ from quietsum.federation.messages import (
     TrainRequest,
     Update,
 )
-from quietsum.federation.watch import PartyDropped, RoundStarted, Watcher, guarded, tell
+from quietsum.federation.watch import PartyDropped, PartyRejected, RoundStarted, Watcher, guarded, tell
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.plan.lengths import LARGEST, longest_update
 from quietsum.privacy.units import PrivacyUnit
@@ -65,6 +66,7 @@ class RoundResult:
     receipt: Receipt
     asked: tuple[str, ...]
     kept: tuple[str, ...]
+    rejected: tuple[str, ...] = ()
 
 
 def run_round(
@@ -79,8 +81,9 @@ def run_round(
     watchers: Iterable[Watcher] = (),
     clock: Callable[[], float] = time.monotonic,
     own_steps: bool = False,
+    trial: Trial | None = None,
 ) -> RoundResult:
-    """Round ``number`` of ``run``, from ``state`` to the next. ``own_steps``: see :func:`fold_of`.
+    """Round ``number`` of ``run``, from ``state`` to the next. ``own_steps`` and ``trial``: see :func:`fold_of`.
 
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
     whoever is drawn or answers (rules 1 and 2); only the record and person charges of a party that refused before it
@@ -91,7 +94,7 @@ def run_round(
     refuse_unmasked(resolved, federation)
     watchers, plan = guarded(watchers), resolved.plan
     registered = tuple(federation.registered())
-    fold = None if resolved.secure else fold_of(resolved, number, state, registered, own_steps=own_steps)
+    fold = None if resolved.secure else fold_of(resolved, number, state, registered, own_steps=own_steps, trial=trial)
     _refuse_seeded(rng, resolved)
     _refuse_others(registered, resolved)
     if resolved.secure is not None and isinstance(federation, Exchanges):
@@ -115,14 +118,21 @@ def run_round(
     if combined is None:
         return RoundResult(state=state, receipt=receipt, asked=cohort, kept=())
     with np.errstate(over="ignore", invalid="ignore"):
-        after = optimizer_of(resolved).step(state, combined.step).with_clip(combined.clip)
+        after = optimizer_of(resolved).step(state, combined.step).with_clip(combined.clip).with_memory(combined.memory)
     if not after.finite:
         raise InvalidParameter(
             "learning_rate", plan.training.optimizer.learning_rate,
             f"made the model overflow in round {number}; the last checkpoint is kept",
             "start a new run with a smaller rate",
         )  # fmt: skip
-    return RoundResult(state=after, receipt=receipt, asked=cohort, kept=combined.kept)
+    for party, reason in combined.rejected.items():
+        measured = {name: values[party] for name, values in combined.statistics.items() if party in values}
+        log.info("round %d: the rule leaves %s out, %s", number, party, reason)
+        rule = plan.aggregation.rule
+        tell(watchers, PartyRejected(round=number, party=party, rule=rule, reason=reason, statistics=measured))
+    return RoundResult(
+        state=after, receipt=receipt, asked=cohort, kept=combined.kept, rejected=tuple(combined.rejected)
+    )
 
 
 @final
@@ -194,15 +204,27 @@ class _Asked:
 
 
 def fold_of(
-    resolved: ResolvedPlan, number: int, state: ServerState, registered: Sequence[str], *, own_steps: bool = False
+    resolved: ResolvedPlan,
+    number: int,
+    state: ServerState,
+    registered: Sequence[str],
+    *,
+    own_steps: bool = False,
+    trial: Trial | None = None,
 ) -> Fold[Any]:
     """What round ``number`` does with updates, from public numbers and the bound that ``state`` holds.
 
     A mean leaves out what is longer than the plan allows an honest update to be, which no update of one that follows it
     is, but for a chance of 1e-9. ``own_steps``: the task trains by code of its own, whose length nobody can state, so
-    only what no model could hold is left out.
+    only what no model could hold is left out. ``trial`` is the server's root set, for rules that try updates on it.
     """
     mechanism = resolved.client_mechanism(number, state.clip)
+    if mechanism is None and resolved.robust is not None:
+        return RobustFold(
+            rule=resolved.robust, registered=tuple(registered), attackers=resolved.attackers,
+            dimension=resolved.dimension, memory=state.memory, trial=trial,
+            limits=limits_of(resolved, number, length_of(state.params), registered, own_steps=own_steps),
+        )  # fmt: skip
     if mechanism is None:
         weights = {name: resolved.weight_of(name) for name in registered}
         return WeightedMean(
@@ -253,6 +275,8 @@ def first_state(resolved: ResolvedPlan, initial: np.ndarray) -> ServerState:
     """What the first round starts from: the model, an optimizer at rest, and the stated bound where it adapts."""
     state = optimizer_of(resolved).start(np.asarray(initial, dtype=np.float64))
     client = resolved.plan.privacy.client
+    if resolved.robust is not None:
+        state = state.with_memory(resolved.robust.memory(len(resolved.parties), resolved.dimension))
     return state.with_clip(client.max_norm if resolved.adaptive is not None and client is not None else None)
 
 

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 __all__ = [
     "PartyDropped",
+    "PartyRejected",
     "PartySilent",
     "RoundFinished",
     "RoundStarted",
@@ -88,6 +89,20 @@ class PartyDropped(RunEvent):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class PartyRejected(RunEvent):
+    """A robust rule left one party's update out of the step. That is no statement about the party."""
+
+    kind: ClassVar[str] = "party-rejected"
+    operator_only: ClassVar[bool] = True
+    round: int
+    party: str
+    rule: str
+    reason: str
+    statistics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PartySilent(RunEvent):
     """A party whose masked update is in the sum was lost at a later ``step``: it did not help to unmask it."""
 
@@ -107,7 +122,7 @@ class RoundFinished(RunEvent):
 
     ``spent`` tells by its size who has refused, since a refusal takes a charge back; ``reserved`` is the same as if
     nobody had, and what others than the operator may see. ``limits`` holds the plan's own ε by unit, ``clip`` the bound
-    of the next round where it adapts.
+    of the next round where it adapts, ``rejected`` whom the robust rule left out.
     """
 
     kind: ClassVar[str] = "round-finished"
@@ -122,6 +137,7 @@ class RoundFinished(RunEvent):
     limits: Mapping[str, float]
     clip: float | None = None
     reserved: tuple[Guarantee, ...] = ()
+    rejected: tuple[str, ...] = ()
 
 
 @final

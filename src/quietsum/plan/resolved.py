@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
+from quietsum.aggregation.robust import Rule, most_attackers, rule_named
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.plan.charging import charge, observers, span, units
 from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
-from quietsum.plan.secure import SecurePlan, secure_plan
+from quietsum.plan.secure import SecurePlan, cohort_size, secure_plan
 from quietsum.plan.values import PartyFacts, Plan, StagePlan
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.search import most_steps
@@ -497,9 +498,24 @@ class ResolvedPlan:
             found.append(most_steps(cost, budget.epsilon, start, _MOST_AFFORDABLE))
         return min((rounds for rounds in found if rounds is not None), default=None)
 
+    @property
+    def robust(self) -> Rule | None:
+        """The robust rule between updates; None for the mean."""
+        name = self.plan.aggregation.rule
+        return None if name == "mean" else rule_named(name)
+
+    @property
+    def attackers(self) -> int:
+        """How many updates of a round may be anything: as stated, or a quarter, or as many as the rule withstands."""
+        rule, stated = self.robust, self.plan.aggregation.attackers
+        if rule is None or stated is not None:
+            return stated or 0
+        cohort = cohort_size(self.plan, self.parties)
+        return max(min(most_attackers(rule, cohort), cohort // 4), 0)
+
     def weight_of(self, party: str) -> float:
         """The party's share in the average, from declared sizes, or the same for all."""
-        if self.client_level or self.plan.aggregation.weights == "equal":
+        if self.client_level or self.robust is not None or self.plan.aggregation.weights == "equal":
             return 1 / len(self.parties)
         return self.facts_of(party).size / self._records
 

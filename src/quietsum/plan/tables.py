@@ -278,6 +278,10 @@ class AggregationTable(Table):
         default=None,
         description="Longer updates or gradient sums are cut to this before masking; if unsaid by clip and noise.",
     )
+    attackers: Annotated[int, Field(ge=0, le=values.MOST_STEPS)] | None = Field(
+        default=None,
+        description="Parties of a round that may send anything; a quarter, or what the rule withstands, if unsaid.",
+    )
     optimizer: ServerOptimizerTable = Field(
         default=ServerOptimizerTable(), description="What the server does with the mean update."
     )

@@ -314,7 +314,8 @@ class AggregationPlan:
     to unmask it (chosen if unsaid), ``adversary`` what the server is expected to do, ``colluders`` how many parties may
     share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
     which a party projects its update, or its sum of gradients, before masking; unsaid, what clip and noise allow, and
-    100 where neither bounds it.
+    100 where neither bounds it. ``attackers`` is how many parties of a round may send anything, for a robust rule;
+    unsaid, a quarter of them, or as many as the rule withstands.
     """
 
     rule: str = "mean"
@@ -326,6 +327,7 @@ class AggregationPlan:
     drop_outs: float | None = None
     bits: int = later(32)
     max_update: float | None = None
+    attackers: int | None = None
     optimizer: ServerOptimizerPlan = dataclasses.field(default_factory=ServerOptimizerPlan)
 
     def __post_init__(self) -> None:
@@ -345,6 +347,7 @@ class AggregationPlan:
             colluders=count("colluders", self.colluders, 1, MOST_STEPS, COLLUDERS),
             drop_outs=None if lost is None else lost + 0.0,
             max_update=maybe(positive, "max_update", self.max_update, "the length of the longest update"),
+            attackers=maybe(count, "attackers", self.attackers, 0, MOST_STEPS, "so many parties may send anything"),
         )
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from quietsum.aggregation.robust import RULES, most_attackers
 from quietsum.refusals.row import Refusal, largest, listed, record_of, stated, taking_part
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NEEDS_INDIVIDUALS", "ROWS"]
 
-NEEDS_INDIVIDUALS = frozenset({"median", "trimmed-mean", "krum", "multi-krum", "signguard", "bulyan"})
+NEEDS_INDIVIDUALS = frozenset(name for name, rule in RULES.items() if rule.facts.needs_individuals)
 """Rules that compare single updates, which a masked sum hides."""
 
 
@@ -86,7 +87,30 @@ def _small_lifetime(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _other_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    return "" if plan.aggregation.rule == "mean" else f"aggregation.rule = '{plan.aggregation.rule}'"
+    return "" if plan.aggregation.rule in ("mean", *RULES) else f"aggregation.rule = '{plan.aggregation.rule}'"
+
+
+def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    name, stated = plan.aggregation.rule, plan.aggregation.attackers
+    count = len(taking_part(plan, parties))
+    cohort = min(plan.federation.sampling.size or count, count)
+    if name not in RULES or not count:
+        return ""
+    least, most = RULES[name].facts.least(stated or 0), most_attackers(RULES[name], cohort)
+    if least <= cohort:
+        return ""
+    found = f"aggregation.rule = '{name}' with attackers = {stated or 0} among {cohort} parties, where it needs {least}"
+    return found + (f" (with so many parties it withstands {most})" if most >= 0 else "")
+
+
+def _rule_with_weights(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    robust = plan.aggregation.rule in RULES and plan.aggregation.weights == "size"
+    return f"aggregation.weights = 'size' with rule = '{plan.aggregation.rule}'" if robust else ""
+
+
+def _attackers_of_mean(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    stated = plan.aggregation.attackers
+    return f"aggregation.attackers = {stated} with rule = 'mean'" if stated and plan.aggregation.rule == "mean" else ""
 
 
 def _two_batches(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -258,8 +282,26 @@ ROWS: tuple[Refusal, ...] = (
     Refusal(
         name="other-rule",
         when=_other_rule,
-        why="rules other than the mean are not in this version yet",
-        instead='say rule = "mean"',
+        why="no rule has this name",
+        instead=f"choose among mean, {', '.join(RULES)}",
+    ),
+    Refusal(
+        name="few-for-rule",
+        when=_few_for_rule,
+        why="with fewer, those that may send anything could make the result whatever they like",
+        instead="state fewer attackers, ask more parties, or choose a rule that needs fewer (median, trimmed-mean)",
+    ),
+    Refusal(
+        name="rule-with-weights",
+        when=_rule_with_weights,
+        why="a robust rule counts every update once: a size that nobody can verify would be a lever",
+        instead='say weights = "equal", or leave it out',
+    ),
+    Refusal(
+        name="attackers-of-mean",
+        when=_attackers_of_mean,
+        why="one update can move a mean as far as it likes, so it withstands none",
+        instead='say rule = "signguard" or "median", or attackers = 0',
     ),
     Refusal(
         name="two-batches",

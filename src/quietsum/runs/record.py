@@ -15,7 +15,7 @@ from typing import Any, Self, final
 
 from quietsum.databases import for_reading
 from quietsum.errors import CorruptState
-from quietsum.federation.watch import PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished
+from quietsum.federation.watch import PartyDropped, PartyRejected, RoundFinished, RoundStarted, RunEvent, RunFinished
 from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
@@ -37,8 +37,11 @@ CREATE TABLE IF NOT EXISTS measured (round INTEGER PRIMARY KEY, scores TEXT NOT 
 CREATE TABLE IF NOT EXISTS left_out (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, party TEXT NOT NULL, reason TEXT NOT NULL,
   refunded INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS rejected (
+  round INTEGER NOT NULL, attempt INTEGER NOT NULL, party TEXT NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL,
+  statistics TEXT NOT NULL) STRICT;
 """
-TABLES = ("rounds", "metrics", "measured", "left_out")
+TABLES = ("rounds", "metrics", "measured", "left_out", "rejected")
 
 
 @final
@@ -79,6 +82,10 @@ class Recorder:
                 self._put("INSERT OR IGNORE INTO rounds (round, attempt) VALUES (?, ?)", event.round, event.attempt)
             case PartyDropped():
                 self._left_out.append((event.round, self._attempt, event.party, event.reason, int(event.refunded)))
+            case PartyRejected():
+                told = json.dumps(dict(event.statistics), sort_keys=True)
+                values = (event.round, self._attempt, event.party, event.rule, event.reason, told)
+                self._put("INSERT INTO rejected VALUES (?, ?, ?, ?, ?, ?)", *values)
             case RoundFinished():
                 self._write_left_out()
                 self._finish(event)

@@ -317,6 +317,7 @@ def _go_on(
                     round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
                     metrics=dict(measured.values), metrics_on=_on(measured),
                     spent=ledger.spent(folder.run), reserved=history.reserved(), limits=limits, clip=state.clip,
+                    rejected=result.rejected,
                 ),
             )  # fmt: skip
     except BudgetExhausted as problem:

@@ -1,0 +1,33 @@
+"""The rules by the names that ``run.toml`` knows. The mean is not among them: it is a fold of its own, with weights."""
+
+from __future__ import annotations
+
+from quietsum.aggregation.robust.order import CoordinateMedian
+from quietsum.aggregation.robust.rule import Rule
+from quietsum.errors import InvalidParameter
+
+__all__ = ["RULES", "most_attackers", "rule_named"]
+
+_RULES: tuple[Rule, ...] = (CoordinateMedian(),)
+
+RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
+"""Every rule but the mean, with its defaults."""
+
+
+def rule_named(name: str) -> Rule:
+    """The rule that a plan names."""
+    if name not in RULES:
+        raise InvalidParameter("rule", name, "is unknown", f"choose among mean, {', '.join(RULES)}")
+    return RULES[name]
+
+
+def most_attackers(rule: Rule, parties: int) -> int:
+    """The largest f that ``rule`` works with among ``parties``; −1 where it does not work with so few at all.
+
+    >>> most_attackers(rule_named("median"), 10)
+    4
+    """
+    found = -1
+    while found < parties and rule.facts.least(found + 1) <= parties:
+        found += 1
+    return found
