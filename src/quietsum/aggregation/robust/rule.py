@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
 
