@@ -170,6 +170,8 @@ def test_an_output_may_be_a_device_a_link_or_a_file_and_stays_what_it_is() -> No
 
 WRITERS = {
     "files.py": "the writer",
+    "alerts/auditlog.py": "a log that is chained and synced line by line",
+    "alerts/sinks.py": "alerts for the operator, line by line",
     "learning/broken_words.py": "trainers that are broken on purpose, for the self-check to find",
     "ledger/marks.py": "in place: the mark may be late, not slow",
     "ledger/snapshots.py": "a shortcut that may be lost, so it is not synced",

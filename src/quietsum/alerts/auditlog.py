@@ -1,0 +1,245 @@
+"""What happened and when, for the operator alone: a file of JSON lines, each bound to the one before it.
+
+Every alert lands here, sent or held back, with the beginning and the end of runs and what did not reach a sink. Line n
+holds ``line`` (n), ``time``, ``event``, what there is to say, ``before`` (the hash of line n − 1) and ``hash``, the
+SHA-256 of all the rest written as JSON with sorted keys and no spaces. So a line that was changed, taken out or put in
+is found, by its number. A chain alone does not see a tail that is gone: the file ``….head`` beside the log holds the
+number and hash of the last line, and each alert in a run's database the line that it is.
+
+The log is chained on its own and is no part of the privacy ledger, whose schema and exports know nothing of it. No
+command exports it. Whoever can write both files can write another history: it is a record against accidents and
+outsiders, not against its owner; copy its head elsewhere where that matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, final
+
+from quietsum.alerts.alert import Alert, hash_of, moment
+from quietsum.errors import CorruptState, InvalidParameter, printable
+from quietsum.failpoints import reach
+from quietsum.files import PRIVATE, no_room, read_file, why, write_atomically
+
+__all__ = ["AuditLog", "Line"]
+
+NOTHING = "0" * 64
+"""What the first line stands behind."""
+TORN, GONE = "torn", "gone"
+"""Lines about the log itself: a half-written line was cut off; lines that the head knows of are no longer there."""
+LARGEST = 1 << 26
+LONGEST = 1 << 16
+"""Bytes of one line; an alert has two thousand letters at most."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of the log."""
+
+    line: int
+    time: str
+    event: str
+    values: Mapping[str, Any]
+    hash: str
+
+    @property
+    def alert(self) -> Alert | None:
+        """The alert that was written down, where it is one."""
+        if self.event != "alert":
+            return None
+        try:
+            return Alert.from_dict(self.values)
+        except InvalidParameter:
+            return None
+
+
+@final
+class AuditLog:
+    """The log at ``path``. Several processes may append to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def head(self) -> Path:
+        """The file that holds the number and hash of the last line."""
+        return self.path.with_name(f"{self.path.name}.head")
+
+    def append(self, event: str, values: Mapping[str, Any]) -> Line:
+        """One more line, on disk when this returns; DiskFull or NoRoom where it cannot be written.
+
+        What a killed process left of a line is cut off, and the next line says so.
+        """
+        try:
+            with self._held() as file:
+                number, before, torn = self._end(file)
+                if torn:
+                    number, before = self._put(file, number + 1, before, TORN, {"bytes": torn})
+                elif gone := self._gone(number, before):
+                    number, before = self._put(file, number + 1, before, GONE, gone)
+                number, before = self._put(file, number + 1, before, event, _plain(values))
+                reach("auditlog:appended")
+                write_atomically(self.head, json.dumps({"line": number, "hash": before}).encode() + b"\n", mode=PRIVATE)
+                return Line(line=number, time=self._time, event=event, values=values, hash=before)
+        except OSError as error:
+            raise no_room(f"{self.path} cannot be written: {why(error)}; make room", error) from None
+
+    def _gone(self, number: int, digest: str) -> dict[str, Any]:
+        """What the head says was written and is not there; empty where nothing is missing."""
+        try:
+            kept = self._kept_head()
+        except CorruptState:
+            return {"head": "unreadable"}
+        if kept is None:
+            return {"head": "gone"} if number else {}
+        last, known = kept
+        return {"last": last, "hash": known} if last > number or (last == number and known != digest) else {}
+
+    def _put(self, file: IO[bytes], number: int, before: str, event: str, values: Any) -> tuple[int, str]:
+        self._time = moment()
+        found = {"line": number, "time": self._time, "event": event, "values": values, "before": before}
+        found["hash"] = hash_of(found)
+        content = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+        file.seek(0, os.SEEK_END)
+        start = file.tell()
+        try:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(start)
+            raise
+        return number, str(found["hash"])
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[IO[bytes]]:
+        """The file, held for one process."""
+        import fcntl
+
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        handle = os.open(self.path, flags, PRIVATE)
+        with os.fdopen(handle, "r+b", buffering=0) as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(f"{self.path} is no plain file")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield file
+
+    def _end(self, file: IO[bytes]) -> tuple[int, str, int]:
+        """Number and hash of the last whole line; what stands behind it is cut off and counted."""
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            return 0, NOTHING, 0
+        begin = max(0, size - 2 * LONGEST)
+        file.seek(begin)
+        tail = b""
+        while len(tail) < size - begin and (part := file.read(size - begin - len(tail))):
+            tail += part
+        whole = tail.rfind(b"\n") + 1
+        torn = len(tail) - whole
+        if torn:
+            file.truncate(size - torn)
+        lines = tail[:whole].splitlines()
+        if not lines:
+            if begin:
+                raise OSError(f"{self.path} ends in a line that none of its lines is as long as")
+            return 0, NOTHING, torn
+        try:
+            last = json.loads(lines[-1])
+            return int(last["line"]), str(last["hash"]), torn
+        except (ValueError, LookupError, TypeError, RecursionError):
+            # never stop writing things down: the chain goes on behind what is there, and verify names the line
+            count = sum(1 for _ in self.path.open("rb"))
+            return count, NOTHING, torn
+
+    # ---------------------------------------------------------------------------------------------- reading
+
+    def lines(self) -> Iterator[Line]:
+        """Every line in order; CorruptState, with the line's number, at the first that is not what was written."""
+        before = NOTHING
+        for number, content in enumerate(self._contents(), start=1):
+            line, before = self._checked(number, content, before)
+            yield line
+
+    def verify(self) -> int:
+        """How many lines there are; CorruptState where one was changed, taken out or put in, or the tail is gone."""
+        seen: dict[int, str] = {}
+        count = 0
+        for line in self.lines():
+            count, seen[line.line] = line.line, line.hash
+            if line.event == GONE:
+                raise CorruptState(
+                    f"{self.path}, line {count}: when it was written, the lines before it were not those that the head "
+                    f"knew ({line.values.get('last', 'which was not there')}): a tail was taken away; move the log away"
+                )
+        kept = self._kept_head()
+        if kept is None:
+            if count:
+                problem = f"{self.head} is gone, so nothing says whether {self.path.name} is whole"
+                raise CorruptState(f"{problem}; its {count} lines are in order")
+            return 0
+        last, digest = kept
+        if last > count:
+            raise CorruptState(
+                f"{self.path} ends with line {count}, and line {last} was written: its tail is gone; restore it"
+            )
+        if seen.get(last) != digest:
+            raise CorruptState(f"{self.path}, line {last}: it is not the line that {self.head.name} was written for")
+        return count
+
+    def _contents(self) -> list[bytes]:
+        if not os.path.lexists(self.path):
+            return []
+        try:
+            return read_file(self.path, LARGEST).splitlines(keepends=True)
+        except OSError as error:
+            raise CorruptState(f"{self.path} cannot be read: {why(error)}") from None
+
+    def _checked(self, number: int, content: bytes, before: str) -> tuple[Line, str]:
+        where = f"{self.path}, line {number}"
+        if not content.endswith(b"\n"):
+            raise CorruptState(f"{where}: it is cut off; a process was killed while it wrote, or the tail is gone")
+        try:
+            values = json.loads(content)
+            digest = str(values.pop("hash"))
+            line = Line(
+                line=int(values["line"]), time=printable(str(values["time"])), event=printable(str(values["event"])),
+                values=dict(values["values"]), hash=digest,
+            )  # fmt: skip
+            right, known = hash_of(values) == digest, str(values["before"])
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptState(f"{where}: it is no line of this log ({type(error).__name__})") from None
+        if not right:
+            raise CorruptState(f"{where}: it was changed after it was written, its hash is another")
+        if line.line != number or known != before:
+            raise CorruptState(f"{where}: it does not follow the line before it; lines were taken out or put in")
+        return line, digest
+
+    def _kept_head(self) -> tuple[int, str] | None:
+        try:
+            values = json.loads(read_file(self.head, LONGEST))
+            return int(values["line"]), str(values["hash"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise CorruptState(f"{self.head} cannot be read ({error}); restore it") from None
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that JSON can hold, texts in one line."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, bool | int) or value is None:
+            found[str(name)] = value
+        elif isinstance(value, float):
+            found[str(name)] = value if value == value and abs(value) != float("inf") else str(value)
+        else:
+            found[str(name)] = printable(str(value))[:4000]
+    return found

@@ -1,0 +1,266 @@
+"""Sending without waiting: whatever a sink does, nobody who raises an alert is stopped or delayed by it.
+
+Guarantees (rule 22): :meth:`Sender.send` never raises and never waits for a server. Sinks that may take long have a
+queue with a bound and a thread each, so that one that hangs holds up neither a round nor the other sinks. A sink that
+fails is a warning, once, until it has worked again; its alerts wait in the queue, are tried again at growing intervals,
+and are given up when the queue is full or the run has ended. Alerts of one kind that come too often are held back at
+each sink and counted; the count goes out with the next one. The log that :mod:`quietsum.alerts.auditlog` keeps gets
+every alert, held back or not, before any sink does.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Protocol, Self, final
+
+from quietsum.alerts.alert import Alert, Audience, Kind, for_others
+from quietsum.alerts.sinks import Refusal, Sink
+from quietsum.errors import positive, printable, whole_number
+
+__all__ = ["Keeps", "Limits", "Sender"]
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0
+
+
+def _key(default: Any, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """``[limits]``: how much is sent, and how long anybody waits for it."""
+
+    per_kind: int = _key(5, "At each sink, so many alerts of one kind within seconds; more are counted, not sent.")
+    seconds: float = _key(600.0, "See per_kind.")
+    room: int = _key(200, "So many alerts wait for a server that does not answer; more are given up.")
+    patience: float = _key(10.0, "When a run has ended, so many seconds for what is not sent yet.")
+
+    def __post_init__(self) -> None:
+        whole_number("per_kind", self.per_kind, 1)
+        whole_number("room", self.room, 1)
+        positive("seconds", self.seconds)
+        positive("patience", self.patience)
+
+
+class Keeps(Protocol):
+    """What keeps every alert: the audit log."""
+
+    def append(self, event: str, values: dict[str, Any]) -> object:
+        """Write it down."""
+        ...
+
+
+@final
+class Sender:
+    """Passes alerts on to sinks. Close it when the run has ended; it is a context manager, too."""
+
+    def __init__(
+        self,
+        sinks: Iterable[Sink] = (),
+        *,
+        kept: Keeps | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limits, self._clock, self._kept = limits or Limits(), clock, kept
+        self._lines: list[_Direct | _Queued] = []
+        self._complained = self._closed = False
+        for sink in sinks:
+            self.add(sink)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, sink: Sink) -> None:
+        """One more sink, from the next alert on."""
+        self._lines.append((_Queued if sink.waits else _Direct)(sink, self._limits, self._clock))
+
+    def send(self, *alerts: Alert) -> None:
+        """Take note of ``alerts`` and return at once. It never raises."""
+        for alert in alerts:
+            try:
+                self._keep("alert", alert.to_dict())
+                for line in self._lines:
+                    line.put(alert)
+            except Exception as error:  # rule 22: an alert is optional
+                log.warning("an alert could not be passed on: %s", type(error).__name__)
+
+    def note(self, event: str, **values: Any) -> None:
+        """Write something down beside the alerts, with its time; nothing is sent, and it never raises."""
+        self._keep(event, values)
+
+    def _keep(self, event: str, values: dict[str, Any]) -> None:
+        if self._kept is None:
+            return
+        try:
+            self._kept.append(event, values)
+        except Exception as error:
+            if not self._complained:
+                self._complained = True
+                log.warning("alerts are not written down any more: %s", _words(error))
+
+    def close(self, patience: float | None = None) -> dict[str, int]:
+        """Send what is left, wait at most ``patience`` seconds for all sinks together, and say what was not sent.
+
+        Returns how many alerts each sink did not get, held back ones not counted. It never raises.
+        """
+        if self._closed:
+            return {}
+        self._closed = True
+        over = time.monotonic() + (self._limits.patience if patience is None else patience)
+        for line in self._lines:
+            line.end()
+        lost: dict[str, int] = {}
+        for line in self._lines:
+            held = line.wait(max(0.0, over - time.monotonic()))
+            for kind, count in held.items():
+                self._keep("held-back", {"sink": line.sink.name, "kind": kind.value, "count": count})
+            if line.lost:
+                lost[line.sink.name] = line.lost
+                self._keep("not-sent", {"sink": line.sink.name, "count": line.lost})
+                log.warning("%d alerts did not reach %s", line.lost, line.sink.name)
+        return lost
+
+
+class _Allowance:
+    """At most ``per_kind`` alerts of a kind within ``seconds``, and how many were held back since the last one."""
+
+    def __init__(self, sink: Sink, limits: Limits, clock: Callable[[], float]) -> None:
+        self._sink, self._limits, self._clock = sink, limits, clock
+        self._sent: dict[Kind, collections.deque[float]] = {}
+        self.held: collections.Counter[Kind] = collections.Counter()
+
+    def admit(self, alert: Alert) -> tuple[Alert, int] | None:
+        """What this sink's readers may have of ``alert``, with the number held back; None where nothing is sent."""
+        shown = alert if self._sink.audience is Audience.OPERATOR else for_others(alert)
+        if shown is None or shown.severity.rank < self._sink.least.rank:
+            return None
+        if not self._sink.limited:
+            return shown, 0
+        now, times = self._clock(), self._sent.setdefault(shown.kind, collections.deque())
+        while times and now - times[0] >= self._limits.seconds:
+            times.popleft()
+        if len(times) >= self._limits.per_kind:
+            self.held[shown.kind] += 1
+            return None
+        times.append(now)
+        return shown, self.held.pop(shown.kind, 0)
+
+
+@final
+class _Direct:
+    """A sink that is called at once. One that raises is a warning, once, and then left alone."""
+
+    def __init__(self, sink: Sink, limits: Limits, clock: Callable[[], float]) -> None:
+        self.sink, self.lost, self._failed = sink, 0, False
+        self._allowance = _Allowance(sink, limits, clock)
+
+    def put(self, alert: Alert) -> None:
+        admitted = self._allowance.admit(alert)
+        if admitted is None:
+            return
+        if not self._failed:
+            try:
+                self.sink.send(*admitted)
+                return
+            except Exception as error:
+                self._failed = True
+                log.warning("%s gets no more alerts: %s", self.sink.name, _words(error))
+        self.lost += 1
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def wait(self, seconds: float) -> collections.Counter[Kind]:
+        return self._allowance.held
+
+
+@final
+class _Queued:
+    """A sink with a queue and a thread of its own."""
+
+    def __init__(self, sink: Sink, limits: Limits, clock: Callable[[], float]) -> None:
+        self.sink, self.lost, self._room = sink, 0, limits.room
+        self._allowance = _Allowance(sink, limits, clock)
+        self._pending: collections.deque[tuple[Alert, int]] = collections.deque()
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._ending = self._told = False
+
+    def put(self, alert: Alert) -> None:
+        admitted = self._allowance.admit(alert)
+        if admitted is None:
+            return
+        with self._change:
+            if len(self._pending) >= self._room or self._ending:
+                self.lost += 1
+                return
+            self._pending.append(admitted)
+            self._change.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="quietsum-alerts", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        with self._change:
+            self._ending = True
+            self._change.notify_all()
+
+    def wait(self, seconds: float) -> collections.Counter[Kind]:
+        if self._thread is not None:
+            self._thread.join(seconds)
+        with self._change:
+            self.lost += len(self._pending)
+            self._pending.clear()
+        return self._allowance.held
+
+    def _work(self) -> None:
+        wait = FIRST_WAIT
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._pending or self._ending)
+                if not self._pending:
+                    return
+                alert, held = self._pending[0]
+                last = self._ending
+            refused = False
+            try:
+                self.sink.send(alert, held)
+            except Exception as error:  # whatever a server or a disk does is no business of the run
+                refused = isinstance(error, Refusal)
+                if not self._told:
+                    self._told = True
+                    log.warning("%s does not take alerts; the run goes on without: %s", self.sink.name, _words(error))
+                if not refused:
+                    if last:
+                        return  # what is left is counted by wait()
+                    with self._change:
+                        self._change.wait_for(lambda: self._ending, timeout=wait)
+                    wait = min(2 * wait, LONGEST_WAIT)
+                    continue
+                with self._change:
+                    self.lost += 1
+            else:
+                self._told, wait = False, FIRST_WAIT
+            with self._change:
+                if self._pending and self._pending[0][0] is alert:  # the end may have come first
+                    self._pending.popleft()
+
+
+def _words(error: BaseException) -> str:
+    """An error in one line that quotes no secret: sinks make their own words where a server's may hold one."""
+    return printable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)[:300]
