@@ -535,3 +535,28 @@ def test_what_both_sides_compute_of_the_grid_stands_in_the_terms(tmp_path: Path)
     other = resolve(secure_plan(AT_PARTY, aggregation={"max_update": 3.0}), task.parties(), 2)
     key = ("run", 1, 1)
     assert terms_of(one, key, "m").plan != terms_of(other, key, "m").plan
+
+
+# ------------------------------------------------------------------------------------------- what a log may hold
+
+
+def told_by(log: str, deltas: dict[str, Floats]) -> set[str]:
+    """Whose update stands in ``log``: any of its numbers to four digits, or its bytes in hexadecimal."""
+    shown = {name: {f"{abs(value):.4f}" for value in delta} | {delta.tobytes().hex()} for name, delta in deltas.items()}
+    return {name for name, forms in shown.items() if any(form in log for form in forms)}
+
+
+def test_the_most_talkative_log_of_a_secure_round_holds_no_update(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deltas = {name: np.array([0.1234 + place, -7.4321 - place]) for place, name in enumerate(FOUR)}
+
+    class Fixed(TinyTask):
+        def train(self, party: str, params: Floats, orders: Any, rng: Any) -> Floats:
+            return deltas[party]
+
+    caplog.set_level(1)
+    world = Watched(tmp_path, secure_plan(NONE), task=Fixed)
+    assert set(world.round(1).kept) == set(FOUR)
+    assert told_by(caplog.text, deltas) == set()
+    assert told_by(f"{caplog.text} {deltas['north']}", deltas) == {"north"}
