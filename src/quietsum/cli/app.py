@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 from quietsum.cli.across import superlink
 from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
+from quietsum.cli.data import app as data
 from quietsum.cli.datasets import datasets
 from quietsum.cli.explain import explain
 from quietsum.cli.keys import app as keys
@@ -197,6 +198,7 @@ app.command(rich_help_panel=TRAIN)(train)
 app.command(rich_help_panel=TRAIN)(tradeoff)
 app.command(rich_help_panel=TRAIN)(selfcheck)
 app.add_typer(party, name="party", rich_help_panel=ACROSS)
+app.add_typer(data, name="data", rich_help_panel=ACROSS)
 app.add_typer(keys, name="keys", rich_help_panel=ACROSS)
 app.command(rich_help_panel=ACROSS)(superlink)
 app.command(rich_help_panel=LOOK)(datasets)

@@ -1,0 +1,55 @@
+"""The rows of a task as arrays by name: ``x`` for what goes in, ``label`` for what is learned.
+
+A numpy task shows rows, a torch task records, a task that trains by code of its own perhaps nothing: then a table of
+its own has to be checked instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.errors import InvalidParameter
+
+__all__ = ["arrays_of", "rows_of"]
+
+
+def rows_of(task: Any, party: str | None = None) -> dict[str, NDArray[Any]]:
+    """The rows of ``party``, or without one all records of a torch task. Private."""
+    if party is not None and callable(getattr(task, "records_of", None)):
+        found = arrays_of(tuple(task.records_of(party)))
+    elif party is not None and callable(getattr(task, "rows", None)):
+        found = arrays_of(task.rows(party))
+    elif party is None and callable(getattr(task, "records", None)):
+        found = arrays_of(tuple(task.records()))
+    else:
+        found = None
+    if found is None:
+        name = str(getattr(task, "name", type(task).__name__))
+        raise InvalidParameter("task", name, "shows no rows", "check the table it reads: quietsum data check TABLE")
+    return found
+
+
+def arrays_of(rows: Any) -> dict[str, NDArray[Any]] | None:
+    """Rows of a numpy task, or a tuple of arrays or tensors of which row i together is record i; None for others."""
+    if hasattr(rows, "features") and hasattr(rows, "labels"):
+        return {"x": np.asarray(rows.features), "label": np.asarray(rows.labels)}
+    if not isinstance(rows, tuple | list) or not rows or not all(hasattr(part, "shape") for part in rows):
+        return None
+    parts = [_array(part) for part in rows]
+    last = len(parts) > 1 and parts[-1].ndim == 1
+    inputs = parts[:-1] if last else parts
+    names = ["x"] if len(inputs) == 1 else [f"x{place}" for place in range(len(inputs))]
+    return {**dict(zip(names, inputs, strict=True)), **({"label": parts[-1]} if last else {})}
+
+
+def _array(part: Any) -> NDArray[Any]:
+    if not hasattr(part, "detach"):
+        return np.asarray(part)
+    held = part.detach().cpu()
+    try:
+        return np.asarray(held.numpy())
+    except TypeError:  # bfloat16, which numpy lacks
+        return np.asarray(held.double().numpy())
