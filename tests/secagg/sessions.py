@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.secagg import keys
-from quietsum.secagg.messages import Step, Terms
+from quietsum.secagg.messages import REVEALING, Step, Terms
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
-from quietsum.secagg.parameters import Adversary, Parameters
+from quietsum.secagg.parameters import Adversary, Parameters, choose_groups
 from quietsum.secagg.party import Party, Policy
 from quietsum.secagg.server import Server
 
@@ -44,6 +45,11 @@ def sparse(count: int, *, neighbours: int, threshold: int, may_drop: int = 0) ->
         corrupt=1,
         may_drop=may_drop,
     )
+
+
+def grouped(count: int, groups: int, *, adversary: Adversary = Adversary.SEMI_MALICIOUS, **more: Any) -> Parameters:
+    """Random groups with the complete graph in each, one colluder, as many drop-outs as the threshold leaves."""
+    return choose_groups(count, groups, **{"corrupt": 1, "adversary": adversary} | more)
 
 
 def names_of(count: int) -> list[str]:
@@ -138,6 +144,8 @@ def answer(played: Played, name: str, step: Step, question: bytes) -> bytes:
     party = played.parties[name]
     if step is Step.ADVERTISE:
         return party.advertise(question)
+    if step in REVEALING:
+        return party.reveal(Step(step - 1), question)
     if step is Step.SHARE:
         return party.share(question)
     if step is Step.MASKED:
@@ -191,7 +199,8 @@ def drop(missing: Mapping[str, Step], *, after_send: bool = False) -> Answer:
     """A line on which each party of ``missing`` falls silent from its step on."""
 
     def line(step: Step, party: str, data: bytes) -> bytes | None:
-        gone = party in missing and (step > missing[party] if after_send else step >= missing[party])
+        turn = step.turn
+        gone = party in missing and (turn > missing[party].turn if after_send else turn >= missing[party].turn)
         return None if gone else data
 
     return line

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietsum.secagg import keys, masks, messages, party
+from quietsum.secagg import graph, keys, masks, messages, party
 from quietsum.secagg.messages import Frame, Step, Terms
 from quietsum.secagg.outcomes import Reason
 from quietsum.secagg.parameters import Parameters
 from quietsum.secagg.party import Party, PeerState, Policy
 from quietsum.secagg.server import Server
-from secagg import test_faults, test_leaks, test_liars, test_lying_server
+from secagg import test_faults, test_groups, test_leaks, test_liars, test_lying_server
 from secagg.sessions import complete, play, session
 
 Patch = pytest.MonkeyPatch
@@ -196,11 +196,28 @@ def repeated_keys_not_noticed(patch: Patch) -> None:
         def __hash__(self) -> int:
             return id(self)
 
-    def read(payload: Any, cohort: Any) -> Any:
-        roster = real(payload, cohort)
+    def read(payload: Any, cohort: Any, **named: Any) -> Any:
+        roster = real(payload, cohort, **named)
         return {name: dataclasses.replace(each, mask=Unequal(each.mask)) for name, each in roster.items()}
 
     patch.setattr(messages, "read_roster", read)
+
+
+def nonces_believed(patch: Patch) -> None:
+    """A pledge binds nobody: whatever nonce is shown is taken."""
+    patch.setattr(messages, "pledge", lambda *given: bytes(32))
+
+
+def groups_by_name(patch: Patch) -> None:
+    """The groups are known before anybody pledges anything."""
+    real = graph.groups
+    patch.setattr(graph, "groups", lambda parties, count, seed: real(parties, count, bytes(32)))
+
+
+def one_nonce_enough(patch: Patch) -> None:
+    """The seed is made of the first party's nonce alone."""
+    real = messages.drawn
+    patch.setattr(messages, "drawn", lambda drawing, nonces: real(drawing, {min(nonces): nonces[min(nonces)]}))
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], Callable[..., None], tuple[Any, ...]]] = [
@@ -265,6 +282,18 @@ MUTANTS: list[tuple[Callable[[Patch], None], Callable[..., None], tuple[Any, ...
         test_lying_server.test_a_lie_to_one_party_is_named_and_that_party_tells_nothing_more,
         ("repeated key",),
     ),
+    (
+        nonces_believed,
+        test_groups.test_every_lie_ends_in_its_reason_and_reveals_nothing_more,
+        ("another nonce for a party",),
+    ),
+    (
+        party_without_a_floor,
+        test_groups.test_every_lie_ends_in_its_reason_and_reveals_nothing_more,
+        ("survivors below the group's floor",),
+    ),
+    (groups_by_name, test_groups.test_groups_are_drawn_anew_in_each_session, ()),
+    (one_nonce_enough, test_groups.test_groups_depend_on_every_nonce_and_every_key, ()),
 ]
 
 

@@ -10,13 +10,13 @@ parties, k neighbours, t shares, d numbers and g drop-outs after the shares are 
   signatures a party, and rebuilds n secrets.
 
 A mask of d numbers is by far the largest term from about 10⁵ numbers on, so a party's time grows as k d and the
-server's as n d + g k d. Noise and rounding add a term in d of their own (``noise``). What training takes is not in
-it, nor waiting for the network.
+server's as n d + g k d. In groups k and t are those of one group, and the draw adds one step. Noise and rounding add a
+term in d of their own (``noise``). What training takes is not in it, nor waiting for the network.
 
 >>> from quietsum.secagg.parameters import choose
 >>> price = estimate(choose(10, corrupt=1, drop_outs=0.1), dimension=1000, machine=REFERENCE)
 >>> price.party.messages, price.party.sent, price.party.received
-(10, 5947, 3509)
+(10, 5947, 3513)
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _STEPS = 5
 _FRAME = 4 + 1 + 32 + 1 + 1 + 4 + keys.SIGNATURE_BYTES
 """Bytes of a frame beside its payload and the party's name: magic, step, session, lengths, signature."""
 
-_TERMS = 4 + 64 + 64 + 2 * 8 + 8 * 4 + 4
+_TERMS = 4 + 64 + 64 + 2 * 8 + 9 * 4 + 4
 """Bytes of the terms beside the words in them, and of the number of names."""
 
+_NONCE = 32  # a nonce, or the pledge of one
 _SEALED = 2 * shamir.SHARE_BYTES + keys.SEAL_OVERHEAD
 
 
@@ -129,9 +130,10 @@ def estimate(
     of the run's. With ``noise``, vectors are rounded and get shares of noise at the party; ``bits`` of a number travel.
     """
     size = whole_number("dimension", dimension, minimum=1)
-    gone = parameters.may_drop if drop_outs is None else whole_number("drop_outs", drop_outs)
-    if gone > parameters.parties - parameters.threshold:
-        remedy = f"at most {parameters.parties - parameters.threshold} leave enough shares"
+    gone = parameters.groups * parameters.may_drop if drop_outs is None else whole_number("drop_outs", drop_outs)
+    most = parameters.groups * (parameters.smallest - parameters.threshold)
+    if gone > most:
+        remedy = f"at most {most} leave enough shares"
         raise InvalidParameter("drop_outs", gone, "would end the round without a sum", remedy)
     return Estimate(
         party=_party(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes, bits=bits),
@@ -143,53 +145,58 @@ def _party(
     chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int, bits: int
 ) -> Cost:
     n, k, t, own = chosen.parties, chosen.neighbours, chosen.threshold, int(chosen.complete)
-    listed = -(-n // 8)  # a list of parties
+    listed = -(-chosen.largest // 8)  # a list of the parties in the sum
     frame = _FRAME + name_bytes
-    sent = _STEPS * frame + (
+    drawn = chosen.groups > 1
+    everyone = -(-n // 8)
+    sent = (_STEPS + drawn) * frame + (
         2 * keys.KEY_BYTES
+        + drawn * 3 * _NONCE
         + (32 + listed + k * _SEALED)
         + wire_size(size, bits=bits)
         + listed
         + (listed + (k + own) * (1 + shamir.SHARE_BYTES))
     )
     words = name_bytes + len(chosen.adversary.value)
-    received = _STEPS * frame + (
+    received = (_STEPS + drawn) * frame + (
         (_TERMS + words + n * (1 + name_bytes))
-        + (listed + n * (2 * keys.KEY_BYTES + keys.SIGNATURE_BYTES))
+        + (everyone + n * (2 * keys.KEY_BYTES + keys.SIGNATURE_BYTES))
+        + drawn * (everyone + 2 * n * _NONCE)
         + (2 * listed + k * _SEALED)
         + listed
         + (listed + t * keys.SIGNATURE_BYTES)
     )
-    checked = n if chosen.adversary is Adversary.SEMI_MALICIOUS else k
+    checked = chosen.largest if chosen.adversary is Adversary.SEMI_MALICIOUS else k
     seconds = (
         (k + 1) * size * machine.mask
         + size * (machine.number + noise * machine.noise)
         + 2 * machine.pair
         + 2 * k * (machine.agreement + machine.seal)
-        + (checked + t + _STEPS) * machine.verify
-        + _STEPS * machine.sign
+        + (checked + t + _STEPS + drawn) * machine.verify
+        + (_STEPS + drawn) * machine.sign
         + k * (2 * machine.share + machine.entry)
     )
-    return Cost(messages=2 * _STEPS, sent=sent, received=received, seconds=seconds)
+    return Cost(messages=2 * (_STEPS + drawn), sent=sent, received=received, seconds=seconds)
 
 
 def _server(
     chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int, bits: int
 ) -> Cost:
-    n, k = chosen.parties, chosen.neighbours
+    n, k, steps = chosen.parties, chosen.neighbours, _STEPS + (chosen.groups > 1)
     here = n - gone
     one = _party(chosen, size, gone, machine, noise=False, name_bytes=name_bytes, bits=bits)
-    rebuilt = gone * k * here / max(n - 1, 1)  # masks of drop-outs with neighbours that stayed
+    others = n if chosen.groups > 1 else max(n - 1, 1)
+    rebuilt = gone * k * here / others  # masks of drop-outs with neighbours that stayed
     seconds = (
         (here + rebuilt) * size * machine.mask
         + here * size * machine.number
         + (2 * n + rebuilt) * machine.agreement
-        + _STEPS * n * (machine.verify + machine.sign)
+        + steps * n * (machine.verify + machine.sign)
         + n * (k * machine.entry + machine.share)
         + gone * machine.pair
     )
     return Cost(
-        messages=2 * _STEPS * here + 5 * gone, sent=one.received * here, received=one.sent * here, seconds=seconds
+        messages=2 * steps * here + steps * gone, sent=one.received * here, received=one.sent * here, seconds=seconds
     )
 
 

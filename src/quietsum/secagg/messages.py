@@ -8,6 +8,13 @@ A session has five questions of the server and five answers of each party::
     SURVIVORS the list of those in the sum   AGREE      the same list, signed
     AGREED    signatures under that list     UNMASK     one share of each neighbour: of its seed, or of its key
 
+Where groups are drawn, ADVERTISE also pledges a nonce, and before ROSTER, which then holds the opened nonces, come ::
+
+    DRAW      everyone's keys and pledges    REVEAL     the nonce that was pledged, and a pledge for another draw
+
+If somebody does not reveal, those who did are asked again under their new pledges (DRAW_AGAIN, DRAW_LAST), at most
+:data:`DRAWS` times in all. From SHARE on each group is a session of its own, among its members.
+
 Every frame names step, session, sender and receiver, and is signed (Ed25519) over those and the SHA-256 of its payload.
 ADVERTISE and AGREE reach the other parties too: the server relays payload and signature, and each party verifies them.
 
@@ -33,7 +40,10 @@ from quietsum.secagg.layout import BITS, from_wire, to_wire, wire_size
 from quietsum.secagg.outcomes import Reason, Refused
 from quietsum.secagg.parameters import Parameters
 
-__all__ = ["SERVER", "Frame", "KeyShare", "Keys", "Opened", "SeedShare", "Share", "Step", "Terms", "opening", "session"]
+__all__ = [
+    "DRAWING", "DRAWS", "REVEALING", "SERVER", "Frame", "KeyShare", "Keys", "Opened", "SeedShare", "Share", "Step",
+    "Terms", "drawing", "drawn", "group_session", "opening", "pledge", "session",
+]  # fmt: skip
 
 SERVER = ""
 """The server's name in frames. A party's name is never empty, so the two cannot be mixed up."""
@@ -61,6 +71,30 @@ class Step(enum.IntEnum):
     AGREE = 8
     AGREED = 9
     UNMASK = 10
+    DRAW = 11
+    REVEAL = 12
+    DRAW_AGAIN = 13
+    REVEAL_AGAIN = 14
+    DRAW_LAST = 15
+    REVEAL_LAST = 16
+
+    @property
+    def turn(self) -> int:
+        """Its place in the order of steps, in which draws stand between ADVERTISE and ROSTER."""
+        return _TURNS[self]
+
+
+DRAWING = (Step.DRAW, Step.DRAW_AGAIN, Step.DRAW_LAST)
+"""The questions by which groups are drawn: the first, and two more if somebody does not reveal."""
+REVEALING = (Step.REVEAL, Step.REVEAL_AGAIN, Step.REVEAL_LAST)
+DRAWS = len(DRAWING)
+"""How often groups are drawn in a session at the most."""
+_TURNS = {
+    step: turn
+    for turn, step in enumerate(
+        sorted(Step, key=lambda step: step if step < Step.DRAW else 2 + step / 100)  # 2.11 … 2.16
+    )
+}
 
 
 # --------------------------------------------------------------------------------------------- terms
@@ -71,9 +105,10 @@ class Step(enum.IntEnum):
 class Terms:
     """What one session is about. Public, the same for all, and hashed into every signature and every mask.
 
-    ``model`` and ``plan`` are SHA-256 digests in hexadecimal; ``floor`` is the smallest number of survivors whose sum
-    may be unmasked. Of each of the ``dimension`` numbers the lowest ``bits`` bits travel, and the sum is modulo 2 to
-    the ``bits``. A session under other terms is another session: no message, mask or share of one fits the other.
+    ``model`` and ``plan`` are SHA-256 digests in hexadecimal; ``floor`` is the smallest number of survivors, of a group
+    where there are groups, whose sum may be unmasked. Of each of the ``dimension`` numbers the lowest ``bits`` bits
+    travel, and the sum is modulo 2 to the ``bits``. A session under other terms is another session: no message, mask or
+    share of one fits the other.
     """
 
     run: str
@@ -95,11 +130,12 @@ class Terms:
         if self.bits not in BITS:
             raise InvalidParameter("bits", self.bits, "is no size of a ring", f"choose one of {list(BITS)}")
         whole_number("floor", self.floor, 1)
-        if self.floor > self.parameters.parties:
+        if self.floor > self.parameters.smallest:
+            whom = "members of a group" if self.parameters.groups > 1 else "parties"
             raise InvalidParameter(
                 "floor",
                 self.floor,
-                f"is more than the {self.parameters.parties} parties",
+                f"is more than the {self.parameters.smallest} {whom}",
                 "no sum could ever be unmasked; lower the floor or invite more parties",
             )
 
@@ -120,6 +156,7 @@ class Terms:
                     chosen.may_drop,
                     self.floor,
                     self.bits,
+                    chosen.groups,
                 ),
             )
         )
@@ -130,7 +167,7 @@ class Terms:
         return max(self.parameters.threshold, self.floor)
 
 
-_TERMS = struct.Struct(">QQIIIIIIII")
+_TERMS = struct.Struct(">QQIIIIIIIII")
 
 
 def refuse_other_terms(mine: Terms, theirs: Opened) -> None:
@@ -199,13 +236,36 @@ def commitment(of_session: bytes, sender: str, seed: bytes) -> bytes:
     return keys.digest("seed", of_session, sender.encode(), seed)
 
 
+def pledge(opened: bytes, party: str, place: int, nonce: bytes) -> bytes:
+    """SHA-256 commitment to ``party``'s nonce for the draw at ``place`` of this session; 256 random bits hide in it."""
+    return keys.digest("pledge", opened, party.encode(), bytes((place,)), nonce)
+
+
+def drawing(terms: Terms, opened: bytes, advertised: Mapping[str, Keys], pledges: Mapping[str, bytes]) -> bytes:
+    """What a draw of groups is bound to: everyone's keys, and everyone's pledges for it."""
+    pledged = (part for name in sorted(pledges) for part in (name.encode(), pledges[name]))
+    return keys.digest("drawing", session(terms, opened, advertised), *pledged)
+
+
+def drawn(of_drawing: bytes, nonces: Mapping[str, bytes]) -> bytes:
+    """The seed of the groups, from all nonces of a draw: nobody knows it before the last one is opened."""
+    opened = (part for name in sorted(nonces) for part in (name.encode(), nonces[name]))
+    return keys.digest("drawn", of_drawing, *opened)
+
+
+def group_session(seed: bytes, members: Sequence[str]) -> bytes:
+    """The name of one group's session: the draw, by its seed, and who is in the group."""
+    return keys.digest("group", seed, *(name.encode() for name in members))
+
+
 # --------------------------------------------------------------------------------------------- frames
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Frame:
-    """One message. ``session`` is the opening's hash in OPEN, ADVERTISE and ROSTER, and the session's from SHARE on."""
+    """One message. ``session`` is the opening's hash in OPEN, ADVERTISE, ROSTER and DRAW, and that of the draw in
+    REVEAL; from SHARE on the session's, or that of the group's session."""
 
     step: Step
     session: bytes
@@ -329,16 +389,20 @@ def _check_text(parameter: str, text: str, remedy: str = "") -> None:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keys:
-    """The two public keys of one party in one session, for masks and for sealing shares, and its signature."""
+    """The two public keys of one party in one session, for masks and for sealing shares, and its signature.
+
+    ``pledge`` is the hash of its nonce for the first draw of groups, where groups are drawn.
+    """
 
     mask: bytes
     channel: bytes
     signature: bytes = b""
+    pledge: bytes = b""
 
     @property
     def payload(self) -> bytes:
         """What ADVERTISE says."""
-        return self.mask + self.channel
+        return self.mask + self.channel + self.pledge
 
 
 @final
@@ -379,7 +443,7 @@ def read_open(payload: Raw, *, most: int) -> Opened:
         raise Refused(Reason.OTHER_COHORT)
     cohort = tuple(reader.text() for _ in range(count))
     reader.end()
-    round_, attempt, dimension, parties, neighbours, threshold, corrupt, may_drop, floor, bits = numbers
+    round_, attempt, dimension, parties, neighbours, threshold, corrupt, may_drop, floor, bits, groups = numbers
     return Opened(
         run=run,
         round=round_,
@@ -394,6 +458,7 @@ def read_open(payload: Raw, *, most: int) -> Opened:
             "adversary": adversary,
             "corrupt": corrupt,
             "may_drop": may_drop,
+            "groups": groups,
         },
         floor=floor,
         bits=bits,
@@ -401,12 +466,17 @@ def read_open(payload: Raw, *, most: int) -> Opened:
     )
 
 
-def read_keys(payload: Raw) -> Keys:
-    """The payload of ADVERTISE."""
+def read_keys(payload: Raw, *, pledged: bool = False) -> Keys:
+    """The payload of ADVERTISE; with a pledge where groups are drawn."""
     reader = Reader(payload)
-    mask, channel = bytes(reader.take(_KEY)), bytes(reader.take(_KEY))
+    found = _read_keys(reader, pledged)
     reader.end()
-    return Keys(mask=mask, channel=channel)
+    return found
+
+
+def _read_keys(reader: Reader, pledged: bool) -> Keys:
+    mask, channel = bytes(reader.take(_KEY)), bytes(reader.take(_KEY))
+    return Keys(mask=mask, channel=channel, pledge=bytes(reader.take(_HASH)) if pledged else b"")
 
 
 def write_roster(advertised: Mapping[str, Keys], cohort: Sequence[str]) -> bytes:
@@ -415,17 +485,33 @@ def write_roster(advertised: Mapping[str, Keys], cohort: Sequence[str]) -> bytes
     return bitmap(advertised, cohort) + b"".join(each.payload + each.signature for each in present)
 
 
-def read_roster(payload: Raw, cohort: Sequence[str]) -> dict[str, Keys]:
-    """The keys of all who advertised."""
+def read_roster(payload: Raw, cohort: Sequence[str], *, pledged: bool = False) -> dict[str, Keys]:
+    """The keys of all who advertised, with their pledges where groups are drawn."""
     reader = Reader(payload)
     found = {
-        name: Keys(
-            mask=bytes(reader.take(_KEY)), channel=bytes(reader.take(_KEY)), signature=bytes(reader.take(_SIGNATURE))
-        )
+        name: dataclasses.replace(_read_keys(reader, pledged), signature=bytes(reader.take(_SIGNATURE)))
         for name in reader.members(cohort)
     }
     reader.end()
     return found
+
+
+def write_hashes(found: Mapping[str, bytes], cohort: Sequence[str]) -> bytes:
+    """Pledges (DRAW_AGAIN, DRAW_LAST) or opened nonces (ROSTER, where groups are drawn), one of each party."""
+    return _listed(found, cohort, bytes)
+
+
+def read_hashes(payload: Raw, cohort: Sequence[str]) -> dict[str, bytes]:
+    """What :func:`write_hashes` wrote."""
+    return _read_listed(Reader(payload), cohort, _HASH)
+
+
+def read_reveal(payload: Raw) -> tuple[bytes, bytes]:
+    """The payload of REVEAL: the nonce, and the pledge for another draw."""
+    reader = Reader(payload)
+    nonce, following = bytes(reader.take(_HASH)), bytes(reader.take(_HASH))
+    reader.end()
+    return nonce, following
 
 
 def write_share(commit: bytes, sealed: Mapping[str, bytes], cohort: Sequence[str]) -> bytes:
@@ -521,9 +607,12 @@ def largest_payload(step: Step, terms: Terms) -> int:
     """The most bytes that a payload of this step can have."""
     count = terms.parameters.parties
     bits = -(-count // 8)
+    pledged = _HASH if terms.parameters.groups > 1 else 0
     each = {
+        **dict.fromkeys(REVEALING, 2 * _HASH),
+        **dict.fromkeys(DRAWING, bits + count * (2 * _KEY + _HASH + _SIGNATURE)),
         Step.OPEN: 8 * _NAME + _TERMS.size + 4 + count * (1 + _NAME),
-        Step.ADVERTISE: 2 * _KEY,
+        Step.ADVERTISE: 2 * _KEY + pledged,
         Step.ROSTER: bits + count * (2 * _KEY + _SIGNATURE),
         Step.SHARE: _HASH + bits + count * _SEALED,
         Step.SHARES: 2 * bits + count * _SEALED,

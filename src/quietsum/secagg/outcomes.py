@@ -53,6 +53,9 @@ class Reason(enum.Enum):
     BELOW_FLOOR = "below-floor"
     TOO_FEW_HOLDERS = "too-few-holders"
     TOO_FEW_SIGNATURES = "too-few-signatures"
+    PLEDGE_SUBSTITUTED = "pledge-substituted"
+    PLEDGE_NOT_OPENED = "pledge-not-opened"
+    TOO_MANY_DRAWS = "too-many-draws"
     # what the server finds in a message that a party signed
     WRONG_RECIPIENTS = "wrong-recipients"
     OTHER_SURVIVORS = "other-survivors"
@@ -60,6 +63,8 @@ class Reason(enum.Enum):
     WRONG_SHARE = "wrong-share"
     WRONG_DEALING = "wrong-dealing"
     DISPUTED_SHARE = "disputed-share"
+    BROKEN_PLEDGE = "broken-pledge"
+    GROUP_LOST = "group-lost"
     NO_ANSWER = "no-answer"
 
     @property
@@ -101,12 +106,17 @@ _REASONS = {
     Reason.BELOW_FLOOR: "fewer parties than the smallest cohort would stand in the sum; it is not unmasked",
     Reason.TOO_FEW_HOLDERS: "fewer parties than the threshold hold shares of one party's secrets",
     Reason.TOO_FEW_SIGNATURES: "fewer parties than the threshold signed the same list of survivors",
+    Reason.PLEDGE_SUBSTITUTED: "the server shows another pledge for this party than the one that it sent",
+    Reason.PLEDGE_NOT_OPENED: "a pledge of the list was not opened, so that the groups are not drawn",
+    Reason.TOO_MANY_DRAWS: "groups were drawn as often for this run as this party takes part in",
     Reason.WRONG_RECIPIENTS: "the shares are not addressed to exactly the neighbours of their sender",
     Reason.OTHER_SURVIVORS: "the party signed another list of survivors than the one it was sent",
     Reason.WRONG_KIND: "the party sent a share that was not asked for",
     Reason.WRONG_SHARE: "the party sent shares of others that do not fit",
     Reason.WRONG_DEALING: "the party dealt shares of its own secret that do not fit",
     Reason.DISPUTED_SHARE: "one share does not fit, and the party either dealt it wrongly or sent it wrongly",
+    Reason.BROKEN_PLEDGE: "the party opened its pledge with something else than it pledged",
+    Reason.GROUP_LOST: "too few of the party's group were left; the group is not unmasked",
     Reason.NO_ANSWER: "the party did not answer in time",
 }
 
@@ -117,6 +127,7 @@ class Outcome(enum.Enum):
 
     DONE = "done"
     TOO_FEW_KEYS = "too-few-keys"
+    NO_DRAW = "no-draw"
     TOO_FEW_SHARES = "too-few-shares"
     TOO_FEW_INPUTS = "too-few-inputs"
     TOO_FEW_SIGNATURES = "too-few-signatures"
@@ -133,6 +144,7 @@ class Outcome(enum.Enum):
 _OUTCOMES = {
     Outcome.DONE: "the sum of the survivors' vectors was unmasked",
     Outcome.TOO_FEW_KEYS: "too few parties sent keys; no party sent anything else",
+    Outcome.NO_DRAW: "some parties did not open their pledges, so that no groups were drawn; no vector was sent",
     Outcome.TOO_FEW_SHARES: "too few parties shared their secrets; no party sent its vector",
     Outcome.TOO_FEW_INPUTS: "too few parties sent their masked vectors; nothing was unmasked",
     Outcome.TOO_FEW_SIGNATURES: "too few parties signed the list of survivors; nothing was unmasked",

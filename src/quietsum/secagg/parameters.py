@@ -26,6 +26,11 @@ where H(n, s, k) counts the special ones among k drawn from n of which s are spe
 from the n − 1 others; summed over all n parties, special or not, the probabilities are n · P[H(n, s, k) …] exactly,
 and the honest ones alone have less. Colluders and drop-outs must not depend on the order of the ring.
 
+**Groups**. A session may be cut into several groups at random (:mod:`quietsum.secagg.graph`), with one sum each. Every
+group is then a session of its own in what is said above: n, c and d count its members, its colluders and its drop-outs,
+and both sizes that its groups have must satisfy the conditions. How many colluders may sit in one group is a question
+of chance, which :mod:`quietsum.plan.groups` answers.
+
 A :class:`Parameters` that breaks one of these cannot be made: a party that puts together what a server proposes gets an
 error instead. At least one colluder always counts, since each party receives the model and knows its own share.
 
@@ -40,6 +45,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 import math
 from collections.abc import Mapping
@@ -50,7 +56,7 @@ from scipy.special import gammaln
 
 from quietsum.errors import InvalidParameter, PlanRefused, finite_number, whole_number
 
-__all__ = ["SPARSE_FROM", "Adversary", "Parameters", "choose", "dropping"]
+__all__ = ["SPARSE_FROM", "Adversary", "Parameters", "choose", "choose_groups", "dropping"]
 
 SPARSE_FROM = 50
 """Cohorts of this size and above get the sparse graph where it has fewer neighbours than the complete one."""
@@ -65,6 +71,10 @@ SECURITY_FAILURE = 2.0**-40
 PROGRESS_FAILURE = 2.0**-20
 FEWEST_HONEST = 2
 """Honest inputs that every released sum holds at the least: a sum of one would be that one."""
+
+
+FEWEST_IN_GROUP = 3
+"""Honest inputs that a plan leaves in every group's sum: each is hidden among two others."""
 
 
 class Adversary(enum.StrEnum):
@@ -83,8 +93,10 @@ class Parameters:
     """The public parameters of a secure round, sound by construction.
 
     ``parties`` enrolled, each with ``neighbours`` (``parties`` − 1: everyone), ``threshold`` shares to rebuild a
-    secret, ``corrupt`` parties that may collude with the server and ``may_drop`` that may go missing. Raises
-    :class:`~quietsum.errors.PlanRefused` if security or progress would not hold; see the module for the conditions.
+    secret, ``corrupt`` parties that may collude with the server and ``may_drop`` that may go missing. With several
+    ``groups``, ``neighbours`` (their largest size − 1: everyone in the group), ``corrupt`` and ``may_drop`` (of the
+    smallest) are those of one group. Raises :class:`~quietsum.errors.PlanRefused` if security or progress would not
+    hold; see the module for the conditions.
     """
 
     parties: int
@@ -93,36 +105,65 @@ class Parameters:
     adversary: Adversary
     corrupt: int
     may_drop: int
+    groups: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("parties", 2), ("neighbours", 1), ("threshold", 1), ("corrupt", 1), ("may_drop", 0)):
+        for name, least in (
+            ("parties", 2), ("neighbours", 1), ("threshold", 1), ("corrupt", 1), ("may_drop", 0), ("groups", 1),
+        ):  # fmt: skip
             value = getattr(self, name)
             if type(value) is not int:
                 raise InvalidParameter(name, value, "is not a whole number")
             whole_number(name, value, minimum=least)
         object.__setattr__(self, "adversary", _adversary(self.adversary))
+        if self.groups > 1:
+            if self.smallest < 2:
+                raise PlanRefused(f"{self.groups} groups of {self.parties} parties leave some party alone")
+            for size in {self.smallest, self.largest}:
+                self.within(size)
+            return
         if reason := (_complete_problem(self) if self.complete else _sparse_problem(self)):
             raise PlanRefused(f"secure aggregation with {self._in_words} {reason}")
 
     @property
     def complete(self) -> bool:
-        """Whether every two parties share a mask."""
-        return self.neighbours == self.parties - 1
+        """Whether every two parties of a group share a mask."""
+        return self.neighbours == self.largest - 1
+
+    @property
+    def smallest(self) -> int:
+        """Members of the smallest group; all parties where there is one."""
+        return self.parties // self.groups
+
+    @property
+    def largest(self) -> int:
+        """Members of the largest group: one more than the smallest at most."""
+        return -(-self.parties // self.groups)
+
+    def within(self, size: int) -> Parameters:
+        """The parameters of one group of ``size`` members, a session of its own with as many survivors."""
+        return dataclasses.replace(
+            self,
+            parties=size,
+            neighbours=size - 1 if self.complete else self.neighbours,
+            may_drop=size - self.survivors,
+            groups=1,
+        )
 
     @property
     def holders(self) -> int:
         """How many parties hold a share of each secret; in the complete graph its owner is one of them."""
-        return self.parties if self.complete else self.neighbours
+        return self.largest if self.complete else self.neighbours
 
     @property
     def survivors(self) -> int:
-        """Parties that are left when as many drop out as may."""
-        return self.parties - self.may_drop
+        """Parties of a group that are left when as many drop out as may."""
+        return self.smallest - self.may_drop
 
     @property
     def honest(self) -> int:
-        """Honest inputs in the sum when as many drop out as may, and none of them colludes."""
-        return self.parties - self.may_drop - self.corrupt
+        """Honest inputs in a sum when as many drop out as may, and none of them colludes."""
+        return self.survivors - self.corrupt
 
     @property
     def _in_words(self) -> str:
@@ -134,6 +175,8 @@ class Parameters:
         """One line for a plan."""
         graph = "complete graph" if self.complete else f"{self.neighbours} neighbours a party"
         allowed = f"{_many(self.may_drop, 'drop-out')} and {_many(self.corrupt, 'colluder')} allowed for"
+        if self.groups > 1:
+            graph, allowed = f"{self.groups} groups, {graph} in each", f"{allowed} in each"
         return f"{self.threshold} of {self.holders} shares rebuild a mask; {graph}; {allowed}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,6 +252,68 @@ def choose(
     )
 
 
+def choose_groups(
+    parties: int,
+    groups: int,
+    *,
+    corrupt: int,
+    drop_outs: float | None = None,
+    adversary: Adversary | str = Adversary.SEMI_MALICIOUS,
+    threshold: int | None = None,
+) -> Parameters:
+    """Parameters for ``parties`` in ``groups`` of nearly one size, ``corrupt`` of each of which may collude.
+
+    ``drop_outs`` is the share of each group that may go missing; if omitted, as many as the threshold leaves, and as
+    leave :data:`FEWEST_IN_GROUP` honest. Threshold
+    and graph are those of :func:`choose`, such that they hold for both sizes. Raises
+    :class:`~quietsum.errors.PlanRefused` if nothing fits.
+    """
+    parties, groups = whole_number("parties", parties, minimum=2), whole_number("groups", groups, minimum=2)
+    small, large = parties // groups, -(-parties // groups)
+    adversary = _adversary(adversary)
+    may_drop = dropping(small, drop_outs or 0.0)
+    if small >= SPARSE_FROM and (found := _sparse_groups(small, large, corrupt, may_drop, adversary, threshold)):
+        return dataclasses.replace(found, parties=parties, groups=groups)
+    least, _ = _complete_range(large, corrupt, may_drop, adversary)
+    most = small - may_drop
+    if least > most:
+        raise PlanRefused(_nothing_fits(small, corrupt, may_drop, adversary, least, "a group of "))
+    if threshold is None:
+        threshold = min(max(2 * small // 3 + 1, least), most)
+    elif not least <= threshold <= most:
+        raise PlanRefused(
+            f"secure aggregation with threshold = {threshold} is refused: groups of {small} with "
+            f"{_many(corrupt, 'colluder')} and {_many(may_drop, 'drop-out')} allow {_range(least, most)}; choose that, "
+            "or leave threshold out"
+        )
+    return Parameters(
+        parties=parties,
+        neighbours=large - 1,
+        threshold=threshold,
+        adversary=adversary,
+        corrupt=corrupt,
+        may_drop=max(small - max(threshold, corrupt + FEWEST_IN_GROUP), 0) if drop_outs is None else may_drop,
+        groups=groups,
+    )
+
+
+def _sparse_groups(
+    small: int, large: int, corrupt: int, may_drop: int, adversary: Adversary, threshold: int | None
+) -> Parameters | None:
+    """A sparse graph whose numbers hold in groups of both sizes; None where only the complete one does."""
+    believed = max(corrupt, small // ONE_IN)
+    for size, count in itertools.product((small, large), dict.fromkeys((believed, corrupt))):
+        lost = size - (small - may_drop)
+        if found := _sparse(size, count, lost, adversary, threshold):
+            try:
+                for other in (small, large):
+                    dataclasses.replace(found, parties=other, may_drop=other - (small - may_drop))
+            except PlanRefused:
+                continue
+            return dataclasses.replace(found, parties=small, corrupt=corrupt, may_drop=may_drop)
+    return None
+
+
 def dropping(parties: int, share: float) -> int:
     """How many of ``parties`` may go missing when the share ``share`` may: rounded down, 0.1 of 5 is nobody."""
     share = finite_number("drop_outs", share)
@@ -248,7 +353,7 @@ def _why_least(parties: int, corrupt: int, adversary: Adversary) -> str:
     return f"{_many(corrupt, 'colluder')} and a single honest party would be enough to read that party's input"
 
 
-def _nothing_fits(parties: int, corrupt: int, may_drop: int, adversary: Adversary, least: int) -> str:
+def _nothing_fits(parties: int, corrupt: int, may_drop: int, adversary: Adversary, least: int, among: str = "") -> str:
     left = parties - may_drop
     needs = f"the threshold must be at least {least} ({_why_least(parties, corrupt, adversary)})"
     has = f"{_many(may_drop, 'drop-out')} of {parties} leave {left}"
@@ -259,7 +364,7 @@ def _nothing_fits(parties: int, corrupt: int, may_drop: int, adversary: Adversar
         ways.append("assume fewer colluders")
     if adversary is Adversary.SEMI_MALICIOUS and corrupt + FEWEST_HONEST <= left:
         ways.append('assume a server that follows the protocol (adversary = "curious")')
-    return f"secure aggregation among {parties} parties is refused: {needs}, and {has}; {_either(ways)}"
+    return f"secure aggregation among {among}{parties} parties is refused: {needs}, and {has}; {_either(ways)}"
 
 
 # ----------------------------------------------------------------------------------------------- sparse graph

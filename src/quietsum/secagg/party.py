@@ -14,6 +14,9 @@ Guarantees, against a server that may lie within the adversary class of the para
   (its orders and its policy), so the server cannot lower them.
 * Each question is answered once. The same bytes again get the same answer (the masked vector until the next question is
   answered); anything else is refused.
+* Where groups are drawn, this party works out its own from nonces that all had pledged before one was opened, its own
+  among them (:mod:`quietsum.secagg.graph` says why nobody chooses them). From then on the session is one among the
+  group's members: floor, threshold, lists and signatures are the group's, and no other name is heard of.
 * Own secrets are forgotten as soon as the masked vector is made, shares of others when the session ends. (Python
   cannot promise that the memory is overwritten.)
 
@@ -99,12 +102,13 @@ class _Peer:
 class _Secrets:
     """What a party must not lose or tell before its masked vector is out."""
 
-    __slots__ = ("channel", "channel_keys", "mask", "seed")
+    __slots__ = ("channel", "channel_keys", "mask", "nonces", "seed")
 
     def __init__(self) -> None:
         self.mask = keys.Pair.fresh()
         self.channel = keys.Pair.fresh()
         self.seed = keys.fresh_seed()
+        self.nonces = tuple(keys.fresh_seed() for _ in range(messages.DRAWS + 1))
         self.channel_keys: dict[str, bytes] = {}
 
 
@@ -150,6 +154,7 @@ class Party:
         self._policy = policy or Policy()
         self._remember, self._rng = remember, rng
         self._due: Step | None = Step.OPEN
+        self._else: Step | None = None  # what may come instead: another draw
         self._answered: dict[Step, tuple[bytes, bytes | None]] = {}
         self._ended: Reason | None = None
         self._cohort: tuple[str, ...] = ()
@@ -157,6 +162,9 @@ class Party:
         self._opening = self._session = b""
         self._secrets: _Secrets | None = None
         self._roster: dict[str, Keys] = {}
+        self._chosen = terms.parameters
+        self._pledges: dict[str, bytes] = {}
+        self._drawing = b""
         self._graph: Mapping[str, tuple[str, ...]] = {}
         self._holders: tuple[str, ...] = ()
         self._peers: dict[str, _Peer] = {}
@@ -174,6 +182,11 @@ class Party:
         return self._survivors
 
     @property
+    def group(self) -> tuple[str, ...]:
+        """The members of this party's group, itself among them; the whole cohort where none are drawn."""
+        return self._cohort
+
+    @property
     def states(self) -> dict[str, PeerState]:
         """Where each neighbour stands."""
         return {name: peer.state for name, peer in self._peers.items() if name != self.name}
@@ -182,8 +195,13 @@ class Party:
         """Compare the server's terms with the party's own, and answer with two fresh public keys."""
         return self._answer(Step.OPEN, message, self._advertise)
 
+    def reveal(self, step: Step, message: bytes) -> bytes:
+        """Note everyone's keys and pledges, and answer with the nonce that was pledged for this draw of groups."""
+        place = messages.DRAWING.index(step)
+        return self._answer(step, message, lambda frame: self._reveal(frame, place))
+
     def share(self, message: bytes) -> bytes:
-        """Check everyone's keys, and answer with sealed shares of this party's two secrets."""
+        """Check everyone's keys (or work out the group), and answer with sealed shares of this party's two secrets."""
         return self._answer(Step.ROSTER, message, self._share)
 
     def mask(self, message: bytes, vector: NDArray[np.uint32] | Callable[[], NDArray[np.uint32]]) -> bytes:
@@ -228,7 +246,7 @@ class Party:
             return reply
         if self._ended is not None:
             raise Refused(self._ended)
-        if step is not self._due:
+        if step is not self._due and step is not self._else:
             raise Refused(Reason.WRONG_STEP)
         try:
             reply = work(frame)
@@ -240,8 +258,16 @@ class Party:
         self._answered[step] = (asked, kept)
         if step is Step.SURVIVORS:  # the masked vector has arrived: it need not be kept for a second delivery
             self._answered[Step.SHARES] = (self._answered[Step.SHARES][0], None)
-        self._due = None if step is Step.AGREED else Step(step + 2)
+        self._due, self._else = self._after(step)
         return reply
+
+    def _after(self, step: Step) -> tuple[Step | None, Step | None]:
+        """Which question is due after ``step``, and which may come instead."""
+        if step is Step.OPEN and self.terms.parameters.groups > 1:
+            return Step.DRAW, None
+        if step in messages.DRAWING:
+            return Step.ROSTER, None if step is messages.DRAWING[-1] else Step(step + 2)
+        return (None if step is Step.AGREED else Step(step + 2)), None
 
     def _authentic(self, step: Step, message: bytes) -> Frame:
         """The frame, if the server signed it for this party, session and step."""
@@ -254,19 +280,21 @@ class Party:
             raise Refused(Reason.WRONG_RECEIVER)
         if frame.step is not step:
             raise Refused(Reason.WRONG_STEP)
-        expected = self._opening if step in (Step.OPEN, Step.ROSTER) else self._session
+        expected = self._opening if step.turn <= Step.ROSTER.turn else self._session
         if expected and frame.session != expected:
             raise Refused(Reason.WRONG_SESSION)
         return frame
 
     def _reply(self, step: Step, payload: messages.Raw) -> bytes:
         binding = self._opening if step is Step.ADVERTISE else self._session
+        if step in messages.REVEALING:
+            binding = self._drawing
         return messages.write(
             step, binding, sender=self.name, receiver=SERVER, payload=payload, identity=self._identity
         )
 
     def _end(self, reason: Reason) -> None:
-        self._ended, self._due, self._secrets = reason, None, None
+        self._ended, self._due, self._else, self._secrets = reason, None, None, None
         self._peers.clear()
 
     # ---------------------------------------------------------------------------------------- the five steps
@@ -292,28 +320,76 @@ class Party:
         self._cohort, self._identities, self._opening = cohort, identities, opened
         self._secrets = _Secrets()
         mine = Keys(mask=self._secrets.mask.public, channel=self._secrets.channel.public)
+        if self.terms.parameters.groups > 1:
+            mine = dataclasses.replace(mine, pledge=self._pledge(0))
         self._roster = {self.name: mine}
         return self._reply(Step.ADVERTISE, mine.payload)
 
-    def _share(self, frame: Frame) -> bytes:
-        secrets, mine = self._kept(), self._roster[self.name]
-        roster = messages.read_roster(frame.payload, self._cohort)
+    def _pledge(self, place: int) -> bytes:
+        return messages.pledge(self._opening, self.name, place, self._kept().nonces[place])
+
+    def _reveal(self, frame: Frame, place: int) -> bytes:
+        secrets = self._kept()
+        if place == 0:
+            self._roster = self._read_roster(frame, pledged=True)
+            self._pledges = {name: each.pledge for name, each in self._roster.items()}
+        else:
+            pledges = messages.read_hashes(frame.payload, self._cohort)
+            self._require_list(pledges, self._roster)
+            if pledges[self.name] != self._pledge(place):
+                raise Refused(Reason.PLEDGE_SUBSTITUTED)
+            self._pledges = pledges
+            self._roster = {name: self._roster[name] for name in pledges}
+        self._drawing = messages.drawing(self.terms, self._opening, self._roster, self._pledges)
+        return self._reply(messages.REVEALING[place], secrets.nonces[place] + self._pledge(place + 1))
+
+    def _read_roster(self, frame: Frame, *, pledged: bool = False) -> dict[str, Keys]:
+        """Everyone's keys, this party's own among them, none twice, and of enough parties."""
+        roster = messages.read_roster(frame.payload, self._cohort, pledged=pledged)
         if self.name not in roster:
             raise Refused(Reason.SELF_MISSING)
-        if roster[self.name].payload != mine.payload:
+        if roster[self.name].payload != self._roster[self.name].payload:
             raise Refused(Reason.KEY_SUBSTITUTED)
         public = [key for each in roster.values() for key in (each.mask, each.channel)]
         if len(set(public)) != len(public):
             raise Refused(Reason.KEY_REPEATED)
         if len(roster) < self._need:
             raise Refused(Reason.BELOW_FLOOR)
-        committed = {name: (each.mask, each.channel) for name, each in roster.items()}
-        self._graph = graph.neighbours(self._cohort, self.terms.parameters, graph.seed_of(committed))
+        return roster
+
+    def _join(self, frame: Frame) -> bytes:
+        """Open the draw, and go on among the members of this party's group; returns the seed."""
+        nonces = messages.read_hashes(frame.payload, self._cohort)
+        if nonces.keys() != self._pledges.keys():
+            raise Refused(Reason.PLEDGE_NOT_OPENED)
+        place = max(at for at, step in enumerate(messages.DRAWING) if step in self._answered)
+        for name, nonce in nonces.items():
+            if messages.pledge(self._opening, name, place, nonce) != self._pledges[name]:
+                raise Refused(Reason.BROKEN_PLEDGE, name)
+        seed = messages.drawn(self._drawing, nonces)
+        drawn = graph.groups(self._cohort, self.terms.parameters.groups, seed)
+        self._cohort = next(members for members in drawn if self.name in members)
+        self._chosen = self.terms.parameters.within(len(self._cohort))
+        self._identities = {name: self._identities[name] for name in self._cohort}
+        self._roster = {name: each for name, each in self._roster.items() if name in self._identities}
+        self._session = messages.group_session(seed, self._cohort)
+        if len(self._roster) < self._need:
+            raise Refused(Reason.BELOW_FLOOR)
+        return seed
+
+    def _share(self, frame: Frame) -> bytes:
+        secrets = self._kept()
+        if self.terms.parameters.groups > 1:
+            drawn = self._join(frame)
+        else:
+            self._roster = self._read_roster(frame)
+            drawn = graph.seed_of({name: (each.mask, each.channel) for name, each in self._roster.items()})
+            self._session = messages.session(self.terms, self._opening, self._roster)
+        roster = self._roster
+        self._graph = graph.neighbours(self._cohort, self._chosen, drawn)
         near = self._graph[self.name]
         self._check_advertised(roster, near)
-        self._roster = roster
-        self._session = messages.session(self.terms, self._opening, roster)
-        self._holders = graph.holders(self.name, near, self.terms.parameters)
+        self._holders = graph.holders(self.name, near, self._chosen)
         self._require_holders(roster)
         points = {holder: place for place, holder in enumerate(self._holders, start=1) if holder in roster}
         seeds, private = shamir.share_many(
@@ -374,7 +450,7 @@ class Party:
         survivors = messages.read_members(frame.payload, self._cohort)
         self._require_list(survivors, self._sharing)
         self._require_holders(survivors)
-        if not self.terms.parameters.complete and len(reached(self.name, survivors, self._graph)) < self._need:
+        if not self._chosen.complete and len(reached(self.name, survivors, self._graph)) < self._need:
             raise Refused(Reason.BELOW_FLOOR)
         for name, peer in self._peers.items():
             peer.settle(survived=name in survivors)

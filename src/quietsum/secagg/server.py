@@ -11,6 +11,11 @@ A :class:`Server` serves one attempt of one round, without clock, socket or file
 list for them to sign; nothing is unmasked by that. The next call, which closes AGREE, returns the request to unmask.
 The round commits its charge between the two.
 
+**Groups.** Where the terms ask for several, the parties' pledges are opened once their keys are in (REVEAL), the groups
+follow from them, and each is from then on a session of its own, with its own accumulator, survivors and floor. They
+move in step. A group with too few left ends alone: nothing of it is unmasked, its members are lost with
+``GROUP_LOST``, and the others go on. The session is ``DONE`` if one group is; :meth:`Server.sums` has a sum for each.
+
 Guarantees: a masked vector is added at most once, only if its sender signed it for this session, and never after the
 list of survivors is fixed; no vector is kept. A secret is used only if it is the one that its owner committed to: the
 rebuilt key must have the advertised public key, the rebuilt seed the hash from the share step. Where shares do not fit,
@@ -37,7 +42,7 @@ from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, S
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.party import sign_of
 
-__all__ = ["Loss", "Server"]
+__all__ = ["GroupSum", "Loss", "Server"]
 
 _TRIES = 2000  # sets of shares that are tried for one secret when some are wrong
 
@@ -51,8 +56,20 @@ class Loss:
     reason: Reason
 
 
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class GroupSum:
+    """What was opened of one group: its number, all its members, those whose vectors are in it, and their sum."""
+
+    number: int
+    members: tuple[str, ...]
+    survivors: tuple[str, ...]
+    total: NDArray[np.uint32]
+
+
 _END = {
     Step.ADVERTISE: Outcome.TOO_FEW_KEYS,
+    **dict.fromkeys(messages.REVEALING, Outcome.NO_DRAW),
     Step.SHARE: Outcome.TOO_FEW_SHARES,
     Step.MASKED: Outcome.TOO_FEW_INPUTS,
     Step.AGREE: Outcome.TOO_FEW_SIGNATURES,
@@ -80,6 +97,7 @@ class Server:
         self._largest = max(messages.largest_payload(step, terms) for step in Step)
         self._trial = keys.Pair.fresh()
         self._step: Step | None = None
+        self._last = Step.ADVERTISE
         self._outcome: Outcome | None = None
         self._asked: frozenset[str] = frozenset()
         self._answers: dict[str, bytes] = {}  # signature of the answer that counts, of the open step
@@ -98,12 +116,20 @@ class Server:
         self._alive: frozenset[str] = frozenset()
         self._sum: NDArray[np.uint32] | None = None
         self._revealed: dict[str, dict[str, Share]] = {}
+        self._pledges: dict[str, bytes] = {}  # of the draw that is open
+        self._opened: dict[str, tuple[bytes, bytes]] = {}  # nonces of that draw, and the pledges for another one
+        self._drawing = b""
+        self._groups: tuple[tuple[str, ...], ...] = ()
+        self._inner: tuple[Server, ...] = ()  # one for each group, once they are drawn
+        self._place: dict[str, int] = {}
 
     # ---------------------------------------------------------------------------------------- what the round sees
 
     @property
     def step(self) -> Step | None:
         """Which answer is awaited: ADVERTISE, SHARE, MASKED, AGREE or UNMASK; None before and after."""
+        if self._inner:
+            return next((group.step for group in self._inner if group.step is not None), None)
         return self._step
 
     @property
@@ -114,22 +140,50 @@ class Server:
     @property
     def waiting(self) -> frozenset[str]:
         """The parties whose answer to the open step is still due."""
+        if self._inner:
+            return frozenset().union(*(group.waiting for group in self._inner))
         return self._asked - self._answers.keys() if self._step else frozenset()
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The members of each group; empty until they are drawn, and where there are none."""
+        return self._groups
 
     @property
     def survivors(self) -> tuple[str, ...]:
         """The parties whose vectors are in the sum; empty until MASKED is closed, and fixed from then on."""
+        if self._inner:
+            return tuple(sorted(name for group in self._going for name in group.survivors))
         return self._survivors
+
+    @property
+    def _going(self) -> tuple[Server, ...]:
+        """The groups that have not ended without a sum."""
+        return tuple(group for group in self._inner if group.outcome in (None, Outcome.DONE))
 
     @property
     def lost(self) -> Mapping[str, Loss]:
         """The parties that dropped out, where, and why. One lost after MASKED was closed is in the sum all the same."""
-        return MappingProxyType(self._lost)
+        lost = dict(self._lost)
+        for members, group in zip(self._groups, self._inner, strict=True):
+            lost |= {name: loss for name, loss in group.lost.items() if name not in lost}
+            if group.outcome not in (None, Outcome.DONE):
+                gone = Loss(step=group.ended_at, reason=Reason.GROUP_LOST)
+                lost |= {name: gone for name in members if name not in lost}
+        return MappingProxyType(lost)
+
+    @property
+    def ended_at(self) -> Step:
+        """The answer that was awaited when the session ended; that of the first step before it was opened."""
+        return self._last
 
     @property
     def blamed(self) -> Mapping[str, Reason]:
         """The parties that sent something wrong under their own signature."""
-        return MappingProxyType(self._blamed)
+        blamed = dict(self._blamed)
+        for group in self._inner:
+            blamed |= {name: reason for name, reason in group.blamed.items() if name not in blamed}
+        return MappingProxyType(blamed)
 
     def open(self) -> dict[str, bytes]:
         """The first question to each party."""
@@ -147,8 +201,9 @@ class Server:
         try:
             self._take(party, data)
         except Refused as refusal:
-            if party in self.waiting:
-                self._refusals[party] = refusal.reason
+            session = self._inner[self._place[party]] if party in self._place else self
+            if party in session.waiting:
+                session._refusals[party] = refusal.reason
             return refusal.reason
         return None
 
@@ -156,6 +211,8 @@ class Server:
         """Close the open step and return the next questions; an empty mapping if the session ended by it."""
         if self._outcome is not None:
             return {}
+        if self._inner:
+            return self._advance_groups()
         if self._step is None:
             raise QuietsumError("this session was not opened; call open() first")
         step, here = self._step, tuple(sorted(self._answers))
@@ -164,6 +221,10 @@ class Server:
         need = self.terms.parameters.threshold if step in (Step.AGREE, Step.UNMASK) else self.terms.need
         if len(here) < need:
             return self._finish(_END[step])
+        if step in messages.REVEALING:
+            return self._send_draw(here)
+        if step is Step.ADVERTISE and self.terms.parameters.groups > 1:
+            return self._ask_draw(0, {name: each.pledge for name, each in self._roster.items()})
         return {
             Step.ADVERTISE: self._send_roster,
             Step.SHARE: self._send_shares,
@@ -175,6 +236,8 @@ class Server:
     def stop(self) -> None:
         """End the session without a sum. Does nothing after its end."""
         if self._outcome is None:
+            for group in self._inner:
+                group.stop()
             self._finish(Outcome.STOPPED)
 
     def total(self) -> NDArray[np.uint32]:
@@ -184,26 +247,40 @@ class Server:
             raise QuietsumError(f"secure aggregation has no sum: {state}")
         return self._sum
 
+    def sums(self) -> tuple[GroupSum, ...]:
+        """One sum for each group that was unmasked, or the one sum where there are no groups. Raises as ``total``."""
+        if not self._inner:
+            return (GroupSum(number=0, members=self._cohort, survivors=self._survivors, total=self.total()),)
+        if self._outcome is not Outcome.DONE:
+            return (self._inner[0].sums()[0],)  # which raises
+        return tuple(
+            GroupSum(number=number, members=members, survivors=group.survivors, total=group.total())
+            for number, (members, group) in enumerate(zip(self._groups, self._inner, strict=True))
+            if group.outcome is Outcome.DONE
+        )
+
     # ---------------------------------------------------------------------------------------- taking answers
 
     def _take(self, party: str, data: messages.Raw) -> None:
         if party not in self._identities:
             raise Refused(Reason.UNKNOWN_PARTY)
         frame = messages.read(data, largest=self._largest)
+        if self._inner and frame.step.turn >= Step.SHARE.turn:
+            return self._inner[self._place[party]]._take(party, data)
         if frame.sender != party:
             raise Refused(Reason.WRONG_SENDER)
         if frame.receiver != SERVER:
             raise Refused(Reason.WRONG_RECEIVER)
         if not keys.signed_by(self._identities[party], frame.signature, frame.authentic_by):
             raise Refused(Reason.BAD_SIGNATURE)
-        if frame.session != (self._opening if frame.step is Step.ADVERTISE else self._session):
-            raise Refused(Reason.WRONG_SESSION)
         if (frame.step, frame.signature) in self._earlier:
-            return  # the same answer once more
+            return None  # the same answer once more
+        if frame.session != self._bound(frame.step):
+            raise Refused(Reason.WRONG_SESSION)
         if self._step is None:
-            raise Refused(Reason.ENDED if self._outcome else Reason.WRONG_STEP)
+            raise Refused(Reason.ENDED if self._outcome else Reason.LATE if self._inner else Reason.WRONG_STEP)
         if frame.step is not self._step:
-            raise Refused(Reason.LATE if frame.step < self._step else Reason.WRONG_STEP)
+            raise Refused(Reason.LATE if frame.step.turn < self._step.turn else Reason.WRONG_STEP)
         if party not in self._asked:
             raise Refused(Reason.LATE)
         if party in self._answers:
@@ -217,12 +294,27 @@ class Server:
             Step.MASKED: self._take_vector,
             Step.AGREE: self._take_agreement,
             Step.UNMASK: self._take_unmask,
+            **dict.fromkeys(messages.REVEALING, self._take_nonce),
         }[frame.step](party, frame)
         self._answers[party] = frame.signature
         self._earlier.add((frame.step, frame.signature))
+        return None
+
+    def _bound(self, step: Step) -> bytes:
+        """What a frame of ``step`` must be bound to."""
+        if step is Step.ADVERTISE:
+            return self._opening
+        return self._drawing if step in messages.REVEALING else self._session
+
+    def _take_nonce(self, party: str, frame: Frame) -> None:
+        nonce, following = messages.read_reveal(frame.payload)
+        place = messages.REVEALING.index(frame.step)
+        if messages.pledge(self._opening, party, place, nonce) != self._pledges[party]:
+            raise Refused(Reason.BROKEN_PLEDGE)
+        self._opened[party] = nonce, following
 
     def _take_keys(self, party: str, frame: Frame) -> None:
-        offered = messages.read_keys(frame.payload)
+        offered = messages.read_keys(frame.payload, pledged=self.terms.parameters.groups > 1)
         taken = {key for each in self._roster.values() for key in (each.mask, each.channel)}
         if offered.mask == offered.channel or not taken.isdisjoint((offered.mask, offered.channel)):
             raise Refused(Reason.KEY_REPEATED)
@@ -258,6 +350,64 @@ class Server:
         self._revealed[party] = shares
 
     # ---------------------------------------------------------------------------------------- closing steps
+
+    def _ask_draw(self, place: int, pledges: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Show everyone's pledges, and the first time their keys: now nobody can choose the groups any more."""
+        self._roster = {name: self._roster[name] for name in pledges}
+        self._pledges, self._opened = dict(pledges), {}
+        self._drawing = messages.drawing(self.terms, self._opening, self._roster, pledges)
+        self._begin(messages.REVEALING[place], pledges)
+        payload = (
+            messages.write_hashes(pledges, self._cohort) if place else messages.write_roster(self._roster, self._cohort)
+        )
+        return self._ask(messages.DRAWING[place], sorted(pledges), lambda _: payload)
+
+    def _send_draw(self, here: Sequence[str]) -> dict[str, bytes]:
+        """Draw the groups if every pledge was opened; otherwise ask those who did once more, or give up."""
+        assert self._step is not None
+        place = messages.REVEALING.index(self._step)
+        if len(here) < len(self._pledges):
+            if place + 1 == messages.DRAWS:
+                return self._finish(Outcome.NO_DRAW)
+            return self._ask_draw(place + 1, {name: self._opened[name][1] for name in here})
+        nonces = {name: nonce for name, (nonce, _) in self._opened.items()}
+        seed = messages.drawn(self._drawing, nonces)
+        self._groups = graph.groups(self._cohort, self.terms.parameters.groups, seed)
+        self._place = {name: number for number, members in enumerate(self._groups) for name in members}
+        payload = messages.write_hashes(nonces, self._cohort)
+        letters = self._ask(Step.ROSTER, here, lambda _: payload)
+        self._inner = tuple(self._group(members, seed) for members in self._groups)
+        self._step, self._opened = None, {}
+        going = {name for group in self._going for name in group.waiting}
+        return {name: letter for name, letter in letters.items() if name in going} or self._end_groups()
+
+    def _group(self, members: tuple[str, ...], seed: bytes) -> Server:
+        """The session of one group, which begins where its members are asked for their shares."""
+        group = Server(
+            terms=dataclasses.replace(self.terms, parameters=self.terms.parameters.within(len(members))),
+            identity=self._identity,
+            identities={name: self._identities[name] for name in members},
+        )
+        group._roster = {name: self._roster[name] for name in members if name in self._roster}
+        group._session = messages.group_session(seed, members)
+        group._graph = graph.neighbours(members, group.terms.parameters, seed)
+        group._begin(Step.SHARE, group._roster)
+        if len(group._roster) < group.terms.need:
+            group._finish(Outcome.TOO_FEW_KEYS)
+        return group
+
+    def _advance_groups(self) -> dict[str, bytes]:
+        """Every group that goes on, one step further."""
+        letters: dict[str, bytes] = {}
+        for group in self._going:
+            letters |= group.advance()
+        return letters or self._end_groups()
+
+    def _end_groups(self) -> dict[str, bytes]:
+        """No group has a question left: done if one has a sum, otherwise as the one that came furthest."""
+        found = [group.outcome for group in self._inner if group.outcome is not None]
+        order = [Outcome.DONE, *reversed([one for one in Outcome if one is not Outcome.DONE])]
+        return self._finish(min(found, key=order.index))
 
     def _send_roster(self, here: Sequence[str]) -> dict[str, bytes]:
         committed = {name: (each.mask, each.channel) for name, each in self._roster.items()}
@@ -440,7 +590,7 @@ class Server:
             self._lost.setdefault(party, Loss(step=self._step, reason=reason))
 
     def _ask(self, step: Step, parties: Sequence[str], payload: Callable[[str], bytes]) -> dict[str, bytes]:
-        binding = self._opening if step in (Step.OPEN, Step.ROSTER) else self._session
+        binding = self._opening if step.turn <= Step.ROSTER.turn else self._session
         return {
             party: messages.write(
                 step, binding, sender=SERVER, receiver=party, payload=payload(party), identity=self._identity
@@ -449,7 +599,7 @@ class Server:
         }
 
     def _finish(self, outcome: Outcome) -> dict[str, bytes]:
-        self._outcome, self._step = outcome, None
+        self._last, self._outcome, self._step = self._step or self._last, outcome, None
         self._answers, self._sealed, self._revealed = {}, {}, {}
         if outcome is not Outcome.DONE:
             self._sum = None
