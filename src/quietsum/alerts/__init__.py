@@ -10,6 +10,7 @@ from quietsum.alerts.alert import Alert, Audience, Kind, Severity, Subject, for_
 from quietsum.alerts.auditlog import AuditLog
 from quietsum.alerts.rules import BudgetFact, Course, RoundFact, Thresholds, finding, ledger_broken, refused
 from quietsum.alerts.sending import Limits, Sender
+from quietsum.alerts.settings import Settings
 from quietsum.alerts.sinks import JsonLines, Log, Sink, Terminal
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Log",
     "RoundFact",
     "Sender",
+    "Settings",
     "Severity",
     "Sink",
     "Subject",

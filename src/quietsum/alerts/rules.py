@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from quietsum.alerts.alert import SCORES, Alert, Kind, Severity, Subject
+from quietsum.alerts.fields import key
 from quietsum.errors import InvalidParameter, finite_number, positive, probability, whole_number
 
 __all__ = ["BudgetFact", "Course", "RoundFact", "Thresholds", "finding", "ledger_broken", "refused"]
@@ -41,28 +42,22 @@ MOST_NAMES = 5
 _CHANCE = {"auc": 0.5, "auroc": 0.5, "concordance": 0.5, "balanced accuracy": 0.5}
 
 
-def _key(default: Any, meaning: str) -> Any:
-    if isinstance(default, Mapping):
-        return dataclasses.field(default_factory=dict, metadata={"meaning": meaning})
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
-
-
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thresholds:
     """``[rules]``: from where on something is an alert."""
 
-    budget: float = _key(0.8, "The share of a budget from which on its use is told.")
-    rejected: float = _key(0.5, "The share of updates left out by the rule, over the last rounds.")
-    honest_rejections: float = _key(0.4, "How often a robust rule may leave out an honest party.")
-    false_alarms: float = _key(0.001, "The chance of a false alarm about rejected parties, in a whole run.")
-    drop_outs: float = _key(0.5, "The share of parties lost, over the last rounds.")
-    in_a_row: int = _key(3, "A party that was lost so many times in a row is told.")
-    window: int = _key(10, "How many of the last rounds a share is taken of.")
-    patience: int = _key(5, "A score is worse, or a step too long, when it was so for so many rounds in a row.")
-    margin: float = _key(0.02, "So much above chance counts as chance, so much below the start as the start.")
-    chance: Mapping[str, float] = _key({}, "Chance levels by score, { accuracy = 0.54 }; they come before the task's.")
-    growth: float = _key(10.0, "Steps so many times as long as the first ones are told.")
+    budget: float = key(0.8, "The share of a budget from which on its use is told.")
+    rejected: float = key(0.5, "The share of updates left out by the rule, over the last rounds.")
+    honest_rejections: float = key(0.4, "How often a robust rule may leave out an honest party.")
+    false_alarms: float = key(0.001, "The chance of a false alarm about rejected parties, in a whole run.")
+    drop_outs: float = key(0.5, "The share of parties lost, over the last rounds.")
+    in_a_row: int = key(3, "A party that was lost so many times in a row is told.")
+    window: int = key(10, "How many of the last rounds a share is taken of.")
+    patience: int = key(5, "A score is worse, or a step too long, when it was so for so many rounds in a row.")
+    margin: float = key(0.02, "So much above chance counts as chance, so much below the start as the start.")
+    chance: Mapping[str, float] = key({}, "Chance levels by score, { accuracy = 0.54 }; they come before the task's.")
+    growth: float = key(10.0, "Steps so many times as long as the first ones are told.")
 
     def __post_init__(self) -> None:
         for name in ("budget", "rejected", "drop_outs", "false_alarms", "honest_rejections"):

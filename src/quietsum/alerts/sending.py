@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, final
 
 from quietsum.alerts.alert import Alert, Audience, Kind, for_others
+from quietsum.alerts.fields import key
 from quietsum.alerts.sinks import Refusal, Sink
 from quietsum.errors import positive, printable, whole_number
 
@@ -30,19 +31,15 @@ log = logging.getLogger(__name__)
 FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0
 
 
-def _key(default: Any, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"meaning": meaning})
-
-
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
     """``[limits]``: how much is sent, and how long anybody waits for it."""
 
-    per_kind: int = _key(5, "At each sink, so many alerts of one kind within seconds; more are counted, not sent.")
-    seconds: float = _key(600.0, "See per_kind.")
-    room: int = _key(200, "So many alerts wait for a server that does not answer; more are given up.")
-    patience: float = _key(10.0, "When a run has ended, so many seconds for what is not sent yet.")
+    per_kind: int = key(5, "At each sink, so many alerts of one kind within seconds; more are counted, not sent.")
+    seconds: float = key(600.0, "The time within which per_kind counts.")
+    room: int = key(200, "So many alerts wait for a server that does not answer; more are given up.")
+    patience: float = key(10.0, "When a run has ended, so many seconds for what is not sent yet.")
 
     def __post_init__(self) -> None:
         whole_number("per_kind", self.per_kind, 1)
@@ -226,6 +223,7 @@ class _Queued:
         with self._change:
             self.lost += len(self._pending)
             self._pending.clear()
+            self._told = True  # what a server says after the end is for nobody
         return self._allowance.held
 
     def _work(self) -> None:
@@ -254,9 +252,9 @@ class _Queued:
                     continue
                 with self._change:
                     self.lost += 1
-            else:
-                self._told, wait = False, FIRST_WAIT
             with self._change:
+                if not refused:
+                    self._told, wait = not self._pending, FIRST_WAIT
                 if self._pending and self._pending[0][0] is alert:  # the end may have come first
                     self._pending.popleft()
 
