@@ -108,7 +108,14 @@ def _rebuild_broken(problem: str, at: int | None, remedy: str) -> LedgerBroken:
 
 
 class PlanRefused(QuietsumError, ValueError):
-    """A plan that would break a promise or makes no sense. Nothing was started and nothing was charged."""
+    """A plan that would break a promise or makes no sense. Nothing was started and nothing was charged.
+
+    ``nearest`` are changes, by key of ``run.toml``, after each of which no refusal applies; None leaves a key out.
+    """
+
+    def __init__(self, message: str = "", *, nearest: tuple[dict[str, Any], ...] = ()) -> None:
+        super().__init__(message)
+        self.nearest = nearest
 
 
 class PlanUnderstates(PlanRefused):

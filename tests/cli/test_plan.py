@@ -417,3 +417,13 @@ def test_noise_in_shares_needs_less_than_noise_at_each_party_by_nearly_the_root_
 def test_what_masked_sums_cannot_do_ends_with_2_and_a_lesson(more: str, told: str) -> None:
     result = quietsum("plan", written(f"{HEART.format(rounds=20)}[aggregation]\n{more}\n"))
     assert result.exit_code == 2 and told in words_of(result.stderr)
+
+
+def test_a_refused_plan_names_the_nearest_possible_one_in_words_and_in_values() -> None:
+    bad = written(f'{HEART.format(rounds=20)}[aggregation]\nrule = "median"\nattackers = 2\n')
+    result = quietsum("plan", bad)
+    assert result.exit_code == 2 and "nearest possible plan: aggregation.attackers = 1" in words_of(result.stderr)
+    values = json.loads(quietsum("plan", bad, "--json").stdout)
+    assert {"aggregation.attackers": 1} in values["nearest"]
+    assert len(values["refusals"]) == 1 and "nearest" not in values["refusals"][0]
+    assert quietsum("plan", written(f'{HEART.format(rounds=20)}[aggregation]\nrule = "median"\n')).exit_code == 0

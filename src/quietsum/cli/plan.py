@@ -92,7 +92,9 @@ def _refuse(refused: PlanRefused, as_json: bool) -> None:
     if as_json:
         from quietsum.cli.output import print_json
 
-        print_json({"refusals": [line.strip() for line in lines]})
+        told = lines[:-1] if refused.nearest else lines  # the last one says in words what stands under its own key
+        near = {"nearest": [dict(keys) for keys in refused.nearest]} if refused.nearest else {}
+        print_json({"refusals": [line.strip() for line in told], **near})
         return
     for line in lines:
         indent = "  " if line.startswith(" ") else ""

@@ -12,17 +12,18 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.aggregation.robust import Rule, most_attackers, rule_named
+from quietsum.aggregation.robust import Rule, rule_named
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.plan.charging import charge, observers, span, units
 from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
-from quietsum.plan.secure import SecurePlan, cohort_size, secure_plan
+from quietsum.plan.secure import SecurePlan, secure_plan
 from quietsum.plan.values import PartyFacts, Plan, StagePlan
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.search import most_steps
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.refusals.robust import attackers_of
 
 if TYPE_CHECKING:
     from quietsum.ledger.charges import Charge, Dataset, Terms
@@ -507,11 +508,7 @@ class ResolvedPlan:
     @property
     def attackers(self) -> int:
         """How many updates of a round may be anything: as stated, or a quarter, or as many as the rule withstands."""
-        rule, stated = self.robust, self.plan.aggregation.attackers
-        if rule is None or stated is not None:
-            return stated or 0
-        cohort = cohort_size(self.plan, self.parties)
-        return max(min(most_attackers(rule, cohort), cohort // 4), 0)
+        return attackers_of(self.plan, self.parties)
 
     def weight_of(self, party: str) -> float:
         """The party's share in the average, from declared sizes, or the same for all."""

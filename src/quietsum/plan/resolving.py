@@ -41,7 +41,10 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
     refusals.check(plan, parties)
     chosen = refusals.taking_part(plan, parties)
     found = ResolvedPlan(plan=plan, parties=chosen, dimension=dimension, warnings=refusals.warnings(plan, parties))
-    _ = found.secure  # refused here where no parameters fit
+    try:
+        _ = found.secure
+    except PlanRefused as error:  # no parameters fit
+        raise refusals.answered([str(error)], plan, parties) from None
     try:
         if plan.privacy.style.records:
             found = _with_records(found, pricing)

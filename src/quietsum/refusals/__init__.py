@@ -18,23 +18,37 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.errors import PlanRefused
-from quietsum.refusals import clients, general, secure
+from quietsum.refusals import clients, general, robust, secure
+from quietsum.refusals.nearest import Change
+from quietsum.refusals.nearest import nearest as _nearest
 from quietsum.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
 
 if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing of the plan
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["REFUSALS", "Refusal", "check", "found", "taking_part", "warnings"]
+__all__ = ["REFUSALS", "Change", "Refusal", "answered", "check", "found", "nearest", "taking_part", "warnings"]
 
-REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *secure.ROWS, *clients.ROWS)
+REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *robust.ROWS, *secure.ROWS, *clients.ROWS)
 """The table. A test asks each row for a plan that it refuses and a neighbour that it lets pass."""
 
 
 def check(plan: Plan, parties: Sequence[PartyFacts]) -> None:
-    """Raise :class:`~quietsum.errors.PlanRefused` with one line for each row that applies."""
+    """Raise :class:`~quietsum.errors.PlanRefused` with one line for each row that applies, and the nearest plans."""
     messages = [message for row in REFUSALS if (message := row.message(plan, parties))]
     if messages:
-        raise PlanRefused("\n".join(messages))
+        raise answered(messages, plan, parties)
+
+
+def answered(messages: Sequence[str], plan: Plan, parties: Sequence[PartyFacts]) -> PlanRefused:
+    """The refusal of ``plan`` for these reasons, with the nearest plans in its last line and in its values."""
+    near = nearest(plan, parties)
+    told = [f"  nearest possible plan: {'; or '.join(str(change) for change in near)}"] if near else []
+    return PlanRefused("\n".join([*messages, *told]), nearest=tuple(dict(change.keys) for change in near))
+
+
+def nearest(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[Change, ...]:
+    """Up to three changes of the fewest keys after which no row applies; () where none is near."""
+    return _nearest(plan, parties, REFUSALS)
 
 
 def found(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[Refusal, ...]:
@@ -60,6 +74,7 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
         ]
     told += _about_clients(plan, len(taking_part(plan, parties)))
     told += secure.warnings(plan, parties)
+    told += robust.warnings(plan, parties)
     if plan.federation.sampling.kind != "everyone" and plan.privacy.style.records:
         told.append(
             "federation.sampling draws parties by chance; records gain nothing from that (the steps of a round share "

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.aggregation.robust import RULES, most_attackers
+from quietsum.refusals.robust import cohort_of
 from quietsum.refusals.row import Refusal, largest, listed, record_of, stated, taking_part
 
 if TYPE_CHECKING:
@@ -92,9 +93,8 @@ def _other_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     name, stated = plan.aggregation.rule, plan.aggregation.attackers
-    count = len(taking_part(plan, parties))
-    cohort = min(plan.federation.sampling.size or count, count)
-    if name not in RULES or not count:
+    cohort = cohort_of(plan, parties)
+    if name not in RULES or not taking_part(plan, parties):
         return ""
     least, most = RULES[name].facts.least(stated or 0), most_attackers(RULES[name], cohort)
     if least <= cohort:
