@@ -97,8 +97,8 @@ class Seen:
 
     @property
     def deviation(self) -> Vector:
-        """The standard deviation of each coordinate over the honest parties."""
-        return np.asarray(self.known.std(axis=0), dtype=np.float64)
+        """The sample deviation (n − 1) of each coordinate over the honest parties; zero where there is only one."""
+        return np.asarray(self.known.std(axis=0, ddof=min(1, len(self.known) - 1)), dtype=np.float64)
 
     def alike(self, update: Vector) -> Matrix:
         """The same update from every attacker."""
