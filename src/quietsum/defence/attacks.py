@@ -11,7 +11,7 @@ backdoors) are in :mod:`quietsum.defence.poison`.
 >>> import numpy as np
 >>> from quietsum.mechanisms.rng import system_randomness
 >>> seen = Seen(honest=np.array([[1.0, 0.0], [3.0, 0.0]]), own=np.array([[2.0, 0.0]]), rng=system_randomness())
->>> attack_named("ipm").craft(seen, 0.5)
+>>> attack_named("ipm")(seen, 0.5)
 array([[-1., -0.]])
 """
 
@@ -37,8 +37,10 @@ __all__ = ["ATTACKS", "DIRECTIONS", "Attack", "Seen", "attack_named", "lie_devia
 Matrix = NDArray[Any]
 Vector = NDArray[np.float64]
 
-DIRECTIONS = ("deviation", "unit", "sign")
-"""Where Min-Max and Min-Sum push: against the deviation of each coordinate, against the mean, against its signs."""
+DIRECTIONS = ("rising", "falling", "unit", "sign")
+"""Where LIE, Min-Max and their kin push: all coordinates up or down by their deviation, or (the latter two alone)
+against the mean or against its signs. Papers speak of gradients, and push those down by the deviation; an update is a
+change of the model, a negated gradient, so that is ``rising`` here. The two sides are not alike for every model."""
 
 
 @final
@@ -228,11 +230,11 @@ def lie_deviations(parties: int, attackers: int) -> float:
 
 @_register(
     "lie", title="a little is enough (LIE)", source="Baruch, Baruch, Goldberg 2019",
-    meaning="z, how many deviations below the mean", usual=lie_deviations,
+    meaning="z, how many deviations beside the mean", usual=lie_deviations,
 )  # fmt: skip
 def lie(seen: Seen, strength: float) -> Matrix:
-    """μ − z σ, coordinate by coordinate."""
-    return seen.alike(seen.mean - strength * seen.deviation)
+    """μ + z σ, coordinate by coordinate; μ − z σ where the attackers chose to fall."""
+    return seen.alike(seen.mean + strength * _side(seen))
 
 
 @_register(
@@ -245,14 +247,21 @@ def ipm(seen: Seen, strength: float) -> Matrix:
 
 
 def perturbation(seen: Seen, direction: str | None = None) -> Vector:
-    """Where Min-Max and Min-Sum push (Shejwalkar, Houmansadr 2021, §IV-B): −σ, −μ/‖μ‖ or −sign(μ)."""
+    """Where Min-Max and Min-Sum push (Shejwalkar, Houmansadr 2021, §IV-B): ±σ, −μ/‖μ‖ or −sign(μ)."""
     match direction or seen.direction:
         case "unit":
             length = float(np.linalg.norm(seen.mean))
             return -seen.mean / length if length > 0 else np.zeros_like(seen.mean)
         case "sign":
             return -np.sign(seen.mean)
-    return -seen.deviation
+        case "falling":
+            return -seen.deviation
+    return seen.deviation
+
+
+def _side(seen: Seen) -> Vector:
+    """±σ: what a LIE adds, once for each of its z."""
+    return -seen.deviation if seen.direction == "falling" else seen.deviation
 
 
 def widest(honest: Matrix, push: Vector, *, sums: bool) -> float:
@@ -308,7 +317,7 @@ def byzmean(seen: Seen, strength: float) -> Matrix:
     With m₁ = ⌊f/2⌋ and m₂ = f − m₁ the second half sends ((n − m₁) g − Σ honest) / m₂.
     """
     half = seen.attackers // 2
-    wanted = seen.mean - strength * seen.deviation
+    wanted = seen.mean + strength * _side(seen)
     rest = ((seen.parties - half) * wanted - seen.honest.sum(axis=0)) / (seen.attackers - half)
     sent = seen.alike(wanted)
     sent[half:] = rest
@@ -353,32 +362,26 @@ def sign_matched(seen: Seen, strength: float) -> Matrix:
 
 # ------------------------------------------------------------------------------------ against the rule in use
 
-_FACTORS = (0.1, 0.2, 0.35, 0.6, 1.0, 1.7, 3.0, 6.0)
+_FACTORS = (0.015, 0.03, 0.06, 0.1, 0.17, 0.3, 0.5, 1.0)
 
 
 @_register(
-    "adaptive", title="line search against the rule in use", source="in the manner of Fang, Cao, Jia, Gong 2020",
-    meaning="the longest push that is tried, in units of the Min-Max one or of the mean's length", usual=6.0,
+    "adaptive", title="line search against the rule in use",
+    source="in the manner of the tailored attacks of Shejwalkar, Houmansadr 2021",
+    meaning="the longest push that is tried, in units of the mean or of the Min-Max push", usual=6.0,
 )  # fmt: skip
 def adaptive(seen: Seen, strength: float) -> Matrix:
-    """The push against the mean, or against the deviation, after which the rule's step goes furthest back.
+    """The push against the mean, or along the deviation, after which the rule's step is furthest from the honest mean.
 
-    The rule is tried with the attackers' own randomness, since they do not know the server's. Damage is
-    1 − ⟨step, μ⟩/‖μ‖², the share of the honest progress that is lost. This is one way of adapting, on two lines: that a
-    rule withstands it is no proof that it withstands others.
+    The rule is tried with the attackers' own randomness, since they do not know the server's. This is one way of
+    adapting, on two lines, for one step at a time: that a rule withstands it is no proof that it withstands others.
     """
-    mean = seen.mean
-    length = float(np.linalg.norm(mean))
+    mean, side = seen.mean, _side(seen)
     best, damage = seen.alike(mean), -math.inf
-    if length == 0:
-        return best
-    for push, unit in (
-        (-mean, 1.0),
-        (-seen.deviation, widest(seen.known, -seen.deviation, sums=False)),
-    ):
+    for push in (-mean, widest(seen.known, side, sums=False) * side):
         for factor in _FACTORS:
-            tried = seen.alike(mean + factor / _FACTORS[-1] * strength * unit * push)
-            found = 1.0 - float(_step(seen, tried) @ mean) / length**2
+            tried = seen.alike(mean + factor * strength * push)
+            found = float(np.linalg.norm(_step(seen, tried) - mean))
             if found > damage:
                 best, damage = tried, found
     return best
