@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from quietsum.aggregation.robust.order import CoordinateMedian
+from quietsum.aggregation.robust.krum import Krum, MultiKrum
+from quietsum.aggregation.robust.order import CoordinateMedian, TrimmedMean
 from quietsum.aggregation.robust.rule import Rule
+from quietsum.aggregation.robust.signguard import SignGuard
 from quietsum.errors import InvalidParameter
 
 __all__ = ["RULES", "most_attackers", "rule_named"]
 
-_RULES: tuple[Rule, ...] = (CoordinateMedian(),)
+_RULES: tuple[Rule, ...] = (
+    CoordinateMedian(),
+    TrimmedMean(),
+    Krum(),
+    MultiKrum(),
+    SignGuard(),
+    SignGuard(form="sim"),
+    SignGuard(form="dist"),
+)
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
 """Every rule but the mean, with its defaults."""

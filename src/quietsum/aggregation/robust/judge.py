@@ -1,0 +1,99 @@
+"""What all rules do alike: refuse too few rows, leave out rows that are no numbers, break ties by what was sent.
+
+A fold never hands on a row that is not finite. Who calls a rule directly is protected all the same: such rows are left
+out, with a reason, and the rule works on the others; each counts as one of the f that may be anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.aggregation.robust.rule import Matrix, Rule, Sent, Vector, Verdict
+from quietsum.errors import InvalidParameter, TooFewParties
+
+__all__ = ["NotFinite", "judged", "lowest"]
+
+_TIE = 1e-9  # relative: scores closer than this differ by rounding
+
+
+class NotFinite(Exception):
+    """Raised by a rule's work that met a number that is not finite."""
+
+
+def judged(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:
+    """``work(sent)``, refused below ``least(f)`` rows, and without the rows that are not finite.
+
+    Raises :class:`~quietsum.errors.TooFewParties` for too few rows, :class:`~quietsum.errors.InvalidParameter` if no
+    row is finite.
+    """
+    count, least = len(sent), max(rule.facts.least(sent.attackers), 1)
+    if count < least:
+        raise TooFewParties(
+            f"{count} updates are too few: rule = '{rule.name}' needs {least} to withstand {sent.attackers} that may "
+            "be anything. State fewer attackers, or wait for more parties"
+        )
+    try:
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
+            return work(sent)
+    except NotFinite:
+        pass
+    finite = np.array([bool(np.isfinite(row).all()) for row in sent.updates])
+    if not finite.any():
+        raise InvalidParameter("updates", f"{count} rows", "hold no row that is finite")
+    broken = int(np.count_nonzero(~finite))
+    rest = dataclasses.replace(
+        sent, updates=sent.updates[finite], places=sent.places[finite], attackers=max(sent.attackers - broken, 0)
+    )
+    return _spread(judged(rule, rest, work), finite)
+
+
+def _spread(verdict: Verdict, finite: NDArray[np.bool_]) -> Verdict:
+    """A verdict on the finite rows as one on all rows."""
+    rows = np.flatnonzero(finite)
+    kept = np.zeros(len(finite), dtype=np.bool_)
+    kept[rows] = verdict.kept
+
+    def wide(values: Vector, empty: float) -> Vector:
+        found = np.full(len(finite), empty)
+        found[rows] = values
+        return found
+
+    reasons = {int(rows[row]): text for row, text in verdict.reasons.items()}
+    reasons.update({int(row): "holds a value that is not finite" for row in np.flatnonzero(~finite)})
+    return dataclasses.replace(
+        verdict, kept=kept, reasons=reasons,
+        weights=None if verdict.weights is None else wide(verdict.weights, 0.0),
+        statistics={name: wide(values, np.nan) for name, values in verdict.statistics.items()},
+    )  # fmt: skip
+
+
+def lowest(scores: Vector, count: int, updates: Matrix) -> NDArray[np.int64]:
+    """The ``count`` rows with the lowest scores, in the order of rows; ties go to the row with the smaller numbers.
+
+    Scores that differ by no more than rounding are ties. So the choice depends on what was sent, not on where a row
+    stands. "Smaller" is lexicographic.
+
+    >>> lowest(np.array([2.0, 1.0, 1.0, 3.0]), 1, np.array([[0.0], [5.0], [4.0], [0.0]]))
+    array([2])
+    """
+    if count >= len(scores):
+        return np.arange(len(scores))
+    last = float(np.partition(scores, count - 1)[count - 1])
+    slack = _TIE * abs(last) if np.isfinite(last) else 0.0
+    sure = np.flatnonzero(scores < last - slack)
+    tied = np.flatnonzero((scores >= last - slack) & (scores <= last + slack))
+    if len(tied) > count - len(sure):
+
+        def compare(one: int, other: int) -> int:
+            differ = np.flatnonzero(updates[one] != updates[other])
+            if not len(differ):
+                return 0
+            return -1 if updates[one, differ[0]] < updates[other, differ[0]] else 1
+
+        tied = np.array(sorted(tied.tolist(), key=functools.cmp_to_key(compare)))[: count - len(sure)]
+    return np.sort(np.concatenate([sure, tied])).astype(np.int64)
