@@ -525,6 +525,10 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
             (plan(aggregation=AggregationPlan(rule="median", attackers=2)), SITES, "it needs 5"),
             (plan(aggregation=AggregationPlan(rule="median", attackers=1)), SITES),
         ),
+        (
+            (plan(aggregation=AggregationPlan(rule="median", attackers=1, before="bucketing")), SITES, "it needs 5"),
+            (plan(aggregation=AggregationPlan(rule="median", attackers=1, before="nnm")), SITES),
+        ),
     ],
     "short-cohort-for-rule": [
         (
@@ -540,6 +544,18 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         (
             (plan(aggregation=AggregationPlan(rule="median", weights="size")), SITES, "would be a lever"),
             (plan(aggregation=AggregationPlan(rule="median", weights="equal")), SITES),
+        ),
+    ],
+    "before-of-mean": [
+        (
+            (plan(aggregation=AggregationPlan(before="nnm")), SITES, "goes wherever a single one of them pulls it"),
+            (plan(aggregation=AggregationPlan(before="nnm", rule="median")), SITES),
+        ),
+    ],
+    "bucketing-with-memory": [
+        (
+            (plan(aggregation=AggregationPlan(before="bucketing", rule="foolsgold")), SITES, "belong to nobody"),
+            (plan(aggregation=AggregationPlan(before="nnm", rule="foolsgold")), SITES),
         ),
     ],
     "attackers-of-mean": [

@@ -502,8 +502,8 @@ class ResolvedPlan:
     @property
     def robust(self) -> Rule | None:
         """The robust rule between updates; None for the mean."""
-        name = self.plan.aggregation.rule
-        return None if name == "mean" else rule_named(name)
+        asked = self.plan.aggregation
+        return None if asked.rule == "mean" else rule_named(asked.rule, asked.before)
 
     @property
     def attackers(self) -> int:

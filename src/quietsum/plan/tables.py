@@ -282,6 +282,10 @@ class AggregationTable(Table):
         default=None,
         description="Parties of a round that may send anything; a quarter, or what the rule withstands, if unsaid.",
     )
+    before: Literal["", "nnm", "bucketing"] = Field(
+        default="",
+        description="Mix updates before the rule: each with its nearest (nnm), or two at random (bucketing).",
+    )
     optimizer: ServerOptimizerTable = Field(
         default=ServerOptimizerTable(), description="What the server does with the mean update."
     )

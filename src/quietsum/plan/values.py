@@ -24,6 +24,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, final
 
+from quietsum.aggregation.robust.before import BEFORE
 from quietsum.errors import (
     InvalidParameter,
     finite_number,
@@ -315,7 +316,7 @@ class AggregationPlan:
     share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
     which a party projects its update, or its sum of gradients, before masking; unsaid, what clip and noise allow, and
     100 where neither bounds it. ``attackers`` is how many parties of a round may send anything, for a robust rule;
-    unsaid, a quarter of them, or as many as the rule withstands.
+    unsaid, a quarter of them, or as many as the rule withstands. ``before`` mixes updates before the rule sees them.
     """
 
     rule: str = "mean"
@@ -328,6 +329,7 @@ class AggregationPlan:
     bits: int = later(32)
     max_update: float | None = None
     attackers: int | None = None
+    before: str = later("")
     optimizer: ServerOptimizerPlan = dataclasses.field(default_factory=ServerOptimizerPlan)
 
     def __post_init__(self) -> None:
@@ -336,6 +338,7 @@ class AggregationPlan:
         if not isinstance(self.secure, bool):
             raise InvalidParameter("secure", self.secure, "is neither true nor false", "write true or false")
         chosen("adversary", self.adversary, ADVERSARIES)
+        chosen("before", self.before, ("", *BEFORE))
         if self.bits not in BITS or isinstance(self.bits, bool):
             raise InvalidParameter("bits", self.bits, "is no width of a sum", "choose 32, or 16, 20 or 24")
         lost = maybe(probability, "drop_outs", self.drop_outs, "the share of a cohort that may be lost in a round")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.aggregation.robust import RULES, most_attackers
-from quietsum.refusals.robust import cohort_of
+from quietsum.refusals.robust import cohort_of, rule_of
 from quietsum.refusals.row import Refusal, largest, listed, record_of, stated, taking_part
 
 if TYPE_CHECKING:
@@ -94,9 +94,10 @@ def _other_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     name, stated = plan.aggregation.rule, plan.aggregation.attackers
     cohort = cohort_of(plan, parties)
-    if name not in RULES or not taking_part(plan, parties):
+    rule = rule_of(plan)
+    if rule is None or not taking_part(plan, parties):
         return ""
-    least, most = RULES[name].facts.least(stated or 0), most_attackers(RULES[name], cohort)
+    least, most = rule.facts.least(stated or 0), most_attackers(rule, cohort)
     if least <= cohort:
         return ""
     found = f"aggregation.rule = '{name}' with attackers = {stated or 0} among {cohort} parties, where it needs {least}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation.robust import RULES, most_attackers
 from quietsum.errors import QuietsumError
-from quietsum.refusals.robust import attackers_of, cohort_of, smallest_rate
+from quietsum.refusals.robust import attackers_of, cohort_of, rule_of, smallest_rate
 from quietsum.refusals.row import Refusal, client_of, largest, record_of, taking_part
 
 if TYPE_CHECKING:
@@ -171,9 +171,12 @@ def withstanding(attackers: int, cohort: int, *, besides: str = "") -> list[str]
 def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
     name, attackers = plan.aggregation.rule, attackers_of(plan, parties)
     cohort, count = cohort_of(plan, parties), len(taking_part(plan, parties))
-    if name not in RULES:
+    rule = rule_of(plan)
+    if rule is None:
         return
-    most, least = most_attackers(RULES[name], cohort), RULES[name].facts.least(attackers)
+    most, least = most_attackers(rule, cohort), rule.facts.least(attackers)
+    if plan.aggregation.before:
+        yield {"aggregation.before": ""}, ""
     if most > 0:
         yield {"aggregation.attackers": most}, ""
     for other in withstanding(attackers, cohort, besides=name)[:1]:
@@ -186,6 +189,12 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
         yield from _mean(plan, parties)
 
 
+def _not_before(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    if plan.aggregation.rule != "mean":
+        yield {"aggregation.before": "nnm"}, ""
+    yield {"aggregation.before": ""}, ""
+
+
 def _short_cohort(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
     attackers, count = attackers_of(plan, parties), len(taking_part(plan, parties))
     if plan.federation.sampling.kind == "poisson":
@@ -193,7 +202,8 @@ def _short_cohort(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
             yield {"federation.sampling.rate": rate}, ""
         for fewer in range(attackers - 1, 0, -1):
             yield {"aggregation.attackers": fewer}, ""
-        size = max(cohort_of(plan, parties), RULES[plan.aggregation.rule].facts.least(attackers))
+        rule = rule_of(plan)
+        size = max(cohort_of(plan, parties), 1 if rule is None else rule.facts.least(attackers))
         if size <= count:
             yield (
                 {
@@ -393,6 +403,8 @@ _POISSON = {"training.batches": "poisson"}
 _ZERO_OUT = {"privacy.neighbours": "zero-out"}
 
 MOVES: dict[str, Callable[[Plan, Sequence[PartyFacts]], Iterator[Move]]] = {
+    "before-of-mean": _not_before,
+    "bucketing-with-memory": _not_before,
     "few-for-rule": _few_for_rule,
     "short-cohort-for-rule": _short_cohort,
     "rule-with-weights": _to({"aggregation.weights": None}),

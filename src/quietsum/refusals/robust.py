@@ -11,17 +11,25 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.aggregation.robust import RULES, most_attackers
+from quietsum.aggregation.robust import RULES, Rule, most_attackers, rule_named
 from quietsum.refusals.row import Refusal, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["LIKELY", "ROWS", "attackers_of", "cohort_of", "run_ends", "smallest_rate", "warnings"]
+__all__ = ["LIKELY", "ROWS", "attackers_of", "cohort_of", "rule_of", "run_ends", "smallest_rate", "warnings"]
 
 LIKELY = 0.1
 """A plan that ends for want of updates with a larger chance than this is refused."""
 _WORTH_A_SENTENCE = 1e-3
+
+
+def rule_of(plan: Plan) -> Rule | None:
+    """The plan's robust rule with what comes before it; None for the mean, and where both do not go together."""
+    name, before = plan.aggregation.rule, plan.aggregation.before
+    if name not in RULES or (before == "bucketing" and RULES[name].facts.remembers):
+        return None
+    return rule_named(name, before)
 
 
 def cohort_of(plan: Plan, parties: Sequence[PartyFacts]) -> int:
@@ -34,11 +42,12 @@ def cohort_of(plan: Plan, parties: Sequence[PartyFacts]) -> int:
 
 def attackers_of(plan: Plan, parties: Sequence[PartyFacts]) -> int:
     """Updates of a round that may be anything: as stated, else a quarter or what the rule withstands; 0 for mean."""
-    name, stated = plan.aggregation.rule, plan.aggregation.attackers
-    if name not in RULES or stated is not None:
+    stated = plan.aggregation.attackers
+    rule = rule_of(plan)
+    if rule is None or stated is not None:
         return stated or 0
     cohort = cohort_of(plan, parties)
-    return max(min(most_attackers(RULES[name], cohort), cohort // 4), 0)
+    return max(min(most_attackers(rule, cohort), cohort // 4), 0)
 
 
 def _arrives(plan: Plan) -> float:
@@ -56,7 +65,8 @@ def _asked(plan: Plan, parties: Sequence[PartyFacts]) -> int:
 
 
 def _least(plan: Plan, parties: Sequence[PartyFacts]) -> int:
-    return max(RULES[plan.aggregation.rule].facts.least(attackers_of(plan, parties)), 1)
+    rule = rule_of(plan)
+    return 1 if rule is None else max(rule.facts.least(attackers_of(plan, parties)), 1)
 
 
 def _below(least: int, count: int, chance: float) -> float:
@@ -77,7 +87,7 @@ def run_ends(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[float, float]:
 
     (0, 0) for the mean, and where nothing is left to chance.
     """
-    if plan.aggregation.rule not in RULES or not taking_part(plan, parties) or plan.aggregation.secure:
+    if rule_of(plan) is None or not taking_part(plan, parties) or plan.aggregation.secure:
         return 0.0, 0.0
     short = _below(_least(plan, parties), _asked(plan, parties), _arrives(plan))
     spare = plan.federation.spare_attempts
@@ -103,7 +113,7 @@ def smallest_rate(plan: Plan, parties: Sequence[PartyFacts]) -> float | None:
 
 def _short_cohort(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     random = plan.federation.sampling.kind == "poisson" or _arrives(plan) < 1 or plan.federation.simulate.refusing
-    if not random or plan.aggregation.rule not in RULES or plan.aggregation.secure:
+    if not random or rule_of(plan) is None or plan.aggregation.secure:
         return ""
     short, ends = run_ends(plan, parties)
     if ends <= LIKELY:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from quietsum.aggregation.robust.before import Before
+from quietsum.aggregation.robust.bulyan import Bulyan
+from quietsum.aggregation.robust.dnc import DivideAndConquer
+from quietsum.aggregation.robust.flame import Flame
+from quietsum.aggregation.robust.foolsgold import FoolsGold
 from quietsum.aggregation.robust.krum import Krum, MultiKrum
 from quietsum.aggregation.robust.order import CoordinateMedian, TrimmedMean
 from quietsum.aggregation.robust.rule import Rule
@@ -18,14 +23,24 @@ _RULES: tuple[Rule, ...] = (
     SignGuard(),
     SignGuard(form="sim"),
     SignGuard(form="dist"),
+    Bulyan(),
+    DivideAndConquer(),
+    FoolsGold(),
+    Flame(),
 )
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
 """Every rule but the mean, with its defaults."""
 
 
-def rule_named(name: str) -> Rule:
-    """The rule that a plan names."""
+def rule_named(name: str, before: str = "") -> Rule:
+    """The rule that a plan names, with what it does to updates ``before`` the rule sees them.
+
+    >>> rule_named("bulyan", "bucketing").facts.least(1)
+    13
+    """
+    if before:
+        return Before(rule=rule_named(name), kind=before)
     if name not in RULES:
         raise InvalidParameter("rule", name, "is unknown", f"choose among mean, {', '.join(RULES)}")
     return RULES[name]

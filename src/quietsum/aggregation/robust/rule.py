@@ -84,7 +84,8 @@ class Facts:
 
     ``least`` is the smallest n that it works with for f attackers, and what a plan is held to; ``breakdown`` says in
     words up to which share of attackers its result stays bounded, or that nobody has proved one. ``sensitivity`` says
-    by how much one update moves the step, None where there is no bound. ``source`` names the paper.
+    by how much one update moves the step, None where there is no bound. ``remembers``: it keeps a record of each party
+    from round to round. ``source`` names the paper.
     """
 
     title: str
@@ -93,6 +94,7 @@ class Facts:
     least: Callable[[int], int]
     needs_individuals: bool = True
     needs_trial: bool = False
+    remembers: bool = False
     sensitivity: str | None = None
     limits: str = ""
 

@@ -1,0 +1,89 @@
+"""FoolsGold: parties that always push the same way count as one (Fung, Yoon, Beschastnikh 2018, algorithm 1).
+
+For every registered party the sum of all its updates is remembered. With cᵢⱼ the cosine between two such sums and
+vᵢ = maxⱼ cᵢⱼ, honest parties that resemble a sybil are pardoned, cᵢⱼ ← cᵢⱼ·vᵢ/vⱼ where vⱼ > vᵢ; then αᵢ = 1 − maxⱼ cᵢⱼ,
+divided by the largest, and αᵢ ← ln(αᵢ / (1 − αᵢ)) + ½ cut to [0, 1]. The step is Σ αᵢ·updateᵢ / Σ αᵢ: the paper leaves
+the sum undivided, which makes the step's length depend on how many are trusted. Weights of features by their
+importance are left out.
+
+It looks for sybils and for nothing else: one attacker alone is never noticed, honest sites with like data are taken for
+sybils, and sybils that add different noise are taken for honest ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import final
+
+import numpy as np
+
+from quietsum.aggregation.robust.geometry import cosines, weighted_sum
+from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
+
+__all__ = ["FoolsGold", "sybil_weights"]
+
+_SURE = 0.99  # the authors' cap before the logit
+
+
+def sybil_weights(similar: Matrix) -> Vector:
+    """αᵢ from the (n, n) cosines of histories, each in [0, 1]; 1 for a single party.
+
+    >>> sybil_weights(np.array([[1.0, 0.99, 0.1], [0.99, 1.0, 0.1], [0.1, 0.1, 1.0]])).round(2).tolist()
+    [0.0, 0.0, 1.0]
+    """
+    count = len(similar)
+    if count == 1:
+        return np.ones(1)
+    others = np.where(np.eye(count, dtype=np.bool_), -np.inf, similar)
+    nearest = others.max(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pardon = np.where(nearest[None, :] > nearest[:, None], nearest[:, None] / nearest[None, :], 1.0)
+        pardoned = np.where(np.isfinite(pardon), others * pardon, others)
+    np.fill_diagonal(pardoned, -np.inf)
+    trusted = np.clip(1 - pardoned.max(axis=1), 0.0, 1.0)
+    if not trusted.max() > 1e-12:
+        return np.zeros(count)
+    trusted = np.minimum(trusted / trusted.max(), _SURE)
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.clip(np.log(trusted / (1 - trusted)) + 0.5, 0.0, 1.0))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoolsGold:
+    """A mean in which parties with the same history share one say."""
+
+    name = "foolsgold"
+    facts = Facts(
+        title="FoolsGold",
+        source="Fung, Yoon, Beschastnikh 2018",
+        breakdown="none proved: made for any number of sybils that push the same way, and against nothing else",
+        least=lambda attackers: attackers + 1,
+        remembers=True,
+        limits="a single attacker is never noticed; honest sites with like data are taken for sybils, and sybils that "
+        "differ by noise for honest ones. It remembers one vector for every registered party",
+    )
+
+    def memory(self, registered: int, dimension: int) -> Mapping[str, Vector]:
+        """The sum of each party's updates, one party after the other."""
+        return {"history": np.zeros(registered * dimension)}
+
+    def combine(self, sent: Sent) -> Verdict:
+        """The step, and α of each row."""
+        count, dimension = sent.updates.shape
+        before = sent.memory.get("history")
+        history = np.zeros((sent.registered, dimension)) if before is None else before.reshape(-1, dimension).copy()
+        most = np.finfo(np.float64).max
+        with np.errstate(over="ignore"):
+            history[sent.places] = np.clip(history[sent.places] + sent.updates, -most, most)
+        weights = sybil_weights(cosines(history[sent.places]))
+        if not weights.any():  # nothing tells any of them apart
+            weights = np.ones(count)
+        kept = weights > 0
+        shares = weights / weights.sum()
+        told = "the sum of its updates so far points where another party's does"
+        return Verdict(
+            step=weighted_sum(sent.updates, shares), kept=kept, weights=shares, statistics={"say": weights},
+            reasons={int(row): told for row in np.flatnonzero(~kept)}, memory={"history": history.ravel()},
+        )  # fmt: skip
