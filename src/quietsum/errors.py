@@ -15,6 +15,7 @@ __all__ = [
     "BudgetExhausted",
     "CorruptState",
     "DataMissing",
+    "DataUnfit",
     "InvalidParameter",
     "LedgerBroken",
     "MixedUnits",
@@ -78,6 +79,10 @@ class Unreadable(CorruptState):
 
 class DataMissing(QuietsumError):
     """Data is not where it should be. Raised before any record was read, so nothing was touched."""
+
+
+class DataUnfit(QuietsumError):
+    """A site's data does not fit what its operator has declared. Names checks and columns; no value, count or line."""
 
 
 class BudgetExhausted(QuietsumError):

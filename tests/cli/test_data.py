@@ -137,7 +137,7 @@ def test_a_torch_task_is_checked_as_a_whole_or_dealt_out() -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "name a table, a task or a plan"),
+        ((), "name a table, a task, a plan or a policy"),
         (("good.csv", "--task", "heart"), "do not go together"),
         (("good.csv", "--party", "va"), "means nothing to a table"),
         (("missing.csv",), "cannot be read"),

@@ -317,3 +317,60 @@ def test_where_the_ledger_knows_two_coordinators_a_policy_says_which_one(points:
         told = said(quietsum("party", *words, code=2))
         assert "the ledger knows 2 coordinators; pin the one at fl.example.org:9092" in told
         assert names[0] in told and names[1] in told
+
+
+# --------------------------------------------------------------------------------------------- rows and their schema
+
+
+@pytest.fixture
+def heart(policy: Path) -> Path:
+    """The policy of a hospital of heart, which names a schema that its rows do not fit."""
+    change(policy, ('name = "north"', 'name = "cleveland"'))
+    columns = ", ".join(f'{{ name = "x.{place}" }}' for place in range(1, 15))
+    policy.with_name("data.toml").write_text(
+        f'columns = [{{ name = "x.0", max = -2 }}, {columns}, {{ name = "label" }}]\n[rows]\nduplicates = 1.0\n'
+    )
+    with policy.open("a", encoding="utf-8") as file:
+        file.write('\n[data]\nschema = "data.toml"\n')
+    return policy
+
+
+UNFIT = "task heart: the data does not fit its schema: range in x.0; quietsum data check says where"
+
+
+def test_rows_that_do_not_fit_are_told_to_the_operator_who_checks_or_serves(heart: Path) -> None:
+    assert f"error: {UNFIT}" in said(quietsum("party", "check", heart, code=2))
+    assert UNFIT in json.loads(quietsum("party", "check", heart, "--json", code=2).stdout)["problems"][0]
+    told = said(quietsum("party", "serve", "--policy", heart))
+    assert f"warning: {UNFIT}" in told and "noise alone leaves until it fits, and is charged" in told
+    told = said(quietsum("data", "check", "--policy", heart, code=2))
+    assert "x.0: lies above -2 (" in told
+    schema = heart.with_name("data.toml")
+    schema.write_text(schema.read_text().replace("max = -2", "max = 3"))
+    assert "does not fit" not in said(quietsum("party", "check", heart))
+    assert "does not fit" not in said(quietsum("party", "serve", "--policy", heart))
+    assert "heart at cleveland fits data.toml" in said(quietsum("data", "check", "--policy", heart))
+
+
+def test_with_refuse_a_site_does_not_start_unless_a_run_waits_for_it(
+    heart: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(heart, ('schema = "data.toml"', 'schema = "data.toml"\non_failure = "refuse"'))
+    assert UNFIT in said(quietsum("party", "serve", "--policy", heart, code=2))
+    monkeypatch.setattr("quietsum.party.data.waited_for", lambda ledger: True)
+    told = said(quietsum("party", "serve", "--policy", heart))
+    assert "staying away now would tell of its rows. Ctrl-C ends it, by your own decision" in told
+
+
+def test_with_warn_rows_that_do_not_fit_are_a_hint(heart: Path) -> None:
+    change(heart, ('schema = "data.toml"', 'schema = "data.toml"\non_failure = "warn"'))
+    assert f"{UNFIT}, on a terminal; it is trained on all the same" in said(quietsum("party", "check", heart))
+    assert "it is trained on all the same" in said(quietsum("party", "serve", "--policy", heart))
+
+
+def test_a_schema_that_cannot_be_read_keeps_a_site_from_serving(heart: Path) -> None:
+    schema = heart.with_name("data.toml")
+    schema.write_text(schema.read_text().replace("max =", "maxx ="))
+    for words in (("check", heart), ("serve", "--policy", heart)):
+        assert "did you mean columns.max?" in said(quietsum("party", *words, code=2))
+    assert not heart.with_name("ledger.db").exists()

@@ -387,3 +387,42 @@ def test_no_letter_of_a_site_holds_its_vector_on_any_grid(tmp_path: Path, monkey
         floats = contribution_of(made.resolved, 1).noise.decode(vector.view(np.int32).astype(np.int64))  # type: ignore[attr-defined]
         for pattern in (vector.tobytes(), vector.view(np.int32).astype(np.int64).tobytes(), floats.tobytes()):
             assert pattern not in everything
+
+
+# -------------------------------------------------------------------------------------- rows that do not fit
+
+
+def test_in_a_masked_sum_a_site_whose_rows_do_not_fit_its_schema_is_like_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its part is that of no rows, with its share of the noise; letters have the same kinds, keys and lengths."""
+    from quietsum.party.policy import SiteData
+
+    columns = ", ".join(f'{{ name = "x.{place}" }}' for place in range(1, 15))
+    lengths: dict[bool, list[tuple[str, list[str], int]]] = {}
+    for fits in (True, False):
+        bound = "min = -10, max = 10" if fits else "min = 7, max = 10"
+        schema = tmp_path / f"{fits}.toml"
+        schema.write_text(
+            f'columns = [{{ name = "x.0", {bound} }}, {columns}, {{ name = "label" }}]\n[rows]\nduplicates = 1.0\n'
+        )
+        plan, folder = load_plan(PLAN), tmp_path / str(fits)
+        places = places_for(plan, folder, rules=RULES, record=UNIT)
+        place = places[LAST]
+        places[LAST] = dataclasses.replace(
+            place, policy=dataclasses.replace(place.policy, data=SiteData(schema=str(schema)))
+        )
+        made, sent = World(folder, PLAN, places=places).join(), list[tuple[str, list[str], int]]()
+
+        def keep(node: str, content: bytes, sent: list[tuple[str, list[str], int]] = sent) -> bytes:
+            if node == f"node-{LAST}":
+                letter = wire.read(content, most=2**26)
+                sent.append((letter.kind, sorted(letter.body), len(content)))
+            return content
+
+        made.carrier.spoil = keep
+        for number in (1, 2):
+            assert set(made.round(number).kept) == set(NAMES) and not told(made)
+        assert ("does not fit its schema: range in x.0" in caplog.text) == (not fits)
+        lengths[fits] = sent
+    assert lengths[True] == lengths[False] and {kind for kind, _, _ in lengths[True]} == {"secured"}

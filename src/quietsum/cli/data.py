@@ -50,6 +50,11 @@ PlanOption = Annotated[
     Path | None,
     typer.Option("--plan", metavar="RUN.TOML", help="Take task, split and parties from a plan.", show_default=False),
 ]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option("--policy", metavar="POLICY.TOML", help="Check what the site would, by its policy.",
+                 show_default=False),
+]  # fmt: skip
 PartiesOption = Annotated[
     int | None, typer.Option("--parties", metavar="N", help="With --task: dealt out to N.", show_default=False)
 ]
@@ -94,6 +99,7 @@ def check(
     party: PartyOption = None,
     plan: PlanOption = None,
     parties: PartiesOption = None,
+    policy: PolicyOption = None,
     as_json: opt.JsonOption = False,
 ) -> int:
     """Check a table, or what a task trains on, before anything is trained.
@@ -106,11 +112,16 @@ def check(
     """
     from quietsum.defence.validation import load_schema, read_table, validate
 
-    given = [name for name, value in (("TABLE", table), ("--task", task), ("--plan", plan)) if value is not None]
+    named = {"TABLE": table, "--task": task, "--plan": plan, "--policy": policy}
+    given = [name for name, value in named.items() if value is not None]
     if len(given) != 1:
         problem = "do not go together" if given else "is missing"
-        remedy = "name a table, a task or a plan"
+        remedy = "name a table, a task, a plan or a policy"
         raise InvalidParameter("TABLE", " and ".join(given) or None, problem, remedy)
+    if policy is not None:
+        if extra := [name for name, value in (("--schema", schema), ("--party", party)) if value is not None]:
+            raise InvalidParameter(extra[0], "", "contradicts --policy", "the policy says which")
+        return _by_policy(policy, as_json)
     held: Schema | None = None
     if table is not None:
         for name, value in (("--party", party), ("--parties", parties)):
@@ -124,12 +135,42 @@ def check(
         rows, what = _rows_of(task, plan, party, parties)
         found, against = validate(rows, held), "" if schema is None else str(schema)
     if as_json:
-        print_json({"of": what, "schema": against, **found.to_dict(), "note": _STAYS})
+        print_json(_told(found, what, against))
     else:
         _print(found, what, against, held)
         if found.ok:
             print_next(["party", "check"] if table is not None else ["plan", "run.toml" if plan is None else str(plan)])
     return 0 if found.ok else UNFIT
+
+
+def _told(found: Result, what: str, against: str) -> dict[str, Any]:
+    return {"of": what, "schema": against, **found.to_dict(), "note": _STAYS}
+
+
+def _by_policy(path: Path, as_json: bool) -> int:
+    """Check what ``party serve`` would, task by task."""
+    from quietsum.cli.party_check import made_at_site
+    from quietsum.party.data import DataCheck
+    from quietsum.party.policy_file import load_policy
+
+    policy = load_policy(path)
+    if policy.data is None:
+        problem = "names no data.toml"
+        raise InvalidParameter("--policy", str(path), problem, 'add [data] schema = "data.toml", or name a table')
+    check, against, told, fits = DataCheck(policy), policy.data.schema, list[dict[str, Any]](), True
+    for allowed in policy.tasks[:1] if policy.data.table else policy.tasks:
+        what = policy.data.table or f"{allowed.name} at {policy.name}"
+        found = check.look(None if policy.data.table else made_at_site(allowed), policy.name)
+        fits = fits and found.ok
+        if as_json:
+            told.append(_told(found, what, against))
+        else:
+            _print(found, what, against, check.schema)
+    if as_json:
+        print_json({"site": policy.name, "ok": fits, "checks": told})
+    elif fits:
+        print_next(["party", "check", str(path)])
+    return 0 if fits else UNFIT
 
 
 def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: int | None) -> tuple[Any, str]:

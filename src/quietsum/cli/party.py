@@ -82,7 +82,7 @@ def check(
 
     Keys, certificate, ledger, tasks and rows are looked at; nothing is written.
     """
-    from quietsum.cli.party_check import hints, in_books, in_rows, in_tasks, in_the_way, on_loopback, refusal_of
+    from quietsum.cli.party_check import hints, in_books, in_rows, in_tasks, in_the_way, on_loopback, refusal_of, unfit
     from quietsum.party.policy_file import load_policy
     from quietsum.plan import load_plan
 
@@ -95,6 +95,9 @@ def check(
             kept = lifetimes_of(policy, ledger)
             problems += [str(problem) for problem in in_books(policy, ledger)]
         problems += [str(problem) for problem in in_rows(policy, write=False)]
+        looked = [str(problem) for problem in unfit(policy)]
+        trains = policy.data is not None and policy.data.on_failure == "warn"
+        problems += [] if trains else looked
         if plan is not None:
             refused = refusal_of(policy, load_plan(plan), ledger)
     wrong = list(dict.fromkeys([*problems, *([refused] if refused else [])]))  # the books may have said it before
@@ -107,7 +110,7 @@ def check(
         print_json({**told, "problems": problems, "budgets": budgets, "secure": policy.rules.to_dict()})
         return 2 if wrong else 0
     introduce(policy, kept)
-    for hint in hints(policy):
+    for hint in [*hints(policy), *(f"{problem}; it is trained on all the same" for problem in looked if trains)]:
         _say(hint, indent="  ")
     for problem in wrong:
         _say(f"error: {problem}", file=sys.stderr)
@@ -200,6 +203,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
             check_pinned(loaded, known)
             for problem in in_rows(loaded, write=True):
                 raise problem
+            _hold_data(loaded, ledger)
             service = SiteService(loaded, ledger, node_key=sign, interruptible=False)
             _say_who_counts(loaded, known)
             print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)
@@ -214,6 +218,30 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
             )
     print("ended; the ledger is closed")
     print_next(["party", "status", "--policy", str(policy)])
+
+
+def _hold_data(policy: Policy, ledger: Ledger) -> None:
+    """Hold the data to its schema for the operator's eyes, before anybody is served.
+
+    Only a site that no run waits for may stay away because of its rows: later, its absence would be a message.
+    """
+    from quietsum.cli.party_check import unfit
+    from quietsum.party.data import waited_for
+
+    for problem in unfit(policy):
+        assert policy.data is not None
+        refuses, public = policy.data.on_failure == "refuse", bool(policy.dataset.public)
+        if refuses and (public or not waited_for(ledger)):
+            raise problem
+        follows = "its work fails until it fits" if public else "noise alone leaves until it fits, and is charged"
+        if policy.data.on_failure == "warn":
+            follows = "it is trained on all the same"
+        elif refuses:
+            follows += (
+                ". A run that this site has enrolled in is not over: staying away now would tell of its rows. "
+                "Ctrl-C ends it, by your own decision"
+            )
+        _say(f"warning: {problem}; {follows}", file=sys.stderr)
 
 
 def _say_who_counts(policy: Policy, known: tuple[str, ...]) -> None:

@@ -12,12 +12,13 @@ import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from quietsum.errors import DataMissing, InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
+    from quietsum.party.data import DataCheck
     from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy
     from quietsum.plan import Plan
 
@@ -29,8 +30,10 @@ __all__ = [
     "in_rows",
     "in_tasks",
     "in_the_way",
+    "made_at_site",
     "on_loopback",
     "refusal_of",
+    "unfit",
 ]
 
 
@@ -50,6 +53,14 @@ def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
         yield from _raised(lambda: _check_authority(_file(policy, "root_certificate", authority)))
         yield from _raised(lambda: _check_own_certificate(policy))
     yield from _raised(lambda: _check_place(policy))
+    if policy.data is not None:
+        yield from _raised(partial(_data_check, policy))
+
+
+def _data_check(policy: Policy) -> DataCheck:
+    from quietsum.party.data import DataCheck
+
+    return DataCheck(policy)
 
 
 def _file(policy: Policy, key: str, remedy: str) -> Path:
@@ -159,18 +170,47 @@ def _rows_of(allowed: AllowedTask, party: str) -> object:
     from quietsum.party.work import calmly, look_for_data
 
     def read() -> object:
-        made = _make(allowed)
-        if not callable(getattr(made, "train", None)) and getattr(made, "model", None) is not None:  # as task_of() asks
-            from quietsum.tasks.federated import FederatedTorch
-
-            made = FederatedTorch(made)  # type: ignore[arg-type]
-        look_for_data(made, party)  # type: ignore[arg-type]
+        made = made_at_site(allowed)
+        look_for_data(made, party)
         return rows_of_task(made, party)
 
     try:
         return calmly(read)
     except (Exception, SystemExit):
         return None
+
+
+def made_at_site(allowed: AllowedTask) -> Any:
+    """The task as this site runs it, with its own options."""
+    made: Any = _make(allowed)
+    if callable(getattr(made, "train", None)) or getattr(made, "model", None) is None:  # as task_of() asks
+        return made
+    from quietsum.tasks.federated import FederatedTorch
+
+    return FederatedTorch(made)
+
+
+def unfit(policy: Policy) -> Iterator[QuietsumError]:
+    """Where the site's data does not fit the schema that its policy names; asked by its operator, and told to nobody.
+
+    A schema that cannot be read is a mistake in the policy (:func:`in_the_way`), and no data is looked at then.
+    """
+    from quietsum.errors import DataUnfit
+    from quietsum.party.work import calmly, failure
+
+    try:
+        check = None if policy.data is None else _data_check(policy)
+    except QuietsumError:
+        return
+    if check is None or policy.data is None:
+        return
+    for allowed in policy.tasks[:1] if policy.data.table else policy.tasks:
+        try:
+            calmly(lambda one=allowed: check.look(made_at_site(one), policy.name).require())  # type: ignore[misc]
+        except (DataUnfit, DataMissing) as problem:
+            yield DataUnfit(f"task {allowed.name}: {problem}")
+        except (Exception, SystemExit) as error:  # what it says may quote a row
+            yield DataUnfit(f"task {allowed.name}: its rows cannot be checked ({failure(error)})")
 
 
 def in_books(policy: Policy, ledger: Ledger) -> Iterator[QuietsumError]:

@@ -31,6 +31,7 @@ __all__ = [
     "CoordinatorAddress",
     "Policy",
     "Rules",
+    "SiteData",
     "SiteDataset",
     "SiteName",
     "UnitPolicy",
@@ -42,6 +43,7 @@ MODES = ("mean", "noisy-sum", "party-noise", "distributed-noise")
 records. ``noisy-sum``: the server adds the noise that protects whole clients, and is trusted to. ``party-noise``: the
 site adds that noise itself. ``distributed-noise``: it adds a share of the noise, of records or clients, to its part of
 a masked sum; the other sites' shares are the rest of its protection."""
+ON_FAILURE = ("noise", "refuse", "warn")
 ADVERSARIES = ("curious", "semi-malicious")
 LARGEST_MESSAGE = 256 * 2**20
 
@@ -100,6 +102,25 @@ class SiteDataset:
         object.__setattr__(self, "name", label("name", self.name))
         object.__setattr__(self, "size", whole_number("size", self.size, 1))
         object.__setattr__(self, "public", self.public.strip())
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteData:
+    """What the site's table should hold, and what follows where it does not (:mod:`quietsum.party.data`).
+
+    ``schema`` is a ``data.toml``; what is checked is the file ``table``, or else the rows that the task shows.
+    """
+
+    schema: str
+    table: str = ""
+    on_failure: str = "noise"
+
+    def __post_init__(self) -> None:
+        if not self.schema.strip():
+            raise InvalidParameter("schema", self.schema, "names no file", "data.toml, say")
+        if self.on_failure not in ON_FAILURE:
+            raise InvalidParameter("on_failure", self.on_failure, "is unknown", f"choose {' or '.join(ON_FAILURE)}")
 
 
 @final
@@ -234,6 +255,7 @@ class Policy:
     record: UnitPolicy | None = None
     person: UnitPolicy | None = None
     client: UnitPolicy | None = None
+    data: SiteData | None = None
     folder: Path = dataclasses.field(default_factory=Path)
 
     def __post_init__(self) -> None:

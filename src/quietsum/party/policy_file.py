@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -112,6 +113,21 @@ class UnitTable(Table):
     )
 
 
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Field name .schema.", UserWarning)  # the old name of model_json_schema
+
+    class DataTable(Table):
+        """What the site's table should hold."""
+
+        value = values.SiteData
+        schema: str = Field(min_length=1, description="A data.toml, beside this file.")  # type: ignore[assignment]
+        table: str = Field(default="", description="The file that is checked; unsaid, the rows that the task shows.")
+        on_failure: Literal["noise", "refuse", "warn"] = Field(
+            default="noise",
+            description="Rows that do not fit: noise alone leaves, the site does not start, or they are trained on.",
+        )
+
+
 class PolicyTable(Table):
     """A site's policy."""
 
@@ -124,6 +140,7 @@ class PolicyTable(Table):
     record: UnitTable | None = Field(default=None, description="What a record may cost.")
     person: UnitTable | None = Field(default=None, description="What a person may cost.")
     client: UnitTable | None = Field(default=None, description="What this site as a whole may cost.")
+    data: DataTable | None = Field(default=None, description="What the site's table should hold.")
 
 
 def load_policy(path: str | os.PathLike[str]) -> values.Policy:
@@ -182,6 +199,9 @@ aggregation = ["mean"]              # also "noisy-sum", "party-noise", "distribu
 # secure = "required"               # the server sees masked sums alone, ...
 # smallest_cohort = 4               # ... of at least so many sites
 trust_server_sampling = false
+
+# [data]                            # held to its schema before a run trains on it
+# schema = "data.toml"              # quietsum data new TABLE drafts one
 
 [record]                            # what one record may cost
 run = 3.0                           # in one run

@@ -36,6 +36,7 @@ from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
+from quietsum.party.data import DataCheck
 from quietsum.party.peers import UnknownPeer, certificate, identity_of, peers_of
 from quietsum.party.refusing import (
     AGAIN,
@@ -108,6 +109,7 @@ class SiteService:
         self._session = secrets.token_hex(8)
         self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
         self._said = Said()
+        self._data = None if policy.data is None else DataCheck(policy)
         self.books.protect()
 
     def answer(self, content: bytes) -> bytes:
@@ -288,7 +290,9 @@ class SiteService:
         task, due = tried(
             lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
         )
-        enrolled = Enrolled(resolved, task, name, due=due)
+        data = self._data
+        check = None if data is None else lambda: data.before_training(task, name, self._told_of_data)
+        enrolled = Enrolled(resolved, task, name, due=due, check=check)
         self._look(enrolled)
         return enrolled
 
@@ -312,6 +316,10 @@ class SiteService:
         self._say(
             "work", "%s: its work failed, so what leaves holds nothing of its data, and is charged: %s", name, told
         )
+
+    def _told_of_data(self, told: str) -> None:
+        """That data does not fit and is trained on all the same, for the site's owner alone."""
+        self._say("data", "%s: the data does not fit its schema, and is trained on: %s", self.policy.name, told)
 
     # ---------------------------------------------------------------------------------------------- training
 

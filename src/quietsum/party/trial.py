@@ -63,15 +63,24 @@ class Enrolled:
     others, ``charges`` what the last masked vector cost.
     """
 
-    def __init__(self, resolved: ResolvedPlan, task: Task, party: str, *, due: bool) -> None:
+    def __init__(
+        self, resolved: ResolvedPlan, task: Task, party: str, *, due: bool, check: Callable[[], None] | None = None
+    ) -> None:
         self.resolved, self.task, self._party, self._due = resolved, task, party, due
+        self._check = check
         self.answered: tuple[tuple[int, int, str], bytes] | None = None
         self.masking: SecureSite | None = None
         self.peers: dict[str, str] = {}
         self.charges: tuple[Charge, ...] = ()
 
     def first(self) -> None:
-        """Once its data is paid for: try the task on records of the real shape, which nobody could look at before."""
+        """Once its data is paid for: hold it to its schema, and try the task on records of the real shape.
+
+        Nobody could look at them before. What does not pass is looked at again before the next round.
+        """
+        if self._check is not None:
+            self._check()
+            self._check = None
         if self._due:
             rehearse(self.task, self.resolved, self._party)
             self._due = False

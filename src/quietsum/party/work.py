@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
+from quietsum.errors import DataMissing, DataUnfit, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.descent import clipped_sum, gradients_of, private_steps
 from quietsum.privacy.units import PrivacyUnit
@@ -297,7 +297,7 @@ def failure(error: BaseException) -> str:
 
     The line is the last one of the task's own code, where there is any.
     """
-    if isinstance(error, TooLate | NoUpdate):
+    if isinstance(error, TooLate | NoUpdate | DataUnfit):
         return str(error)  # words of ours, in which no value stands
     if isinstance(error, Panicked) and error.__cause__ is not None:
         error = error.__cause__

@@ -15,7 +15,7 @@ from quietsum.defence.validation.checks import expected_beyond, robust_z, valida
 from quietsum.defence.validation.cleaning import clean
 from quietsum.defence.validation.describing import first_schema
 from quietsum.defence.validation.files import read_table
-from quietsum.defence.validation.result import DataUnfit, Problem, Result
+from quietsum.defence.validation.result import Problem, Result
 from quietsum.defence.validation.schema import Cleaning, Column, FileFormat, Label, Outliers, RowRules, Schema
 from quietsum.defence.validation.schema_file import load_schema, parse_schema
 from quietsum.defence.validation.tables import Table, from_arrays
@@ -23,7 +23,6 @@ from quietsum.defence.validation.tables import Table, from_arrays
 __all__ = [
     "Cleaning",
     "Column",
-    "DataUnfit",
     "FileFormat",
     "Label",
     "Outliers",

@@ -152,7 +152,7 @@ def _of_numbers(table: Table, column: Column, cells: Cells, numbers: Floats) -> 
     low, high = column.bounds
     outside = finite & ((numbers < low) | (numbers > high))
     if outside.any():
-        yield _problem(table, cells, outside, column, check="range", message=f"lies outside {_range(column)}",
+        yield _problem(table, cells, outside, column, check="range", message=f"lies {_range(column)}",
                        remedy="mend the cells, or the bounds if they are wrong")  # fmt: skip
 
 
@@ -161,7 +161,9 @@ def _range(column: Column) -> str:
         "…" if one is None else f"{one:g}" if isinstance(one, int | float) else str(one)
         for one in (column.min, column.max)
     )
-    return f"{low} … {high}" if "…" not in (low, high) else f"{low} and more" if high == "…" else f"up to {high}"
+    if "…" not in (low, high):
+        return f"outside {low} … {high}"
+    return f"below {low}" if high == "…" else f"above {high}"
 
 
 def _of_allowed(table: Table, column: Column, cells: Cells) -> Iterator[Problem]:

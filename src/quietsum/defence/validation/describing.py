@@ -239,11 +239,23 @@ def _of_array(name: str, array: Any) -> _Seen:
     if array.dtype.kind in "USO":
         return _of_column(name, ["" if one is None else str(one) for one in array[:ROWS_LOOKED_AT]], _Style())
     if array.dtype.kind == "M":
-        return _Seen(name=name, type="date")
+        return _of_moments(name, array)
     values = np.asarray(array[:ROWS_LOOKED_AT], dtype=np.float64)
     finite = values[np.isfinite(values)]
     missing = 1 - len(finite) / len(values) if len(values) else 0.0
     return _of_numbers(name, finite.tolist(), missing) if len(finite) else _Seen(name=name, type="number")
+
+
+def _of_moments(name: str, array: Any) -> _Seen:
+    there = array[~np.isnat(array)]
+    if not len(there):
+        return _Seen(name=name, type="date", missing=1.0)
+    try:
+        first, last = (moment.astype("datetime64[D]").item() for moment in (there.min(), there.max()))
+        low, high = first.replace(month=1, day=1), last.replace(month=12, day=31)
+    except (AttributeError, ValueError, OverflowError):  # beyond the calendar
+        low = high = None
+    return _Seen(name=name, type="date", low=low, high=high, missing=1 - len(there) / len(array))
 
 
 def _rounded(value: float, away: Callable[[float], int]) -> float:

@@ -17,17 +17,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import QuietsumError
+from quietsum.errors import DataUnfit
 
-__all__ = ["MOST_SHOWN", "DataUnfit", "Problem", "Result"]
+__all__ = ["MOST_SHOWN", "Problem", "Result"]
 
 MOST_SHOWN = 5
 """Line numbers and examples of a problem."""
 ERROR, WARNING = "error", "warning"
-
-
-class DataUnfit(QuietsumError):
-    """A site's data does not fit what its operator has declared. Names checks and columns; no value, count or line."""
 
 
 @final
@@ -93,7 +89,7 @@ class Result:
         return {"ok": self.ok, "problems": [one.to_dict() for one in self.problems], "counts": dict(self.counts)}
 
     def require(self) -> None:
-        """:class:`DataUnfit` where the data does not fit."""
+        """:class:`~quietsum.errors.DataUnfit` where the data does not fit."""
         if not self.ok:
             raise DataUnfit(
                 f"the data does not fit its schema: {self.summary}; quietsum data check says where, on a terminal"

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.defence.validation.result import MOST_SHOWN, Problem
-from quietsum.defence.validation.schema import Column, FileFormat, Label, RowRules, Schema, day
+from quietsum.defence.validation.schema import LARGEST_WHOLE, Column, FileFormat, Label, RowRules, Schema, day
 from quietsum.errors import InvalidParameter, printable
 
 __all__ = ["Cells", "Table", "cells_of", "cells_of_texts", "from_arrays", "in_columns", "joined", "listed", "shown"]
@@ -223,6 +223,8 @@ def cells_of(values: Any, column: Column, style: FileFormat) -> Cells:
         nothing = np.isnat(array)
         days = array.astype("datetime64[us]").astype(np.int64) / 86_400e6 + datetime.date(1970, 1, 1).toordinal()
         return _of_type(np.where(nothing, np.nan, days), column, "date")
+    if array.dtype.kind in "iu" and column.type == "text":  # names that are numbers
+        return cells_of_texts([str(one) for one in array.tolist()], column, style, lines)
     if array.dtype.kind in "biuf":
         with np.errstate(over="ignore"):
             return _of_type(array.astype(np.float64), column, "number")
@@ -246,6 +248,9 @@ def listed(values: Iterable[Any]) -> NDArray[Any]:
     """A list of Python's own values, some of them None, as an array of one kind."""
     held = list(values)
     present = [one for one in held if one is not None]
+    if present and all(type(one) is int for one in present) and max(map(abs, present)) > LARGEST_WHOLE:
+        small = len(present) == len(held) and max(map(abs, present)) < 2**63
+        return np.array(held, dtype=np.int64 if small else object)  # in floats they would lose digits
     if present and all(isinstance(one, bool | int | float | decimal.Decimal) for one in present):
         return np.array([np.nan if one is None else _float(one) for one in held], dtype=np.float64)
     if present and all(isinstance(one, datetime.date) for one in present):

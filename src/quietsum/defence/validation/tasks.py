@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter
+from quietsum.errors import DataUnfit
 
 __all__ = ["arrays_of", "rows_of"]
 
 
 def rows_of(task: Any, party: str | None = None) -> dict[str, NDArray[Any]]:
-    """The rows of ``party``, or without one all records of a torch task. Private."""
+    """The rows of ``party``, or without one all records of a torch task. Private.
+
+    :class:`~quietsum.errors.DataUnfit` where the task has no way to show them; what its own code raises is raised.
+    """
     if party is not None and callable(getattr(task, "records_of", None)):
         found = arrays_of(tuple(task.records_of(party)))
     elif party is not None and callable(getattr(task, "rows", None)):
@@ -28,7 +31,7 @@ def rows_of(task: Any, party: str | None = None) -> dict[str, NDArray[Any]]:
         found = None
     if found is None:
         name = str(getattr(task, "name", type(task).__name__))
-        raise InvalidParameter("task", name, "shows no rows", "check the table it reads: quietsum data check TABLE")
+        raise DataUnfit(f"task {name} shows no rows; check the table it reads instead: quietsum data check TABLE")
     return found
 
 
