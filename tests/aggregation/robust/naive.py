@@ -77,3 +77,33 @@ def signguard(updates: np.ndarray, part: slice, form: str = "", last: np.ndarray
     kept = sorted(first & set(np.flatnonzero(labels == largest).tolist()))
     clipped = [updates[i] * min(1, middle / norms[i]) for i in kept]
     return np.mean(clipped, axis=0), kept
+
+
+def geometric_median(updates: np.ndarray, smoothing: float = 1e-6, rounds: int = 20_000) -> np.ndarray:
+    """Smoothed Weiszfeld steps in the space of updates, in extended precision, from the mean."""
+    rows = updates.astype(np.longdouble)
+    apart = np.sqrt(((rows[:, None] - rows[None]) ** 2).sum(axis=2))
+    least = smoothing * np.median(apart, axis=1).min()
+    centre = rows.mean(axis=0)
+    for _ in range(rounds):
+        pulls = 1 / np.maximum(least, np.sqrt(((rows - centre) ** 2).sum(axis=1)))
+        before, centre = centre, (pulls[:, None] * rows).sum(axis=0) / pulls.sum()
+        if np.abs(centre - before).max() < 1e-16:
+            break
+    return centre.astype(np.float64)
+
+
+def centered_clipping(updates: np.ndarray, last: np.ndarray, iterations: int, radius: float | None) -> np.ndarray:
+    centre = last.copy()
+    for _ in range(iterations):
+        apart = updates - centre
+        norms = np.linalg.norm(apart, axis=1)
+        tau = np.median(norms) if radius is None else radius
+        centre = centre + np.mean([row * min(1.0, tau / norm) for row, norm in zip(apart, norms, strict=True)], axis=0)
+    return centre
+
+
+def norm_bounded(updates: np.ndarray, bound: float | None) -> np.ndarray:
+    norms = np.linalg.norm(updates, axis=1)
+    most = np.median(norms) if bound is None else bound
+    return np.mean([row * min(1.0, most / norm) for row, norm in zip(updates, norms, strict=True)], axis=0)

@@ -5,8 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aggregation.robust.naive import Fixed, krum_order, signguard, verdict_of
+from aggregation.robust.naive import (
+    Fixed,
+    centered_clipping,
+    geometric_median,
+    krum_order,
+    norm_bounded,
+    signguard,
+    verdict_of,
+)
 from quietsum.aggregation.robust import rule_named
+from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
 from quietsum.aggregation.robust.distances import pairwise_distances
 from quietsum.aggregation.robust.meanshift import bandwidth_of, largest_cluster, mean_shift
 
@@ -64,6 +73,51 @@ def test_byzfl_counts_one_neighbour_more_and_can_choose_another_update() -> None
     assert np.argmin(squares[:, 1:3].sum(axis=1)) == 1  # n − f − 2 = 2 for f = 1
     np.testing.assert_array_equal(verdict_of(rule_named("krum"), rows, 1).step, rows[1])
     assert np.argmin(squares[:, 1:4].sum(axis=1)) == 2  # n − f − 1 = 3
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e6])
+@pytest.mark.parametrize(("count", "far"), [(3, 0), (8, 0), (15, 3), (40, 15)])
+def test_the_geometric_median_is_weiszfelds_in_the_space_of_updates(count: int, far: int, shift: float) -> None:
+    rows = matrix(count, 60, seed=2) + shift
+    rows[:far] += 1e4 * matrix(1, 60, seed=3)
+    got = verdict_of(rule_named("geometric-median"), rows, far)
+    expected = geometric_median(rows)
+    np.testing.assert_allclose(got.step - shift, expected - shift, atol=2e-9 if shift else 1e-10)
+    assert got.weights is not None and abs(got.weights.sum() - 1) < 1e-12
+    np.testing.assert_allclose(got.statistics["distance"], np.linalg.norm(rows - expected, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("radius", [None, 3.0])
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_centered_clipping_is_the_papers(radius: float | None, iterations: int) -> None:
+    rule = CenteredClipping(radius=radius, iterations=iterations)
+    for count, attackers, dimension in SIZES:
+        rows, last = matrix(count, dimension, seed=4), matrix(1, dimension, seed=5)[0]
+        rows[:attackers] *= 50
+        got = verdict_of(rule, rows, attackers, memory={"last": last})
+        np.testing.assert_allclose(got.step, centered_clipping(rows, last, iterations, radius), rtol=1e-10, atol=1e-12)
+        np.testing.assert_array_equal(got.memory["last"], got.step)
+
+
+@pytest.mark.parametrize("bound", [None, 2.5])
+def test_the_norm_bounded_mean_is_the_naive_one_also_as_a_stream(bound: float | None) -> None:
+    rule = NormBounded(bound=bound)
+    for count, attackers, dimension in SIZES:
+        rows = matrix(count, dimension, seed=6)
+        rows[:attackers] *= 50
+        step = verdict_of(rule, rows, attackers).step
+        np.testing.assert_allclose(step, norm_bounded(rows, bound), rtol=1e-11, atol=1e-13)
+        if bound is not None:
+            np.testing.assert_allclose(rule.stream(iter(rows)), step, rtol=1e-11, atol=1e-13)
+
+
+def test_a_constant_bound_is_what_one_update_moves_the_mean_by() -> None:
+    rule, rows = NormBounded(bound=2.0), matrix(10, 20)
+    other = rows.copy()
+    other[0] = -1e9 * rows[0]
+    moved = np.linalg.norm(verdict_of(rule, rows).step - verdict_of(rule, other).step)
+    assert 0.39 < moved <= 2 * 2.0 / 10 + 1e-12 and rule.facts.sensitivity == "2 · 2 / n"
+    assert NormBounded().facts.sensitivity is None
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e3, 1e6, 1e9])

@@ -15,7 +15,12 @@ import numpy as np
 
 from quietsum.aggregation.robust.rule import Matrix, Vector
 
-__all__ = ["LARGEST", "each_block", "lengths", "mixture", "shares", "signs"]
+__all__ = ["LARGEST", "NotFinite", "each_block", "lengths", "mixture", "shares", "signs", "tamed"]
+
+
+class NotFinite(Exception):
+    """Raised by a rule's work that met a number that is not finite."""
+
 
 LARGEST = float(np.finfo(np.float64).max)
 
@@ -101,6 +106,25 @@ def _length(row: Vector, centre: Vector | None) -> float:
     if not np.isfinite(largest):
         return float("nan")
     return float(min(4 * (largest * float(np.linalg.norm(quarter / largest))), LARGEST)) if largest > 0 else 0.0
+
+
+def tamed(updates: Matrix, centre: Vector | None = None, *, few: bool = True) -> tuple[Matrix, Vector]:
+    """``updates`` and their :func:`lengths`; rows whose length is beyond float64 are shrunk by 2⁻⁶⁴.
+
+    With ``few``, only if fewer than half are: else the median length is beyond, too, and nothing is shortened.
+
+    For rules that use only the direction of so long a row. Raises :class:`NotFinite` for rows that are not finite.
+    """
+    found = lengths(updates, centre)
+    if np.isnan(found).any():
+        raise NotFinite
+    beyond = found >= LARGEST
+    if not beyond.any() or (few and 2 * np.count_nonzero(beyond) >= len(found)):
+        return updates, found
+    updates = updates.astype(np.float64)
+    updates[beyond] *= 2.0**-64
+    found[beyond] = lengths(updates[beyond], centre)
+    return updates, found
 
 
 def mixture(updates: Matrix, weights: Vector, start: Vector | None = None) -> Vector:

@@ -13,16 +13,13 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from quietsum.aggregation.robust.blocks import NotFinite
 from quietsum.aggregation.robust.rule import Matrix, Rule, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, TooFewParties
 
-__all__ = ["NotFinite", "judged", "lowest"]
+__all__ = ["judged", "lowest"]
 
 _TIE = 1e-9  # relative: scores closer than this differ by rounding
-
-
-class NotFinite(Exception):
-    """Raised by a rule's work that met a number that is not finite."""
 
 
 def judged(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:

@@ -12,9 +12,9 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.blocks import mixture
+from quietsum.aggregation.robust.blocks import NotFinite, mixture
 from quietsum.aggregation.robust.distances import pairwise_distances
-from quietsum.aggregation.robust.judge import NotFinite, judged, lowest
+from quietsum.aggregation.robust.judge import judged, lowest
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
 
 __all__ = ["Krum", "MultiKrum", "krum_scores"]

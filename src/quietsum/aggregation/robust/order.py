@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.blocks import LARGEST, each_block
-from quietsum.aggregation.robust.judge import NotFinite, judged
+from quietsum.aggregation.robust.blocks import LARGEST, NotFinite, each_block
+from quietsum.aggregation.robust.judge import judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
 __all__ = ["CoordinateMedian", "TrimmedMean"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from quietsum.aggregation.robust.before import Before
 from quietsum.aggregation.robust.bulyan import Bulyan
+from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
 from quietsum.aggregation.robust.dnc import DivideAndConquer
 from quietsum.aggregation.robust.flame import Flame
 from quietsum.aggregation.robust.foolsgold import FoolsGold
+from quietsum.aggregation.robust.geometric import GeometricMedian
 from quietsum.aggregation.robust.krum import Krum, MultiKrum
 from quietsum.aggregation.robust.order import CoordinateMedian, TrimmedMean
 from quietsum.aggregation.robust.rule import Rule
@@ -16,10 +18,13 @@ from quietsum.errors import InvalidParameter
 __all__ = ["RULES", "most_attackers", "rule_named"]
 
 _RULES: tuple[Rule, ...] = (
+    NormBounded(),
     CoordinateMedian(),
     TrimmedMean(),
+    GeometricMedian(),
     Krum(),
     MultiKrum(),
+    CenteredClipping(),
     SignGuard(),
     SignGuard(form="sim"),
     SignGuard(form="dist"),

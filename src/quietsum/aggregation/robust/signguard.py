@@ -23,9 +23,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.blocks import LARGEST, lengths, mixture, signs
+from quietsum.aggregation.robust.blocks import LARGEST, NotFinite, lengths, mixture, signs
 from quietsum.aggregation.robust.distances import cosines
-from quietsum.aggregation.robust.judge import NotFinite, judged
+from quietsum.aggregation.robust.judge import judged
 from quietsum.aggregation.robust.meanshift import largest_cluster
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, whole_number
