@@ -26,6 +26,7 @@ import numpy as np
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.aggregation.fold import Combined, length_of
 from quietsum.aggregation.robust import RobustFold, Trial
+from quietsum.defence.detection import Detector, Finding
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
@@ -40,9 +41,9 @@ from quietsum.federation.messages import (
     TrainRequest,
     Update,
 )
-from quietsum.federation.watch import PartyDropped, PartyRejected, RoundStarted, Watcher, guarded, tell
+from quietsum.federation.watch import Found, PartyDropped, PartyRejected, RoundStarted, Watcher, guarded, tell
 from quietsum.mechanisms.quantile import QuantileRule
-from quietsum.plan.lengths import LARGEST, longest_update
+from quietsum.plan.lengths import LARGEST, longest_update, noise_in_update
 from quietsum.privacy.units import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -82,8 +83,10 @@ def run_round(
     clock: Callable[[], float] = time.monotonic,
     own_steps: bool = False,
     trial: Trial | None = None,
+    detector: Detector | None = None,
 ) -> RoundResult:
     """Round ``number`` of ``run``, from ``state`` to the next. ``own_steps`` and ``trial``: see :func:`fold_of`.
+    ``detector`` looks on, and what it finds is told to the watchers; it changes nothing, and its failure is a warning.
 
     Guarantees: :class:`~quietsum.errors.BudgetExhausted` comes before any message. Every registered party is charged,
     whoever is drawn or answers (rules 1 and 2); only the record and person charges of a party that refused before it
@@ -95,6 +98,8 @@ def run_round(
     watchers, plan = guarded(watchers), resolved.plan
     registered = tuple(federation.registered())
     fold = None if resolved.secure else fold_of(resolved, number, state, registered, own_steps=own_steps, trial=trial)
+    if detector is not None and fold is not None:
+        fold = detector.around(fold)
     _refuse_seeded(rng, resolved)
     _refuse_others(registered, resolved)
     if resolved.secure is not None and isinstance(federation, Exchanges):
@@ -112,7 +117,7 @@ def run_round(
     asked = _Asked(
         request=request, cohort=cohort, registered=registered, resolved=resolved, federation=federation, ledger=ledger,
         receipt=receipt, refundable=_refundable(charges, resolved), watchers=watchers,
-        deadline=None if counted else plan.federation.deadline, clock=clock,
+        deadline=None if counted else plan.federation.deadline, clock=clock, detector=detector, own_steps=own_steps,
     )  # fmt: skip
     combined = asked.masked() if fold is None else asked.folded(fold, rng)
     if combined is None:
@@ -125,6 +130,8 @@ def run_round(
             f"made the model overflow in round {number}; the last checkpoint is kept",
             "start a new run with a smaller rate",
         )  # fmt: skip
+    if detector is not None:
+        _detect(lambda: detector.step(number, combined.step), number, watchers)
     for party, reason in combined.rejected.items():
         measured = {name: values[party] for name, values in combined.statistics.items() if party in values}
         log.info("round %d: the rule leaves %s out, %s", number, party, reason)
@@ -151,6 +158,8 @@ class _Asked:
     watchers: tuple[Watcher, ...]
     deadline: float | None
     clock: Callable[[], float]
+    detector: Detector | None = None
+    own_steps: bool = False
 
     def folded(self, fold: Fold[Any], rng: RandomSource) -> Combined | None:
         """What ``fold`` makes of the replies; None where there is no step."""
@@ -176,7 +185,15 @@ class _Asked:
             )
         if not kept and fold.needs_updates:  # nobody was drawn, or nothing is there to average: no step
             return None
+        if self.detector is not None:
+            looks, folded = self.detector, replies.folded
+            _detect(lambda: looks.look(number, folded, self._noise), number, self.watchers)
         return fold.finish(replies.folded, rng)
+
+    def _noise(self, party: str) -> tuple[float, float]:
+        """What the plan says about the noise in an update; a task that trains by code of its own may do otherwise."""
+        orders = self.resolved.orders(party, self.request.round)
+        return (0.0, 0.0) if self.own_steps and orders.client is None else noise_in_update(orders)
 
     def masked(self) -> Combined:
         """The step from one masked sum (:mod:`quietsum.federation.secure`)."""
@@ -198,6 +215,19 @@ class _Asked:
         """Durable when this returns, with the sites' own heads beside it."""
         parties = self.federation
         self.ledger.commit(self.receipt, seen=parties.testimonies() if isinstance(parties, KeepsBooks) else None)
+
+
+def _detect(look: Callable[[], list[Finding]], number: int, watchers: Iterable[Watcher]) -> None:
+    """Tell what ``look`` finds. Nothing optional stands between reservation and release (rule 22)."""
+    try:
+        with np.errstate(all="ignore"):
+            found = look()
+    except Exception as error:
+        log.warning("round %d: nothing was detected, since detection failed (%s)", number, type(error).__name__)
+        return
+    for finding in found:
+        log.info("round %d: %s", number, finding.sentence)
+        tell(watchers, Found(round=number, finding=finding))
 
 
 # ------------------------------------------------------------------------------- what the plan asks for

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, final
 
+from quietsum.defence.detection import Finding
 from quietsum.privacy.guarantee import Guarantee
 
 log = logging.getLogger(__name__)
 
 __all__ = [
+    "Found",
     "PartyDropped",
     "PartyRejected",
     "PartySilent",
@@ -99,6 +101,17 @@ class PartyRejected(RunEvent):
     rule: str
     reason: str
     statistics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found(RunEvent):
+    """A detector has measured something beyond its threshold. That is a measurement, and no verdict."""
+
+    kind: ClassVar[str] = "finding"
+    operator_only: ClassVar[bool] = True
+    round: int
+    finding: Finding
 
 
 @final
@@ -207,6 +220,8 @@ def to_dict(event: RunEvent) -> dict[str, Any]:
         value = getattr(event, field.name)
         if field.name in ("spent", "reserved"):
             value = [guarantee.to_dict() for guarantee in value]
+        elif isinstance(value, Finding):
+            value = value.to_dict()
         elif isinstance(value, Mapping):
             value = dict(value)
         elif isinstance(value, tuple):

@@ -36,7 +36,7 @@ from quietsum.sampling import Everyone, Poisson, Sampling
 if TYPE_CHECKING:
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["CHANCE", "LARGEST", "largest_batch", "longest_update", "response"]
+__all__ = ["CHANCE", "LARGEST", "largest_batch", "longest_update", "noise_in_update", "response"]
 
 CHANCE = 1e-9
 """With which an honest update is longer than :func:`longest_update`, in one round."""
@@ -72,6 +72,33 @@ def longest_update(orders: LocalOrders, *, size: int, dimension: int, model: flo
         noise = mechanism.max_norm * mechanism.noise_multiplier * float(np.sqrt(np.square(weights).sum())) * reach
         found = (signal + noise) / orders.expected_batch * _ROOM + orders.steps * _SINGLE * model
     return min(LARGEST, found) if math.isfinite(found) else LARGEST
+
+
+def noise_in_update(orders: LocalOrders) -> tuple[float, float]:
+    """The deviation of the noise in each number of a party's update, and of the noise of its last step alone.
+
+    The first is that of Σ h_{T−t} Z_t / b: what all steps' noise makes where gradients do not answer to it. Gradients
+    do, from the second step on, and mostly pull back, so it is an upper bound in practice and exact for one step. The
+    last step's noise is answered by nothing: it is in every honest update, whole. Zeros where the plan adds none.
+
+    >>> from quietsum.mechanisms.gaussian import GaussianMechanism
+    >>> from quietsum.plan.orders import LocalOrders
+    >>> from quietsum.sampling import Everyone
+    >>> mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=2.0)
+    >>> orders = LocalOrders(steps=4, sampling=Everyone(), expected_batch=10.0, learning_rate=0.5, mechanism=mechanism)
+    >>> noise_in_update(orders)
+    (0.2, 0.1)
+    """
+    if orders.client is not None:
+        deviation = orders.client.max_norm * orders.client.noise_multiplier
+        return deviation, deviation
+    if orders.mechanism is None:
+        return 0.0, 0.0
+    weights = response(orders)
+    deviation = orders.mechanism.max_norm * orders.mechanism.noise_multiplier / orders.expected_batch
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = float(np.sqrt(np.square(weights).sum())) * deviation, float(np.abs(weights[0])) * deviation
+    return found if all(map(math.isfinite, found)) else (0.0, 0.0)
 
 
 def response(orders: LocalOrders) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

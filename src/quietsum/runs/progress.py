@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
-from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, to_dict
+from quietsum.federation.watch import Found, PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, to_dict
 from quietsum.files import no_room
 from quietsum.privacy.guarantee import Guarantee
 
@@ -39,17 +39,18 @@ def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float]) -> str:
     return " · ".join(dict.fromkeys(texts)) or NO_GUARANTEE
 
 
-def round_line(event: RoundFinished, dropped: int, *, data: bool = True) -> str:
+def round_line(event: RoundFinished, dropped: int, *, data: bool = True, found: int = 0) -> str:
     """The one line that says how a run is doing; without ``data`` somebody has said on which data it was measured."""
     metric = ""
     if event.metrics:
         name, value = next(iter(event.metrics.items()))
         metric = f" · {name} {value:.2f}" + (f" on {event.metrics_on[name]}" if data else "")
     left_out = f" · {dropped} left out" if dropped else ""
+    findings = f" · {found} finding{'s' if found > 1 else ''}" if found else ""
     number = f"{event.round:>{len(str(event.rounds))}}/{event.rounds}"
     return (
         f"round {number} · {len(event.kept)} of {event.asked} parties{metric} · "
-        f"{spent_text(event.spent, event.limits)}{left_out}"
+        f"{spent_text(event.spent, event.limits)}{left_out}{findings}"
     )
 
 
@@ -113,18 +114,20 @@ class Progress:
         self._clock = clock
         self._pace = Pace(clock)
         self._live: Live | None = None
-        self._dropped = 0
+        self._dropped = self._found = 0
         self._headed = False
 
     def saw(self, event: RunEvent) -> None:
         """Show it."""
         match event:
             case RunStarted():
-                self._dropped = 0
+                self._dropped = self._found = 0
                 self._pace = Pace(self._clock)
                 self._start()
             case PartyDropped():
                 self._dropped += 1
+            case Found():
+                self._found += 1
             case RoundFinished():
                 self._round(event)
             case RunFinished():
@@ -146,7 +149,7 @@ class Progress:
         if self._live is not None:
             from rich.text import Text
 
-            text = round_line(event, dropped)
+            text = round_line(event, dropped, found=self._found)
             if event.round < event.rounds:  # what stays at the end is the line
                 text = f"{bar(event.round, event.rounds, pace)}\n{text}"
             self._live.update(Text(text), refresh=True)
@@ -157,7 +160,7 @@ class Progress:
                 if event.limits:
                     self._stream.write("ε is what has been spent, if the schedule runs as planned\n")
                 self._headed = True
-            line = round_line(event, dropped, data=False)
+            line = round_line(event, dropped, data=False, found=self._found)
             if self._pace.now - self._pace.began > _LONG:
                 line += f" · {pace}"
             self._stream.write(textwrap.fill(line, 80, subsequent_indent="  ") + "\n")

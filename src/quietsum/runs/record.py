@@ -14,13 +14,22 @@ from types import TracebackType
 from typing import Any, Self, final
 
 from quietsum.databases import for_reading
-from quietsum.errors import CorruptState
-from quietsum.federation.watch import PartyDropped, PartyRejected, RoundFinished, RoundStarted, RunEvent, RunFinished
+from quietsum.defence.detection import Finding
+from quietsum.errors import CorruptState, InvalidParameter
+from quietsum.federation.watch import (
+    Found,
+    PartyDropped,
+    PartyRejected,
+    RoundFinished,
+    RoundStarted,
+    RunEvent,
+    RunFinished,
+)
 from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
 
-__all__ = ["SCHEMA", "Recorder", "history", "measured"]
+__all__ = ["SCHEMA", "Recorder", "findings", "history", "measured"]
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +49,12 @@ CREATE TABLE IF NOT EXISTS left_out (
 CREATE TABLE IF NOT EXISTS rejected (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, party TEXT NOT NULL, rule TEXT NOT NULL, reason TEXT NOT NULL,
   statistics TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS findings (
+  round INTEGER NOT NULL, attempt INTEGER NOT NULL, time TEXT NOT NULL, rule TEXT NOT NULL, statistic TEXT NOT NULL,
+  value REAL NOT NULL, threshold REAL NOT NULL, false_positive_rate REAL NOT NULL, subject_kind TEXT NOT NULL,
+  subject TEXT NOT NULL, "window" INTEGER NOT NULL, evidence TEXT NOT NULL, looked TEXT NOT NULL) STRICT;
 """
-TABLES = ("rounds", "metrics", "measured", "left_out", "rejected")
+TABLES = ("rounds", "metrics", "measured", "left_out", "rejected", "findings")
 
 
 @final
@@ -86,6 +99,13 @@ class Recorder:
                 told = json.dumps(dict(event.statistics), sort_keys=True)
                 values = (event.round, self._attempt, event.party, event.rule, event.reason, told)
                 self._put("INSERT INTO rejected VALUES (?, ?, ?, ?, ?, ?)", *values)
+            case Found():
+                one = event.finding
+                self._put(
+                    f"INSERT INTO findings VALUES ({', '.join('?' * 13)})", one.round, self._attempt, one.time,
+                    one.rule, one.statistic, one.value, one.threshold, one.false_positive_rate, str(one.subject_kind),
+                    one.subject, one.window, one.evidence, json.dumps(dict(one.looked), sort_keys=True),
+                )  # fmt: skip
             case RoundFinished():
                 self._write_left_out()
                 self._finish(event)
@@ -163,6 +183,38 @@ def _real(value: object) -> float | None:
     if value is None or isinstance(value, float):
         return value
     raise ValueError(f"{value!r} is not a number")
+
+
+def findings(path: Path) -> list[Finding]:
+    """What detection found, in its order; empty where there is no run.db, or an older one. For the operator alone.
+
+    Guarantees: each has the hash that its numbers give; others raise :class:`~quietsum.errors.CorruptState`.
+    """
+    if not path.is_file():
+        return []
+    try:
+        database = for_reading(path, TABLES)
+        try:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'findings'").fetchone():
+                return []
+            names = (
+                "round", "time", "rule", "statistic", "value", "threshold", "false_positive_rate", "subject_kind",
+                "subject", "window", "evidence", "looked",
+            )  # fmt: skip
+            chosen = ", ".join(f'"{name}"' for name in names)
+            rows = database.execute(f"SELECT {chosen} FROM findings ORDER BY rowid").fetchall()
+        finally:
+            database.close()
+        found = []
+        for row in rows:
+            values = dict(zip(names, row, strict=True))
+            one = Finding(**{**values, "looked": dict(json.loads(values["looked"]))})
+            if not one.holds():
+                raise ValueError(f"a finding of round {one.round} is not what was written")
+            found.append(one)
+        return found
+    except (sqlite3.Error, ValueError, LookupError, TypeError, InvalidParameter) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
 def measured(path: Path, number: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from quietsum.aggregation.optimizers import check_slots
+from quietsum.defence.detection import Detector
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
@@ -42,7 +43,7 @@ from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import Comparable, FederatedTask, Metrics, NumpyTask, own_steps, task_of
+from quietsum.tasks import Comparable, FederatedTask, HasClassRows, Metrics, NumpyTask, own_steps, task_of
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
 
@@ -283,6 +284,9 @@ def _go_on(
     tell(watchers, _started(folder, resolved, done + 1))
     if own_steps(task) and not resolved.client_level:
         log.info("the task trains by code of its own, so no bound is known on what a site may send")
+    detector = _detector(task, resolved)
+    if done:
+        log.info("detection remembers nothing of the rounds before %d; habits are looked for from here on", done + 1)
     outcome = "finished"
     error: QuietsumError | None = None
     measured = task.evaluate(state.model)
@@ -298,7 +302,7 @@ def _go_on(
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,
-                own_steps=own_steps(task),
+                own_steps=own_steps(task), detector=detector,
             )  # fmt: skip
             reach("run:before-checkpoint")
             checkpoints.write(
@@ -370,6 +374,21 @@ def _references(task: Task, resolved: ResolvedPlan) -> dict[str, float]:
     except Exception as error:  # a model that is paid for is not lost for a comparison
         log.warning("the task's models without privacy cannot be made: %s: %s", type(error).__name__, error)
         return {}
+
+
+def _detector(task: Task, resolved: ResolvedPlan) -> Detector:
+    """What looks at the updates of this run: the plan's public numbers, and the classes' rows where a task has them."""
+    names = [party.name for party in resolved.parties]
+    weights = {} if resolved.robust is not None else {name: resolved.weight_of(name) for name in names}
+    parts = {}
+    if isinstance(task, HasClassRows):
+        try:
+            parts = dict(task.class_rows())
+        except Exception as error:  # a user's code; detection goes on without classes
+            log.warning("the task's class rows cannot be told: %s: %s", type(error).__name__, error)
+    return Detector(
+        names, dimension=resolved.dimension, parts=parts, weights=weights, rounds=resolved.plan.federation.rounds
+    )
 
 
 def _on(measured: Metrics) -> dict[str, str]:

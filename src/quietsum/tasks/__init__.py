@@ -22,6 +22,7 @@ from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
 from quietsum.tasks.protocol import (
     Comparable,
     FederatedTask,
+    HasClassRows,
     LooksForData,
     Metrics,
     NamesPeople,
@@ -43,6 +44,7 @@ __all__ = [
     "TASKS",
     "Comparable",
     "FederatedTask",
+    "HasClassRows",
     "LooksForData",
     "Metrics",
     "NamesPeople",

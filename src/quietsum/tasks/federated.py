@@ -198,6 +198,24 @@ class FederatedTorch:
         """The first weights, the same in every process. No data is touched."""
         return self._initial.copy()
 
+    def class_rows(self) -> dict[str, NDArray[np.int64]]:
+        """By output of the last linear layer, the places of its weights and bias; none where that is the model."""
+        layout = self._steps.layout
+        linear = [name for name, layer in self._model.named_modules() if isinstance(layer, torch.nn.Linear)]
+        weight, bias = (f"{linear[-1]}.{end}".lstrip(".") if linear else "" for end in ("weight", "bias"))
+        places = dict(
+            zip(layout.names, np.split(np.arange(layout.dimension), np.cumsum(layout.sizes)[:-1]), strict=True)
+        )
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        if weight not in places:
+            return {}
+        rows = places[weight].reshape(shapes[weight])
+        if bias in places:
+            rows = np.column_stack([rows, places[bias]])
+        if rows.size == layout.dimension:
+            return {}
+        return {f"class {place if len(rows) > 1 else 1}": row for place, row in enumerate(rows)}
+
     def records_of(self, party: str) -> Batch:
         """The records of ``party``. Private."""
         chosen = torch.from_numpy(self._own(party))

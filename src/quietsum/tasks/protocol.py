@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Comparable",
     "FederatedTask",
+    "HasClassRows",
     "LooksForData",
     "Metrics",
     "NamesPeople",
@@ -197,6 +198,15 @@ class SumsGradients(Protocol):
         Guarantees of whoever implements it: one record moves the result by at most ``max_norm`` in L2;
         ``orders.max_records`` is kept before the batch is drawn.
         """
+        ...
+
+
+@runtime_checkable
+class HasClassRows(Protocol):
+    """A task that says which weights speak for which class, so that a flipped label shows where it acts."""
+
+    def class_rows(self) -> Mapping[str, npt.NDArray[np.int64]]:
+        """By class, the places of its row of the last layer in the vector of weights. No data is touched."""
         ...
 
 
