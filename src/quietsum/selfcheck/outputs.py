@@ -32,7 +32,8 @@ def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
     """T11: what is returned, printed, logged, warned or written tells no more than the noisy sum does."""
     batch = step.examples(4, rng)
     without = rows(batch, [0, 1, 2])
-    records = [scaled(rows(batch, [3]), 100.0), broken(rows(batch, [3]), "NaN", everywhere=True)]
+    last = rows(batch, [3])
+    records = [scaled(last, 100.0), scaled(last, -100.0), broken(last, "NaN", everywhere=True)]  # sure, or surely wrong
     batches = [without, *(joined(without, record) for record in records)]
     alpha = FALSE_ALARM / (2 * len(records) * _OUTPUTS)
     count = _enough(step, alpha)
