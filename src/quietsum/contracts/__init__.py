@@ -15,7 +15,8 @@ A contract is a plain class of ``test_…`` methods. Subclass it in your tests, 
 from __future__ import annotations
 
 from quietsum.contracts.accountant import AccountantContract
+from quietsum.contracts.aggregators import RuleContract
 from quietsum.contracts.exchanges import ExchangesContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
 
-__all__ = ["AccountantContract", "ExchangesContract", "LedgerStoreContract"]
+__all__ = ["AccountantContract", "ExchangesContract", "LedgerStoreContract", "RuleContract"]

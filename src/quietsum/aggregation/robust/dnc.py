@@ -35,8 +35,8 @@ def outlier_scores(rows: Matrix) -> Vector:
     centred = small - small.mean(axis=0)
     values, vectors = np.linalg.eigh(centred @ centred.T)
     found = np.sqrt(max(float(values[-1]), 0.0)) * np.abs(vectors[:, -1])
-    with np.errstate(over="ignore"):
-        return np.asarray(np.minimum(found * largest, np.finfo(np.float64).max), dtype=np.float64)
+    most = float(np.finfo(np.float64).max) / max(2 * float(found.max()), 1.0)  # in range, and still in order
+    return np.asarray(found * min(largest, most), dtype=np.float64)
 
 
 @final
