@@ -429,6 +429,47 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
             (secure(privacy=style("user", client=LOCAL, neighbours="zero-out")), BANKS),
         ),
     ],
+    "groups-with-mean": [
+        ((secure(groups=20), CROWD, "groups = 20 with rule = 'mean'"), (secure(groups=40, rule="median"), CROWD)),
+    ],
+    "groups-too-small": [
+        (
+            (secure(groups=60, rule="median"), CROWD, "leaves 3 in a group (50 groups"),
+            (secure(groups=50, rule="median"), CROWD),
+        ),
+    ],
+    "groups-few-honest": [
+        (
+            (secure(groups=40, rule="median", colluders=9), CROWD, "4 of them may sit in one group"),
+            (secure(groups=20, rule="median", colluders=9), CROWD),
+        ),
+        (
+            (secure(groups=40, rule="median", drop_outs=0.4), CROWD, "smallest sum would hold 2 honest"),
+            (secure(groups=40, rule="median", drop_outs=0.2), CROWD),
+        ),
+    ],
+    "groups-contaminated": [
+        (
+            (secure(groups=20, rule="median", attackers=20), CROWD, "66 % of the groups"),
+            (secure(groups=40, rule="median", attackers=20), CROWD),
+        ),
+        (
+            (secure(groups=20, rule="median", attackers=20), CROWD, "20 groups bear 10"),
+            (secure(groups=20, rule="median", attackers=10), CROWD),
+        ),
+    ],
+    "groups-few-for-rule": [
+        (
+            (secure(groups=4, rule="krum", attackers=1), CROWD, "groups = 4 with rule = 'krum', which needs 5"),
+            (secure(groups=5, rule="krum", attackers=1), CROWD),
+        ),
+    ],
+    "groups-with-memory": [
+        (
+            (secure(groups=40, rule="foolsgold"), CROWD, "with rule = 'foolsgold'"),
+            (secure(groups=40, rule="median"), CROWD),
+        ),
+    ],
     "narrow-without-noise": [
         ((secure(bits=16), BANKS, "bits = 16"), (secure(privacy=SHARED, bits=16, drop_outs=0.2), BANKS)),
     ],

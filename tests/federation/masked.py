@@ -51,11 +51,12 @@ class Watched:
         task: Callable[..., Any] = TinyTask,
         diary: str | None = None,
         rng: RandomSource | None = None,
+        sizes: Mapping[str, int] = FOUR,
         wrap: Callable[[Any], Any] = lambda federation: federation,
         federation: Callable[[Any, ResolvedPlan], Federation] | None = None,
     ) -> None:
         public = "" if plan.privacy.style.records or plan.privacy.style.clients else "made up"
-        self.task = task(sizes=FOUR, public=public, diary=diary)
+        self.task = task(sizes=sizes, public=public, diary=diary)
         self.resolved = resolve(plan, self.task.parties(), self.task.dimension)
         folder.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger.open(folder / "ledger.db", create=True)

@@ -34,7 +34,7 @@ from quietsum.federation.messages import Answer, Lost, Question, Refusal, Reply,
 from quietsum.federation.worker import Answer as Told
 from quietsum.federation.worker import Look, Ready, Share, Worker, end, serve
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.secure import Contribution, Key, SecureSite, contribution_of, terms_of
+from quietsum.party.secure import Contribution, Key, SecureSite, contribution_of, sessions_of, terms_of
 from quietsum.party.work import on_no_rows, released
 from quietsum.secagg import Identity, Refused, Step, Terms
 
@@ -318,7 +318,9 @@ class Keeper:
             self._refusals = self._trainer.refusals(tuple(question.letters))
         if name in self._refusals:
             return Refusal(party=name, reason=self._refusals[name])
-        content = self._parties[name].open(terms, letter, server=question.server, peers=question.identities)
+        content = self._parties[name].open(
+            terms, letter, server=question.server, peers=question.identities, sessions=sessions_of(self._resolved)
+        )
         return Answer(party=name, content=content)
 
     def _contribution(self, name: str) -> Callable[[Key, Vector], Masked]:

@@ -42,7 +42,7 @@ from quietsum.federation.messages import (
     Update,
 )
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.secure import Contribution, SecureSite, contribution_of, terms_of
+from quietsum.party.secure import Contribution, SecureSite, contribution_of, sessions_of, terms_of
 from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate
 from quietsum.secagg import Identity, Refused, Step, Terms
 from quietsum.tasks.protocol import FederatedTask, TrainsMany
@@ -241,7 +241,11 @@ class LocalFederation:
             return party.answer(key, question.step, letter, params)
         assert self._terms is not None
         self._sites[name].check()
-        return party.open(self._terms, letter, server=question.server, peers=question.identities)
+        assert self._resolved is not None
+        return party.open(
+            self._terms, letter, server=question.server, peers=question.identities,
+            sessions=sessions_of(self._resolved),
+        )  # fmt: skip
 
     def _contribution(self, site: Site) -> Callable[[tuple[str, int, int], Vectors], NDArray[np.uint32]]:
         def made(key: tuple[str, int, int], params: Vectors) -> NDArray[np.uint32]:
@@ -397,7 +401,7 @@ class SimulatedLosses:
     def at(self, party: str, step: Step) -> str:
         """Why ``party`` is not heard at ``step``; empty where it is."""
         when, fate = self._fates.get(party, (None, ""))
-        return fate if when is not None and step >= when else ""
+        return fate if when is not None and step.turn >= when.turn else ""
 
 
 def too_late(deadline: float) -> str:

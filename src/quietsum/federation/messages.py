@@ -115,7 +115,7 @@ class Federation(Protocol):
 
 
 QUESTIONS = (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
-"""What a secure round asks of each party, in this order."""
+"""What a secure round asks of each party, in this order. Draws of groups come behind the first, where there are any."""
 
 
 @final
@@ -123,7 +123,7 @@ QUESTIONS = (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
 class Question:
     """One step of secure aggregation: the bytes for each party that is still in the session.
 
-    ``step`` says which of the server's five it is. ``identities`` are the Ed25519 keys by which the cohort knows each
+    ``step`` says which of the server's it is. ``identities`` are the Ed25519 keys by which the cohort knows each
     other, ``server`` the one of the driver; both are stated once, with the first step. The model goes with the step
     that asks for masked inputs, and with no other. ``seconds`` is how long the step may take, None without a deadline.
     """

@@ -32,6 +32,7 @@ from quietsum.party.peers import UnknownPeer, key_in
 from quietsum.party.refusing import TOO_LARGE, Said, too_large
 from quietsum.party.secure import model_hash
 from quietsum.plan import ResolvedPlan
+from quietsum.plan.groups import fewest_groups
 from quietsum.secagg import Step
 
 __all__ = ["ABSENT", "DEADLINE", "NodeAccepts", "RemoteFederation"]
@@ -253,7 +254,9 @@ class RemoteFederation:
         request, step = question.request, question.step
         if step is Step.OPEN:
             self._begun = self._clock()
-        end = self._begun + ends_of_steps(self._joined[1].plan.federation.deadline or DEADLINE)[step]
+        resolved = self._joined[1]
+        grouped = resolved.secure is not None and resolved.secure.grouping is not None
+        end = self._begun + ends_of_steps(resolved.plan.federation.deadline or DEADLINE, drawn=grouped)[step]
         strangers = [name for name in question.letters if name not in self._certificates]
         yield from (Lost(party=name, reason="it has not come to this run") for name in strangers)
         asking = Asking(
@@ -431,6 +434,8 @@ def _needed(resolved: ResolvedPlan) -> int:
     """How many sites a round needs to be worth its charge."""
     secure = resolved.secure
     least = 0 if secure is None else max(secure.floor, secure.parameters.threshold)
+    if secure is not None and secure.grouping is not None and resolved.robust is not None:
+        least *= fewest_groups(resolved.robust, secure.grouping.count, secure.grouping.attackers)
     return max(resolved.plan.federation.minimum_parties, least)
 
 

@@ -119,7 +119,7 @@ def run_round(
         receipt=receipt, refundable=_refundable(charges, resolved), watchers=watchers,
         deadline=None if counted else plan.federation.deadline, clock=clock, detector=detector, own_steps=own_steps,
     )  # fmt: skip
-    combined = asked.masked() if fold is None else asked.folded(fold, rng)
+    combined = asked.masked(state, rng, trial) if fold is None else asked.folded(fold, rng)
     if combined is None:
         return RoundResult(state=state, receipt=receipt, asked=cohort, kept=())
     with np.errstate(over="ignore", invalid="ignore"):
@@ -195,14 +195,16 @@ class _Asked:
         orders = self.resolved.orders(party, self.request.round)
         return (0.0, 0.0) if self.own_steps and orders.client is None else noise_in_update(orders)
 
-    def masked(self) -> Combined:
-        """The step from one masked sum (:mod:`quietsum.federation.secure`)."""
+    def masked(self, state: ServerState, rng: RandomSource, trial: Trial | None) -> Combined:
+        """The step from one masked sum (:mod:`quietsum.federation.secure`), or from those of groups."""
+        from quietsum.federation.groups import between
         from quietsum.federation.secure import Session
 
         assert isinstance(self.federation, Exchanges)
+        rule = between(self.resolved, memory=state.memory, rng=rng, trial=trial, watchers=self.watchers)
         return Session(
             self.request, self.cohort, resolved=self.resolved, federation=self.federation, refused=self._refund,
-            commit=self._commit, watchers=self.watchers, deadline=self.deadline, clock=self.clock,
+            commit=self._commit, between=rule, watchers=self.watchers, deadline=self.deadline, clock=self.clock,
         ).run()  # fmt: skip
 
     def _refund(self, party: str, reason: str) -> bool:
@@ -306,7 +308,9 @@ def first_state(resolved: ResolvedPlan, initial: np.ndarray) -> ServerState:
     state = optimizer_of(resolved).start(np.asarray(initial, dtype=np.float64))
     client = resolved.plan.privacy.client
     if resolved.robust is not None:
-        state = state.with_memory(resolved.robust.memory(len(resolved.parties), resolved.dimension))
+        grouped = resolved.secure.grouping if resolved.secure is not None else None
+        rows = len(resolved.parties) if grouped is None else grouped.count
+        state = state.with_memory(resolved.robust.memory(rows, resolved.dimension))
     return state.with_clip(client.max_norm if resolved.adaptive is not None and client is not None else None)
 
 

@@ -6,8 +6,11 @@ to parties (:class:`~quietsum.federation.messages.Exchanges`), in process, in wo
     keys → shares → masked inputs → survivors fixed → **ledger.commit** → signatures under the list → unmasking → sum
 
 Data is touched at one step, the masked inputs. The server holds no vector but the accumulator, which is uniformly
-random until the last step. A session that does not get to its end is paid for and releases nothing; a retry is the next
-attempt of the round, with fresh keys and fresh noise, and is charged again.
+random until the last step. A session that does not get to its end is paid for and releases nothing; a retry is the
+next attempt of the round, with fresh keys and fresh noise, and is charged again.
+
+With groups they are drawn behind the keys, there is one accumulator and one sum a group, and a robust rule makes the
+step (:mod:`quietsum.federation.groups`).
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from quietsum.failpoints import reach
 from quietsum.federation.messages import Answer, Exchanges, Lost, Question, Refusal, TrainRequest
 from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
 from quietsum.party.secure import absent, contribution_of, terms_of
-from quietsum.secagg import Identity, Outcome, Reason, Server, Step
+from quietsum.secagg import DRAWING, Identity, Outcome, Reason, Server, Step
 
 if TYPE_CHECKING:
+    from quietsum.federation.groups import Between
     from quietsum.plan import ResolvedPlan
 
 __all__ = ["SHARES_OF_TIME", "Session", "ends_of_steps"]
@@ -37,18 +41,23 @@ SHARES_OF_TIME: Mapping[Step, float] = {
 }  # fmt: skip
 """How a round's deadline is divided: most of it is for the step in which parties train. What a step does not use is the
 next one's."""
+_FOR_A_DRAW = 0.1 / len(DRAWING)  # of the deadline, taken from the training's
 _TOUCHED = (Step.SHARES, Step.SURVIVORS, Step.AGREED)
 
 
-def ends_of_steps(limit: float) -> dict[Step, float]:
-    """When each step must be over, in seconds from the round's begin.
+def ends_of_steps(limit: float, *, drawn: bool = False) -> dict[Step, float]:
+    """When each step must be over, in seconds from the round's begin; with time for the draws of groups if ``drawn``.
 
     >>> {step.name: round(end, 6) for step, end in ends_of_steps(100.0).items()}
     {'OPEN': 10.0, 'ROSTER': 20.0, 'SHARES': 80.0, 'SURVIVORS': 90.0, 'AGREED': 100.0}
     """
+    shares = dict(SHARES_OF_TIME)
+    if drawn:
+        shares |= dict.fromkeys(DRAWING, _FOR_A_DRAW)
+        shares[Step.SHARES] -= 0.1
     ends, so_far = {}, 0.0
-    for step, share in SHARES_OF_TIME.items():
-        so_far += share
+    for step in sorted(shares, key=lambda one: one.turn):
+        so_far += shares[step]
         ends[step] = limit * so_far
     return ends
 
@@ -73,6 +82,7 @@ class Session:
         federation: Exchanges,
         refused: Callable[[str, str], bool],
         commit: Callable[[], None],
+        between: Between | None = None,
         watchers: Iterable[Watcher] = (),
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -80,8 +90,9 @@ class Session:
         self._request, self._cohort, self._resolved = request, tuple(cohort), resolved
         self._federation, self._identity = federation, Identity.fresh()
         self._refused, self._commit, self._watchers = refused, commit, tuple(watchers)
+        self._between = between
         self._clock, self._begin = clock, clock()
-        self._ends = None if deadline is None else ends_of_steps(deadline)
+        self._ends = None if deadline is None else ends_of_steps(deadline, drawn=between is not None)
         self._identities: Mapping[str, bytes] = {}
         self._refunded: set[str] = set()
         self._why: dict[str, tuple[Step, Reason, str]] = {}
@@ -95,22 +106,26 @@ class Session:
         known = self._federation.identities(self._cohort)
         self._identities = {name: known.get(name) or absent(request.run, name) for name in self._cohort}
         server = Server(terms=terms_of(resolved, key, model), identity=self._identity, identities=self._identities)
-        letters, question = server.open(), Step.OPEN
+        letters = server.open()
         while letters:
+            assert server.step is not None
+            question = Step(server.step - 1)
             if question is Step.SURVIVORS:
                 self._settle()
             reach(f"secure:{question.name.lower()}")
             for word in self._exchanged(question, letters):
                 self._hear(server, question, word)
             letters = server.advance()
-            question = Step(min(question + 2, Step.AGREED))
         if not self._committed:
             self._settle()
         self._tell_lost(server)
         if server.outcome is not Outcome.DONE:
             raise TooFewParties(self._told(server))
         reach("secure:unmasked")
-        step = contribution_of(resolved, request.round).step(server.total(), server.survivors)
+        how = contribution_of(resolved, request.round)
+        if self._between is not None:
+            return self._between.combined(server.sums(), how, request.round)
+        step = how.step(server.total(), server.survivors)
         return Combined(step=step, kept=server.survivors)
 
     # ---------------------------------------------------------------------------------------------- one step
@@ -187,11 +202,12 @@ class Session:
         """What a person is told of a session without a sum."""
         assert server.outcome is not None
         there, every = len(self._cohort) - len(server.lost), len(self._cohort)
+        each = " of each group" if self._between is not None else ""
         free = self._refunded >= set(self._cohort)
         charged = "It is charged, except to those who refused before they touched data. "
         return (
             f"round {self._request.round}: {server.outcome.sentence}; {there} of {every} parties were left, the plan "
-            f"needs {server.terms.need}. "
+            f"needs {server.terms.need}{each}. "
             + ("Nobody had touched data, so nothing was charged. " if free else charged)
             + "See why with -v, then resume"
         )

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 __all__ = [
     "Found",
+    "GroupJudged",
     "PartyDropped",
     "PartyRejected",
     "PartySilent",
@@ -112,6 +113,27 @@ class Found(RunEvent):
     operator_only: ClassVar[bool] = True
     round: int
     finding: Finding
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupJudged(RunEvent):
+    """What the rule between groups made of one group's mean: whether it is in the step, and what was measured on it.
+
+    ``members`` are all that were drawn into the group, ``survivors`` those whose updates are in its sum. A mean that is
+    left out says nothing about any one of them.
+    """
+
+    kind: ClassVar[str] = "group-judged"
+    operator_only: ClassVar[bool] = True
+    round: int
+    group: int
+    members: tuple[str, ...]
+    survivors: tuple[str, ...]
+    kept: bool
+    rule: str
+    reason: str = ""
+    statistics: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @final

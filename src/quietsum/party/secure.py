@@ -21,7 +21,7 @@ from quietsum.errors import QuietsumError
 from quietsum.plan.lengths import LARGEST, longest_update
 from quietsum.plan.secure import MAX_UPDATE
 from quietsum.privacy.units import PrivacyUnit
-from quietsum.secagg import Identity, Party, Policy, Reason, Refused, Step, Terms, rotation
+from quietsum.secagg import DRAWING, Identity, Party, Policy, Reason, Refused, Step, Terms, rotation
 from quietsum.secagg.layout import centre_lift
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [
     "absent",
     "contribution_of",
     "model_hash",
+    "sessions_of",
     "terms_of",
 ]
 
@@ -65,8 +66,16 @@ def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> Terms:
         plan=hashlib.sha256(f"{resolved.plan.digest}\n{grid}".encode()).hexdigest(),
         dimension=rotation.padded(resolved.dimension) if secure.bits < 32 else resolved.dimension, bits=secure.bits,
         parameters=secure.parameters,
-        floor=min(max(secure.floor, resolved.plan.federation.minimum_parties), secure.cohort),
+        floor=secure.floor,
     )  # fmt: skip
+
+
+def sessions_of(resolved: ResolvedPlan) -> int | None:
+    """In how many sessions of a run a party lets groups be drawn; None where none are."""
+    from quietsum.plan.groups import SESSIONS
+
+    grouped = resolved.secure is not None and resolved.secure.grouping is not None
+    return SESSIONS * resolved.attempts if grouped else None
 
 
 def absent(run: str, party: str) -> bytes:
@@ -229,6 +238,7 @@ class SecureSite:
         self.name, self._identity, self._policy = name, identity, policy
         self._contribute = contribute
         self._last: dict[str, tuple[int, int]] = {}
+        self._drawn: dict[str, int] = {}  # sessions with groups, by run
         self._key: Key | None = None
         self._party: Party | None = None
         self._made = False
@@ -238,12 +248,22 @@ class SecureSite:
         """The key by which others know this party."""
         return self._identity.public
 
-    def open(self, terms: Terms, message: bytes, *, server: bytes, peers: Mapping[str, bytes]) -> bytes:
-        """Begin the session of ``terms`` and answer its first question; no data is touched."""
+    def open(
+        self, terms: Terms, message: bytes, *, server: bytes, peers: Mapping[str, bytes], sessions: int | None = None
+    ) -> bytes:
+        """Begin the session of ``terms`` and answer its first question; no data is touched.
+
+        ``sessions`` is how often this party lets groups be drawn for a run (:func:`sessions_of`), in the life of this
+        object; no limit if omitted. More draws would be more tries to seat it among colluders.
+        """
         key = terms.run, terms.round, terms.attempt
         if key != self._key:
             if (terms.round, terms.attempt) <= self._last.get(terms.run, (0, 0)):
                 raise Refused(Reason.ALREADY_ANSWERED)
+            if terms.parameters.groups > 1:
+                if sessions is not None and self._drawn.get(terms.run, 0) >= sessions:
+                    raise Refused(Reason.TOO_MANY_DRAWS)
+                self._drawn[terms.run] = self._drawn.get(terms.run, 0) + 1
             self.stop()
             self._last[terms.run] = terms.round, terms.attempt
             self._key, self._made = key, False
@@ -263,6 +283,8 @@ class SecureSite:
     def answer(self, key: Key, step: Step, message: bytes, params: Vector | None = None) -> bytes:
         """The answer to a later question of the session."""
         party = self._session(key)
+        if step in DRAWING:
+            return party.reveal(step, message)
         match step:
             case Step.ROSTER:
                 return party.share(message)

@@ -50,11 +50,11 @@ from quietsum.party.refusing import (
     too_large,
     whole,
 )
-from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
+from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, sessions_of, terms_of
 from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
 from quietsum.party.work import NotTouched, Site, Task, look_for_data
-from quietsum.secagg import Adversary, Step
+from quietsum.secagg import DRAWING, Adversary, Step
 from quietsum.secagg import Policy as Insists
 from quietsum.secagg import Refused as Unwilling
 
@@ -73,7 +73,9 @@ NodeSigns = Callable[[bytes], bytes]
 
 
 _LEDGER = "own ledger, for"
-_STEPS = {step.name.lower(): step for step in (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)}
+_STEPS = {
+    step.name.lower(): step for step in (Step.OPEN, *DRAWING, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
+}
 MOST_REFUSALS = 10_000
 """So many refused requests are remembered: come again, they are refused again."""
 
@@ -448,7 +450,7 @@ class SiteService:
             else:
                 content = party.answer(key, step, letter.payload)
         except Unwilling as refusal:
-            if step in (Step.OPEN, Step.ROSTER):
+            if step.turn <= Step.ROSTER.turn:
                 raise Refused(str(refusal)) from None
             log.warning("round %d, attempt %d of %s: %s", number, attempt, run, refusal)
             return self._reply(letter, "lost", {"reason": str(refusal)})
@@ -490,7 +492,7 @@ class SiteService:
         except UnknownPeer as error:
             raise Refused(str(error)) from None
         terms = terms_of(enrolled.resolved, (run, number, attempt), model)
-        return party.open(terms, letter.payload, server=server, peers=peers)
+        return party.open(terms, letter.payload, server=server, peers=peers, sessions=sessions_of(enrolled.resolved))
 
     def _mask(self, letter: wire.Letter, enrolled: Enrolled, party: SecureSite) -> bytes:
         """Reserve, touch the data, mask, commit; in this order the vector leaves."""

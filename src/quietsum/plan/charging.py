@@ -10,6 +10,9 @@ Noise in shares is charged at its floor, the honest parties of the smallest coho
 (rule 8). For records the party's own draw amplifies it: the draw is made inside the party, so the server knows no more
 of it than recipients do. For clients nothing does, against nobody: the noise itself tells how many took part (rule 20).
 
+In groups the floor is that of one group, and what may go wrong with the draw of the groups is in the failure
+(:mod:`quietsum.plan.groups`): an honest party may sit with more colluders than its group's noise was made for.
+
 A *span* counts rounds by their noise factor, because a schedule may give rounds different noise.
 """
 
@@ -97,7 +100,8 @@ def _rounds(
     if person is not None:
         event = person_event(event, person.max_records) if unit is PrivacyUnit.PERSON else bounded_record_event(event)
     times = profile.steps * rounds
-    return Repeated(times=times, event=event), mechanism.failure(times * resolved.coordinates(unit))
+    failure = mechanism.failure(times * resolved.coordinates(unit)) + rounds * resolved.misplaced(unit)
+    return Repeated(times=times, event=event), failure
 
 
 def _client_rounds(resolved: ResolvedPlan, factor: float, rounds: int) -> tuple[PrivacyEvent, float]:
@@ -107,6 +111,5 @@ def _client_rounds(resolved: ResolvedPlan, factor: float, rounds: int) -> tuple[
     if resolved.central_noise:  # the draw hides who took part, except from whoever made it
         event = resolved.cohort_sampling().amplify(event)
     extra = 1 if resolved.adaptive is not None else 0
-    return Repeated(times=rounds, event=event), mechanism.failure(
-        rounds * (resolved.coordinates(PrivacyUnit.CLIENT) + extra)
-    )
+    failure = mechanism.failure(rounds * (resolved.coordinates(PrivacyUnit.CLIENT) + extra))
+    return Repeated(times=rounds, event=event), failure + rounds * resolved.misplaced(PrivacyUnit.CLIENT)

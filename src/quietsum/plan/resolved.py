@@ -332,7 +332,7 @@ class ResolvedPlan:
         return DistributedNoise(
             max_norm=norm, noise_multiplier=noise, honest=secure.honest,
             dimension=padded(self.dimension) if narrow else self.dimension, unit=unit, kind=kind,
-            ball=None if clients else longest * norm, bits=secure.bits, parties=secure.cohort,
+            ball=None if clients else longest * norm, bits=secure.bits, parties=secure.parameters.largest,
             margin=0.0 if clients else _MARGIN + (2 * longest * rotation_error(self.dimension) if narrow else 0.0),
         )  # fmt: skip
 
@@ -365,6 +365,16 @@ class ResolvedPlan:
         found = self.joint_mechanism if unit is PrivacyUnit.CLIENT else self.record_mechanism
         added = found(noise, clip)
         return None if added is None else float(added.event().noise_multiplier)
+
+    def misplaced(self, unit: PrivacyUnit) -> float:
+        """The chance, for each planned round, that a draw of groups leaves ``unit`` with less noise than is charged."""
+        from quietsum.plan.groups import SESSIONS
+        from quietsum.secagg.messages import DRAWS
+
+        own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
+        if self.secure is None or self.secure.grouping is None or own is not self.distributed_unit:
+            return 0.0
+        return DRAWS * SESSIONS * self.secure.grouping.chance
 
     def coordinates(self, unit: PrivacyUnit) -> int:
         """Coordinates that get the noise of ``unit``: the model's, or as many as a rotation makes of them."""
@@ -508,6 +518,8 @@ class ResolvedPlan:
     @property
     def attackers(self) -> int:
         """How many updates of a round may be anything: as stated, or a quarter, or as many as the rule withstands."""
+        if self.secure is not None and self.secure.grouping is not None:
+            return self.secure.grouping.attackers
         return attackers_of(self.plan, self.parties)
 
     def weight_of(self, party: str) -> float:

@@ -3,7 +3,8 @@
 The *floor* is the smallest cohort whose sum the parties help to unmask; they insist on it themselves, whatever the
 server says. Of these, ``colluders`` are assumed to tell the server all they know, at least one, since each party
 receives the model and knows its own share. h = floor − colluders honest inputs are left to hide one of them, and
-distributed noise is calibrated to h and charged at h (rules 8 and 20).
+distributed noise is calibrated to h and charged at h (rules 8 and 20). In groups all of this is said of one group, and
+how many colluders it may hold is a question of chance (:mod:`quietsum.plan.groups`).
 
 >>> from quietsum.plan import AggregationPlan, PartyFacts, Plan
 >>> banks = [PartyFacts(name=f"bank-{i}", dataset=f"cards-{i}", size=1000) for i in range(5)]
@@ -18,6 +19,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+from quietsum.plan.groups import Grouping, grouping
 from quietsum.plan.values import PartyFacts, Plan
 
 if TYPE_CHECKING:
@@ -37,13 +39,15 @@ class SecurePlan:
 
     ``simulated`` says that one holder deals out all parties: it knows every input, so what runs is the protocol and not
     its protection. ``bits`` is the width of a masked coordinate. ``minimum`` is the plan's ``minimum_parties``, which
-    parties insist on as well.
+    parties insist on as well, of a sum over all. ``grouping`` is None where there is one sum; otherwise ``floor``,
+    ``honest`` and ``may_drop`` are those of one group.
     """
 
     parameters: Parameters
     bits: int = 32
     simulated: bool = False
     minimum: int = 1
+    grouping: Grouping | None = None
 
     @property
     def cohort(self) -> int:
@@ -53,12 +57,24 @@ class SecurePlan:
     @property
     def floor(self) -> int:
         """The smallest cohort whose sum parties help to unmask."""
+        if self.grouping is not None:
+            return self.parameters.survivors
         return min(max(self.parameters.survivors, self.minimum), self.cohort)
 
     @property
     def colluders(self) -> int:
-        """Parties that are assumed to tell the server all they know."""
+        """Parties, of one group where there are groups, that are assumed to tell the server all they know."""
         return self.parameters.corrupt
+
+    @property
+    def seats(self) -> int:
+        """Parties whose sum is opened if nobody drops out: the cohort, or the smallest group."""
+        return self.parameters.smallest
+
+    @property
+    def whom(self) -> str:
+        """What a sum is over."""
+        return "a group" if self.grouping is not None else "a cohort"
 
     @property
     def honest(self) -> int:
@@ -67,8 +83,8 @@ class SecurePlan:
 
     @property
     def may_drop(self) -> int:
-        """Parties that a round may lose."""
-        return self.cohort - self.floor
+        """Parties that a round, or a group of it, may lose."""
+        return self.seats - self.floor
 
 
 def cohort_size(plan: Plan, parties: Sequence[PartyFacts]) -> int:
@@ -85,9 +101,21 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     stated = plan.aggregation
     if not stated.secure:
         return None
-    from quietsum.secagg.parameters import SPARSE_FROM, choose
+    from quietsum.secagg.parameters import SPARSE_FROM, choose, choose_groups
 
     count, threshold = cohort_size(plan, parties), stated.threshold
+    holders = {facts.account for facts in parties}
+    simulated = len(holders) == 1 and len(parties) > 1
+    seated = grouping(plan, count, in_shares=_in_shares(plan))
+    if seated is not None:
+        small = choose_groups(
+            count, seated.count, corrupt=seated.inside, drop_outs=stated.drop_outs, adversary=stated.adversary,
+            threshold=threshold,
+        )  # fmt: skip
+        return SecurePlan(
+            parameters=small, bits=stated.bits, simulated=simulated, minimum=plan.federation.minimum_parties,
+            grouping=seated,
+        )  # fmt: skip
     unsaid = stated.drop_outs is None
     lost = stated.drop_outs
     if lost is None:
@@ -95,10 +123,18 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     found = choose(count, corrupt=stated.colluders, drop_outs=lost, adversary=stated.adversary, threshold=threshold)
     if unsaid and found.complete:
         found = dataclasses.replace(found, may_drop=count - found.threshold)
-    holders = {facts.account for facts in parties}
     return SecurePlan(
         parameters=found,
         bits=stated.bits,
-        simulated=len(holders) == 1 and len(parties) > 1,
+        simulated=simulated,
         minimum=plan.federation.minimum_parties,
+    )
+
+
+def _in_shares(plan: Plan) -> bool:
+    """Whether parties add noise in shares, so that ε rests on how many honest ones a sum holds."""
+    privacy = plan.privacy
+    records = privacy.style.records and privacy.record is not None and privacy.record.noise_at == "distributed"
+    return records or (
+        privacy.style.clients and privacy.client is not None and privacy.client.noise_at == "distributed"
     )

@@ -286,6 +286,10 @@ class AggregationTable(Table):
         default="",
         description="Mix updates before the rule: each with its nearest (nnm), or two at random (bucketing).",
     )
+    groups: Steps = Field(
+        default=1,
+        description="With secure: random groups of parties, a masked sum of each, and the rule between their means.",
+    )
     optimizer: ServerOptimizerTable = Field(
         default=ServerOptimizerTable(), description="What the server does with the mean update."
     )

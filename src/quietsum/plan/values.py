@@ -317,6 +317,8 @@ class AggregationPlan:
     which a party projects its update, or its sum of gradients, before masking; unsaid, what clip and noise allow, and
     100 where neither bounds it. ``attackers`` is how many parties of a round may send anything, for a robust rule;
     unsaid, a quarter of them, or as many as the rule withstands. ``before`` mixes updates before the rule sees them.
+    ``groups`` cuts a masked cohort at random into so many, with one sum each and the rule between their means;
+    ``threshold`` and ``drop_outs`` are then one group's.
     """
 
     rule: str = "mean"
@@ -330,6 +332,7 @@ class AggregationPlan:
     max_update: float | None = None
     attackers: int | None = None
     before: str = later("")
+    groups: int = later(1)
     optimizer: ServerOptimizerPlan = dataclasses.field(default_factory=ServerOptimizerPlan)
 
     def __post_init__(self) -> None:
@@ -350,6 +353,7 @@ class AggregationPlan:
             colluders=count("colluders", self.colluders, 1, MOST_STEPS, COLLUDERS),
             drop_outs=None if lost is None else lost + 0.0,
             max_update=maybe(positive, "max_update", self.max_update, "the length of the longest update"),
+            groups=count("groups", self.groups, 1, MOST_STEPS, "so many groups of parties; 1 for one sum over all"),
             attackers=maybe(count, "attackers", self.attackers, 0, MOST_STEPS, "so many parties may send anything"),
         )
 

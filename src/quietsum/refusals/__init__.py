@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.errors import PlanRefused
-from quietsum.refusals import clients, general, robust, secure, trials
+from quietsum.refusals import clients, general, groups, robust, secure, trials
 from quietsum.refusals.nearest import Change
 from quietsum.refusals.nearest import nearest as _nearest
 from quietsum.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing
 
 __all__ = ["REFUSALS", "Change", "Refusal", "answered", "check", "found", "nearest", "taking_part", "warnings"]
 
-REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *robust.ROWS, *trials.ROWS, *secure.ROWS, *clients.ROWS)
+REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *robust.ROWS, *trials.ROWS, *secure.ROWS, *groups.ROWS, *clients.ROWS)
 """The table. A test asks each row for a plan that it refuses and a neighbour that it lets pass."""
 
 
@@ -75,6 +75,7 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
     told += _about_clients(plan, len(taking_part(plan, parties)))
     told += secure.warnings(plan, parties)
     told += robust.warnings(plan, parties)
+    told += groups.warnings(plan, parties)
     if plan.federation.sampling.kind != "everyone" and plan.privacy.style.records:
         told.append(
             "federation.sampling draws parties by chance; records gain nothing from that (the steps of a round share "

@@ -95,7 +95,7 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     name, stated = plan.aggregation.rule, plan.aggregation.attackers
     cohort = cohort_of(plan, parties)
     rule = rule_of(plan)
-    if rule is None or not taking_part(plan, parties):
+    if rule is None or not taking_part(plan, parties) or plan.aggregation.groups > 1:
         return ""
     least, most = rule.facts.least(stated or 0), most_attackers(rule, cohort)
     if least <= cohort:

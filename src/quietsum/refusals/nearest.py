@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation.robust import RULES, most_attackers
 from quietsum.errors import QuietsumError
+from quietsum.refusals.groups import hiding_enough
 from quietsum.refusals.robust import attackers_of, cohort_of, rule_of, smallest_rate
 from quietsum.refusals.row import Refusal, client_of, largest, record_of, taking_part
 
@@ -237,8 +238,46 @@ def _attackers_of_mean(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Mo
 
 
 def _with_individuals(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    from quietsum.plan.groups import nearest_groups
+
+    count, attackers = cohort_of(plan, parties), plan.aggregation.attackers
+    groups = nearest_groups(count, attackers) if attackers else count // 5
+    if groups and groups >= 3:
+        yield {"aggregation.groups": groups}, "the rule then sees the means of random groups"
     yield from _mean(plan, parties)
     yield {"aggregation.secure": False}, _SEEN
+
+
+def _no_groups(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    for keys, price in _mean(plan, parties):
+        yield {**keys, "aggregation.groups": 1}, price
+
+
+def _other_groups(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    """Fewer and larger groups where too few honest are in one, more and smaller ones where attackers touch too many."""
+    from quietsum.plan.groups import most_in_bound, nearest_groups
+
+    count, stated = cohort_of(plan, parties), plan.aggregation
+    if count // stated.groups < 4 and count // 4 >= 3:
+        yield {"aggregation.groups": count // 4}, ""
+    if (most := hiding_enough(plan, parties)) is not None:
+        yield {"aggregation.groups": most}, ""
+    if stated.drop_outs:
+        yield {"aggregation.drop_outs": 0.0}, ""
+    if (near := nearest_groups(count, max(stated.attackers or 1, 1))) is not None and near > stated.groups:
+        yield {"aggregation.groups": near}, ""
+    if stated.attackers and count >= 2 * stated.groups and (bears := most_in_bound(count, stated.groups)):
+        yield {"aggregation.attackers": min(bears, stated.attackers)}, ""
+    yield from _no_groups(plan, parties)
+
+
+def _rule_of_groups(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    for name in withstanding(1, plan.aggregation.groups, besides=plan.aggregation.rule)[:1]:
+        yield {"aggregation.rule": name}, ""
+    if plan.aggregation.rule == "mean":
+        yield {"aggregation.groups": 1}, ""
+    elif (rule := rule_of(plan)) is not None and rule.facts.least(1) > plan.aggregation.groups:
+        yield {"aggregation.groups": rule.facts.least(1)}, ""
 
 
 def _other_rule(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
@@ -258,6 +297,7 @@ def _masks_unasked(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
         "drop_outs": None,
         "bits": 32,
         "max_update": None,
+        "groups": 1,
     }
     yield (
         {f"aggregation.{name}": value for name, value in defaults.items() if getattr(plan.aggregation, name) != value},
@@ -300,6 +340,8 @@ def _parameters(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
         yield {"aggregation.drop_outs": 0.1 if stated.drop_outs > 0.1 else 0.0}, ""
     if stated.drop_outs is None:
         yield {"aggregation.drop_outs": 0.0}, ""
+    if stated.groups > 1:
+        yield from _other_groups(plan, parties)
     yield {"aggregation.secure": False}, _SEEN
 
 
@@ -434,6 +476,12 @@ MOVES: dict[str, Callable[[Plan, Sequence[PartyFacts]], Iterator[Move]]] = {
     "secure-with-few": _to(({"aggregation.secure": False}, _SEEN)),
     "too-few-honest": _few_honest,
     "floor-too-low": _low_floor,
+    "groups-with-mean": _rule_of_groups,
+    "groups-too-small": _other_groups,
+    "groups-few-honest": _other_groups,
+    "groups-contaminated": _other_groups,
+    "groups-few-for-rule": _rule_of_groups,
+    "groups-with-memory": _rule_of_groups,
     PARAMETERS: _parameters,
     "threshold-too-low": _threshold,
     "threshold-for-lies": _threshold,

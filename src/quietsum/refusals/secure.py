@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.refusals.general import NEEDS_INDIVIDUALS
+from quietsum.refusals.groups import grouped
 from quietsum.refusals.row import Refusal, client_level, client_of, record_of, taking_part
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def _cohort(plan: Plan, parties: Sequence[PartyFacts]) -> int:
 
 
 def _may_drop(plan: Plan, parties: Sequence[PartyFacts]) -> int | None:
-    """How many of a cohort may be lost, as stated; None where nothing is.
+    """How many of a cohort, or of a group, may be lost, as stated; None where nothing is.
 
-    A threshold says it for small cohorts only: in large ones it counts shares of a party's neighbours.
+    A threshold says it for small ones only: in large ones it counts shares of a party's neighbours.
     """
-    stated, count = plan.aggregation, _cohort(plan, parties)
+    stated, count = plan.aggregation, _cohort(plan, parties) // plan.aggregation.groups
     if stated.drop_outs is not None:
         return math.floor(count * stated.drop_outs * (1 + 1e-12))
     return max(count - stated.threshold, 0) if stated.threshold is not None and _complete(count) else None
@@ -60,14 +61,15 @@ def _unasked(plan: Plan, parties: Sequence[PartyFacts]) -> str:
         return ""
     keys = {
         "threshold": None, "adversary": "curious", "colluders": 1, "drop_outs": None, "bits": 32, "max_update": None,
+        "groups": 1,
     }  # fmt: skip
     told = [name for name, default in keys.items() if getattr(stated, name) != default]
     return " and ".join(f"aggregation.{name}" for name in told) + " without secure = true" if told else ""
 
 
 def _with_individuals(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    rule = plan.aggregation.rule
-    return f"aggregation.secure with rule = '{rule}'" if plan.aggregation.secure and rule in NEEDS_INDIVIDUALS else ""
+    rule, alone = plan.aggregation.rule, plan.aggregation.secure and not grouped(plan)
+    return f"aggregation.secure with rule = '{rule}'" if alone and rule in NEEDS_INDIVIDUALS else ""
 
 
 def _with_few(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -77,14 +79,14 @@ def _with_few(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _few_honest(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     count, colluders = _cohort(plan, parties), plan.aggregation.colluders
-    if not plan.aggregation.secure or count < 3 or count - colluders >= FEWEST_HONEST:
+    if not plan.aggregation.secure or grouped(plan) or count < 3 or count - colluders >= FEWEST_HONEST:
         return ""
     return f"aggregation.secure with {count} parties of which {colluders} may collude with the server"
 
 
 def _low_floor(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     count, colluders, lost = _cohort(plan, parties), plan.aggregation.colluders, _may_drop(plan, parties)
-    if not plan.aggregation.secure or lost is None or count - colluders < FEWEST_HONEST:
+    if not plan.aggregation.secure or grouped(plan) or lost is None or count - colluders < FEWEST_HONEST:
         return ""
     if count - lost - colluders >= 2:
         return ""
@@ -96,7 +98,7 @@ def _low_floor(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _low_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     stated, count = plan.aggregation, _cohort(plan, parties)
-    if not stated.secure or stated.threshold is None or count < 3 or not _complete(count):
+    if not stated.secure or stated.threshold is None or count < 3 or grouped(plan) or not _complete(count):
         return ""
     if stated.threshold <= stated.colluders:
         return f"aggregation.threshold = {stated.threshold} with {stated.colluders} that may collude with the server"
@@ -105,7 +107,7 @@ def _low_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _half_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     stated, count = plan.aggregation, _cohort(plan, parties)
-    if not stated.secure or stated.threshold is None or count < 3 or not _complete(count):
+    if not stated.secure or stated.threshold is None or count < 3 or grouped(plan) or not _complete(count):
         return ""
     if stated.adversary != "semi-malicious" or 2 * stated.threshold > count + stated.colluders:
         return ""
@@ -117,7 +119,7 @@ def _half_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _high_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     stated, count = plan.aggregation, _cohort(plan, parties)
-    if not stated.secure or stated.threshold is None or count < 3:
+    if not stated.secure or stated.threshold is None or count < 3 or grouped(plan):
         return ""
     left = count - math.floor(count * (stated.drop_outs or 0.0) * (1 + 1e-12))
     if stated.threshold <= left:
@@ -246,7 +248,8 @@ ROWS: tuple[Refusal, ...] = (
         name="secure-with-individuals",
         when=_with_individuals,
         why="secure aggregation shows the server one sum, so this rule has no single updates to judge",
-        instead='say rule = "mean", or secure = false',
+        instead='say groups = … (random groups, a masked sum of each, the rule between them), or rule = "mean", or '
+        "secure = false",
     ),
     Refusal(
         name="secure-with-few",
@@ -368,6 +371,8 @@ ROWS: tuple[Refusal, ...] = (
 def _failing(plan: Plan, parties: Sequence[PartyFacts]) -> float:
     """The chance that a round of the simulation loses more parties than it survives."""
     count, lost, chance = _cohort(plan, parties), _may_drop(plan, parties), plan.federation.simulate.drop_outs
+    if grouped(plan):
+        return 0.0
     if lost is None or not 0 < chance < 1 or count > 1000:
         return float(chance == 1)
     kept = (math.comb(count, gone) * chance**gone * (1 - chance) ** (count - gone) for gone in range(lost + 1))

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from quietsum.secagg.keys import Identity, Pair
 from quietsum.secagg.layout import Layout, NamedVector
-from quietsum.secagg.messages import Step, Terms
+from quietsum.secagg.messages import DRAWING, Step, Terms
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.parameters import Adversary, Parameters, choose
 from quietsum.secagg.party import Party, Policy
-from quietsum.secagg.server import Loss, Server
+from quietsum.secagg.server import GroupSum, Loss, Server
 
 __all__ = [
+    "DRAWING",
     "Adversary",
+    "GroupSum",
     "Identity",
     "Layout",
     "Loss",
