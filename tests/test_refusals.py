@@ -13,6 +13,7 @@ from quietsum.errors import PlanRefused
 from quietsum.plan import (
     AdaptivePlan,
     AggregationPlan,
+    AttackPlan,
     ClientPlan,
     FederationPlan,
     LifetimePlan,
@@ -89,10 +90,43 @@ def shared(training: TrainingPlan = ONE_STEP) -> Plan:
     return dataclasses.replace(secure(privacy=SHARED, drop_outs=0.2), training=training)
 
 
+def attacked(base: Plan | None = None, kind: str = "lie", **keys: Any) -> Plan:
+    """A plan in which somebody attacks, for a drill."""
+    return dataclasses.replace(base or plan(), attack=AttackPlan(kind=kind, **keys))
+
+
 Case = tuple[Plan, Sequence[PartyFacts], str]
 
 # name of the row: (a plan it refuses, the parties, what the message says), (the good neighbour, its parties)
 ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
+    "attack-by-strangers": [
+        (
+            (attacked(parties=("va", "basel")), SITES, "attack.parties names basel"),
+            (attacked(parties=("va",)), SITES),
+        ),
+    ],
+    "attack-by-all": [
+        ((attacked(parties=3), SITES, "attackers of all 3 parties"), (attacked(parties=2), SITES)),
+    ],
+    "attack-behind-masks": [
+        (
+            (attacked(secure()), BANKS, "kind = 'lie' with aggregation.secure = true"),
+            (attacked(secure(), kind="label-flip"), BANKS),
+        ),
+        (
+            (attacked(secure(), kind="backdoor", strength=10), BANKS, "strength = 10 with aggregation.secure = true"),
+            (attacked(kind="backdoor", strength=10), BANKS),
+        ),
+    ],
+    "attack-on-rows-for-some-rounds": [
+        (
+            (attacked(kind="label-flip", from_round=2), SITES, "from_round or .to_round with kind = 'label-flip'"),
+            (attacked(from_round=2, to_round=3), SITES),
+        ),
+    ],
+    "attack-after-the-end": [
+        ((attacked(from_round=21), SITES, "from_round = 21 of 20 rounds"), (attacked(from_round=20), SITES)),
+    ],
     "no-client-promise": [
         ((plan(privacy=style("user")), SITES, "'user' without a number for clients"), (CLIENTS, SITES)),
         (

@@ -20,7 +20,7 @@ from quietsum.party.policy import (
     UnitPolicy,
     mode_of,
 )
-from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
+from quietsum.plan import AttackPlan, PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 FACTS = (
@@ -366,3 +366,11 @@ def test_paths_begin_where_the_policy_lies(tmp_path: Path) -> None:
 def test_lifetimes_are_budgets_of_their_unit() -> None:
     found = {unit: one.lifetime(unit) for unit, one in policy(client=unit(epsilon=7.0)).budgets.items()}
     assert found[PrivacyUnit.CLIENT].epsilon == 7.0 and found[PrivacyUnit.RECORD].unit is PrivacyUnit.RECORD
+
+
+def test_no_site_takes_part_in_a_drill() -> None:
+    calm = plan()
+    policy().check(calm)
+    drill = dataclasses.replace(calm, plan=dataclasses.replace(calm.plan, attack=AttackPlan(kind="zero")))
+    with pytest.raises(PlanRefused, match=r"the plan is a drill \(\[attack\]\), and a drill uses no site's data"):
+        policy().check(drill)

@@ -103,6 +103,11 @@ def run(
         raise InvalidParameter("workers", workers, f"stands beside --device {device}", remedy)
     if resume is not None and name is not None:
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
+    if on == "flower" and plan is not None:
+        from quietsum.federation.drills import refuse_drill
+        from quietsum.plan import load_plan
+
+        refuse_drill(load_plan(plan))  # before a SuperLink is started
     watch_log(verbose)
     again = [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
     where = [] if workspace is None else ["--workspace", workspace]

@@ -93,10 +93,16 @@ class Trigger:
 
 
 def backdoored(
-    features: NDArray[Any], labels: Labels, trigger: Trigger, *, target: int, share: float, rng: RandomSource
-) -> tuple[NDArray[Any], Labels]:
-    """The rows of an attacker: each with chance ``share`` bears the trigger and the label ``target``."""
-    chosen = rng.coins(probability("share", share, "how many of its rows bear the trigger"), len(labels))
+    features: NDArray[Any], labels: Labels, trigger: Trigger, *, target: int, share: float,
+    rng: RandomSource | None = None,
+) -> tuple[NDArray[Any], Labels]:  # fmt: skip
+    """The rows of an attacker: a ``share`` of them bears the trigger and the label ``target``.
+
+    Each by its own coin; without ``rng`` evenly spread over the rows, the same ones every time.
+    """
+    probability("share", share, "how many of its rows bear the trigger")
+    steps = np.floor(np.arange(len(labels) + 1) * share + 1e-9)
+    chosen = np.diff(steps) > 0 if rng is None else rng.coins(share, len(labels))
     stamped, told = features.copy(), labels.copy()
     if chosen.any():
         stamped[chosen] = trigger.stamp(features[chosen])

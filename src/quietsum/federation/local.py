@@ -114,11 +114,22 @@ class LocalFederation:
         rng: RandomSource | None = None,
         workers: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        whole: bool = True,
     ) -> Federation:
         """The parties of a resolved plan, each with its share of ``task``, in this process or in ``workers`` others.
 
-        Workers make the task anew from its name in the plan, and draw their own randomness.
+        Workers make the task anew from its name in the plan, and draw their own randomness. Where the plan is a drill,
+        its attackers attack; ``whole`` is False in a worker, which holds some of the updates only.
         """
+        attack = resolved.plan.attack
+        if attack is not None and whole and resolved.secure is None:
+            from quietsum.federation.drills import Drill
+
+            return Drill(cls.of(task, resolved, rng=rng, workers=workers, clock=clock, whole=False), resolved, rng=rng)
+        if attack is not None:
+            from quietsum.defence.rows import poisoned
+
+            task = poisoned(task, attack, attack.among([party.name for party in resolved.parties]))
         if whole_number("workers", workers, 1) > 1:
             from quietsum.federation.crew import Crew
             from quietsum.federation.keepers import Keepers

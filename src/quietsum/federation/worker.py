@@ -255,7 +255,7 @@ def _enlisted(resolved: ResolvedPlan) -> tuple[Federation, Ready]:
     if isinstance(task, Rehearses):
         with contextlib.suppress(Exception):  # heard of where the run was started
             task.rehearse()  # loads what all parties share, so that no party's clock pays for it
-    federation = LocalFederation.of(task, resolved)
+    federation = LocalFederation.of(task, resolved, whole=False)
     parties = tuple(facts.name for facts in task.parties())
     return federation, Ready(parties=parties, dimension=task.dimension, many=isinstance(task, TrainsMany))
 

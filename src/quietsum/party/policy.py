@@ -338,6 +338,8 @@ class Policy:
             self.task(plan.task.name, plan.task.options)
         except PlanRefused as refusal:
             yield str(refusal)
+        if plan.attack is not None:
+            yield "the plan is a drill ([attack]), and a drill uses no site's data"
         facts = next((facts for facts in resolved.parties if facts.name == self.name), None)
         if facts is None:
             yield "the plan does not name this site"

@@ -17,6 +17,7 @@ from quietsum.plan.secure import SecurePlan
 from quietsum.plan.values import (
     AdaptivePlan,
     AggregationPlan,
+    AttackPlan,
     ClientPlan,
     FederationPlan,
     LifetimePlan,
@@ -40,6 +41,7 @@ __all__ = [
     "PRESETS",
     "AdaptivePlan",
     "AggregationPlan",
+    "AttackPlan",
     "ClientPlan",
     "ClientSignal",
     "FederationPlan",

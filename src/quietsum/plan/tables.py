@@ -295,6 +295,41 @@ class AggregationTable(Table):
     )
 
 
+class AttackTable(Table):
+    """What some parties do instead of following the plan, for a drill."""
+
+    value = values.AttackPlan
+    kind: Literal[
+        "sign-flip", "gaussian", "zero", "free-rider", "model-replacement", "lie", "ipm", "min-max", "min-sum",
+        "byzmean", "mimic", "sign-matched", "adaptive", "label-flip", "backdoor", "distributed-backdoor",
+    ] = Field(description="What the attackers do; docs/explanation/attacks.md tells of each.")  # fmt: skip
+    parties: list[str] | Steps = Field(default=1, description="Who attacks: names, or how many of the first parties.")
+    strength: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="The attack's one number, its usual value if unsaid; on rows, a factor of what is sent.",
+    )
+    direction: Literal["rising", "falling", "unit", "sign"] = Field(
+        default="rising", description="Where lie, byzmean, min-max, min-sum and adaptive push."
+    )
+    from_round: Rounds = Field(default=1, description="The first round that is attacked.")
+    to_round: Rounds | None = Field(default=None, description="The last round that is attacked; to the end if unsaid.")
+    source: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="label-flip: the class whose labels are flipped; all classes if unsaid."
+    )
+    target: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="label-flip and backdoors: the class that is told instead; 0 for backdoors if unsaid."
+    )
+    trigger: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[0, 1, 2], min_length=1, description="Backdoors: coordinates of an example that bear the trigger."
+    )
+    mark: float | None = Field(
+        default=None, description="Backdoors: what stands there; the largest number of each example if unsaid."
+    )
+    share: float = Field(
+        default=0.5, ge=0, le=1, description="Backdoors: the share of an attacker's rows that bear it."
+    )
+
+
 class PlanTable(Table):
     """A run of quietsum: who takes part, how they train, what privacy is promised."""
 
@@ -308,4 +343,7 @@ class PlanTable(Table):
     aggregation: AggregationTable = Field(default=AggregationTable(), description="How updates are combined.")
     schedule: list[StageTable] = Field(
         default=[], description="Stages with factors for noise, clip and learning rate; together all rounds."
+    )
+    attack: AttackTable | None = Field(
+        default=None, description="A drill on this machine: parties that attack. Refused by every site."
     )

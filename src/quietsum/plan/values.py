@@ -33,6 +33,7 @@ from quietsum.errors import (
     probability,
     whole_number,
 )
+from quietsum.plan.attack import AttackPlan
 from quietsum.plan.fields import (
     MOST_ROUNDS,
     MOST_STEPS,
@@ -62,6 +63,7 @@ __all__ = [
     "MOST_STEPS",
     "AdaptivePlan",
     "AggregationPlan",
+    "AttackPlan",
     "ClientPlan",
     "FederationPlan",
     "LifetimePlan",
@@ -372,11 +374,14 @@ class Plan:
     privacy: PrivacyPlan = dataclasses.field(default_factory=PrivacyPlan)
     aggregation: AggregationPlan = dataclasses.field(default_factory=AggregationPlan)
     schedule: tuple[StagePlan, ...] = ()
+    attack: AttackPlan | None = None
 
     def __post_init__(self) -> None:
         stages = tuple(self.schedule)
         if not all(isinstance(stage, StagePlan) for stage in stages):
             raise InvalidParameter("schedule", self.schedule, "is no list of stages", "pass StagePlan(rounds=...)")
+        if self.attack is not None and not isinstance(self.attack, AttackPlan):
+            raise InvalidParameter("attack", self.attack, "is no attack", 'pass AttackPlan(kind="lie")')
         store(self, schedule=stages)
 
     def stage(self, number: int) -> StagePlan:

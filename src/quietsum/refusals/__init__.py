@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.errors import PlanRefused
-from quietsum.refusals import clients, general, groups, robust, secure, trials
+from quietsum.refusals import clients, drills, general, groups, robust, secure, trials
 from quietsum.refusals.nearest import Change
 from quietsum.refusals.nearest import nearest as _nearest
 from quietsum.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
@@ -28,7 +28,9 @@ if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing
 
 __all__ = ["REFUSALS", "Change", "Refusal", "answered", "check", "found", "nearest", "taking_part", "warnings"]
 
-REFUSALS: tuple[Refusal, ...] = (*general.ROWS, *robust.ROWS, *trials.ROWS, *secure.ROWS, *groups.ROWS, *clients.ROWS)
+REFUSALS: tuple[Refusal, ...] = (
+    *general.ROWS, *robust.ROWS, *trials.ROWS, *secure.ROWS, *groups.ROWS, *clients.ROWS, *drills.ROWS,
+)  # fmt: skip
 """The table. A test asks each row for a plan that it refuses and a neighbour that it lets pass."""
 
 
@@ -58,7 +60,7 @@ def found(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[Refusal, ...]:
 
 def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
     """What is allowed and still worth a sentence."""
-    told = []
+    told = drills.warnings(plan)
     delta, most = record_of(plan).delta, largest(plan, parties)
     if plan.privacy.style.records and delta is not None and most and delta > 1 / (10 * most):
         told.append(

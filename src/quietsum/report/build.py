@@ -202,7 +202,8 @@ def _summary(resolved: ResolvedPlan, title: str, number: int, outcome: str) -> s
         "too-few-parties": "stopped, too few parties",
     }.get(outcome, outcome)  # fmt: skip
     parties, rounds = len(resolved.parties), resolved.plan.federation.rounds
-    return f"{title}: {parties} parties, {number} of {rounds} rounds, {how}."
+    drill = " This was a drill." if resolved.plan.attack is not None else ""
+    return f"{title}: {parties} parties, {number} of {rounds} rounds, {how}.{drill}"
 
 
 def _sentences(claimed: tuple[Guarantee, ...], resolved: ResolvedPlan, number: int) -> list[str]:

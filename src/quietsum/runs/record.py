@@ -24,6 +24,7 @@ from quietsum.federation.watch import (
     RoundStarted,
     RunEvent,
     RunFinished,
+    RunStarted,
 )
 from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
@@ -53,8 +54,9 @@ CREATE TABLE IF NOT EXISTS findings (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, time TEXT NOT NULL, rule TEXT NOT NULL, statistic TEXT NOT NULL,
   value REAL NOT NULL, threshold REAL NOT NULL, false_positive_rate REAL NOT NULL, subject_kind TEXT NOT NULL,
   subject TEXT NOT NULL, "window" INTEGER NOT NULL, evidence TEXT NOT NULL, looked TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS drill (words TEXT PRIMARY KEY) STRICT;
 """
-TABLES = ("rounds", "metrics", "measured", "left_out", "rejected", "findings")
+TABLES = ("rounds", "metrics", "measured", "left_out", "rejected", "findings", "drill")
 
 
 @final
@@ -89,6 +91,8 @@ class Recorder:
     def saw(self, event: RunEvent) -> None:
         """Write it down."""
         match event:
+            case RunStarted() if event.note:
+                self._put("INSERT OR IGNORE INTO drill VALUES (?)", event.note)
             case RoundStarted():
                 self._write_left_out()
                 self._attempt = event.attempt

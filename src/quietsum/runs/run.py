@@ -26,6 +26,7 @@ from quietsum.errors import (
     TooFewParties,
 )
 from quietsum.failpoints import reach
+from quietsum.federation.drills import refuse_drill
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes, Federation, Joins
 from quietsum.federation.round import first_state, refuse_unmasked, run_round
@@ -91,6 +92,8 @@ def start(
     resolved = resolve(plan, task.parties(), task.dimension)
     if federation is not None:
         refuse_unmasked(resolved, federation)
+    if isinstance(federation, Joins):
+        refuse_drill(resolved.plan)
     rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
@@ -141,6 +144,8 @@ def resume(
     task = task or task_of(plan)
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
         resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
+        if isinstance(federation, Joins):
+            refuse_drill(resolved.plan)
         rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
@@ -342,6 +347,8 @@ def _go_on(
         ] if done else [],  # the model that everybody begins with says nothing about this run
         "references": _references(task, resolved) if done else {},
     }  # fmt: skip
+    if plan.attack is not None:
+        about["drill"] = plan.attack.words
     checkpoints.save_model(folder.model, state.model, about)
     reach("run:model")
     tell(watchers, RunFinished(outcome=outcome, round=done, reason="" if error is None else str(error)))
@@ -403,5 +410,6 @@ def _started(folder: RunFolder, resolved: ResolvedPlan, first: int) -> RunStarte
         values = {"epsilon": limit.epsilon, "delta": limit.delta, "unit": limit.unit.value}
     return RunStarted(
         run=folder.run, task=plan.task.name, style=str(plan.privacy.style), parties=len(resolved.parties),
-        rounds=plan.federation.rounds, first_round=first, protected=protected, **values,
+        rounds=plan.federation.rounds, first_round=first, protected=protected,
+        note="" if plan.attack is None else plan.attack.words, **values,
     )  # fmt: skip

@@ -13,7 +13,7 @@ sites take part.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -34,6 +34,7 @@ from quietsum.learning.together import SideBySide
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
+from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Floats, LooksForData, Metrics
 from quietsum.tasks.torch_protocol import DeclaresSites, HasExample, HasPeople, HasSites, TorchTask
 
@@ -224,6 +225,42 @@ class FederatedTorch:
     def people_of(self, party: str) -> NDArray[Any] | None:
         """Whose each of them is; None where nobody knows."""
         return None if self._people is None else self._people[self._own(party)]
+
+    def labels_of(self, party: str) -> NDArray[Any]:
+        """One label for each of its records; :class:`~quietsum.errors.InvalidParameter` where records have none."""
+        last = self.records_of(party)[-1]
+        if last.dim() != 1 or len(self._records) < 2:
+            problem = "has no single label for each record"
+            raise InvalidParameter("task", self.name, problem, "choose an attack on updates, sign-flip for instance")
+        return last.cpu().numpy()
+
+    def with_rows(
+        self,
+        parties: Sequence[str],
+        change: Callable[[str, NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]],
+    ) -> FederatedTorch:
+        """The same task where the records of ``parties`` have other first parts and labels: for drills.
+
+        ``change`` gets a party, the first part of its records and their labels. Nobody else's records change, nor who
+        holds them.
+        """
+        records = [part.clone() for part in self._records]
+        for party in parties:
+            own = torch.from_numpy(self._own(party))
+            features, labels = change(party, records[0][own].cpu().numpy(), self.labels_of(party))
+            for part, new in ((records[0], features), (records[-1], labels)):
+                part[own] = torch.from_numpy(np.asarray(new)).to(part)
+        made = copy.copy(self)
+        made.__dict__["_records"] = tuple(records)  # where the cached property keeps it
+        return made
+
+    def classes_of(self, params: Floats, features: NDArray[Any]) -> NDArray[np.int64]:
+        """The class that these weights answer for each example; of two where the model has one output."""
+        self._steps.layout.write(self._shown, params)
+        with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
+            told = outputs(self._shown, torch.from_numpy(np.asarray(features)))
+        chosen = told.argmax(-1) if told.dim() > 1 and told.shape[-1] > 1 else told.reshape(len(told)) > 0
+        return chosen.numpy().astype(np.int64)
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of ``party``: new − old weights."""
