@@ -24,6 +24,7 @@ CASES: dict[str, Callable[[], Rule]] = {
 OPTIONS: dict[str, dict[str, bool]] = {
     "norm-bounded, constant": {"averages": False},
     "foolsgold": {"withstands": False},  # sybils alone: whoever is on his own counts fully
+    "dnc": {"withstands": False},  # one direction a draw: attackers in several directions stay
     "median after bucketing": {"shuffles": True},
 }
 CORE = frozenset({
