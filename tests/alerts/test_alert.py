@@ -50,6 +50,7 @@ def test_no_alert_of_any_kind_subject_or_severity_carries_a_name_to_others(
     assert len(outside.got) == wanted
     for alert in outside.got:
         assert SECRET not in json.dumps(alert.to_dict()) and "lost" not in alert.sentence
+        assert for_others(alert) == alert  # said twice it is the same
         assert not alert.subject and not alert.evidence and alert.false_positive_rate is None
 
 

@@ -39,9 +39,18 @@ def test_a_lifetime_budget_is_told_at_four_fifths_and_once() -> None:
     assert [(one.kind, one.severity, one.value, one.threshold) for one in found] == [
         (Kind.BUDGET_LOW, Severity.WARNING, 0.8, 0.8)
     ]
-    assert found[0].sentence == "80 % of the lifetime budget of Basel on v, ε = 8 per record is reserved"
+    assert found[0].sentence == "80 % of the lifetime budget of Basel on v, ε = 8 per record, is reserved"
     raised = [alert for share in (0.4, 0.85) for alert in course.budget(lifetime(share))]
     assert len(raised) == 1  # the budget was raised, and is nearly used up again
+
+
+def test_budgets_of_many_parties_that_are_low_together_are_one_alert() -> None:
+    facts = [
+        BudgetFact(share=0.8 + number / 100, epsilon=2, unit="record", subject_kind=Subject.PARTY, subject=f"p{number}")
+        for number in range(8)
+    ]
+    found = Course().budget(*facts)
+    assert [(one.subject, one.value) for one in found] == [("p0, p1, p2, p3, p4 and 3 more", 0.8 + 7 / 100)]
 
 
 def test_a_run_that_uses_its_own_epsilon_is_a_notice_and_no_alert() -> None:

@@ -818,3 +818,19 @@ def test_what_travels_in_the_clear_is_said_and_what_does_not_is_not(caplog: pyte
     assert "travels to mlflow.example.org in the clear" in caplog.text
     with pytest.raises(InvalidParameter, match="is no address"):
         checked("http://[half")
+
+
+def test_an_alert_is_a_tag_without_a_name_or_a_count_of_parties(store: str) -> None:
+    from quietsum.alerts import Sender
+    from quietsum.federation.watch import RunFinished
+    from quietsum.runs.alerting import AlertWatcher
+
+    with MlflowWatcher(store) as watcher:
+        alerts = AlertWatcher(Sender())
+        alerts.opened(None, watcher)
+        heart(watcher)
+        for party in ("va", "cleveland"):
+            alerts.saw(PartyDropped(round=4, party=party, reason="gone", refunded=False))
+        alerts.saw(RunFinished(outcome="too-few-parties", round=4, reason="2 of 4 answered, not va"))
+    tags = {name: text for name, text in runs_in(store)[0].data.tags.items() if name.startswith("quietsum.alert")}
+    assert tags == {"quietsum.alert.run-ended": "round 4: the run has stopped before its schedule was done (critical)"}

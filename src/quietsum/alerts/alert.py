@@ -209,10 +209,11 @@ def for_others(alert: Alert) -> Alert | None:
     if value is not None and math.isfinite(value):
         score = f"{alert.statistic if named else 'its score'} {value:.3g}"
     share = "much" if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
+    early = alert.kind is Kind.RUN_ENDED and alert.severity is not Severity.NOTICE
     return Alert(
         kind=Kind.RUN_ENDED if alert.kind is Kind.TOO_FEW else alert.kind,
-        severity=alert.severity,
-        sentence=_OUTWARD[alert.kind].format(share=share, score=score),
+        severity=Severity.CRITICAL if alert.kind is Kind.TOO_FEW else alert.severity,
+        sentence=_OUTWARD[Kind.TOO_FEW if early else alert.kind].format(share=share, score=score),
         time=alert.time,
         run=alert.run,
         round=alert.round,

@@ -136,26 +136,32 @@ class Course:
 
     # ------------------------------------------------------------------------------------------------ budget
 
-    def budget(self, fact: BudgetFact) -> list[Alert]:
-        """That a budget is nearly used up, once."""
+    def budget(self, *facts: BudgetFact) -> list[Alert]:
+        """Budgets that are nearly used up, each once; those of several parties that are so together are one alert."""
         limit = self._thresholds.budget
-        key = ("budget", fact.subject_kind.value, fact.subject, fact.dataset, fact.unit, str(fact.planned))
-        if not self._anew(key, fact.share >= limit):
-            return []
-        if fact.planned:
-            whose, how = "the run's own", ", as its schedule says"
+        fresh: dict[tuple[object, ...], list[BudgetFact]] = {}
+        for fact in facts:
+            key = ("budget", fact.subject_kind.value, fact.subject, fact.dataset, fact.unit, str(fact.planned))
+            if self._anew(key, fact.share >= limit):
+                fresh.setdefault((fact.subject_kind, fact.unit, fact.planned, fact.epsilon), []).append(fact)
+        return [self._low(found, limit) for found in fresh.values()]
+
+    def _low(self, facts: Sequence[BudgetFact], limit: float) -> Alert:
+        first, share = facts[0], max(fact.share for fact in facts)
+        names = _names(dict.fromkeys(fact.subject for fact in facts if fact.subject))
+        if first.planned:
+            whose, how = "the run's own", " is reserved, as its schedule says"
         else:
-            of = f" of {fact.subject}" if fact.subject else ""
-            whose, how = f"the lifetime budget{of}{f' on {fact.dataset}' if fact.dataset else ''},", ""
-        return [
-            self._alert(
-                Kind.BUDGET_LOW,
-                Severity.NOTICE if fact.planned else Severity.WARNING,
-                f"{_percent(fact.share)} of {whose} ε = {fact.epsilon:g} per {fact.unit} is reserved{how}",
-                round=fact.round, subject_kind=fact.subject_kind, subject=fact.subject,
-                statistic=f"share of ε per {fact.unit}", value=fact.share, threshold=limit,
-            )
-        ]  # fmt: skip
+            data = dict.fromkeys(fact.dataset for fact in facts)
+            on = f" on {first.dataset}" if len(data) == 1 and first.dataset else ""
+            whose, how = f"the lifetime budget{f' of {names}' if names else ''}{on},", ", is reserved"
+        return self._alert(
+            Kind.BUDGET_LOW,
+            Severity.NOTICE if first.planned else Severity.WARNING,
+            f"{_percent(share)} of {whose} ε = {first.epsilon:g} per {first.unit}{how}",
+            round=first.round, subject_kind=first.subject_kind, subject=names,
+            statistic=f"share of ε per {first.unit}", value=share, threshold=limit,
+        )  # fmt: skip
 
     def budget_gone(self, reason: str, **more: Any) -> list[Alert]:
         """That a charge did not fit, once."""

@@ -21,7 +21,7 @@ from typing import Any, Protocol, Self, final
 
 from quietsum.alerts.alert import Alert, Audience, Kind, for_others
 from quietsum.alerts.fields import key
-from quietsum.alerts.sinks import Refusal, Sink
+from quietsum.alerts.sinks import Refusal, Sink, Terminal
 from quietsum.errors import positive, printable, whole_number
 
 __all__ = ["Keeps", "Limits", "Sender"]
@@ -86,13 +86,14 @@ class Sender:
         """One more sink, from the next alert on."""
         self._lines.append((_Queued if sink.waits else _Direct)(sink, self._limits, self._clock))
 
-    def send(self, *alerts: Alert) -> None:
-        """Take note of ``alerts`` and return at once. It never raises."""
+    def send(self, *alerts: Alert, shown: bool = False) -> None:
+        """Take note of ``alerts`` and return at once. It never raises. ``shown``: the terminal says it anyway."""
         for alert in alerts:
             try:
                 self._keep("alert", alert.to_dict())
                 for line in self._lines:
-                    line.put(alert)
+                    if not (shown and line.sink.name == Terminal.name):
+                        line.put(alert)
             except Exception as error:  # rule 22: an alert is optional
                 log.warning("an alert could not be passed on: %s", type(error).__name__)
 

@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from quietsum.cli.across import superlink
+from quietsum.cli.alerts import alerts
 from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
 from quietsum.cli.data import app as data
@@ -206,6 +207,7 @@ app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(compare)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)
+app.command(rich_help_panel=LOOK)(alerts)
 app.command(rich_help_panel=ACCOUNT)(spend)
 app.command(rich_help_panel=ACCOUNT)(calibrate)
 app.command(rich_help_panel=ACCOUNT)(curve)

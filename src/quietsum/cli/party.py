@@ -182,6 +182,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     from quietsum.federation.nodekeys import read_node_key
     from quietsum.ledger import Ledger
     from quietsum.ledger.places import exists
+    from quietsum.party.alerting import SiteAlerts
     from quietsum.party.books import SiteBooks
     from quietsum.party.service import SiteService
     from quietsum.party.status import status_of
@@ -193,7 +194,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     sign = signing(read_node_key(key))
     with alone(place, coordinator):
         begun = not exists(place)
-        with Ledger.open(place, create=True) as ledger:
+        with Ledger.open(place, create=True) as ledger, contextlib.ExitStack() as stack:
             introduce(loaded, lifetimes_of(loaded, ledger))
             if begun:
                 _say(f"a new ledger was begun at {place}")
@@ -204,7 +205,9 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
             for problem in in_rows(loaded, write=True):
                 raise problem
             _hold_data(loaded, ledger)
-            service = SiteService(loaded, ledger, node_key=sign, interruptible=False)
+            alerts = stack.enter_context(contextlib.closing(SiteAlerts.of(loaded, ledger)))
+            service = SiteService(loaded, ledger, node_key=sign, interruptible=False, alerts=alerts)
+            alerts.look()
             _say_who_counts(loaded, known)
             print(f"ledger {ledger.identity.ledger}; waiting for {coordinator.address}", flush=True)
             serve_node(

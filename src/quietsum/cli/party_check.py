@@ -53,6 +53,7 @@ def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
         yield from _raised(lambda: _check_authority(_file(policy, "root_certificate", authority)))
         yield from _raised(lambda: _check_own_certificate(policy))
     yield from _raised(lambda: _check_place(policy))
+    yield from _raised(lambda: policy.alerts.sinks(policy.folder, service=True))  # passwords are read, nobody is called
     if policy.data is not None:
         yield from _raised(partial(_data_check, policy))
 

@@ -30,6 +30,7 @@ from quietsum.errors import CorruptState, InvalidParameter, printable
 if TYPE_CHECKING:
     from quietsum.federation.remote import RemoteFederation
     from quietsum.federation.watch import Guarded, RunEvent, Watcher
+    from quietsum.runs.alerting import AlertWatcher
     from quietsum.runs.folder import RunFolder, Workspace
     from quietsum.runs.mlflow import MlflowWatcher
     from quietsum.runs.run import RunResult
@@ -114,6 +115,7 @@ def run(
     interruption, kept = Interruption(), _Kept()
     with interruption.heard():
         try:
+            from quietsum.runs.alerting import alerting
             from quietsum.runs.folder import Workspace
 
             place = Workspace.at(workspace)
@@ -122,12 +124,15 @@ def run(
 
                 kept.folder = place.find(resume)
                 check_whom(kept.folder, sites=on == "flower", workspace=place)  # before a SuperLink is started
-            with _tracking(mlflow) as tracker:  # closed after the report is written, so that it is sent too
+            # both are closed after the report is written: so it is sent, too, and nobody waits for a server before
+            with _tracking(mlflow) as tracker, contextlib.ExitStack() as outside:
                 how = _How(
                     quiet=as_json, workers=workers, device=device, tracker=tracker, interruption=interruption,
                     kept=kept, same_rows=same_rows,
                 )  # fmt: skip
-                with _shown(as_json) as watcher, contextlib.ExitStack() as stack:
+                alerts = outside.enter_context(alerting(place, lines=sys.stdout if as_json else None))
+                how = dataclasses.replace(how, alerts=alerts)
+                with _shown(as_json) as watcher, contextlib.ExitStack() as stack, _told(alerts):
                     if on == "flower":
                         sites = flower(
                             keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
@@ -138,7 +143,7 @@ def run(
                         result = _resumed(place, kept.folder, watcher, how)
                     else:
                         result = _started(place, str(plan), name, watcher, how)
-                return _finish(result, place, where, as_json, again)
+                return _finish(result, place, where, as_json, again, alerts.raised)
         except KeyboardInterrupt:
             return _interrupted(kept.folder, interruption.exit_code, where, as_json, again)
 
@@ -153,6 +158,16 @@ def _shown(as_json: bool) -> Iterator[Watcher]:
         yield JsonLines(sys.stdout) if as_json else progress
     finally:
         progress.stop()
+
+
+@contextlib.contextmanager
+def _told(alerts: AlertWatcher) -> Iterator[None]:
+    """What ends a run, or keeps it from beginning, is an alert where it is one; the error goes on its way."""
+    try:
+        yield
+    except Exception as error:
+        alerts.failed(error)
+        raise
 
 
 def _tracking(uri: str | None) -> contextlib.AbstractContextManager[MlflowWatcher | None]:
@@ -182,6 +197,7 @@ class _How:
     kept: _Kept
     federation: RemoteFederation | None = None
     same_rows: str = ""
+    alerts: AlertWatcher | None = None
 
 
 def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, how: _How) -> RunResult:
@@ -249,21 +265,26 @@ class _Watching:
             text = f"this coordinator's ledger is {folder.ledger}; sites pin it as coordinator.ledger"
             print(textwrap.fill(text, 80), flush=True)
         kept: list[Watcher] = [self._stack.enter_context(JsonLines(folder.path / "events.jsonl"))]
+        recorder: Recorder | None = None
         try:
-            kept.append(self._stack.enter_context(Recorder(folder.path / "run.db")))
+            recorder = self._stack.enter_context(Recorder(folder.path / "run.db"))
+            kept.append(recorder)
         except CorruptState as error:  # a full disk still ends the run here: nothing is reserved yet
             print(textwrap.fill(f"warning: {error}; the run goes on without it", 80), file=sys.stderr)
         if self._tracker is not None:
             self._tracker.opened(folder)
             kept.append(self._tracker)
+        if self._how.alerts is not None:
+            self._how.alerts.opened(recorder, self._tracker)
+            kept.append(self._how.alerts)  # the last: what it says comes behind what happened
         self._watchers += guarded(kept)
 
     def saw(self, event: RunEvent) -> None:
-        from quietsum.federation.watch import PartyDropped, PartySilent, RoundStarted
+        from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted
 
         for watcher in self._watchers:
             watcher.saw(event)
-        if not isinstance(event, RoundStarted | PartyDropped | PartySilent):  # nothing is reserved at this moment
+        if isinstance(event, RunStarted | RoundFinished | RunFinished):  # nothing is reserved, and no round is lost
             for watcher in self._watchers:
                 watcher.check()
 
@@ -309,7 +330,7 @@ def _interrupted(folder: RunFolder | None, code: int, where: list[str], as_json:
     return code
 
 
-def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool, again: list[str]) -> int:
+def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool, again: list[str], raised: int) -> int:
     from quietsum import report
     from quietsum.cli.output import print_json
 
@@ -325,6 +346,8 @@ def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool
         print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
     _scores(values)
     print(f"wrote {result.folder.path / 'report.html'}")
+    if raised:
+        print(f"alerts: {raised}; see quietsum alerts {result.folder.run}")
     if result.error is None:
         print_next(["show", result.folder.run, *where])
         return code

@@ -45,7 +45,10 @@ class RunEvent:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunStarted(RunEvent):
-    """A run begins, or goes on after its last checkpoint."""
+    """A run begins, or goes on after its last checkpoint.
+
+    ``metrics`` are the scores of the model that it begins or goes on with, ``chance`` those of one that knows nothing.
+    """
 
     kind: ClassVar[str] = "run-started"
     run: str
@@ -59,6 +62,8 @@ class RunStarted(RunEvent):
     unit: str | None
     protected: bool
     note: str = ""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    chance: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @final
@@ -157,7 +162,8 @@ class RoundFinished(RunEvent):
 
     ``spent`` tells by its size who has refused, since a refusal takes a charge back; ``reserved`` is the same as if
     nobody had, and what others than the operator may see. ``limits`` holds the plan's own ε by unit, ``clip`` the bound
-    of the next round where it adapts, ``rejected`` whom the robust rule left out.
+    of the next round where it adapts, ``rejected`` whom the robust rule left out, ``step_norm`` how far the model has
+    moved.
     """
 
     kind: ClassVar[str] = "round-finished"
@@ -173,6 +179,7 @@ class RoundFinished(RunEvent):
     clip: float | None = None
     reserved: tuple[Guarantee, ...] = ()
     rejected: tuple[str, ...] = ()
+    step_norm: float | None = None
 
 
 @final

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from quietsum.alerts import Settings as Alerts
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
 from quietsum.ledger.encoding import label
 from quietsum.plan.charging import units
@@ -245,7 +246,7 @@ class Rules:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-    """All of it. ``folder`` is where relative paths begin."""
+    """All of it. ``folder`` is where relative paths begin; ``alerts`` is about the site's own operator."""
 
     site: SiteName
     coordinator: CoordinatorAddress
@@ -256,10 +257,13 @@ class Policy:
     person: UnitPolicy | None = None
     client: UnitPolicy | None = None
     data: SiteData | None = None
+    alerts: Alerts = dataclasses.field(default_factory=Alerts)
     folder: Path = dataclasses.field(default_factory=Path)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(self.tasks))
+        if not isinstance(self.alerts, Alerts):  # a table of the file, which is read by the rules of alerts.toml
+            object.__setattr__(self, "alerts", Alerts.from_dict(self.alerts, where="[alerts]", site=True))
         if not self.tasks:
             raise InvalidParameter("tasks", "[]", "allows nothing", 'name a task: [[tasks]] name = "heart"')
         if not self.budgets and not self.dataset.public:

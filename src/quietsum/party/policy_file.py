@@ -141,6 +141,9 @@ class PolicyTable(Table):
     person: UnitTable | None = Field(default=None, description="What a person may cost.")
     client: UnitTable | None = Field(default=None, description="What this site as a whole may cost.")
     data: DataTable | None = Field(default=None, description="What the site's table should hold.")
+    alerts: dict[str, Any] = Field(
+        default={}, description="Whom to tell, by the keys of alerts.toml; all of it is the site operator's alone."
+    )
 
 
 def load_policy(path: str | os.PathLike[str]) -> values.Policy:

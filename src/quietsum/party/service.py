@@ -61,6 +61,7 @@ from quietsum.secagg import Refused as Unwilling
 if TYPE_CHECKING:
     from quietsum.ledger import Charge, Receipt
     from quietsum.mechanisms.rng import RandomSource
+    from quietsum.party.alerting import SiteAlerts
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan
 
@@ -101,9 +102,13 @@ class SiteService:
         task: Callable[[Plan], Task] | None = None,
         clock: Callable[[], float] = time.monotonic,
         interruptible: bool = True,
+        alerts: SiteAlerts | None = None,
     ) -> None:
-        """``interruptible``: whether a KeyboardInterrupt may be the owner's, and not the task's."""
-        self._interruptible = interruptible
+        """``interruptible``: whether a KeyboardInterrupt may be the owner's, and not the task's.
+
+        ``alerts`` are the site operator's; unless stated there are none.
+        """
+        self._interruptible, self._alerts = interruptible, alerts
         self.policy, self.books = policy, SiteBooks(policy, ledger)
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
@@ -117,10 +122,13 @@ class SiteService:
     def answer(self, content: bytes) -> bytes:
         """The reply to one message, whatever it is; empty where not even a refusal can be signed."""
         try:
-            return self._replied(content)
+            reply = self._replied(content)
         except Exception:
             log.exception("a message could not even be refused")
-            return b""
+            reply = b""
+        if self._alerts is not None:  # what was charged is committed by now
+            self._alerts.look()
+        return reply
 
     def _replied(self, content: bytes) -> bytes:
         try:
@@ -132,11 +140,14 @@ class SiteService:
             return self._answered(letter)
         except Refused as refusal:
             told = f"{letter.kind[:40]!r} refused: {refusal}" + (f" ({refusal.aside})" if refusal.aside else "")
-            self._say(f"{letter.kind[:40]} of {letter.sender.ledger}", "%s", told)
+            if self._say(f"{letter.kind[:40]} of {letter.sender.ledger}", "%s", told) and self._alerts is not None:
+                run, spent = str(letter.body.get("run") or "")[:100], isinstance(refusal.__context__, BudgetExhausted)
+                (self._alerts.spent if spent else self._alerts.refused)(told, run=run)
             return self._refuse(letter, str(refusal), for_good=refusal.for_good)
         except LedgerBroken as error:
             told = f"nothing is done any more until the ledger is in order: {error}"
-            self._say(f"{_LEDGER} {letter.sender.ledger}", "%s", told, level=logging.ERROR)
+            if self._say(f"{_LEDGER} {letter.sender.ledger}", "%s", told, level=logging.ERROR) and self._alerts:
+                self._alerts.broken(str(error))
             return self._refuse(letter, "its own ledger is not in order")
         except StoreFailed as error:
             told = f"refused, since the ledger takes no entry: {error}"
@@ -146,9 +157,11 @@ class SiteService:
             log.exception("a %s could not be answered", letter.kind)
             return self._reply(letter, "lost", {"reason": kind_of(error)})
 
-    def _say(self, about: str, words: str, *values: object, level: int = logging.WARNING) -> None:
+    def _say(self, about: str, words: str, *values: object, level: int = logging.WARNING) -> bool:
         """Say it once; greetings come every second, and the same words again are for whoever looks closely."""
-        log.log(level if self._said.anew(about, words % values) else logging.DEBUG, words, *values)
+        anew = self._said.anew(about, words % values)
+        log.log(level if anew else logging.DEBUG, words, *values)
+        return anew
 
     def _refuse(self, letter: wire.Letter, reason: str, *, for_good: bool = False) -> bytes:
         """Say no, unless the attempt was reserved before: then data may have been touched, and it is lost.
@@ -268,6 +281,8 @@ class SiteService:
         except QuietsumError as error:  # no data was touched yet, so whatever is wrong with the plan is a refusal
             raise Refused(str(error)) from None
         self._runs.setdefault((run, letter.sender.ledger), enrolled)  # only what the books hold, and never another plan
+        if self._alerts is not None:
+            self._alerts.charged()
         log.info("enrolled in %s: task %s", run, resolved.plan.task.name)
         reach("party:before-enrolled-reply")
         charges = self.books.enrolled_with(run, resolved, letter.sender.ledger)
@@ -418,6 +433,8 @@ class SiteService:
         except Exception as error:
             log.error("the update stays here, since its charge could not be committed: %s", error)
             return False
+        if self._alerts is not None:
+            self._alerts.charged()
         reach("party:committed")
         return True
 
@@ -555,6 +572,8 @@ class SiteService:
         if self.books.knows(run, letter.sender.ledger):
             self.books.note(run, letter.sender)
         gone = self._runs.pop((run, letter.sender.ledger), None)
+        if gone is not None and self._alerts is not None:
+            self._alerts.ended(run)
         if gone is not None and gone.masking is not None:
             gone.masking.stop()
         return self._reply(letter, "noted", {})

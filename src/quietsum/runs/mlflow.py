@@ -33,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from quietsum.alerts import Alert, for_others
 from quietsum.errors import QuietsumError
 from quietsum.federation.watch import RoundFinished, RunEvent, RunFinished, RunStarted
 from quietsum.privacy.guarantee import Guarantee
@@ -40,7 +41,7 @@ from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs.checkpoint import head_of
 from quietsum.runs.folder import RunFolder
 from quietsum.runs.store_address import checked, without_secrets
-from quietsum.runs.tracking import Ending, File, Opening, Piece, Round, Store
+from quietsum.runs.tracking import Ending, File, Opening, Piece, Round, Store, Tags
 
 __all__ = ["MlflowWatcher", "flat", "spent_values"]
 
@@ -118,6 +119,13 @@ class MlflowWatcher:
                         self._put(File(path=self._folder.model))
         except Exception as error:
             self._warn("event", f"an event could not be written for MLflow ({type(error).__name__}: {error})")
+
+    def alert(self, alert: Alert) -> None:
+        """Tag the run with what others may be told of ``alert``, and with nothing where that is nothing (rule 5)."""
+        told = for_others(alert)
+        if told is not None and self._folder is not None:
+            where = "" if told.round is None else f"round {told.round}: "
+            self._put(Tags(tags={f"quietsum.alert.{told.kind}": f"{where}{told.sentence} ({told.severity})"}))
 
     def _begin(self, event: RunStarted) -> None:
         if self._folder is None:
@@ -342,6 +350,8 @@ def _name(piece: Piece) -> str:
     match piece:
         case Round():
             return "rounds"
+        case Tags():
+            return "alerts"
         case File(path=path):
             return path.name
         case Ending():

@@ -1,4 +1,4 @@
-"""run.db: what the operator may query about a run. SQLite, one row a round, one a metric, one a party left out.
+"""run.db: what the operator may query about a run. SQLite, one row a round, a metric, a party left out, an alert.
 
 The schema is stable; new columns may come, none goes. Nothing here is needed to resume: that is what checkpoints and
 the ledger are for, and a run whose run.db was deleted goes on.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sqlite3
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
+from quietsum.alerts import Alert
 from quietsum.databases import for_reading
 from quietsum.defence.detection import Finding
 from quietsum.errors import CorruptState, InvalidParameter
@@ -55,8 +57,12 @@ CREATE TABLE IF NOT EXISTS findings (
   value REAL NOT NULL, threshold REAL NOT NULL, false_positive_rate REAL NOT NULL, subject_kind TEXT NOT NULL,
   subject TEXT NOT NULL, "window" INTEGER NOT NULL, evidence TEXT NOT NULL, looked TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS drill (words TEXT PRIMARY KEY) STRICT;
+CREATE TABLE IF NOT EXISTS alerts (
+  time TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, sentence TEXT NOT NULL, round INTEGER,
+  subject_kind TEXT NOT NULL, subject TEXT NOT NULL, statistic TEXT NOT NULL, value REAL, threshold REAL,
+  false_positive_rate REAL, evidence TEXT NOT NULL) STRICT;
 """
-TABLES = ("rounds", "metrics", "measured", "left_out", "rejected", "findings", "drill")
+TABLES = ("rounds", "metrics", "measured", "left_out", "rejected", "findings", "drill", "alerts")
 
 
 @final
@@ -116,6 +122,22 @@ class Recorder:
             case RunFinished():
                 self._write_left_out()
 
+    def alert(self, alert: Alert) -> None:
+        """Write an alert down."""
+        names = (
+            "round",
+            "subject_kind",
+            "subject",
+            "statistic",
+            "value",
+            "threshold",
+            "false_positive_rate",
+            "evidence",
+        )
+        values = [alert.time, alert.kind.value, alert.severity.value, alert.sentence]
+        values += [_stored(getattr(alert, name)) for name in names]
+        self._put(f"INSERT INTO alerts VALUES ({', '.join('?' * len(values))})", *values)
+
     def _write_left_out(self) -> None:
         """All at once: of ten thousand clients thousands may be left out, and a transaction each would take minutes."""
         rows, self._left_out = self._left_out, []
@@ -154,6 +176,13 @@ class Recorder:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
             raise self._refused(error) from None
+
+
+def _stored(value: Any) -> Any:
+    """A StrEnum as its text; a number that is not finite as no number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, str) else value
 
 
 def _full(error: Exception) -> bool:

@@ -15,6 +15,8 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
+import numpy as np
+
 from quietsum.aggregation.optimizers import check_slots
 from quietsum.defence.detection import Detector
 from quietsum.errors import (
@@ -286,7 +288,8 @@ def _go_on(
     rng = rng or system_randomness()
     plan, state, done = resolved.plan, last.state, last.round
     rounds, limits = plan.federation.rounds, {limit.unit.value: limit.epsilon for limit in resolved.limits}
-    tell(watchers, _started(folder, resolved, done + 1))
+    measured = task.evaluate(state.model)
+    tell(watchers, _started(folder, resolved, done + 1, measured))
     if own_steps(task) and not resolved.client_level:
         log.info("the task trains by code of its own, so no bound is known on what a site may send")
     detector = _detector(task, resolved)
@@ -294,7 +297,6 @@ def _go_on(
         log.info("detection remembers nothing of the rounds before %d; habits are looked for from here on", done + 1)
     outcome = "finished"
     error: QuietsumError | None = None
-    measured = task.evaluate(state.model)
     try:
         if isinstance(federation, Joins):
             federation.join(folder.run, resolved, ledger)
@@ -318,6 +320,7 @@ def _go_on(
                 ),
             )  # fmt: skip
             reach("run:checkpointed")
+            moved = float(np.linalg.norm(result.state.params - state.params))
             state, done = result.state, number
             measured = task.evaluate(state.model)
             tell(
@@ -326,7 +329,7 @@ def _go_on(
                     round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
                     metrics=dict(measured.values), metrics_on=_on(measured),
                     spent=ledger.spent(folder.run), reserved=history.reserved(), limits=limits, clip=state.clip,
-                    rejected=result.rejected,
+                    rejected=result.rejected, step_norm=moved,
                 ),
             )  # fmt: skip
     except BudgetExhausted as problem:
@@ -402,7 +405,7 @@ def _on(measured: Metrics) -> dict[str, str]:
     return {name: measured.stands_on(name) for name in measured.values}
 
 
-def _started(folder: RunFolder, resolved: ResolvedPlan, first: int) -> RunStarted:
+def _started(folder: RunFolder, resolved: ResolvedPlan, first: int, measured: Metrics) -> RunStarted:
     limit, plan = resolved.limit, resolved.plan
     protected = not all(party.public for party in resolved.parties)
     values: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None}
@@ -411,5 +414,6 @@ def _started(folder: RunFolder, resolved: ResolvedPlan, first: int) -> RunStarte
     return RunStarted(
         run=folder.run, task=plan.task.name, style=str(plan.privacy.style), parties=len(resolved.parties),
         rounds=plan.federation.rounds, first_round=first, protected=protected,
-        note="" if plan.attack is None else plan.attack.words, **values,
+        note="" if plan.attack is None else plan.attack.words,
+        metrics=dict(measured.values), chance=dict(measured.chance), **values,
     )  # fmt: skip

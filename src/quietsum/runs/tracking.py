@@ -17,7 +17,7 @@ from typing import Any, final
 
 from quietsum.files import NoRoom, write_atomically
 
-__all__ = ["Ending", "File", "Opening", "Piece", "Round", "Store"]
+__all__ = ["Ending", "File", "Opening", "Piece", "Round", "Store", "Tags"]
 
 BATCH = 100
 """MLflow takes at most so many parameters and tags at once."""
@@ -51,6 +51,14 @@ class Round(Piece):
     round: int
     time: int
     metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tags(Piece):
+    """Tags of the run."""
+
     tags: Mapping[str, str]
 
 
@@ -90,6 +98,8 @@ class Store:
         match pieces[0]:
             case Opening() as opening:
                 self._run = self._open(opening)
+            case Tags(tags=tags):
+                self._tag(tags)
             case File(path=path):
                 self._client.log_artifact(self._run, str(path))
             case Ending(status=status, tags=tags):

@@ -157,7 +157,8 @@ class CardsTask:
         rows, labels = self._part(parts(_payments(self._folder)) == (2 if self.evaluate_on == "test" else 1))
         wanted, scores = labels.numpy(), log_odds(model, rows)
         values = {"auc": roc_auc(wanted, scores), "auprc": average_precision(wanted, scores)}
-        return Metrics(values=values, on=f"{len(wanted):,} published payments of other cards ({self.evaluate_on})")
+        what = f"{len(wanted):,} published payments of other cards ({self.evaluate_on})"
+        return Metrics(values=values, on=what, chance={"auc": 0.5, "auprc": float(wanted.mean())})
 
     def _trains(self) -> NDArray[np.bool_]:
         part = parts(_payments(self._folder))

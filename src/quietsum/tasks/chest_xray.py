@@ -129,6 +129,7 @@ class ChestXrayTask:
                 "accuracy": scores.accuracy(labels.numpy(), answers.argmax(1).numpy()),
             },
             on=f"{len(labels)} published {self.evaluate_on} images",
+            chance={"auc": 0.5, "accuracy": scores.majority(labels.numpy())},
         )
 
     def _part(self, part: str) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from quietsum.errors import QuietsumError
 from quietsum.learning.step import cross_entropy
 from quietsum.tasks.checks import check_options, checked_images, checked_labels
 from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.scores import majority
 from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["DigitsTask", "held_out"]
@@ -106,7 +107,8 @@ class DigitsTask:
         pixels, labels = self._tensors(self._scored)
         with torch.no_grad():
             right = (model(pixels).argmax(-1) == labels).double().mean()
-        return Metrics(values={"accuracy": float(right)}, on=f"{len(labels)} published {_ROWS[self.evaluate_on]} rows")
+        what = f"{len(labels)} published {_ROWS[self.evaluate_on]} rows"
+        return Metrics(values={"accuracy": float(right)}, on=what, chance={"accuracy": majority(labels.numpy())})
 
     def _tensors(self, chosen: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
         pixels = self._pixels[chosen]

@@ -194,7 +194,7 @@ class FraudTask:
             threshold = best_f1_threshold(labels.numpy(), log_odds(model, rows))
             values["f1"] = f1_score(wanted, scores >= threshold)
         what = f"{len(wanted):,} published {self.evaluate_on} payments of split {self.split}"
-        return Metrics(values=values, on=what)
+        return Metrics(values=values, on=what, chance={"auprc": float(wanted.mean()), "auc": 0.5})
 
     def _part(self, which: int) -> tuple[Tensor, Tensor]:
         return _part(self._folder, self.split, which, self.network)

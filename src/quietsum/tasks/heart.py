@@ -300,7 +300,9 @@ class HeartTask:
         }
         kind = "published hold-out rows"
         parts = {f"accuracy_{name}": f"{len(rows)} {kind} of {name}" for name, rows in self._held_out.items()}
-        return Metrics(values=values, on=f"{len(pooled)} {kind}", parts=parts)
+        share = float(np.mean(pooled.labels))
+        chance = {"accuracy": max(share, 1 - share), "auc": 0.5}
+        return Metrics(values=values, on=f"{len(pooled)} {kind}", parts=parts, chance=chance)
 
     def example(self) -> Rows:
         """An average patient, once ill and once well. Made up."""

@@ -30,6 +30,7 @@ from quietsum.tasks.checks import check_options
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Metrics
 from quietsum.tasks.scattering import Widen, linear_on_features, scattering_features
+from quietsum.tasks.scores import majority
 from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["FashionMnistTask", "MnistTask", "data_folder", "read_part"]
@@ -118,7 +119,8 @@ class _Pictures:
         if self.evaluate_on == "validation":
             return _validated(model, *self._part("train"), self.size)
         values, labels = self._part("test")
-        return Metrics(values={"accuracy": accuracy(model, values, labels)}, on="10,000 published test images")
+        found, chance = accuracy(model, values, labels), majority(labels.numpy())
+        return Metrics(values={"accuracy": found}, on="10,000 published test images", chance={"accuracy": chance})
 
     def _part(self, which: str) -> tuple[Tensor, Tensor]:
         read = _fashion_part if self._fashion else read_part
@@ -165,7 +167,8 @@ class FashionMnistTask(_Pictures):
 
 def _validated(model: nn.Module, values: Tensor, labels: Tensor, size: int) -> Metrics:
     held = accuracy(model, values[size:], labels[size:])
-    return Metrics(values={"accuracy": held}, on=f"{len(labels) - size} training images held out for choosing")
+    what, chance = f"{len(labels) - size} training images held out for choosing", majority(labels[size:].numpy())
+    return Metrics(values={"accuracy": held}, on=what, chance={"accuracy": chance})
 
 
 def accuracy(model: nn.Module, values: Tensor, labels: Tensor) -> float:

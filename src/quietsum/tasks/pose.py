@@ -29,7 +29,7 @@ from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, find, read_sequences, resampled
 from quietsum.tasks.protocol import Metrics
-from quietsum.tasks.scores import accuracy
+from quietsum.tasks.scores import accuracy, majority
 from quietsum.tasks.stgcn import STGCN
 from quietsum.tasks.torch_protocol import Settings
 
@@ -174,7 +174,8 @@ class PoseTask:
         model.train(was_training)
         who = "5 other people" if self.evaluate_on == "test" else f"subject {self._left_out}"
         right = accuracy(labels.numpy(), found.numpy())
-        return Metrics(values={"accuracy": right}, on=f"{len(labels)} published sequences of {who}")
+        chance = {"accuracy": majority(labels.numpy())}
+        return Metrics(values={"accuracy": right}, on=f"{len(labels)} published sequences of {who}", chance=chance)
 
     def _trains(self) -> NDArray[np.bool_]:
         subject = _sequences(self._folder)[0].subject

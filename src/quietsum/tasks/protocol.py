@@ -67,17 +67,22 @@ class Rows:
 class Metrics:
     """Scores by name, and the data ``on`` which they stand: a number without that is not printed anywhere.
 
-    ``parts`` names the data of those scores that stand on other data, one site's share of it for instance.
+    ``parts`` names the data of those scores that stand on other data, one site's share of it for instance. ``chance``
+    is what a model that knows nothing would score there: the share of the largest class for an accuracy, say.
     """
 
     values: Mapping[str, float]
     on: str
     parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    chance: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         finite = {name: float(value) for name, value in self.values.items() if math.isfinite(value)}
         object.__setattr__(self, "values", finite)  # a score that is not defined, an AUC of one class say, is left out
         object.__setattr__(self, "parts", {name: data for name, data in self.parts.items() if name in finite})
+        object.__setattr__(
+            self, "chance", {name: float(level) for name, level in self.chance.items() if name in finite}
+        )
         if not self.on.strip() or not set(self.parts) <= set(self.values):
             raise InvalidParameter("on", self.on, "does not name the data of every score", "say which data it was")
 

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter
 
-__all__ = ["accuracy", "average_precision", "best_f1_threshold", "dice", "f1_score", "roc_auc"]
+__all__ = ["accuracy", "average_precision", "best_f1_threshold", "dice", "f1_score", "majority", "roc_auc"]
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -37,6 +37,16 @@ def accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
     wanted, found = _whole("labels", labels), _whole("predicted", predicted)
     _same_rows(wanted, found, "predicted")
     return float(np.mean(wanted == found))
+
+
+def majority(labels: npt.ArrayLike) -> float:
+    """The accuracy of a model that knows nothing but the largest class; NaN for no rows.
+
+    >>> majority([0, 1, 1, 1])
+    0.75
+    """
+    wanted = _whole("labels", labels)
+    return float(np.unique(wanted, return_counts=True)[1].max() / len(wanted)) if len(wanted) else math.nan
 
 
 def roc_auc(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:

@@ -1,0 +1,117 @@
+"""Alerts of a site, for its own operator: budgets, refusals, a ledger out of order, runs that end.
+
+Everything is looked at when a message has been answered and its reply is made: nothing stands between a charge and its
+commit, and nothing that is told depends on a record. Work that failed is no alert for the same reason: what it made the
+code do must not show in when a reply leaves (rule 17).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, final
+
+from quietsum.alerts import (
+    Alert,
+    AuditLog,
+    BudgetFact,
+    Course,
+    Kind,
+    Sender,
+    Severity,
+    Subject,
+    ledger_broken,
+    refused,
+)
+
+if TYPE_CHECKING:
+    from quietsum.ledger import Ledger
+    from quietsum.party.policy import Policy
+
+__all__ = ["LOG", "SiteAlerts"]
+
+log = logging.getLogger(__name__)
+
+LOG = "alerts.log"
+"""The log of alerts, beside the site's ledger."""
+
+
+@final
+class SiteAlerts:
+    """What one site's operator is told. No method raises, and none waits for a server."""
+
+    def __init__(self, policy: Policy, ledger: Ledger, sender: Sender) -> None:
+        self._policy, self._ledger, self._sender = policy, ledger, sender
+        self._course = Course(policy.alerts.rules)
+        self._facts: list[Alert] = []
+        self._charged = True  # the first look is at what was spent before
+
+    @classmethod
+    def of(cls, policy: Policy, ledger: Ledger) -> SiteAlerts:
+        """With the sinks that the policy names, and a log beside the site's ledger."""
+        settings = policy.alerts
+        kept = AuditLog(policy.path(policy.site.ledger).parent / LOG)
+        return cls(
+            policy, ledger, Sender(settings.sinks(policy.folder, service=True), kept=kept, limits=settings.limits)
+        )
+
+    def close(self) -> None:
+        """Send what is left, within the stated patience."""
+        self.look()
+        self._sender.close()
+
+    # ------------------------------------------------------------------ noted while a message is being answered
+
+    def charged(self) -> None:
+        """Something was charged: the budgets are worth a look."""
+        self._charged = True
+
+    def refused(self, reason: str, *, run: str = "") -> None:
+        """A request was refused."""
+        self._facts.append(refused(self._policy.name, reason, run=run))
+
+    def spent(self, reason: str, *, run: str = "") -> None:
+        """A request was refused because a budget does not suffice."""
+        self._facts.append(
+            Alert(
+                kind=Kind.BUDGET_GONE, severity=Severity.CRITICAL, sentence=f"a budget is spent: {reason}", run=run,
+                subject_kind=Subject.SITE, subject=self._policy.name,
+            )
+        )  # fmt: skip
+
+    def broken(self, problem: str) -> None:
+        """The site's ledger is not what was written, or cannot be."""
+        self._facts.append(ledger_broken(problem))
+
+    def ended(self, run: str) -> None:
+        """A run has ended, says its coordinator."""
+        self._facts.append(
+            Alert(
+                kind=Kind.RUN_ENDED, severity=Severity.NOTICE, sentence="the run has ended, says its coordinator",
+                run=run, subject_kind=Subject.SITE, subject=self._policy.name,
+            )
+        )  # fmt: skip
+
+    # -------------------------------------------------------------------------------------- after the answer
+
+    def look(self) -> None:
+        """Pass on what was noted, and look at the budgets if something was charged."""
+        facts, self._facts = self._facts, []
+        charged, self._charged = self._charged, False
+        try:
+            if charged:
+                facts += self._about_budgets()
+        except Exception as error:  # the service says itself what is wrong with its ledger
+            log.info("the budgets cannot be looked at: %s", type(error).__name__)
+        self._sender.send(*facts)
+
+    def _about_budgets(self) -> list[Alert]:
+        mine, found = (self._policy.name, self._policy.dataset.name), list[Alert]()
+        for book in self._ledger.lifetime():
+            if (book.party, book.dataset) == mine and book.budget is not None and not book.public:
+                found += self._course.budget(
+                    BudgetFact(
+                        share=book.spent_fraction, epsilon=book.budget.epsilon, unit=book.unit.value,
+                        subject_kind=Subject.SITE, subject=book.party, dataset=book.dataset,
+                    )
+                )  # fmt: skip
+        return found
