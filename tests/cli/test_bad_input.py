@@ -50,8 +50,9 @@ def quietsum(*arguments: object) -> Result:
 
 
 def listing() -> dict[str, bytes]:
-    """Every file below this folder with its content, SQLite's shared memory left aside."""
-    paths = (path for path in Path().rglob("*") if path.is_file() and not path.name.endswith((".db-shm", ".db-wal")))
+    """Every file below this folder with its content, SQLite's shared memory and the log of alerts left aside."""
+    aside = (".db-shm", ".db-wal", "alerts.log", "alerts.log.head")  # a ledger out of order is an alert
+    paths = (path for path in Path().rglob("*") if path.is_file() and not path.name.endswith(aside))
     return {str(path): path.read_bytes() for path in sorted(paths)}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO, final
@@ -53,8 +54,8 @@ log = logging.getLogger(__name__)
 
 LOG = "alerts.log"
 """The log of alerts in a workspace."""
-MOST_BOOKS = 64
-"""With more lifetime budgets than this they are looked at when a run ends, and not after each round."""
+REST = 50.0
+"""After a look at the lifetime budgets, so many times as long none; when a run ends there is always one."""
 
 
 @final
@@ -70,7 +71,9 @@ class AlertWatcher:
         thresholds: Thresholds | None = None,
         *,
         books: Callable[[], Iterable[Book]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock, self._rested = clock, 0.0
         self._sender, self._thresholds, self._books = sender, thresholds or Thresholds(), books
         self._course = Course(self._thresholds)
         self._run, self._round = "", 0
@@ -138,7 +141,7 @@ class AlertWatcher:
                     round=event.round,
                 )  # fmt: skip
                 alerts += self._course.budget(fact)
-        if len(self._shares) <= MOST_BOOKS:
+        if self._clock() >= self._rested:
             alerts += self._about_lifetimes()
         alerts += self._course.round(
             RoundFact(
@@ -189,8 +192,11 @@ class AlertWatcher:
     def _lifetimes(self) -> list[Book]:
         if self._books is None:
             return []
+        begun = self._clock()
         try:
-            return list(self._books())
+            found = list(self._books())
+            self._rested = self._clock() + REST * (self._clock() - begun)
+            return found
         except QuietsumError as error:  # the run itself says what is wrong with its ledger
             log.info("the lifetime budgets cannot be looked at: %s", error)
             self._books = None
@@ -218,22 +224,18 @@ def alerting(workspace: Workspace, *, service: bool = False, lines: TextIO | Non
     sinks = [sink for sink in found.sinks(service=service) if lines is None or sink.name != "the terminal"]
     if lines is not None:
         sinks.append(_Printed(lines))
-    with contextlib.ExitStack() as stack:
-        sender = Sender(sinks, kept=AuditLog(workspace.path / LOG), limits=found.settings.limits)
-        stack.callback(sender.close)
-        yield AlertWatcher(sender, found.settings.rules, books=_reader(workspace.ledger, stack))
+    with Sender(sinks, kept=AuditLog(workspace.path / LOG), limits=found.settings.limits) as sender:
+        yield AlertWatcher(sender, found.settings.rules, books=_reader(workspace.ledger))
 
 
-def _reader(ledger: Path, stack: contextlib.ExitStack) -> Callable[[], Iterable[Book]]:
-    """The lifetime budgets of a ledger, which is opened when they are first asked for."""
-    opened: list[Ledger] = []
+def _reader(ledger: Path) -> Callable[[], Iterable[Book]]:
+    """The lifetime budgets of a ledger, which is opened and closed again: the run's own connection is the last one."""
 
     def books() -> Iterable[Book]:
-        if not opened:
-            if not exists(ledger):
-                return ()
-            opened.append(stack.enter_context(Ledger.open(ledger, read_only=True)))
-        return opened[0].lifetime()
+        if not exists(ledger):
+            return ()
+        with Ledger.open(ledger, read_only=True) as opened:
+            return opened.lifetime()
 
     return books
 
