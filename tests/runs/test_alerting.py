@@ -19,9 +19,18 @@ from alerts.mailbox import Hook, MailServer, serving
 from quietsum.alerts import Alert, Audience, AuditLog, Kind, Limits, Sender, Severity, Thresholds
 from quietsum.alerts.settings import trust
 from quietsum.cli.app import app
+from quietsum.defence.detection import Finding
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, LedgerBroken
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.watch import PartyDropped, PartyRejected, RoundFinished, RoundStarted, RunFinished, RunStarted
+from quietsum.federation.watch import (
+    Found,
+    PartyDropped,
+    PartyRejected,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+)
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import load_plan, resolve
 from quietsum.plan.template import template
@@ -221,29 +230,13 @@ def test_rule_22_nothing_is_looked_at_or_sent_while_a_charge_is_reserved() -> No
     assert [one.kind for one in inbox.got] == [Kind.FINDING, Kind.DROP_OUTS]
 
 
-def found() -> Any:
-    """An event of the kind "finding", as a detector would tell it."""
-    import dataclasses
-    from typing import ClassVar
-
-    from quietsum.federation.watch import RunEvent
-
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Finding(RunEvent):
-        kind: ClassVar[str] = "finding"
-        operator_only: ClassVar[bool] = True
-        time: str = "2026-01-01T00:00:00+00:00"
-        round: int = 1
-        rule: str = "norms"
-        statistic: str = "norm"
-        value: float = 9.0
-        threshold: float = 3.0
-        false_positive_rate: float = 0.01
-        subject_kind: str = "party"
-        subject: str = "d"
-        evidence: str = "ab" * 32
-
-    return Finding()
+def found() -> Found:
+    """What a detector tells in the middle of a round."""
+    seen = Finding(
+        round=1, rule="norm", statistic="norm", value=9.0, threshold=3.0, false_positive_rate=0.01,
+        subject_kind="party", subject="d", time="2026-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    return Found(round=1, finding=seen)
 
 
 def test_a_finding_is_passed_on_with_all_that_was_measured() -> None:
@@ -254,7 +247,8 @@ def test_a_finding_is_passed_on_with_all_that_was_measured() -> None:
     watcher.saw(RunFinished(outcome="interrupted", round=1, reason=""))  # the round was never finished
     alert = inbox.got[0]
     assert (alert.kind, alert.run, alert.subject, alert.value, alert.threshold) == (Kind.FINDING, "r", "d", 9.0, 3.0)
-    assert alert.false_positive_rate == 0.01 and alert.evidence == "ab" * 32 and alert.time.startswith("2026-01-01")
+    assert alert.false_positive_rate == 0.01 and alert.evidence == found().finding.evidence
+    assert alert.time.startswith("2026-01-01") and alert.sentence == found().finding.sentence
 
 
 def test_banks_that_are_rejected_in_every_round_are_told_by_name() -> None:
