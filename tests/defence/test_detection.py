@@ -159,6 +159,17 @@ def test_parties_that_all_oppose_the_sum_of_the_others_are_not_opposed() -> None
     assert [one for one in rounds_of(balanced, rounds=16, noise=0.1) if one.rule == "direction"] == []
 
 
+def test_sites_that_differ_are_not_opposed_to_each_other_by_their_noise() -> None:
+    """One site's data pull it the other way a little: with weak noise that is sure, and it is no finding."""
+    own = np.random.default_rng(8).normal(size=(10, 200))
+    own[0] -= 0.5
+
+    def unlike(chance: Any, number: int) -> Rows:
+        return 0.4 + own + 0.05 * chance.normal(size=(10, 200))
+
+    assert rounds_of(unlike, rounds=64, noise=0.05) == []
+
+
 def test_large_updates_are_judged_by_what_was_noted_as_they_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quietsum.defence.detection.detector.ROOM", 100)
 

@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.special import stdtrit
 
 from quietsum.defence.detection.drift import Cusum, height, run_length
-from quietsum.defence.detection.outliers import opposed, opposed_by_history, outlying, too_quiet
+from quietsum.defence.detection.outliers import opposed, outlying, too_quiet
 from quietsum.errors import InvalidParameter
 
 
@@ -74,18 +74,6 @@ def test_whoever_points_nowhere_is_opposed_as_often_as_stated() -> None:
     assert hits > 0.7 * rate * times
     assert not agrees(sum(bool(opposed(chance.normal(size=10), rate=rate, deviation=0.7)) for _ in range(times)),
                       times, rate), "noise of another size is noticed by this control"  # fmt: skip
-
-
-def test_a_history_is_opposed_as_often_as_stated() -> None:
-    chance = np.random.default_rng(4)
-    times, rate, rounds = 3000, 0.05, 16
-    hits = 0
-    for _ in range(times):
-        values = chance.normal(size=(rounds, 5))
-        found = opposed_by_history(values.mean(0), values.std(0, ddof=1), np.full(5, rounds), rate=rate)
-        hits += bool(found)
-    assert agrees(hits, times, rate)
-    assert hits > 0.7 * rate * times
 
 
 def test_noise_of_the_stated_size_is_called_quiet_as_often_as_stated_and_two_thirds_of_it_always() -> None:

@@ -25,10 +25,13 @@ What differs by less than :data:`LEAST_COSINE` or a factor of :data:`LEAST_RATIO
 
 What these rates assume, and what they do not see:
 
-* ``norm`` and ``direction`` by comparison assume that honest parties are alike but for chance. Sites that differ by
-  nature widen the threshold and may still stand out. A finding says *that* an update differs, never why.
-* ``direction`` by known noise and ``noise`` need no such thing: an honest update's signal does not point against what
-  the others do together, and its own noise is in it. They speak only where the others do agree on a direction.
+* By comparison (``outlying``): honest parties differ from each other by a Gaussian amount, in a round and as a habit.
+  The threshold is made of that very spread, so unlike sites widen it. With four parties it is so far away that only the
+  grossest update is named; few parties call for a root set (the rule ``trust``), not for comparisons.
+* By known noise (``opposed``): an honest update does not point against what the others do together, but for its own
+  noise. Sites whose data differ do, a little, so whoever is named must stand apart from the others' spread as well (at
+  the rate :data:`SPREAD`), and three quarters of the others must agree.
+* ``noise`` assumes nothing but the plan: an honest update holds its own last noise, whole.
 * An attack inside the spread of honest updates (LIE, a patient backdoor) passes all of them; see
   :mod:`quietsum.defence.detection.backdoors` and docs/explanation/detection.md for measured rates.
 
@@ -54,7 +57,7 @@ from quietsum.aggregation.noted import Noted, NotedState, Part
 from quietsum.aggregation.robust import RobustState
 from quietsum.defence.detection.drift import Drift
 from quietsum.defence.detection.findings import Finding
-from quietsum.defence.detection.outliers import FEWEST, Outlier, opposed, opposed_by_history, outlying, too_quiet
+from quietsum.defence.detection.outliers import Outlier, opposed, outlying, too_quiet
 from quietsum.errors import open_probability, whole_number
 
 __all__ = ["FADING", "LEAST_COSINE", "LEAST_RATIO", "RATE", "ROOM", "WINDOWS", "Detector", "Measured", "against_others"]
@@ -67,6 +70,8 @@ ROOM = 32 << 20
 """Bytes of updates that detection keeps in a round; larger ones are judged by what was noted as they arrived."""
 FADING = 0.9
 """What a round's direction still counts for in the next one."""
+SPREAD = 1e-3
+"""The rate, by comparison, at which somebody must also stand apart to be called opposed by known noise."""
 LEAST_COSINE = 0.1
 """By how much a cosine must differ from the middle one before it is told."""
 LEAST_RATIO = 1.25
@@ -74,7 +79,7 @@ LEAST_RATIO = 1.25
 _SAME = 1e-9
 """Updates that agree to this share of their length are copies."""
 _AGREE = 1.0
-"""The least score, in deviations, by which the middle party must point the way of the others before one is opposed."""
+"""The score, in deviations, by which three quarters of the others must point one way before somebody is opposed."""
 
 Vector = NDArray[np.float64]
 
@@ -276,26 +281,14 @@ class Detector:
     def _opposition(
         self, told: _Told, rule: str, label: str, who: NDArray[np.int64], column: int, memory: _Window, rate: float
     ) -> Iterator[Finding]:
-        """Who points against what the others do together, where the others do agree."""
-        rounds = memory.directed[who].astype(np.float64)
-        if len(who) < FEWEST - 1:
+        """Who points against what the others do together, by known noise, where the others do agree."""
+        if (memory.noisy[who] < memory.directed[who]).any():
             return
-        if (memory.noisy[who] == memory.directed[who]).all():
-            scores = memory.scores[who, column] / np.sqrt(rounds)
-            name = f"component of {label} in deviations" if label else "component in deviations"
-            found = [one for one in opposed(scores, rate=rate) if _others(scores, one.row) >= _AGREE]
-            yield from told.findings(rule, name, scores, found, rate)
-        elif told.width >= 16:
-            mean = memory.cosines[who, column] / rounds
-            spread = np.sqrt(np.maximum(memory.squares[who, column] / rounds - mean**2, 0) * rounds / (rounds - 1))
-            scores = mean / np.maximum(spread, 1e-12) * np.sqrt(rounds)
-            name = f"mean cosine of {label}" if label else "mean cosine"
-            found = [
-                one
-                for one in opposed_by_history(mean, spread, rounds, rate=rate)
-                if _others(scores, one.row) >= _AGREE and _others(mean, one.row) >= -one.value
-            ]
-            yield from told.findings(rule, name, mean, found, rate, undo=np.tanh)
+        scores = memory.scores[who, column] / np.sqrt(memory.directed[who])
+        apart = {one.row for one in outlying(scores, rate=SPREAD)}
+        found = [one for one in opposed(scores, rate=rate) if one.row in apart and _agreed(scores, one.row) >= _AGREE]
+        name = f"component of {label} in deviations" if label else "component in deviations"
+        yield from told.findings(rule, name, scores, found, rate)
 
     def _copied(self, number: int, measured: Measured) -> Iterator[Finding]:
         pairs = len(measured.names) * (len(measured.names) + 1) / 2
@@ -344,7 +337,7 @@ class _Window:
         self.directed = np.zeros(count, dtype=np.int64)
         self.noisy = np.zeros(count, dtype=np.int64)
         self.lengths, self.quiet = np.zeros(count), np.zeros(count)
-        self.cosines, self.squares, self.scores = (np.zeros((count, columns)) for _ in range(3))
+        self.cosines, self.scores = np.zeros((count, columns)), np.zeros((count, columns))
 
     def clear(self) -> None:
         """Begin the next window."""
@@ -365,7 +358,6 @@ class _Window:
                 return
             angles = np.arctanh(np.clip(measured.cosines, -1 + 1e-9, 1 - 1e-9))
             self.cosines[places] += angles
-            self.squares[places] += angles**2
             scores = np.clip(measured.along / expected[:, None], -1e100, 1e100)
             self.scores[places] += np.where(noise[:, None] > 0, scores, 0.0)
         self.directed[places] += 1
@@ -375,6 +367,12 @@ class _Window:
 def _others(values: Vector, row: int) -> float:
     """The median of all but ``row``."""
     return float(np.median(np.delete(values, row)))
+
+
+def _agreed(scores: Vector, row: int) -> float:
+    """What three quarters of the others exceed."""
+    rest = np.sort(np.delete(scores, row))
+    return float(rest[(len(rest) - 1) // 4])
 
 
 def _ratio(logarithms: Vector, row: int) -> float:

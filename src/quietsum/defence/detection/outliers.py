@@ -13,7 +13,7 @@ make no more false alarms. What "nothing is wrong" means is different for each, 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from scipy.special import gammaincinv, ndtri, stdtrit
 
 from quietsum.errors import InvalidParameter, probability, whole_number
 
-__all__ = ["FEWEST", "Outlier", "opposed", "opposed_by_history", "outlying", "too_quiet"]
+__all__ = ["FEWEST", "Outlier", "opposed", "outlying", "too_quiet"]
 
 FEWEST = 4
 """With fewer rows than this nobody is named by comparison: of three, two may be the odd ones."""
@@ -102,23 +102,6 @@ def opposed(scores: Vector, *, rate: float, deviation: Vector | float = 1.0) -> 
         Outlier(row=int(row), value=float(scores[row]), threshold=float(bounds[row]))
         for row in np.flatnonzero(scores < bounds)
     ]
-
-
-def opposed_by_history(means: Vector, deviations: Vector, counts: NDArray[Any], *, rate: float) -> list[Outlier]:
-    """Rows whose mean over ``counts`` rounds is below zero by their own spread over those rounds (Student's t-test).
-
-    For updates whose noise nobody knows. Guarantees: as :func:`opposed`, where the rounds are independent.
-    """
-    found = []
-    for row, (mean, deviation, count) in enumerate(zip(means, deviations, counts, strict=True)):
-        if count < FEWEST:
-            continue
-        bound = float(stdtrit(int(count) - 1, probability("rate", rate) / len(means))) * max(
-            float(deviation), _FINEST
-        ) / np.sqrt(count)  # fmt: skip
-        if mean < bound:
-            found.append(Outlier(row=row, value=float(mean), threshold=float(bound)))
-    return found
 
 
 def too_quiet(squares: Vector, freedoms: Vector, *, rate: float) -> list[Outlier]:
