@@ -335,3 +335,48 @@ def test_a_detector_that_fails_costs_a_warning_and_no_round(
     result = start(tiny_plan(), workspace=Workspace(path=tmp_path), task=TinyTask())
     assert (result.outcome, result.round) == ("finished", 3)
     assert "detection failed" in caplog.text
+
+
+def test_show_lists_findings_for_the_operator_and_no_report_or_exported_ledger_holds_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from quietsum.cli.app import app
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+    monkeypatch.setattr(Detector, "step", lambda self, number, step: [finding(round=number, subject="north-bank")])
+    Path("run.toml").write_text(
+        '[task]\nname = "tiny:TinyTask"\noptions = { public = "made up for a test" }\n[federation]\nrounds = 3\n'
+        "[training]\nsample_rate = 0.5\nlocal_steps = 1\n[privacy]\nrecord = { epsilon = 2.0, delta = 1e-3 }\n"
+    )
+
+    def quietsum(*words: str) -> str:
+        result = CliRunner().invoke(app, list(words))
+        assert result.exit_code == 0, result.output
+        return str(result.stdout)
+
+    assert "3 findings" in quietsum("run", "run.toml", "--name", "run")
+    shown = " ".join(quietsum("show", "run").split())
+    assert "detection, for the operator alone: 3 findings, which are no verdicts" in shown
+    assert "north-bank: its update points away from the others" in shown
+    assert "3 times up to round 3" in shown
+    told = json.loads(quietsum("show", "run", "--json"))["operator_only"]["findings"]
+    assert [one["round"] for one in told] == [1, 2, 3]
+    quietsum("ledger", "export", "exported.jsonl")
+    folder = Path("quietsum-workspace/runs/run")
+    for path in (folder / "report.json", folder / "report.html", Path("exported.jsonl")):
+        text = path.read_text(encoding="utf-8")
+        assert "north-bank" not in text
+        assert "finding" not in text
+
+
+def test_between_groups_the_subject_is_a_group() -> None:
+    names = tuple(f"group {place + 1}" for place in range(8))
+    detector = Detector(names, dimension=50, subject_kind="group", windows=(1,))
+    fold = RobustFold(rule=rule_named("median"), registered=names, attackers=1, dimension=50)
+    rows = 1.0 + 0.3 * np.random.default_rng(1).normal(size=(8, 50))
+    rows[2] *= -1
+    found = detector.look(1, fold.add_many(fold.start(), names, rows)[0])
+    assert {(str(one.subject_kind), one.subject) for one in found} == {("group", "group 3")}

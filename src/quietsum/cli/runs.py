@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,7 @@ from quietsum.cli.output import console, print_json, print_next
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
+    from quietsum.defence.detection import Finding
     from quietsum.runs.folder import RunFolder, Workspace
 
 __all__ = ["compare", "runs", "show"]
@@ -20,6 +22,8 @@ __all__ = ["compare", "runs", "show"]
 OutputOption = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw what each round cost.")
 ]
+MOST_FINDINGS = 12
+"""Lines of findings that ``show`` prints."""
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder; latest is the newest.")]
 
 
@@ -63,10 +67,12 @@ def show(
     from quietsum import report
     from quietsum.plan.card import GuaranteeCard
     from quietsum.runs.folder import Workspace
+    from quietsum.runs.record import findings
 
     place = Workspace.at(workspace)
     folder = place.find(run)
     values = report.build(folder, place)
+    found = findings(folder.path / "run.db")
     if output is not None:
         from quietsum.charts import save
 
@@ -77,7 +83,8 @@ def show(
             )
         save(chart, output)
     if as_json:
-        print_json(values)
+        told = {"operator_only": {"findings": [one.to_dict() for one in found]}} if found else {}
+        print_json({**values, **told})
         return
     print(textwrap.fill(values["summary"], 80), end="\n\n")
     for sentence in values["sentences"]:
@@ -91,6 +98,7 @@ def show(
         print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
     if values.get("card"):
         print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
+    _print_findings(found)
     print(f"\nfolder  {folder.path}")
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "interrupted":
@@ -126,6 +134,21 @@ def compare(
     else:
         print("\nthe plans are equal")
     print_next(["show", found[-1]["run"], *_where(workspace)])
+
+
+def _print_findings(found: Sequence[Finding]) -> None:
+    """What detection found, the last word of each rule on each subject. For the operator: no report holds it."""
+    if not found:
+        return
+    last = {(one.rule, str(one.subject_kind), one.subject): one for one in found}
+    times = Counter((one.rule, str(one.subject_kind), one.subject) for one in found)
+    print(f"\ndetection, for the operator alone: {len(found)} finding{'s' * (len(found) > 1)}, which are no verdicts")
+    for key, one in list(last.items())[:MOST_FINDINGS]:
+        again = f", {times[key]} times up to" if times[key] > 1 else ","
+        text = f"  {one.sentence}{again} round {one.round}"
+        print(textwrap.fill(text, 80, subsequent_indent="    "))
+    if len(last) > MOST_FINDINGS:
+        print(f"  and {len(last) - MOST_FINDINGS} more in the table findings of run.db")
 
 
 def _said(value: object) -> str:

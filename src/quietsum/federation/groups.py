@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 from quietsum.aggregation.fold import Combined, Vector
-from quietsum.aggregation.robust import RobustFold, Rule, Trial
+from quietsum.aggregation.robust import RobustFold, RobustState, Rule, Trial
 from quietsum.errors import TooFewParties
 from quietsum.federation.watch import GroupJudged, Watcher, tell
 from quietsum.plan.groups import Grouping, fewest_groups
@@ -52,6 +52,7 @@ class Between:
     memory: Mapping[str, Vector] = dataclasses.field(default_factory=dict)
     trial: Trial | None = None
     watchers: tuple[Watcher, ...] = ()
+    look: Callable[[RobustState], None] | None = None
 
     def combined(self, sums: Sequence[GroupSum], how: Contribution, number: int) -> Combined:
         """The step of round ``number`` from the opened ``sums``. ``kept`` are the survivors of the groups in it."""
@@ -64,6 +65,8 @@ class Between:
         state = fold.start()
         for one in sums:
             state = fold.add(state, group_name(one.number), how.step(one.total, one.survivors))
+        if self.look is not None:
+            self.look(state)
         found = fold.finish(state, self.rng)
         for one in sums:
             self._tell(one, found, number)
@@ -104,12 +107,13 @@ def between(
     rng: RandomSource,
     trial: Trial | None = None,
     watchers: Iterable[Watcher] = (),
+    look: Callable[[RobustState], None] | None = None,
 ) -> Between | None:
-    """The rule between groups that a plan asks for; None where there is one sum over all."""
+    """The rule between groups that a plan asks for; None where there is one sum over all. ``look`` sees their means."""
     secure, rule = resolved.secure, resolved.robust
     if secure is None or secure.grouping is None or rule is None:
         return None
     return Between(
         rule=rule, seated=secure.grouping, dimension=resolved.dimension, minimum=secure.minimum, rng=rng,
-        memory=memory, trial=trial, watchers=tuple(watchers),
+        memory=memory, trial=trial, watchers=tuple(watchers), look=look,
     )  # fmt: skip

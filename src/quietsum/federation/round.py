@@ -25,7 +25,7 @@ import numpy as np
 
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.aggregation.fold import Combined, length_of
-from quietsum.aggregation.robust import RobustFold, Trial
+from quietsum.aggregation.robust import RobustFold, RobustState, Trial
 from quietsum.defence.detection import Detector, Finding
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
@@ -201,7 +201,13 @@ class _Asked:
         from quietsum.federation.secure import Session
 
         assert isinstance(self.federation, Exchanges)
-        rule = between(self.resolved, memory=state.memory, rng=rng, trial=trial, watchers=self.watchers)
+        detector, number = self.detector, self.request.round
+
+        def look(means: RobustState) -> None:
+            if detector is not None:
+                _detect(lambda: detector.look(number, means), number, self.watchers)
+
+        rule = between(self.resolved, memory=state.memory, rng=rng, trial=trial, watchers=self.watchers, look=look)
         return Session(
             self.request, self.cohort, resolved=self.resolved, federation=self.federation, refused=self._refund,
             commit=self._commit, between=rule, watchers=self.watchers, deadline=self.deadline, clock=self.clock,

@@ -29,6 +29,7 @@ from quietsum.errors import (
 )
 from quietsum.failpoints import reach
 from quietsum.federation.drills import refuse_drill
+from quietsum.federation.groups import group_name
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes, Federation, Joins
 from quietsum.federation.round import first_state, refuse_unmasked, run_round
@@ -396,6 +397,9 @@ def _detector(task: Task, resolved: ResolvedPlan) -> Detector:
             parts = dict(task.class_rows())
         except Exception as error:  # a user's code; detection goes on without classes
             log.warning("the task's class rows cannot be told: %s: %s", type(error).__name__, error)
+    if resolved.secure is not None and resolved.secure.grouping is not None:  # drawn anew in each round: no habits
+        groups = [group_name(at) for at in range(resolved.secure.grouping.count)]
+        return Detector(groups, dimension=resolved.dimension, parts=parts, subject_kind="group", windows=(1,))
     return Detector(
         names, dimension=resolved.dimension, parts=parts, weights=weights, rounds=resolved.plan.federation.rounds
     )

@@ -181,26 +181,26 @@ class Detector:
     def look(
         self, number: int, state: object, noise: Callable[[str], tuple[float, float]] | None = None
     ) -> list[Finding]:
-        """What a round's updates show: ``state`` is that of :meth:`around`'s fold before it is finished.
+        """What a round's updates show: ``state`` is that of :meth:`around`'s fold, or of a robust one, before its end.
 
         ``noise`` tells by party the deviation of the noise in each coordinate of its update, and of that of its last
         step, as far as they are known.
         """
-        if not isinstance(state, NotedState):
-            return []
-        names = sorted((name for name in state.notes if name in self._places), key=self._places.__getitem__)
+        notes: Mapping[str, Vector] = state.notes if isinstance(state, NotedState) else {}
+        rows: Mapping[str, Vector] = state.rows if isinstance(state, NotedState) else {}
+        inner = state.inner if isinstance(state, NotedState) else state
+        if isinstance(inner, RobustState):
+            rows = dict(zip(inner.kept, inner.rows, strict=True))
+        names = sorted({*notes, *rows} & self._places.keys(), key=self._places.__getitem__)
         if not names:
             return []
-        rows = state.rows
-        if isinstance(state.inner, RobustState):
-            rows = dict(zip(state.inner.kept, state.inner.rows, strict=True))
         deviations = np.array([noise(name) if noise else (0.0, 0.0) for name in names])
         if all(name in rows for name in names):
             found = self.measure(names, np.stack([rows[name] for name in names]), deviations)
         else:
-            notes = np.stack([state.notes[name] for name in names])
+            numbers = np.stack([notes[name] for name in names])
             found = Measured(
-                names=tuple(names), lengths=notes[:, :, 0], along=notes[:, :, 1],
+                names=tuple(names), lengths=numbers[:, :, 0], along=numbers[:, :, 1],
                 noise=deviations[:, 0], last_noise=deviations[:, 1],
             )  # fmt: skip
             if not self._past.any():  # there is nothing yet to compare directions with
