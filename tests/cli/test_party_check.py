@@ -355,7 +355,7 @@ def test_rows_that_do_not_fit_are_told_to_the_operator_who_checks_or_serves(hear
 def test_with_refuse_a_site_does_not_start_unless_a_run_waits_for_it(
     heart: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change(heart, ('schema = "data.toml"', 'schema = "data.toml"\non_failure = "refuse"'))
+    change(heart, ('\nschema = "data.toml"', '\nschema = "data.toml"\non_failure = "refuse"'))
     assert UNFIT in said(quietsum("party", "serve", "--policy", heart, code=2))
     monkeypatch.setattr("quietsum.party.data.waited_for", lambda ledger: True)
     told = said(quietsum("party", "serve", "--policy", heart))
@@ -363,7 +363,7 @@ def test_with_refuse_a_site_does_not_start_unless_a_run_waits_for_it(
 
 
 def test_with_warn_rows_that_do_not_fit_are_a_hint(heart: Path) -> None:
-    change(heart, ('schema = "data.toml"', 'schema = "data.toml"\non_failure = "warn"'))
+    change(heart, ('\nschema = "data.toml"', '\nschema = "data.toml"\non_failure = "warn"'))
     assert f"{UNFIT}, on a terminal; it is trained on all the same" in said(quietsum("party", "check", heart))
     assert "it is trained on all the same" in said(quietsum("party", "serve", "--policy", heart))
 
@@ -374,3 +374,9 @@ def test_a_schema_that_cannot_be_read_keeps_a_site_from_serving(heart: Path) -> 
     for words in (("check", heart), ("serve", "--policy", heart)):
         assert "did you mean columns.max?" in said(quietsum("party", *words, code=2))
     assert not heart.with_name("ledger.db").exists()
+
+
+def test_with_drop_the_operator_is_told_that_rows_are_left_out(heart: Path) -> None:
+    change(heart, ('\nschema = "data.toml"', '\nschema = "data.toml"\non_failure = "drop"'))
+    assert "rows that do not fit by themselves are left out" in said(quietsum("party", "check", heart))
+    assert "rows that do not fit by themselves are left out" in said(quietsum("party", "serve", "--policy", heart))

@@ -19,6 +19,7 @@ from quietsum.defence.validation import (
     RowRules,
     Schema,
     first_schema,
+    fitting,
     parse_schema,
     read_table,
     validate,
@@ -137,3 +138,41 @@ def test_a_quotation_mark_that_is_never_closed_is_told_at_its_line(tmp_path: Pat
     path.write_text('a,b,c,d,y\n1,2,x,2026-01-01,1\n1,2,"x,2026-01-01,1\n' + "1,2,x,2026-01-01,1\n" * 20_000)
     result = validate(read_table(path, SCHEMA), SCHEMA)
     assert any(one.check == "lines" and one.lines[0] == 3 and "not closed" in one.remedy for one in result.errors)
+
+
+ALONE = Schema(
+    columns=(
+        Column(name="a", min=-3, max=3),
+        Column(name="b", type="integer", missing=0.5),
+        Column(name="c", type="text", allowed=("x", "y")),
+        Column(name="y", type="integer"),
+    ),
+    rows=RowRules(duplicates=1.0, least=0),
+    label=Label(column="y", classes=(0, 1)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.floats(), st.sampled_from([-3.0, 3.0, 0.5])),
+            st.one_of(st.none(), st.floats(), st.integers(-(2**60), 2**60).map(float)),
+            st.sampled_from(["x", "y", "X", "", "NA"]),
+            st.sampled_from([0.0, 1.0, 2.0, 0.5, np.nan]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_whether_a_row_fits_is_what_the_check_says_of_it_alone_and_no_other_row_changes_it(rows: list[Any]) -> None:
+    def columns(some: list[Any]) -> dict[str, Any]:
+        a, b, c, y = zip(*some, strict=True)
+        numbers = np.array([np.nan if one is None else one for one in b])
+        return {"a": np.array(a), "b": numbers, "c": np.array(c, dtype=object), "y": np.array(y)}
+
+    together = fitting(columns(rows), ALONE)
+    for place, row in enumerate(rows):
+        alone = validate(columns([row]), ALONE)
+        errors = [one for one in alone.errors if (one.check, one.column) != ("missing", "b")]  # half may be missing
+        assert together[place] == (not errors) == fitting(columns([row]), ALONE)[0], errors

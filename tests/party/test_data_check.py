@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from party.asking import SENT, STYLES, Place, Server, Watched, plan, policy, reason, searched
-from quietsum.errors import PlanRefused
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger
 from quietsum.party import wire
 from quietsum.party.data import waited_for
@@ -175,7 +175,59 @@ def test_with_warn_the_operator_is_told_and_rows_train_all_the_same(
     place, server, resolved = site(tmp_path, SECRET, on_failure="warn"), Server(), plan()
     server.enrol(place, resolved)
     assert server.train(place, resolved).kind == "update" and len(place.task.touched) == 1
-    assert "the data does not fit its schema, and is trained on: range in x.0" in caplog.text
+    assert "the data does not fit its schema; trained on all the same: range in x.0" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------- row by row
+
+
+class Means:
+    """A numpy task: the mean of rows, without noise to be seen in its gradients."""
+
+    name, title, dimension = "points", "points", 3
+
+    def __init__(self, ages: list[float]) -> None:
+        self.ages, self.seen = ages, list[int]()
+
+    def parties(self) -> Any:
+        return Watched().parties()
+
+    def initial(self) -> Any:
+        return np.zeros(3)
+
+    def evaluate(self, params: Any) -> Any:
+        return Watched().evaluate(params)
+
+    def rows(self, party: str) -> Rows:
+        features = np.column_stack([self.ages, np.ones(len(self.ages))])
+        return Rows(features=features, labels=np.arange(len(self.ages)) % 2.0)
+
+    def gradients(self, params: Any, features: Any, labels: Any) -> Any:
+        self.seen.extend(int(age) for age in features[:, 0])
+        return np.zeros((len(labels), 3))
+
+
+def test_with_drop_rows_that_do_not_fit_are_left_out_and_the_others_train(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, server, resolved = site(tmp_path, FITS, on_failure="drop"), Server(), plan(training={"sample_rate": 1.0})
+    place.task = Means([34.0, SECRET, 56.0, np.inf, np.nan, 78.0])
+    server.enrol(place, resolved)
+    for number in (1, 2):
+        assert server.train(place, resolved, number).kind == "update"
+    assert set(place.task.seen) == {34, 56, 78}
+    assert "rows that do not fit by themselves are left out: " in caplog.text and "777" not in caplog.text
+
+
+def test_with_drop_a_task_that_cannot_leave_rows_out_is_refused_before_a_row_is_read(tmp_path: Path) -> None:
+    place, server = site(tmp_path, FITS, on_failure="drop"), Server()
+    assert reason(server.enrol(place, plan())) == "its task cannot run here"
+    assert not place.task.looks and not place.reserved
+
+
+def test_drop_and_a_table_beside_the_task_contradict_each_other() -> None:
+    with pytest.raises(InvalidParameter, match="leaves out rows that the task shows"):
+        SiteData(schema="data.toml", table="v.csv", on_failure="drop")
 
 
 @pytest.mark.parametrize("table", ["ages.csv", "nowhere.csv"])
@@ -211,5 +263,5 @@ def test_a_policy_without_data_and_with_every_word_is_read(tmp_path: Path) -> No
     assert parse_policy(text, "p").data is None
     found: Policy = parse_policy(text + '[data]\nschema = "data.toml"\ntable = "v.csv"\non_failure = "refuse"\n', "p")
     assert found.data == SiteData(schema="data.toml", table="v.csv", on_failure="refuse")
-    with pytest.raises(PlanRefused, match="choose 'noise', 'refuse' or 'warn'"):
+    with pytest.raises(PlanRefused, match="choose 'noise', 'drop', 'refuse' or 'warn'"):
         parse_policy(text + '[data]\nschema = "data.toml"\non_failure = "ignore"\n', "p")

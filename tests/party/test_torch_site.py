@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from party.asking import STYLES, Place, Server, hear, policy, reason
 from quietsum.party.books import resolved_to
-from quietsum.party.policy import AllowedTask, SiteDataset, SiteName
+from quietsum.party.policy import AllowedTask, SiteData, SiteDataset, SiteName
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.tasks import Metrics
@@ -223,3 +223,32 @@ def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_f
         reply = hear(place, server.write("train", body, np.zeros(resolved.dimension), to="va"))
         assert reply.kind == "update" and len(place.reserved) == 1
         assert ("CorruptState in heart.py" in caplog.text) == changed  # told to the site alone
+
+
+# ------------------------------------------------------------------------------------- rows that do not fit
+
+
+@pytest.mark.parametrize("broken", [0, 5])
+def test_with_drop_a_torch_site_trains_on_the_records_that_fit(
+    broken: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Some(WithExample):
+        def records(self) -> tuple[Tensor, ...]:
+            values, labels = super().records()
+            values = values.clamp(-3, 3)
+            values[:broken, 0] = 700.0
+            return values, labels
+
+    (tmp_path / "data.toml").write_text(
+        'columns = [{ name = "x.0", max = 120 }, { name = "x.1" }, { name = "x.2" }, { name = "label" }]\n'
+    )
+    data = SiteData(schema="data.toml", on_failure="drop")
+    dataset = SiteDataset(name="lines-north", size=120)
+    held = policy("sample", dataset=dataset, tasks=(AllowedTask(name="lines"),), data=data, folder=tmp_path)
+    place, server, resolved = Place(held), Server(), at_the_coordinator("sample")
+    task = FederatedTorch(Some())
+    place.service = SiteService(held, place.ledger, task=lambda _: task)
+    assert server.enrol(place, resolved).kind == "enrolled"
+    assert [ask(place, server, resolved, number).kind for number in (1, 2)] == ["update", "update"]
+    assert ("left out: range in x.0" in caplog.text) == bool(broken) and "its work failed" not in caplog.text
+    assert len(task._used("north", resolved.orders("north"))) == 110 - broken

@@ -26,6 +26,7 @@ from quietsum.sampling import Everyone, Poisson
 from quietsum.tasks import FederatedTask, Metrics, Rehearses, TrainsMany, task_of
 from quietsum.tasks.digits import DigitsTask
 from quietsum.tasks.federated import FederatedTorch
+from quietsum.tasks.protocol import LeavesOut
 from quietsum.tasks.torch_protocol import Settings
 
 NEEDS_DATA = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="QUIETSUM_DATA names no folder of data")
@@ -533,3 +534,63 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_read(name: str
         pytest.skip("there is a graphics card")
     with pytest.raises(InvalidParameter, match="choose 'cpu'"):
         FederatedTorch(DigitsTask(), split="iid", parties=4, device=name)
+
+
+# ---------------------------------------------------------------------------------- records that are left out
+
+
+class OnlyThese(AtClinics):
+    """The records of these numbers and no others, whose sizes are then counted anew."""
+
+    def __init__(self, kept: NDArray[np.int64]) -> None:
+        self.kept, self.size = kept, len(kept)
+
+    def records(self) -> tuple[Tensor, ...]:
+        return tuple(part[torch.from_numpy(self.kept)] for part in super().records())
+
+    def people(self) -> NDArray[np.int64]:
+        return (np.arange(60) // 3)[self.kept]
+
+
+def sum_of(task: FederatedTorch, asked: LocalOrders) -> NDArray[np.float64]:
+    return task.clipped_sum("east", task.initial(), asked, system_randomness(), max_norm=0.5)
+
+
+def test_records_that_are_left_out_are_in_no_sum_and_in_no_step() -> None:
+    left = AtClinics().records()[0][:, 0].numpy() > 1.0
+    task, without = FederatedTorch(AtClinics()), FederatedTorch(OnlyThese(np.flatnonzero(~left)))
+    before = sum_of(task, orders())
+    task.leave_out(lambda batch: (batch[0][:, 0] <= 1.0).numpy())
+    assert isinstance(task, LeavesOut)
+    np.testing.assert_allclose(sum_of(task, orders()), sum_of(without, orders()), rtol=1e-4, atol=1e-6)
+    assert np.abs(sum_of(task, orders()) - before).max() > 0.1, "the control: they were in it"
+    trained, asked = task.train("east", task.initial(), orders(), system_randomness()), orders()
+    expected = without.train("east", task.initial(), asked, system_randomness())
+    np.testing.assert_allclose(trained, expected, rtol=1e-5, atol=1e-8)
+    (_, many), *_ = task.train_many(["east"], task.initial(), [asked], system_randomness())
+    np.testing.assert_allclose(many[0], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_no_other_record_of_a_person_comes_in_for_one_that_is_left_out() -> None:
+    """Of three records of each patient two are used; without the first one, the second is left and not the third."""
+    task, asked = FederatedTorch(AtClinics()), orders(max_records=2)
+    firsts = AtClinics().records()[0][::3, 0]
+    task.leave_out(lambda batch: ~np.isin(batch[0][:, 0].numpy(), firsts.numpy()))
+    seconds = FederatedTorch(OnlyThese(np.arange(1, 60, 3)))
+    np.testing.assert_allclose(sum_of(task, asked), sum_of(seconds, orders()), rtol=1e-4, atol=1e-6)
+    both = FederatedTorch(OnlyThese(np.flatnonzero(np.arange(60) % 3)))
+    assert np.abs(sum_of(task, asked) - sum_of(both, orders())).max() > 0.1, "the control"
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_a_record_that_does_not_fit_any_more_moves_the_sum_by_its_own_part_alone(most: int | None) -> None:
+    """Within the clip: what zero-out, the closest relation, is priced by."""
+    asked, clip = orders(max_records=most), 0.5
+    bounds = np.sort(AtClinics().records()[0][:, 0].numpy())
+    sums = []
+    for bound in [*bounds[::7], np.inf]:
+        task = FederatedTorch(AtClinics())
+        task.leave_out(lambda batch, bound=bound: batch[0][:, 0].numpy() != bound)
+        sums.append(sum_of(task, asked))
+    lengths = [float(np.linalg.norm(one - sums[-1])) for one in sums[:-1]]
+    assert max(lengths) <= clip * (1 + 1e-6) and sum(length > 1e-3 for length in lengths) >= 2

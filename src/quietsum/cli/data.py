@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import textwrap
 from pathlib import Path
@@ -131,7 +132,7 @@ def check(
         found = validate(read_table(table, stated), stated)
         what, against = str(table), str(schema or _SCHEMA)
     else:
-        held = None if schema is None else load_schema(schema)
+        held = None if schema is None else dataclasses.replace(load_schema(schema), cleaning=())  # it shows what trains
         rows, what = _rows_of(task, plan, party, parties)
         found, against = validate(rows, held), "" if schema is None else str(schema)
     if as_json:

@@ -39,6 +39,7 @@ PlanOption = Annotated[
     typer.Option("--plan", metavar="RUN.TOML", help="Say whether this plan would be taken.", show_default=False),
 ]
 _DEFAULT = Path("policy.toml")
+_TRAINS = {"warn": "it is trained on all the same", "drop": "rows that do not fit by themselves are left out"}
 
 
 @app.command()
@@ -96,7 +97,7 @@ def check(
             problems += [str(problem) for problem in in_books(policy, ledger)]
         problems += [str(problem) for problem in in_rows(policy, write=False)]
         looked = [str(problem) for problem in unfit(policy)]
-        trains = policy.data is not None and policy.data.on_failure == "warn"
+        trains = policy.data is not None and policy.data.on_failure in ("drop", "warn")
         problems += [] if trains else looked
         if plan is not None:
             refused = refusal_of(policy, load_plan(plan), ledger)
@@ -110,7 +111,10 @@ def check(
         print_json({**told, "problems": problems, "budgets": budgets, "secure": policy.rules.to_dict()})
         return 2 if wrong else 0
     introduce(policy, kept)
-    for hint in [*hints(policy), *(f"{problem}; it is trained on all the same" for problem in looked if trains)]:
+    for hint in [
+        *hints(policy),
+        *(f"{problem}; {_TRAINS[str(policy.data and policy.data.on_failure)]}" for problem in looked if trains),
+    ]:
         _say(hint, indent="  ")
     for problem in wrong:
         _say(f"error: {problem}", file=sys.stderr)
@@ -237,9 +241,8 @@ def _hold_data(policy: Policy, ledger: Ledger) -> None:
         if refuses and (public or not waited_for(ledger)):
             raise problem
         follows = "its work fails until it fits" if public else "noise alone leaves until it fits, and is charged"
-        if policy.data.on_failure == "warn":
-            follows = "it is trained on all the same"
-        elif refuses:
+        follows = _TRAINS.get(policy.data.on_failure, follows)
+        if refuses:
             follows += (
                 ". A run that this site has enrolled in is not over: staying away now would tell of its rows. "
                 "Ctrl-C ends it, by your own decision"

@@ -5,15 +5,24 @@ takes part the check is a part of the paid work: after the charge, before the fi
 fit, the site's log says which checks failed in which columns, and what leaves is the plan's steps on no rows, with the
 same keys, sizes and charges as any update. Only before a site has enrolled anywhere may it stay away for its rows'
 sake, which is its operator's decision: ``on_failure = "refuse"``.
+
+``on_failure = "drop"`` leaves out the rows that do not fit by themselves, each by its own values and the schema's
+constants. Then one broken record moves what leaves by no more than any other record, within its own ε.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import DataUnfit, InvalidParameter
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.errors import DataUnfit, InvalidParameter, PlanRefused
 from quietsum.ledger.entries import Kind
+from quietsum.tasks.protocol import FederatedTask, LeavesOut
 
 if TYPE_CHECKING:
     from quietsum.defence.validation import Result
@@ -21,6 +30,8 @@ if TYPE_CHECKING:
     from quietsum.party.policy import Policy
 
 __all__ = ["DataCheck", "waited_for"]
+
+log = logging.getLogger(__name__)
 
 
 @final
@@ -37,6 +48,7 @@ class DataCheck:
         self.rules = policy.data
         self.schema = load_schema(policy.path(self.rules.schema))
         self._table = policy.path(self.rules.table) if self.rules.table else None
+        self._as_they_are = dataclasses.replace(self.schema, cleaning=())  # a task shows what it trains on
 
     def look(self, task: object, party: str) -> Result:
         """What does not fit, for the operator's eyes: in the file that the policy names, or in the task's rows."""
@@ -44,19 +56,55 @@ class DataCheck:
         from quietsum.defence.validation.tasks import rows_of
 
         if self._table is None:
-            return validate(rows_of(task, party), self.schema)
+            return validate(rows_of(task, party), self._as_they_are)
         try:
             return validate(read_table(self._table, self.schema), self.schema)
         except InvalidParameter as problem:  # about the file, which is not there or no table
             raise DataUnfit(str(problem)) from None
 
+    @property
+    def drops(self) -> bool:
+        """Whether rows are left out one by one."""
+        return self.rules.on_failure == "drop"
+
+    def fits(self, rows: Any) -> NDArray[np.bool_]:
+        """Which of a task's rows fit by themselves; each by its own values alone."""
+        from quietsum.defence.validation import fitting
+
+        return fitting(rows, self._as_they_are)
+
+    def check_task(self, task: object) -> None:
+        """:class:`~quietsum.errors.PlanRefused` where rows should be left out and ``task`` cannot; no row is read."""
+        if self.drops and isinstance(task, FederatedTask) and not isinstance(task, LeavesOut):
+            log.warning(
+                "task %r trains by code of its own and cannot leave rows out; say another on_failure", task.name
+            )
+            raise PlanRefused("its task cannot run here")
+
     def before_training(self, task: object, party: str, tell: Callable[[str], None]) -> None:
         """:class:`~quietsum.errors.DataUnfit` where rows do not fit; ``tell`` hears of it instead where they train."""
         found = self.look(task, party)
-        if self.rules.on_failure != "warn":
+        match self.rules.on_failure:
+            case "warn":
+                if not found.ok:
+                    tell(f"trained on all the same: {found.summary}")
+            case "drop":
+                self._leave_out(task, found, tell)
+            case _:
+                found.require()
+
+    def _leave_out(self, task: object, found: Result, tell: Callable[[str], None]) -> None:
+        """Train on what fits, row by row. What compares rows is told and decides nothing; a column that is not there
+        leaves no row that could fit."""
+        from quietsum.defence.validation.checks import ROW_BY_ROW
+
+        if any(problem.check not in {*ROW_BY_ROW, "rows", "keys", "duplicates", "balance", "outliers"}
+               for problem in found.errors):  # fmt: skip
             found.require()
-        elif not found.ok:
-            tell(found.summary)
+        if isinstance(task, LeavesOut):
+            task.leave_out(self.fits)
+        if not found.ok:
+            tell(f"rows that do not fit by themselves are left out: {found.summary}")
 
 
 def waited_for(ledger: Ledger) -> bool:

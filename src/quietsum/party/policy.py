@@ -44,7 +44,7 @@ MODES = ("mean", "noisy-sum", "party-noise", "distributed-noise")
 records. ``noisy-sum``: the server adds the noise that protects whole clients, and is trusted to. ``party-noise``: the
 site adds that noise itself. ``distributed-noise``: it adds a share of the noise, of records or clients, to its part of
 a masked sum; the other sites' shares are the rest of its protection."""
-ON_FAILURE = ("noise", "refuse", "warn")
+ON_FAILURE = ("noise", "drop", "refuse", "warn")
 ADVERSARIES = ("curious", "semi-malicious")
 LARGEST_MESSAGE = 256 * 2**20
 
@@ -122,6 +122,9 @@ class SiteData:
             raise InvalidParameter("schema", self.schema, "names no file", "data.toml, say")
         if self.on_failure not in ON_FAILURE:
             raise InvalidParameter("on_failure", self.on_failure, "is unknown", f"choose {' or '.join(ON_FAILURE)}")
+        if self.on_failure == "drop" and self.table:
+            problem = "leaves out rows that the task shows, and a table is checked instead"
+            raise InvalidParameter("on_failure", self.on_failure, problem, "leave table out, or say noise")
 
 
 @final

@@ -122,9 +122,10 @@ with warnings.catch_warnings():
         value = values.SiteData
         schema: str = Field(min_length=1, description="A data.toml, beside this file.")  # type: ignore[assignment]
         table: str = Field(default="", description="The file that is checked; unsaid, the rows that the task shows.")
-        on_failure: Literal["noise", "refuse", "warn"] = Field(
+        on_failure: Literal["noise", "drop", "refuse", "warn"] = Field(
             default="noise",
-            description="Rows that do not fit: noise alone leaves, the site does not start, or they are trained on.",
+            description="Rows that do not fit: noise alone leaves, they are left out one by one (drop), the site does "
+            "not start, or they are trained on (warn).",
         )
 
 

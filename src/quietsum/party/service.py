@@ -308,6 +308,8 @@ class SiteService:
             lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
         )
         data = self._data
+        if data is not None:
+            data.check_task(task)
         check = None if data is None else lambda: data.before_training(task, name, self._told_of_data)
         enrolled = Enrolled(resolved, task, name, due=due, check=check)
         self._look(enrolled)
@@ -326,6 +328,7 @@ class SiteService:
             first=enrolled.first,
             interruptible=self._interruptible,
             tell=self._told_here,
+            fits=self._data.fits if self._data is not None and self._data.drops else None,
         )
 
     def _told_here(self, name: str, told: str) -> None:
@@ -335,8 +338,8 @@ class SiteService:
         )
 
     def _told_of_data(self, told: str) -> None:
-        """That data does not fit and is trained on all the same, for the site's owner alone."""
-        self._say("data", "%s: the data does not fit its schema, and is trained on: %s", self.policy.name, told)
+        """That data does not fit and what follows, for the site's owner alone."""
+        self._say("data", "%s: the data does not fit its schema; %s", self.policy.name, told)
 
     # ---------------------------------------------------------------------------------------------- training
 

@@ -93,7 +93,8 @@ class Site:
     whatever way, or took too long: the plan's steps on no rows. Whether it did may depend on data, so only ``tell``
     hears of it, at the site. The ``deadline`` is counted from the moment its own work begins, so no other party can
     make it late. That hides a slow party where somebody waits for it, in one process; across machines its answer is
-    late all the same, and everybody sees that. ``first`` is part of the work, before the training.
+    late all the same, and everybody sees that. ``first`` is part of the work, before the training. Rows of a numpy task
+    for which ``fits`` does not hold, a function of single rows, are left out of it.
     """
 
     def __init__(
@@ -109,7 +110,9 @@ class Site:
         first: Callable[[], None] | None = None,
         interruptible: bool = True,
         tell: Callable[[str, str], None] | None = None,
+        fits: Callable[[Rows], NDArray[np.bool_]] | None = None,
     ) -> None:
+        self._fits = fits
         self.name, self._interruptible = name, interruptible
         self._tell = tell or _to_own_log
         self._deadline, self._clock, self._first = deadline, clock, first
@@ -205,7 +208,7 @@ class Site:
         return private_steps(
             task,
             params,
-            _bounded_rows(task, self.name, orders.max_records),
+            self._rows(task, orders.max_records),
             steps=orders.steps,
             sampling=orders.sampling,
             mechanism=orders.mechanism,
@@ -216,6 +219,19 @@ class Site:
             rng=self._rng,
         )
 
+    def _rows(self, task: NumpyTask, most: int | None) -> Rows:
+        """Its rows, at most ``most`` of each person and then those that fit; all that before anything is drawn.
+
+        In this order a row that is left out keeps its place: no other row of its person comes in for it.
+        """
+        rows = task.rows(self.name)
+        if most is None and self._fits is None:
+            return rows
+        kept = np.arange(len(rows)) if most is None else _bounded(task, self.name, rows, most)
+        if self._fits is not None:
+            kept = kept[self._fits(rows)[kept]]
+        return Rows(features=rows.features[kept], labels=rows.labels[kept])
+
     def _gradient_sum(self, params: Vector, orders: LocalOrders, max_norm: float) -> Vector:
         """The clipped sum of one batch, without noise: the party's share of it comes with the grid of the sum."""
         task = self._task
@@ -223,7 +239,7 @@ class Site:
             return task.clipped_sum(self.name, params, orders, self._rng, max_norm=max_norm)
         if isinstance(task, FederatedTask):
             raise InvalidParameter("task", task.name, NO_SUMS, "give it clipped_sum(), or choose noise_at = 'party'")
-        rows = _bounded_rows(task, self.name, orders.max_records)
+        rows = self._rows(task, orders.max_records)
         return clipped_sum(task, params, rows, sampling=orders.sampling, max_norm=max_norm, rng=self._rng)
 
 
@@ -381,17 +397,14 @@ def released(mechanism: GaussianMechanism, delta: object, dimension: int, rng: R
     return mechanism.release(mechanism.sum(bounded), rng)
 
 
-def _bounded_rows(task: NumpyTask, party: str, most: int | None) -> Rows:
-    """The party's rows, at most ``most`` of each person; bounded before anything is drawn."""
-    if most is None:
-        return task.rows(party)
+def _bounded(task: NumpyTask, party: str, rows: Rows, most: int) -> NDArray[np.int64]:
+    """The places of those ``rows`` that remain with at most ``most`` of each person."""
     if not isinstance(task, NamesPeople):
         problem = f"cannot be kept: {task.name} does not say whose each row is"
         raise InvalidParameter("max_records", most, problem, "give the task people(party), or leave the person out")
     from quietsum.learning.people import bounded
 
-    rows, people = task.rows(party), task.people(party)
+    people = task.people(party)
     if len(people) != len(rows):
         raise InvalidParameter("people", len(people), f"are not one for each of {party}'s rows", "name one per row")
-    kept = bounded(people, most=most)
-    return Rows(features=rows.features[kept], labels=rows.labels[kept])
+    return bounded(people, most=most)

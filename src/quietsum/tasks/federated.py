@@ -82,6 +82,8 @@ class FederatedTorch:
         self._steps = LocalSteps(self._model, task.loss, engine=engine)
         self._initial = self._steps.layout.read(self._model)
         self._many = SideBySide(self._model, task.loss)
+        self._fits: Callable[[Batch], NDArray[np.bool_]] | None = None
+        self._fitting: dict[str, NDArray[np.int64]] = {}
 
     def _check(self, split: str, parties: int | Sequence[str]) -> None:
         made = self.split.kind != "natural"
@@ -156,6 +158,27 @@ class FederatedTorch:
         own = self.partition.records(party)
         return own[own < rows_of(self._records)]
 
+    def leave_out(self, fits: Callable[[Batch], NDArray[np.bool_]]) -> None:
+        """From now on every party trains on those of its records alone for which ``fits`` holds.
+
+        Guarantees: as private as before where ``fits`` looks at one record at a time: people are bounded first, so that
+        no other record comes in for one that is left out. Sizes stay as they were declared.
+        """
+        self._fits, self._fitting = fits, {}
+
+    def _used(self, party: str, orders: LocalOrders) -> NDArray[np.int64]:
+        """The numbers of the records that ``party`` trains on: at most so many of each person, and those that fit."""
+        own = self._own(party)
+        if orders.max_records is not None:
+            self._refuse_strangers(orders)
+            assert self._people is not None
+            own = own[bounded(self._people[own], most=orders.max_records)]
+        if self._fits is None:
+            return own
+        if party not in self._fitting:
+            self._fitting[party] = self._own(party)[self._fits(self.records_of(party))]
+        return own[np.isin(own, self._fitting[party])]
+
     def _labels(self) -> NDArray[np.int64]:
         last = tuple(self.task.records())[-1]
         if last.dim() != 1 or last.is_floating_point():
@@ -222,6 +245,10 @@ class FederatedTorch:
         chosen = torch.from_numpy(self._own(party))
         return tuple(part[chosen] for part in self._records)
 
+    def _used_by(self, party: str, orders: LocalOrders) -> Batch:
+        chosen = torch.from_numpy(self._used(party, orders))
+        return tuple(part[chosen] for part in self._records)
+
     def people_of(self, party: str) -> NDArray[Any] | None:
         """Whose each of them is; None where nobody knows."""
         return None if self._people is None else self._people[self._own(party)]
@@ -264,12 +291,17 @@ class FederatedTorch:
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of ``party``: new − old weights."""
+        if self._fits is not None:
+            return self._steps.run(self._used_by(party, orders), params, replace(orders, max_records=None), rng)
         return self._steps.run(self.records_of(party), params, orders, rng, people=self.people_of(party))
 
     def clipped_sum(
         self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, *, max_norm: float
     ) -> Floats:
         """Σ clip(∇ℓ_i) over one batch of ``party``, without noise: for a sum whose noise is distributed."""
+        if self._fits is not None:
+            records, orders = self._used_by(party, orders), replace(orders, max_records=None)
+            return self._steps.clipped_sum(records, params, orders, rng, max_norm=max_norm)
         records, people = self.records_of(party), self.people_of(party)
         return self._steps.clipped_sum(records, params, orders, rng, max_norm=max_norm, people=people)
 
@@ -294,7 +326,7 @@ class FederatedTorch:
         if any(each.mechanism is not None for each in orders):
             problem = "clips every example, which cannot be done for many parties at once"
             raise InvalidParameter("orders", "mechanism", problem, "call train() for each party")
-        shards = [self._shard(party, each) for party, each in zip(parties, orders, strict=True)]
+        shards = [self._used(party, each) for party, each in zip(parties, orders, strict=True)]
         for places, deltas in self._many.train(params, self._records, shards, orders, rng):
             for row in np.flatnonzero(~np.isfinite(deltas).all(axis=1)):
                 place = int(places[row])
@@ -303,15 +335,6 @@ class FederatedTorch:
                 except (QuietsumError, ArithmeticError, ValueError, RuntimeError):
                     deltas[row] = np.nan
             yield tuple(parties[int(place)] for place in places), deltas
-
-    def _shard(self, party: str, orders: LocalOrders) -> NDArray[np.int64]:
-        own = self._own(party)
-        if orders.max_records is None:
-            return own
-        self._refuse_strangers(orders)
-        people = self.people_of(party)
-        assert people is not None
-        return own[bounded(people, most=orders.max_records)]
 
     def _refuse_strangers(self, orders: LocalOrders) -> None:
         """Raise where people are to be bounded and nobody knows them."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
 
 import numpy as np
@@ -27,6 +27,7 @@ __all__ = [
     "Comparable",
     "FederatedTask",
     "HasClassRows",
+    "LeavesOut",
     "LooksForData",
     "Metrics",
     "NamesPeople",
@@ -212,6 +213,15 @@ class HasClassRows(Protocol):
 
     def class_rows(self) -> Mapping[str, npt.NDArray[np.int64]]:
         """By class, the places of its row of the last layer in the vector of weights. No data is touched."""
+        ...
+
+
+@runtime_checkable
+class LeavesOut(Protocol):
+    """A federated task that can leave out records of a party one by one: those that do not fit a site's schema."""
+
+    def leave_out(self, fits: Callable[[tuple[Any, ...]], npt.NDArray[np.bool_]]) -> None:
+        """From now on train on those records alone for which ``fits``, a function of single records, holds."""
         ...
 
 

@@ -11,7 +11,7 @@ message either way (:mod:`quietsum.party.data`).
 
 from __future__ import annotations
 
-from quietsum.defence.validation.checks import expected_beyond, robust_z, validate
+from quietsum.defence.validation.checks import expected_beyond, fitting, robust_z, validate
 from quietsum.defence.validation.cleaning import clean
 from quietsum.defence.validation.describing import first_schema
 from quietsum.defence.validation.files import read_table
@@ -34,6 +34,7 @@ __all__ = [
     "clean",
     "expected_beyond",
     "first_schema",
+    "fitting",
     "from_arrays",
     "load_schema",
     "parse_schema",

@@ -25,12 +25,14 @@ from quietsum.defence.validation.result import ERROR, MOST_SHOWN, WARNING, Probl
 from quietsum.defence.validation.schema import LARGEST_WHOLE, Column, Label, Schema
 from quietsum.defence.validation.tables import Cells, Floats, Mask, Table, from_arrays
 from quietsum.defence.validation.tasks import arrays_of
-from quietsum.errors import InvalidParameter
+from quietsum.errors import DataUnfit, InvalidParameter
 
-__all__ = ["expected_beyond", "robust_z", "validate"]
+__all__ = ["ROW_BY_ROW", "expected_beyond", "fitting", "robust_z", "validate"]
 
 _FEWEST = 30
 """With fewer values a median of deviations says little, and no outliers are told."""
+ROW_BY_ROW = frozenset({"type", "finite", "range", "allowed", "missing", "label"})
+"""Checks that look at one row; the others compare rows, or look at the table as a whole."""
 _NOUNS = {"number": "number", "integer": "whole number", "date": "date", "text": "text"}
 
 
@@ -82,6 +84,43 @@ def _table_of(rows: Any, schema: Schema | None) -> tuple[Table, Schema]:
         return from_arrays(arrays, schema, label="label")
     problem = "is no table"
     raise InvalidParameter("rows", type(rows).__name__, problem, "pass a Table, arrays by name, or a task's rows")
+
+
+def fitting(rows: Any, schema: Schema) -> Mask:
+    """Which rows fit by themselves: every value of its type, finite, in range, allowed, there, and a declared class.
+
+    :class:`~quietsum.errors.DataUnfit` where a column of the schema is not there. Missing values do not count in
+    columns that allow a share of them.
+
+    Guarantees: whether a row fits depends on that row and the schema alone, so leaving out the others costs nothing.
+    What compares rows (duplicates, keys, shares, outliers by a robust z) is not looked at.
+
+    >>> from quietsum.defence.validation import Column
+    >>> fitting({"age": np.array([34.0, 700.0])}, Schema(columns=(Column(name="age", min=0, max=120),))).tolist()
+    [True, False]
+    """
+    table, schema = _table_of(rows, schema)
+    found = np.ones(len(table), dtype=bool)
+    for column in schema.columns:
+        cells = table.cells.get(column.name)
+        if cells is None:
+            raise DataUnfit(f"the data does not fit its schema: columns in {column.name}")
+        found &= ~cells.wrong
+        there = ~cells.missing & ~cells.wrong
+        if not column.missing:
+            found &= ~cells.missing
+        if cells.numbers is not None:
+            low, high = column.bounds
+            with np.errstate(invalid="ignore"):
+                fine = np.isfinite(cells.numbers) & (cells.numbers >= low) & (cells.numbers <= high)
+                if column.type == "integer":
+                    fine &= (cells.numbers == np.floor(cells.numbers)) & (np.abs(cells.numbers) <= LARGEST_WHOLE)
+            found &= fine | ~there
+        if column.allowed:
+            found &= _among(cells, column.allowed)[0] | ~there
+        if schema.label is not None and schema.label.classes and schema.label.column == column.name:
+            found &= _among(cells, schema.label.classes)[0] | ~there
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------- a column
