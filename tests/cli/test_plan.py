@@ -219,13 +219,13 @@ def test_the_json_names_plan_parties_and_signal() -> None:
 
 def test_a_refused_plan_ends_with_2_and_all_reasons() -> None:
     text = HEART.format(rounds=20).replace("epsilon = 1.0", "epsilon = 1.0, noise_multiplier = 1.0")
-    text += '[aggregation]\nrule = "krum"\n'
+    text += '[aggregation]\nrule = "best"\n'
     result = quietsum("plan", written(text))
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.count("error:") == 2
     assert max(map(len, result.stderr.splitlines())) <= 80
     values = values_of(text, code=2)
-    assert len(values["refusals"]) == 2 and "krum" in values["refusals"][1]
+    assert len(values["refusals"]) == 2 and "best" in values["refusals"][1]
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,13 @@ ROWS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, dic
      {"privacy": {**PEOPLE, "neighbours": "zero-out"}}),
     ("the plan protects by replace-one per client, the policy wants zero-out",
      {"record": None, "client": unit(neighbours="zero-out")}, {"privacy": AT_PARTY}, ONLY_CLIENT, None),
+    ("aggregation.rule = 'mean' is not accepted, only signguard or median",
+     {"rules": Rules(rule=("signguard", "median"))}, FIVE, {"rules": Rules()}, None),
+    ("aggregation.rule = 'median' is not accepted, only signguard",
+     {"rules": Rules(rule="signguard")}, {**FIVE, "aggregation": {"rule": "median"}}, None,
+     {**FIVE, "aggregation": {"rule": "signguard"}}),
+    ("aggregation.rule = 'median' is not accepted, only mean",
+     {"rules": Rules(rule=("mean",))}, {**FIVE, "aggregation": {"rule": "median"}}, {"rules": Rules()}, None),
     ("secure aggregation is required", {"rules": Rules(secure="required")}, FIVE, None, masked()),
     ("sums of 4 sites would be unmasked, and the policy wants 5", {"rules": Rules(smallest_cohort=5)}, masked(),
      {"rules": Rules(smallest_cohort=4)}, None),
@@ -356,6 +363,15 @@ def test_rules_know_their_words() -> None:
         Rules(aggregation=("average",))
     with pytest.raises(InvalidParameter):
         Rules(largest_message=10)
+    with pytest.raises(InvalidParameter, match="choose among mean, "):
+        Rules(rule=("median", "best"))
+    assert Rules(rule="signguard") == Rules(rule=("signguard", "signguard"))
+
+
+def test_a_policy_says_in_words_which_rules_it_accepts() -> None:
+    assert Rules().accepted == "updates are combined by any rule"
+    assert Rules(rule=("mean", "signguard")).accepted == "updates are combined by mean or signguard"
+    assert Rules(rule="median").to_dict()["rule"] == ["median"]
 
 
 def test_paths_begin_where_the_policy_lies(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ CENTRAL = ClientPlan(noise_multiplier=4.0, delta=1e-3)
 AT_PARTY = ClientPlan(noise_multiplier=4.0, delta=1e-3, noise_at="party")
 IN_SHARES = ClientPlan(noise_multiplier=4.0, delta=1e-3, noise_at="distributed")
 MASKED = AggregationPlan(secure=True, drop_outs=0.2)
+JUDGED = AggregationPlan(rule="signguard", attackers=1)
 LYING = AggregationPlan(secure=True, drop_outs=0.2, adversary="semi-malicious")
 
 
@@ -62,6 +63,11 @@ PEOPLE = made(record=RECORD, person=PERSON)
 FAST = made(record=RECORD, noise="fast")
 USER = made(style="user", client=CENTRAL)
 USER_AT_PARTY = made(style="user", client=AT_PARTY)
+JUDGED_NONE = made(style="none", masks=JUDGED)
+JUDGED_SAMPLE = made(record=dataclasses.replace(RECORD, noise_multiplier=0.5), masks=JUDGED)
+JUDGED_LOUD = made(record=RECORD, masks=JUDGED)
+JUDGED_CLIENTS = made(style="user", client=AT_PARTY, masks=JUDGED)
+BOUNDED = made(record=RECORD, masks=AggregationPlan(rule="norm-bounded"))
 MASKED_NONE = made(style="none", masks=MASKED)
 MASKED_SAMPLE = made(record=RECORD, masks=MASKED)
 MASKED_LYING = made(record=RECORD, masks=LYING)
@@ -72,6 +78,8 @@ SIMULATED_SHARES = made(record=SHARED, masks=MASKED, parties=DEALT)
 
 ALL = {name: value for name, value in globals().items() if isinstance(value, ResolvedPlan)}
 
+BARE = {"JUDGED_SAMPLE", "JUDGED_LOUD", "BOUNDED"}
+
 # clause: plans that provide it; every other plan above must not
 PROVIDED: dict[str, set[str]] = {
     "separate-parties": set(ALL) - {"SIMULATED", "SIMULATED_SHARES"},
@@ -79,22 +87,26 @@ PROVIDED: dict[str, set[str]] = {
     "threshold": {"MASKED_NONE", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "CLIENTS_IN_SHARES"},
     "floor": {"MASKED_NONE", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "CLIENTS_IN_SHARES"},
     "lying-server": {"MASKED_LYING"},
-    "record-server": {"SAMPLE", "PEOPLE", "FAST", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "SIMULATED"},
+    "record-server": {
+        "SAMPLE", "PEOPLE", "FAST", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "SIMULATED", *BARE,
+    },
     "person-server": {"PEOPLE"},
-    "client-server": {"USER_AT_PARTY", "CLIENTS_IN_SHARES"},
+    "client-server": {"USER_AT_PARTY", "CLIENTS_IN_SHARES", "JUDGED_CLIENTS"},
     "record-recipients": {
         "SAMPLE", "PEOPLE", "FAST", "MASKED_SAMPLE", "MASKED_LYING", "RECORDS_IN_SHARES", "SIMULATED",
-        "SIMULATED_SHARES",
+        "SIMULATED_SHARES", *BARE,
     },
     "person-recipients": {"PEOPLE"},
-    "client-recipients": {"USER", "USER_AT_PARTY", "CLIENTS_IN_SHARES"},
-    "released-model": set(ALL) - {"NONE", "MASKED_NONE"},
-    "differencing": set(ALL) - {"NONE", "MASKED_NONE"},
+    "client-recipients": {"USER", "USER_AT_PARTY", "CLIENTS_IN_SHARES", "JUDGED_CLIENTS"},
+    "released-model": set(ALL) - {"NONE", "MASKED_NONE", "JUDGED_NONE"},
+    "differencing": set(ALL) - {"NONE", "MASKED_NONE", "JUDGED_NONE"},
     "participation-recipients": {"USER"},
     "other-parties": set(ALL) - {"SIMULATED", "SIMULATED_SHARES"},
-    "bounded-influence": {"SAMPLE", "PEOPLE", "FAST", "USER", "USER_AT_PARTY"},
+    "bounded-influence": {"SAMPLE", "PEOPLE", "FAST", "USER", "USER_AT_PARTY", "JUDGED_CLIENTS", *BARE},
+    "robust-rule": {"JUDGED_NONE", "JUDGED_SAMPLE", "JUDGED_LOUD", "JUDGED_CLIENTS", "BOUNDED"},
+    "rule-sees": {"JUDGED_NONE", "JUDGED_SAMPLE"},
     "robustness": set(),
-    "floating-point": set(ALL) - {"NONE", "MASKED_NONE", "FAST"},
+    "floating-point": set(ALL) - {"NONE", "MASKED_NONE", "JUDGED_NONE", "FAST"},
     "participation-server": set(),
     "unconditional": set(),
     "outside": set(),
@@ -195,3 +207,16 @@ def test_a_card_is_plain_values_too_and_knows_its_plan() -> None:
 def test_no_line_is_wider_than_the_screen(width: int) -> None:
     for resolved in ALL.values():
         assert max(map(len, card(resolved).to_text(width).splitlines())) <= width
+
+
+def test_a_card_names_the_rule_its_attackers_and_that_robustness_is_empirical() -> None:
+    text = card(JUDGED_SAMPLE)["robust-rule"].text
+    assert "SignGuard (Xu" in text and "up to 1 update of a round" in text and "Robustness is empirical" in text
+    assert "At most 1 update of a round may be anything." in card(JUDGED_SAMPLE).to_text(200)
+    assert "A mean believes every update" in card(SAMPLE)["robust-rule"].text
+    assert "proved for none" in card(JUDGED_SAMPLE)["robustness"].text
+
+
+def test_a_card_says_with_a_number_when_noise_hides_updates_from_the_rule() -> None:
+    assert "0.89 times as long as what chance makes of 400 records" in card(JUDGED_LOUD)["rule-sees"].text
+    assert "18 times as long as what two honest updates" in card(JUDGED_CLIENTS)["rule-sees"].text

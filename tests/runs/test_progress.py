@@ -64,6 +64,11 @@ def test_the_line_says_round_parties_score_data_budget_and_who_was_left_out() ->
     )
 
 
+def test_the_line_tells_the_operator_how_many_the_rule_rejected() -> None:
+    line = round_line(round_finished(rejected=("site-18", "site-19")), 0)
+    assert line.endswith("· 2 rejected") and "site-18" not in line
+
+
 def test_a_line_without_losses_and_without_a_score_is_shorter() -> None:
     assert round_line(round_finished(metrics={}, metrics_on={}), 0) == (
         "round 12/40 · 18 of 20 parties · ε 0.70 of 1 per record"

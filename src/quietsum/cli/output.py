@@ -8,7 +8,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from quietsum.privacy.protocol import Accountant
 
-__all__ = ["bounds", "console", "facts", "figure", "meaning", "print_json", "print_next", "renyi_line"]
+__all__ = ["bounds", "console", "facts", "figure", "layer_lines", "meaning", "print_json", "print_next", "renyi_line"]
 
 WIDTH = 80
 
@@ -158,3 +158,23 @@ def _program() -> str:
     if called.name == "quietsum" and shutil.which("quietsum") is None:
         return shlex.quote(str(called if called.is_absolute() else os.path.normpath(called)))
     return "quietsum"
+
+
+def layer_lines(layers: Sequence[Mapping[str, Any]], width: int = 80) -> list[str]:
+    """The layers of defence, on or off, each with what that means and, where it is not on, the key that would be.
+
+    >>> layer_lines([{"name": "monitoring", "state": "off", "text": "nobody looks", "setting": "alerts.toml"}])
+    ['  off           monitoring: nobody looks. Setting: alerts.toml']
+    """
+    import textwrap
+
+    found = []
+    for layer in layers:
+        text = f"{layer['name']}: {layer['text']}." + (
+            "" if layer["state"] == "on" else f" Setting: {layer['setting']}"
+        )
+        found += textwrap.wrap(
+            f"{layer['state']:<13} {text}", width, initial_indent="  ", subsequent_indent=" " * 16,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return found

@@ -46,6 +46,7 @@ def introduce(policy: Policy, kept: Mapping[PrivacyUnit, Budget]) -> None:
             print("    against recipients of the model only: by noisy-sum the server sees updates")
     print(textwrap.fill(f"  tasks: {', '.join(task.name for task in policy.tasks)}", 80, subsequent_indent="    "))
     print(textwrap.fill(f"  {policy.rules.demands}", 80, subsequent_indent="    "))
+    print(textwrap.fill(f"  {policy.rules.accepted}", 80, subsequent_indent="    "))
     trusted = "amplified by the server's draw" if policy.rules.trust_server_sampling else "without amplification"
     if "client" in policy.budgets:
         print(f"  the site as a whole is charged {trusted}")

@@ -112,8 +112,9 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
     from rich.table import Table
     from rich.text import Text
 
-    from quietsum.cli.output import console
+    from quietsum.cli.output import console, layer_lines
     from quietsum.cli.plan_secure import other_ways
+    from quietsum.plan.layers import layers
 
     screen = console()
     table = Table.grid(padding=(0, 2))
@@ -131,6 +132,9 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
         _chart(resolved)
         for sentence in (*_noise_sentences(resolved), _length_sentence(resolved, task)):
             screen.print(Text(sentence))
+    screen.print(Text("Layers of defence:"))
+    for line in layer_lines([layer.to_dict() for layer in layers(resolved)], min(screen.width, 100)):
+        screen.print(Text(line), soft_wrap=True)
     for sentence in other_ways(resolved):
         screen.print(Text(sentence))
     for warning in resolved.warnings:
@@ -151,6 +155,10 @@ def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Fo
     if federation.sampling.kind != "everyone":
         facts.append(("a round asks", f"{resolved.denominator:g} parties, {_draw(resolved)}"))
     facts += secure_facts(resolved)
+    if resolved.robust is not None:
+        least = max(resolved.robust.facts.least(resolved.attackers), 1)
+        about = f"{resolved.robust.facts.title}, for {resolved.attackers} that may be anything, from {least} updates on"
+        facts.append(("rule", about))
     if not resolved.limits:
         return [*facts, ("privacy", NO_GUARANTEE)]
     whole, rounds = forecast.whole[0], resolved.affordable_rounds
@@ -411,6 +419,7 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
     from quietsum.cli.output import print_json
     from quietsum.cli.plan_secure import secure_values
     from quietsum.plan import NO_GUARANTEE
+    from quietsum.plan.layers import layers
     from quietsum.privacy.units import PrivacyUnit
 
     forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds, MOST_ROWS))
@@ -441,6 +450,8 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
         "max_grad_norm": None if clipped is None else clipped.max_norm,
         "client_noise_multiplier": resolved.client_noise,
         "secure": secure_values(resolved),
+        "robust": _robust_values(resolved),
+        "layers": [layer.to_dict() for layer in layers(resolved)],
         "client_noise_against_signal": None if clients is None else dataclasses.asdict(clients),
         "delta": resolved.delta,
         "limit": _budget(resolved.limit),
@@ -463,6 +474,28 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
         "refusals": [],
     }
     print_json(values)
+
+
+def _robust_values(resolved: ResolvedPlan) -> dict[str, Any] | None:
+    """The robust rule, what it is made for and what it sees through the noise; None for the mean."""
+    from quietsum.plan.sight import sight
+    from quietsum.refusals.robust import run_ends
+
+    rule = resolved.robust
+    if rule is None:
+        return None
+    short, ends = run_ends(resolved.plan, resolved.parties)
+    seen = sight(resolved)
+    return {
+        "rule": rule.name,
+        "attackers": resolved.attackers,
+        "least": max(rule.facts.least(resolved.attackers), 1),
+        "breakdown": rule.facts.breakdown,
+        "limits": rule.facts.limits,
+        "short_round": short,
+        "ends_early": ends,
+        "noise": None if seen is None else seen.to_dict(),
+    }
 
 
 def _budget(budget: Any) -> dict[str, Any] | None:

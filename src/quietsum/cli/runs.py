@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli import options as opt
-from quietsum.cli.output import console, print_json, print_next
+from quietsum.cli.output import console, layer_lines, print_json, print_next
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
@@ -96,6 +96,10 @@ def show(
         print(textwrap.fill(note, 80), end="\n\n")
     for metric in values["metrics"]:
         print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
+    if values.get("layers"):  # reports of older versions have none
+        print("\nLayers of defence")
+        for line in layer_lines(values["layers"]):
+            print(line)
     if values.get("card"):
         print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
     _print_findings(found)

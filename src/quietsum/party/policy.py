@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
+from quietsum.aggregation.robust import RULES
 from quietsum.alerts import Settings as Alerts
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
 from quietsum.ledger.encoding import label
@@ -167,6 +168,14 @@ class UnitPolicy:
         return self.epsilon if self.run is None else self.run
 
 
+def _rules(value: object) -> tuple[str, ...]:
+    words = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
+    for word in words:
+        if word != "mean" and word not in RULES:
+            raise InvalidParameter("rule", word, "is unknown", f"choose among mean, {', '.join(RULES)}")
+    return tuple(dict.fromkeys(str(word) for word in words))
+
+
 def _relations(value: object) -> tuple[Neighbours, ...]:
     words = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
     known = [one.value for one in Neighbours]
@@ -201,6 +210,10 @@ class Rules:
     with a threshold below ``smallest_threshold``, and with ``adversary`` = "semi-malicious" none by parameters that do
     not hold against a server that lies about drop-outs. ``peers`` names other sites' ledgers, by site: a peer that it
     names must have that one, any other is known by the first ledger that a run shows of it.
+
+    ``rule`` names the rules of aggregation that a plan may use, one word or several, all of them if unsaid. What a site
+    sends is protected by its own noise, whatever the rule; but a site may ask that nobody's word is simply believed, or
+    that no other site's update is judged by a rule that it does not know.
     """
 
     aggregation: tuple[str, ...] = ("mean",)
@@ -211,9 +224,11 @@ class Rules:
     adversary: str = "curious"
     peers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     largest_message: int = LARGEST_MESSAGE
+    rule: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aggregation", tuple(self.aggregation))
+        object.__setattr__(self, "rule", _rules(self.rule))
         for mode in self.aggregation:
             if mode not in MODES:
                 raise InvalidParameter("aggregation", mode, "is unknown", f"choose among {', '.join(MODES)}")
@@ -232,9 +247,9 @@ class Rules:
         whole_number("largest_message", self.largest_message, 1024)
 
     def to_dict(self) -> dict[str, Any]:
-        """What is asked of secure aggregation, as plain values."""
+        """What is asked of secure aggregation and of rules, as plain values."""
         names = ("secure", "smallest_cohort", "smallest_threshold", "adversary")
-        return {name: getattr(self, name) for name in names}
+        return {**{name: getattr(self, name) for name in names}, "rule": list(self.rule)}
 
     @property
     def demands(self) -> str:
@@ -244,6 +259,11 @@ class Rules:
         asked += [f"with a threshold of {self.smallest_threshold} or more"] if self.smallest_threshold else []
         asked += ["also against a server that lies about drop-outs"] if self.adversary == "semi-malicious" else []
         return f"the server sees {' '.join([seen, ', '.join(asked)]).strip()}"
+
+    @property
+    def accepted(self) -> str:
+        """Which rules may combine updates, in words."""
+        return f"updates are combined by {' or '.join(self.rule)}" if self.rule else "updates are combined by any rule"
 
 
 @final
@@ -358,6 +378,8 @@ class Policy:
         if facts.account != facts.name:
             yield "the plan deals out the data of one holder, and a site's books are its own"
         yield from self._about_masks(resolved)
+        if rules.rule and plan.aggregation.rule not in rules.rule:
+            yield f"aggregation.rule = {plan.aggregation.rule!r} is not accepted, only {' or '.join(rules.rule)}"
         if (mode := mode_of(resolved)) not in rules.aggregation:
             yield f"aggregation by {mode!r} is not allowed, only by {', '.join(rules.aggregation) or 'nothing'}"
         if plan.privacy.noise != "secure" and resolved.protected:

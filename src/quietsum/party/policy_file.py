@@ -22,6 +22,7 @@ Relations = Annotated[
     list[Literal["add-or-remove-one", "zero-out", "replace-one"]],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
+Words = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 _NEW = "write a fresh one with: quietsum party new policy.toml"
 
 
@@ -93,6 +94,9 @@ class RulesTable(Table):
     )
     largest_message: int = Field(
         default=values.LARGEST_MESSAGE, ge=1024, description="Messages of more bytes are not read."
+    )
+    rule: Words = Field(
+        default=[], description="Rules of aggregation that a plan may use, a word or a list; any if unsaid."
     )
 
 
@@ -202,6 +206,7 @@ name = "{task}"
 aggregation = ["mean"]              # also "noisy-sum", "party-noise", "distributed-noise"
 # secure = "required"               # the server sees masked sums alone, ...
 # smallest_cohort = 4               # ... of at least so many sites
+# rule = ["mean", "signguard"]      # how updates may be combined; any rule if unsaid
 trust_server_sampling = false
 
 # [data]                            # held to its schema before a run trains on it

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import CorruptState
+from quietsum.plan.sight import FAINT, sight
 from quietsum.privacy.units import Observer, PrivacyUnit
 
 if TYPE_CHECKING:
@@ -412,11 +413,52 @@ def _influence(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     return Clause(name=name, section=_RESULT, title=title, provided=False, text=text)
 
 
-def _robust(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
+def _rule(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
+    rule, title = resolved.robust, "A robust rule stands between the updates and the model"
+    if rule is None:
+        text = 'A mean believes every update. Say aggregation.rule = "signguard", or another rule, to judge them.'
+        return Clause(name="robust-rule", section=_RESULT, title=title, provided=False, text=text)
+    facts, many = rule.facts, f"{resolved.attackers} update{'' if resolved.attackers == 1 else 's'} of a round"
+    text = (
+        f"{facts.title} ({facts.source}), for up to {many} that may be anything, from "
+        f"{max(facts.least(resolved.attackers), 1)} updates on: {facts.breakdown}. Robustness is empirical."
+    )
     return Clause(
-        name="robustness", section=_RESULT, title="Poisoned data and backdoors are kept out", provided=False,
-        text="A mean believes every update; neither masks, clips nor noise stop a party that trains on bad data.",
+        name="robust-rule", section=_RESULT, title=title, provided=True, text=text,
+        assuming=(f"at most {many} may be anything",),
     )  # fmt: skip
+
+
+def _sees(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
+    name, title, found = "rule-sees", "Noise leaves the rule signs and directions to go by", sight(resolved)
+    if resolved.robust is None:
+        return Clause(name=name, section=_RESULT, title=title, provided=False, text="No rule looks at updates.")
+    if resolved.robust.facts.needs_trial or resolved.robust.name == "norm-bounded":
+        text = "This rule goes by neither: by lengths, or by a trial of each update on a root set."
+        return Clause(name=name, section=_RESULT, title=title, provided=False, text=text)
+    if found is None:
+        text = "Updates reach the rule without noise." if not resolved.protected else "Only sums reach the rule."
+        return Clause(name=name, section=_RESULT, title=title, provided=not resolved.protected, text=text)
+    over = f"{found.noise:.2g} times as long as what two honest updates can have in common"
+    if found.against_chance is not None:
+        over += f", {found.against_chance:.2g} times as long as what chance makes of {found.records:,.0f} records"
+    if found.faint:
+        text = f"The noise on an update is {over}. An attack whose updates are no longer than honest ones is not seen."
+    else:
+        text = f"The noise on an update is {over}. Below {FAINT:g} of chance, attacks were told apart when measured."
+    return Clause(name=name, section=_RESULT, title=title, provided=not found.faint, text=text)
+
+
+def _robust(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
+    title = "Poisoned data and backdoors are kept out"
+    if resolved.robust is None:
+        text = "A mean believes every update; neither masks, clips nor noise stop a party that trains on bad data."
+    else:
+        text = (
+            f"What {resolved.robust.facts.title} withstands was measured, attack by attack, and is proved for none of "
+            "them; an attack that knows the rule, or a backdoor that looks like honest training, may pass."
+        )
+    return Clause(name="robustness", section=_RESULT, title=title, provided=False, text=text)
 
 
 def _exact(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
@@ -467,6 +509,8 @@ _CLAUSES: tuple[Callable[[ResolvedPlan, tuple[Guarantee, ...]], Clause], ...] = 
     _took_part,
     _other_parties,
     _influence,
+    _rule,
+    _sees,
     _robust,
     _exact,
     _identities,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from quietsum import refusals
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
+from quietsum.plan import sight
 from quietsum.plan.forecast import Profile, smallest_noise
 from quietsum.plan.presets import PRESETS
 from quietsum.plan.promises import ClientPlan, RecordPlan
@@ -55,7 +56,7 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
             raise
         raise PlanRefused(f"noise in shares does not fit this plan: {error}{_smaller_ball(found)}") from None
     _check_stages(found)
-    return found
+    return dataclasses.replace(found, warnings=(*found.warnings, *sight.warnings(found)))
 
 
 def _smaller_ball(found: ResolvedPlan) -> str:

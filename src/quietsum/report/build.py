@@ -23,6 +23,7 @@ from quietsum.ledger.history import RunHistory
 from quietsum.ledger.spending import exceeds
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.plan.card import card
+from quietsum.plan.layers import layers
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.tradeoff import attacker_advantage
 from quietsum.privacy.units import Observer, PrivacyUnit
@@ -100,6 +101,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "references": references,
         "parties": _parties(resolved),
         "card": card(resolved).to_dict(),
+        "layers": [layer.to_dict() for layer in layers(resolved, sites=folder.sites)],
         "plan": plan.to_dict(),
         "plan_digest": plan.digest,
         "ledger": {"head": head.to_dict(), "public_key": public_key, "sites_keep_books": own_books},

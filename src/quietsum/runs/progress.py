@@ -46,6 +46,7 @@ def round_line(event: RoundFinished, dropped: int, *, data: bool = True, found: 
         name, value = next(iter(event.metrics.items()))
         metric = f" · {name} {value:.2f}" + (f" on {event.metrics_on[name]}" if data else "")
     left_out = f" · {dropped} left out" if dropped else ""
+    left_out += f" · {len(event.rejected)} rejected" if event.rejected else ""
     findings = f" · {found} finding{'s' if found > 1 else ''}" if found else ""
     number = f"{event.round:>{len(str(event.rounds))}}/{event.rounds}"
     return (

@@ -1,0 +1,84 @@
+"""Every plan has five layers of defence, and each is on exactly where its key says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quietsum.plan import (
+    AggregationPlan,
+    ClientPlan,
+    FederationPlan,
+    PartyFacts,
+    Plan,
+    PrivacyPlan,
+    RecordPlan,
+    ResolvedPlan,
+    TrainingPlan,
+    resolve,
+)
+from quietsum.plan.layers import AT_SITES, LAYERS, OFF, ON, layers
+
+SITES = tuple(PartyFacts(name=f"site-{at}", dataset=f"visits-{at}", size=400) for at in range(6))
+RECORD = RecordPlan(noise_multiplier=0.5, delta=1e-5)
+LOUD = RecordPlan(noise_multiplier=40.0, delta=1e-5)
+
+
+def made(privacy: Any = None, **aggregation: Any) -> ResolvedPlan:
+    plan = Plan(
+        privacy=privacy or PrivacyPlan(record=RECORD), aggregation=AggregationPlan(**aggregation),
+        training=TrainingPlan(sample_rate=1.0, local_steps=1), federation=FederationPlan(rounds=3),
+    )  # fmt: skip
+    return resolve(plan, SITES, 20)
+
+
+def client(noise_at: str) -> PrivacyPlan:
+    promise = ClientPlan(noise_multiplier=4.0, delta=1e-3, noise_at=noise_at)
+    return PrivacyPlan(style="user", client=promise, neighbours="zero-out")
+
+
+STATES = {
+    "plain": (made(), [OFF, ON, OFF, OFF, ON]),
+    "nothing": (made(PrivacyPlan(style="none")), [OFF, OFF, OFF, OFF, ON]),
+    "server": (made(client("server")), [OFF, OFF, OFF, OFF, ON]),
+    "party": (made(client("party")), [OFF, ON, OFF, OFF, ON]),
+    "masked": (made(secure=True, drop_outs=0.1), [OFF, ON, ON, OFF, ON]),
+    "judged": (made(rule="signguard", attackers=1), [OFF, ON, OFF, ON, ON]),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_layer_is_on_where_its_key_switches_it_on_and_nowhere_else(name: str) -> None:
+    resolved, states = STATES[name]
+    found = layers(resolved)
+    assert [layer.name for layer in found] == list(LAYERS)
+    assert [layer.state for layer in found] == states
+
+
+def test_what_lies_with_the_sites_is_said_to_lie_there() -> None:
+    found = layers(made(), sites=True)
+    assert found[0].state == AT_SITES and "stays there" in found[0].text
+    assert "TLS" in found[2].text and "TLS" not in layers(made())[2].text
+
+
+def test_every_layer_says_what_it_is_and_which_key_switches_it_on() -> None:
+    for resolved, _ in STATES.values():
+        for layer in layers(resolved):
+            assert layer.text and not layer.text.endswith(".")
+            assert any(key in layer.setting for key in ("schema", "privacy.style", "secure", "rule", "alerts.toml"))
+
+
+def test_a_rule_behind_loud_noise_is_on_and_its_layer_says_what_is_left_of_it() -> None:
+    loud = layers(made(PrivacyPlan(record=LOUD), rule="signguard"))[3]
+    assert loud.state == ON and "leaves it lengths" in loud.text
+    assert "leaves it lengths" not in layers(made(rule="signguard"))[3].text
+
+
+def test_masks_that_one_holder_simulates_are_off() -> None:
+    import dataclasses
+
+    dealt = tuple(dataclasses.replace(site, dataset="visits", holder="lab") for site in SITES)
+    plan = Plan(privacy=PrivacyPlan(record=RECORD), aggregation=AggregationPlan(secure=True, drop_outs=0.1),
+                training=TrainingPlan(sample_rate=1.0, local_steps=1), federation=FederationPlan(rounds=3))  # fmt: skip
+    assert layers(resolve(plan, dealt, 20))[2].state == OFF
