@@ -31,7 +31,7 @@ os.environ["QUIETSUM_TEST_SEEDS"] = "1"  # published digits; seeds make the tabl
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust import RULES, Rule, Sent, most_attackers, rule_named
+from quietsum.aggregation.robust import RULES, Before, Rule, Sent, most_attackers, rule_named
 from quietsum.defence import Seen, Trigger, attack_named, backdoored, flip_labels
 from quietsum.mechanisms.rng import randomness_for_tests
 
@@ -281,8 +281,15 @@ def train(
 # ------------------------------------------------------------------------------------------------- the matrix
 
 
+MIXED = ("nnm + trimmed-mean", "bucketing + geometric-median")
+"""Rules with something before them."""
+
+
 def named(name: str) -> Rule | None:
-    """The rule of that name; the mean may be none of them."""
+    """The rule of that name, "nnm + krum" with what comes before it; the mean may be none of them."""
+    before, _, after = name.partition(" + ")
+    if after:
+        return Before(kind=before, rule=rule_named(after))
     return None if name == "mean" and name not in RULES else rule_named(name)
 
 
@@ -485,7 +492,7 @@ def main() -> int:
     elif given.backdoor:
         backdoor_table(given.seeds, setting, given.jobs)
     else:
-        every = [name for name in dict.fromkeys(("mean", *RULES)) if _works(name, setting)]
+        every = [name for name in dict.fromkeys(("mean", *RULES, *MIXED)) if _works(name, setting)]
         names, titles = given.rule or every, given.attack or list(ATTACKS)
         found = matrix(names, titles, given.seeds, setting, given.jobs)
         printed(found, titles)
