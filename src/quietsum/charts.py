@@ -24,7 +24,7 @@ from typing import Literal, final
 from quietsum.errors import InvalidParameter
 from quietsum.files import DiskFull, NoRoom, write_output
 
-__all__ = ["Chart", "Series", "number", "save", "show", "svg", "terminal"]
+__all__ = ["STYLE", "Chart", "Series", "number", "save", "save_picture", "show", "svg", "terminal"]
 
 _COLOURS = ("cyan", "yellow", "magenta", "green")
 
@@ -270,7 +270,7 @@ def _x_axis(chart: Chart, scale: Scale, margin: int, columns: int, unicode: bool
 
 # ----------------------------------------------------------------------------------------------- SVG
 
-_STYLE = """
+STYLE = """
     .paper { fill: #ffffff; }
     text { font: 13px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #24292f; }
     .title { font-size: 17px; font-weight: 600; } .quiet { fill: #57606a; }
@@ -285,11 +285,16 @@ _STYLE = """
       .s0 { stroke: #58a6ff; } .s1 { stroke: #f0883e; } .s2 { stroke: #bc8cff; } .s3 { stroke: #3fb950; }
     }
 """
+"""What all pictures look like, light and dark."""
 
 
 def save(chart: Chart, path: str) -> None:
     """Write ``chart`` as SVG to a file, or to stdout for ``-``."""
-    picture = svg(chart)
+    save_picture(svg(chart), path)
+
+
+def save_picture(picture: str, path: str) -> None:
+    """Write an SVG to a file, or to stdout for ``-``."""
     if path == "-":
         sys.stdout.write(picture)
         return
@@ -319,7 +324,7 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
         'role="img" aria-labelledby="chart-title chart-about">',
         f'  <title id="chart-title">{escape(chart.title)}</title>',
         f'  <desc id="chart-about">{escape(about)}</desc>',
-        f"  <style>{_STYLE}  </style>",
+        f"  <style>{STYLE}  </style>",
         f'  <rect class="paper" width="{width}" height="{height}" rx="8"/>',
         f'  <text class="title" x="{left}" y="32">{escape(chart.title)}</text>',
     ]

@@ -166,7 +166,7 @@ def test_a_median_withstands_what_ruins_a_mean(tmp_path: Path) -> None:
 def test_a_drill_says_so_in_its_plan_its_model_its_database_and_its_report(tmp_path: Path) -> None:
     plan = attacked(tiny_plan(), kind="zero")
     result = drilled(tmp_path, plan)
-    words = "DRILL: 1 parties attack by 'zero', so the model is good for nothing but judging the defence"
+    words = "DRILL: 1 party attacking by 'zero', so the model is good for nothing but judging the defence"
     assert result.resolved.warnings[0] == warnings(plan, TinyTask().parties())[0] == words
     assert checkpoints.load_model(result.folder.model)[1]["drill"] == words
     values = report.build(result.folder, Workspace(path=tmp_path))

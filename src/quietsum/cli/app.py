@@ -24,6 +24,7 @@ from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
 from quietsum.cli.data import app as data
 from quietsum.cli.datasets import datasets
+from quietsum.cli.drill import drill
 from quietsum.cli.explain import explain
 from quietsum.cli.keys import app as keys
 from quietsum.cli.ledger import app as ledger
@@ -197,6 +198,7 @@ app.command(rich_help_panel=TRAIN)(plan)
 app.command(rich_help_panel=TRAIN)(run)
 app.command(rich_help_panel=TRAIN)(train)
 app.command(rich_help_panel=TRAIN)(tradeoff)
+app.command(rich_help_panel=TRAIN)(drill)
 app.command(rich_help_panel=TRAIN)(selfcheck)
 app.add_typer(party, name="party", rich_help_panel=ACROSS)
 app.add_typer(data, name="data", rich_help_panel=ACROSS)

@@ -94,5 +94,8 @@ class AttackPlan:
     @property
     def words(self) -> str:
         """What a reader of plans, runs and models is told."""
-        who = f"{self.parties} parties" if isinstance(self.parties, int) else ", ".join(self.parties)
-        return f"DRILL: {who} attack by '{self.kind}', so the model is good for nothing but judging the defence"
+        if isinstance(self.parties, int):
+            who = "1 party" if self.parties == 1 else f"{self.parties} parties"
+        else:
+            who = ", ".join(self.parties)
+        return f"DRILL: {who} attacking by '{self.kind}', so the model is good for nothing but judging the defence"

@@ -1,0 +1,169 @@
+"""``quietsum drill``: rules against attacks, on public rows, as a table and a picture."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quietsum.cli import options as opt
+from quietsum.cli.output import WIDTH, console, print_json, print_next
+from quietsum.errors import InvalidParameter, printable
+
+if TYPE_CHECKING:
+    from quietsum.runs.drill import Cell, Matrix
+
+__all__ = ["drill"]
+
+PlanArgument = Annotated[str, typer.Argument(metavar="RUN.TOML", help="The plan; [attack] in it says who attacks.")]
+RulesOption = Annotated[
+    str, typer.Option("--rules", metavar="A,B,…", help="\\[default: mean and every rule that fits]", show_default=False)
+]
+AttacksOption = Annotated[
+    str,
+    typer.Option("--attacks", metavar="X,Y:5,…", help="Kinds, with a strength or without.", show_default=False),
+]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", metavar="N", help="\\[default: the plan's]", show_default=False)
+]
+SeedsOption = Annotated[int, typer.Option("--seeds", metavar="K", help="Trainings of each; they never seed noise.")]
+OutputOption = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw the matrix.", show_default=False)
+]
+DeviceOption = Annotated[str, typer.Option("--device", metavar="D", help="Where torch models train: cpu or cuda.")]
+
+
+def drill(
+    plan: PlanArgument,
+    rules: RulesOption = "",
+    attacks: AttacksOption = "",
+    rounds: RoundsOption = None,
+    seeds: SeedsOption = 1,
+    output: OutputOption = None,
+    device: DeviceOption = "cpu",
+    as_json: opt.JsonOption = False,
+) -> int:
+    """Try rules against attacks: train a plan once for each pair, on public rows.
+
+    Example: quietsum drill run.toml --rules mean,signguard --attacks lie,ipm:5
+
+    Nothing is kept and nothing is charged, so protected rows are refused: put
+    \\[attack] into the plan and use quietsum run, which charges it.
+    """
+    from quietsum.plan import load_plan
+    from quietsum.runs.drill import drilled, parse_attack
+    from quietsum.tasks import task_of
+
+    if output is not None and output != "-" and not output.endswith(".svg"):
+        raise InvalidParameter("output", output, "is not named .svg", "the picture is an SVG")
+    if output == "-" and as_json:
+        raise InvalidParameter("output", output, "and --json both want stdout", "name a file for the picture")
+    wanted = _words(attacks)
+    for attack in wanted:
+        parse_attack(attack)
+    loaded = load_plan(plan)
+    task = task_of(loaded, device=device)
+    quiet = as_json or output == "-"
+    if not quiet:
+        print(textwrap.fill(f"DRILL: {printable(task.title)}; nothing is kept, nothing is charged", WIDTH), flush=True)
+    matrix = drilled(
+        loaded, task, rules=_words(rules), attacks=wanted, rounds=rounds, repeats=seeds,
+        tell=(lambda cell: None) if quiet else _told,
+    )  # fmt: skip
+    if output is not None:
+        from quietsum.charts import save_picture
+        from quietsum.runs.heatmap import heatmap
+
+        save_picture(heatmap(matrix, f"{printable(task.title)}: rules against attacks"), output)
+    if as_json:
+        print_json(matrix.to_dict())
+    elif not quiet:
+        _print(matrix)
+        if output is not None:
+            print(f"wrote {output}")
+        print_next(["run", plan])
+    return 0
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _told(cell: Cell) -> None:
+    """A line for each pair, as soon as it is known."""
+    told = f"refused: {cell.refused}" if cell.refused else f"{cell.score:.4f}"
+    print(f"{cell.rule} against {cell.attack}: {' '.join(told.split())}"[:WIDTH], flush=True)
+
+
+def _print(matrix: Matrix) -> None:
+    """The summary, the matrix in as many parts as 80 columns need, and what it does not say."""
+    from rich.table import Table
+
+    screen = console()
+    what = f"{matrix.metric.replace('_', ' ')} {matrix.unit}on {matrix.on}"
+    about = (
+        f"{what}: {matrix.parties} parties, {matrix.attackers} of them attackers, {matrix.rounds} rounds. Left out: by "
+        "the rule, of all rounds, attackers / others."
+    )
+    print(f"\n{textwrap.fill(about, WIDTH)}\n")
+    summary = Table(box=None, pad_edge=False)
+    for name, side in (("rule", "left"), ("no attack", "right"), ("worst", "right"), ("under", "left")):
+        summary.add_column(name, justify="right" if side == "right" else "left")
+    summary.add_column("left out", justify="right")
+    for rule in matrix.rules:
+        worst, calm = matrix.worst(rule), matrix.figure(matrix.cell(rule, "none").score)
+        if worst is None:
+            summary.add_row(rule, calm, "–", "", "")
+        else:
+            summary.add_row(rule, calm, matrix.figure(worst.score), worst.attack, _left_out(worst))
+    screen.print(summary)
+    attacks = [attack for attack in matrix.attacks if attack != "none"]
+    room = WIDTH - max(len(rule) for rule in matrix.rules) - 2
+    for part in _parts(attacks, room):
+        table = Table(box=None, pad_edge=False)
+        table.add_column("rule")
+        for attack in part:
+            table.add_column(attack, justify="right", no_wrap=True)
+        for rule in matrix.rules:
+            table.add_row(rule, *(matrix.figure(matrix.cell(rule, attack).score) for attack in part))
+        print()
+        screen.print(table)
+    _print_triggers(matrix)
+    refused = dict.fromkeys(f"{cell.rule} / {cell.attack}: {cell.refused}" for cell in matrix.cells if cell.refused)
+    for line in list(refused)[:5]:
+        print(textwrap.fill(f"– {' '.join(line.split())}", WIDTH))
+    caution = (
+        "What a rule withstands here it withstands in this form, on these rows; nothing is proved about an attacker "
+        "who knows the rule and looks for another way."
+    )
+    print(f"\n{textwrap.fill(caution, WIDTH)}")
+
+
+def _print_triggers(matrix: Matrix) -> None:
+    """How often a backdoor's trigger won, where that was counted."""
+    for attack in matrix.attacks:
+        wins = {rule: matrix.cell(rule, attack).mean("success") for rule in matrix.rules}
+        told = [f"{rule} {100 * win:.1f}" for rule, win in wins.items() if win is not None]
+        if told:
+            print()
+            print(textwrap.fill(f"the trigger of {attack} wins, in percent: {', '.join(told)}", WIDTH))
+
+
+def _left_out(cell: Cell) -> str:
+    caught, accused = cell.mean("caught"), cell.mean("accused")
+    return " / ".join("–" if share is None else f"{100 * share:.0f}" for share in (caught, accused))
+
+
+def _parts(names: list[str], room: int) -> list[list[str]]:
+    """Columns that fit side by side."""
+    parts: list[list[str]] = [[]]
+    used = 0
+    for name in names:
+        wide = max(len(name), 5) + 2
+        if parts[-1] and used + wide > room:
+            parts.append([])
+            used = 0
+        parts[-1].append(name)
+        used += wide
+    return [part for part in parts if part]

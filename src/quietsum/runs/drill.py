@@ -1,0 +1,317 @@
+"""A drill of many rules against many attacks: short trainings on public rows, and what each rule was worth.
+
+A matrix trains dozens of models. On protected rows every one of them would be a release to pay for, so only parties
+whose rows are declared public take part: there is no way to spend here. The trainings are those of ``quietsum run``,
+round by round, with a ledger of their own that is thrown away: it has nothing to remember, since nobody is charged for
+public rows. A single attack on protected rows is a run of a plan with ``[attack]``, charged like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, final, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quietsum.aggregation.robust import RULES, most_attackers
+from quietsum.defence.rows import trigger_of
+from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties, whole_number
+from quietsum.federation.local import LocalFederation
+from quietsum.federation.messages import Closes
+from quietsum.federation.round import first_state, run_round
+from quietsum.ledger import Ledger
+from quietsum.mechanisms.rng import system_randomness
+from quietsum.plan import AttackPlan, Plan, ResolvedPlan, resolve
+from quietsum.plan.attack import ATTACK_KINDS
+from quietsum.tasks import FederatedTask, NumpyTask, own_steps
+
+__all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
+
+Task = FederatedTask | NumpyTask
+NONE = "none"
+DEFAULT_ATTACKS = (
+    "sign-flip", "label-flip", "gaussian", "lie", "ipm:5", "min-max", "min-sum", "byzmean", "mimic", "sign-matched",
+    "adaptive",
+)  # fmt: skip
+"""The attacks of a drill where none are named."""
+
+
+@runtime_checkable
+class AnswersClasses(Protocol):
+    """A task that says which class a model answers, so that a trigger's success can be counted."""
+
+    def labels_of(self, party: str) -> NDArray[Any]:
+        """One label for each row."""
+        ...
+
+    def records_of(self, party: str) -> Sequence[Any]:
+        """The rows."""
+        ...
+
+    def classes_of(self, params: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.int64]:
+        """The class that the model answers."""
+        ...
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drilled:
+    """One training: its score, and the shares of attackers and of others that the rule left out (of all rounds).
+
+    ``success`` is how often a backdoor's trigger won on honest parties' rows; None where it cannot be counted.
+    """
+
+    score: float
+    caught: float
+    accused: float
+    success: float | None = None
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """All trainings of one rule under one attack; ``refused`` is why there are none."""
+
+    rule: str
+    attack: str
+    runs: tuple[Drilled, ...] = ()
+    refused: str = ""
+
+    @property
+    def score(self) -> float:
+        """The mean score; NaN where there is none."""
+        return statistics.fmean(run.score for run in self.runs) if self.runs else math.nan
+
+    def mean(self, name: str) -> float | None:
+        """The mean of ``caught``, ``accused`` or ``success`` where it is known."""
+        found = [value for run in self.runs if (value := getattr(run, name)) is not None and math.isfinite(value)]
+        return statistics.fmean(found) if found else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        score = self.score
+        return {
+            "rule": self.rule, "attack": self.attack, "refused": self.refused,
+            "score": score if math.isfinite(score) else None, "scores": [run.score for run in self.runs],
+            "attackers_left_out": self.mean("caught"), "others_left_out": self.mean("accused"),
+            "trigger_wins": self.mean("success"),
+        }  # fmt: skip
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """Rules × attacks. ``metric`` is the task's first score, on the data it names."""
+
+    metric: str
+    on: str
+    parties: int
+    attackers: int
+    rounds: int
+    rules: tuple[str, ...]
+    attacks: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    def cell(self, rule: str, attack: str) -> Cell:
+        """One of them."""
+        return next(cell for cell in self.cells if (cell.rule, cell.attack) == (rule, attack))
+
+    @property
+    def unit(self) -> str:
+        """What the numbers are printed in: percent where every score lies between 0 and 1."""
+        return "in percent " if all(0 <= cell.score <= 1 for cell in self.cells if cell.runs) else ""
+
+    def figure(self, score: float) -> str:
+        """A score for people; a dash where there is none."""
+        if math.isnan(score):
+            return "–"
+        return f"{100 * score:.1f}" if self.unit else f"{score:.3g}"
+
+    def worst(self, rule: str) -> Cell | None:
+        """The attack with the lowest score; None where none was tried."""
+        tried = [self.cell(rule, attack) for attack in self.attacks if attack != NONE]
+        return min((cell for cell in tried if cell.runs), key=lambda cell: cell.score, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        worst = {rule: cell for rule in self.rules if (cell := self.worst(rule)) is not None}
+        return {
+            "metric": self.metric, "on": self.on, "parties": self.parties, "attackers": self.attackers,
+            "rounds": self.rounds, "rules": list(self.rules), "attacks": list(self.attacks),
+            "worst": {rule: {"attack": cell.attack, "score": cell.score} for rule, cell in worst.items()},
+            "cells": [cell.to_dict() for cell in self.cells],
+        }  # fmt: skip
+
+
+def parse_attack(text: str) -> tuple[str, float | None]:
+    """``ipm:5`` as a kind and its strength; ``ipm`` has its usual one, ``none`` is no attack."""
+    kind, _, strength = text.strip().partition(":")
+    if kind != NONE and kind not in ATTACK_KINDS:
+        raise InvalidParameter("attack", kind, "is unknown", f"choose among {', '.join(ATTACK_KINDS)}")
+    try:
+        number = float(strength) if strength else None
+    except ValueError:
+        raise InvalidParameter("attack", text, "has a strength that is no number", "write ipm:5") from None
+    if number is not None and not (math.isfinite(number) and number >= 0):
+        raise InvalidParameter("attack", text, "has a strength that is no number from 0 up", "write ipm:5")
+    return kind, number
+
+
+def drilled(
+    plan: Plan,
+    task: Task,
+    *,
+    rules: Sequence[str] = (),
+    attacks: Sequence[str] = (),
+    rounds: int | None = None,
+    repeats: int = 1,
+    tell: Callable[[Cell], None] = lambda cell: None,
+) -> Matrix:
+    """Train ``plan`` once for each rule, attack and repeat; :class:`PlanRefused` where rows are protected.
+
+    Who attacks, and with which trigger or direction, is what ``plan.attack`` says; without it, the first
+    ``aggregation.attackers`` parties, or a fifth of all. Rules are told of as many attackers as there are, or of as
+    many as they withstand.
+    """
+    facts = task.parties()
+    protected = [party.name for party in facts if not party.public]
+    if protected:
+        raise PlanRefused(
+            f"a drill trains many models, and the rows of {', '.join(protected[:3])}"
+            f"{' and others' if len(protected) > 3 else ''} are protected: each model would be a release that nobody "
+            "pays for. Drill with a public task (digits, heart), or run one plan with [attack]: quietsum run charges it"
+        )
+    count = whole_number("seeds", repeats, 1)
+    length = plan.federation.rounds if rounds is None else whole_number("rounds", rounds, 1)
+    plan = dataclasses.replace(
+        plan, federation=dataclasses.replace(plan.federation, rounds=length),
+        schedule=plan.schedule if length == plan.federation.rounds else (),
+    )  # fmt: skip
+    present = [party.name for party in facts if not plan.federation.named or party.name in plan.federation.named]
+    base = plan.attack or AttackPlan(
+        kind="zero", parties=plan.aggregation.attackers or max(1, len(present) // 5)
+    )  # its kind is replaced by each attack's
+    chosen = tuple(dict.fromkeys(rules)) or _rules(len(present))
+    wanted = tuple(dict.fromkeys((NONE, *(attacks or DEFAULT_ATTACKS))))
+    cells: list[Cell] = []
+    measured = ("", "")
+    with _throwaway() as ledger:
+        for rule, attack in itertools.product(chosen, wanted):
+            cell, found = _cell(plan, base, task, rule, attack, count, ledger, present)
+            measured = found or measured
+            cells.append(cell)
+            tell(cell)
+    if not any(cell.runs for cell in cells):
+        raise PlanRefused(f"no rule and no attack fit this plan: {cells[0].refused}")
+    return Matrix(
+        metric=measured[0], on=measured[1], parties=len(present), attackers=len(base.among(present)), rounds=length,
+        rules=chosen, attacks=wanted, cells=tuple(cells),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _throwaway() -> Iterator[Ledger]:
+    """A ledger that remembers nothing longer than the drill."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="quietsum-drill-"))
+        yield stack.enter_context(Ledger.open(Path(folder) / "ledger.db", create=True))
+
+
+def _rules(parties: int) -> tuple[str, ...]:
+    """Every rule that works with so many parties and asks for no root set."""
+    able = [name for name, rule in RULES.items() if not rule.facts.needs_trial and most_attackers(rule, parties) >= 0]
+    return tuple(dict.fromkeys(("mean", *able)))
+
+
+def _cell(
+    plan: Plan, base: AttackPlan, task: Task, rule: str, attack: str, repeats: int, ledger: Ledger, present: list[str]
+) -> tuple[Cell, tuple[str, str] | None]:
+    """The trainings of one rule under one attack, and what was measured on which data."""
+    kind, strength = parse_attack(attack)
+    drill = None if kind == NONE else dataclasses.replace(base, kind=kind, strength=strength)
+    if drill is not None and drill.on_rows:
+        drill = dataclasses.replace(drill, from_round=1, to_round=None)
+    if rule != "mean" and rule not in RULES:
+        raise InvalidParameter("rule", rule, "is unknown", f"choose among mean, {', '.join(RULES)}")
+    stated = None
+    if rule in RULES:
+        stated = min(len(base.among(present)), max(most_attackers(RULES[rule], len(present)), 0))
+    tried = dataclasses.replace(
+        plan, attack=drill, aggregation=dataclasses.replace(plan.aggregation, rule=rule, attackers=stated)
+    )
+    try:
+        resolved = resolve(tried, task.parties(), task.dimension)
+        outcomes, measured = [], None
+        for repeat in range(repeats):
+            run = f"{rule}-{attack}-{repeat}".replace(":", "-")
+            one, measured = _trained(run, resolved, task, ledger)
+            outcomes.append(one)
+        return Cell(rule=rule, attack=attack, runs=tuple(outcomes)), measured
+    except (PlanRefused, TooFewParties) as refusal:
+        return Cell(rule=rule, attack=attack, refused=str(refusal)), None
+
+
+def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tuple[Drilled, tuple[str, str]]:
+    """One training, as ``quietsum run`` does it."""
+    plan = resolved.plan
+    attackers = frozenset(plan.attack.among([party.name for party in resolved.parties])) if plan.attack else frozenset()
+    ledger.open_run(
+        run, plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(), datasets=resolved.datasets(),
+        lifetimes=resolved.lifetimes(),
+    )  # fmt: skip
+    federation = LocalFederation.of(task, resolved)
+    state, rng = first_state(resolved, task.initial()), system_randomness()
+    caught, accused = list[float](), list[float]()
+    try:
+        for number in range(1, plan.federation.rounds + 1):
+            result = run_round(
+                run, number, state, resolved=resolved, federation=federation, ledger=ledger, rng=rng,
+                own_steps=own_steps(task),
+            )  # fmt: skip
+            state = result.state
+            judged = (*result.kept, *result.rejected)
+            left_out = frozenset(result.rejected)
+            caught += _share([name for name in judged if name in attackers], left_out)
+            accused += _share([name for name in judged if name not in attackers], left_out)
+    finally:
+        if isinstance(federation, Closes):
+            federation.close()
+    measured = task.evaluate(state.model)
+    name = next(iter(measured.values), "")
+    outcome = Drilled(
+        score=measured.values.get(name, math.nan), caught=_mean(caught), accused=_mean(accused),
+        success=_success(task, plan.attack, state.model, [p.name for p in resolved.parties if p.name not in attackers]),
+    )  # fmt: skip
+    return outcome, (name, measured.stands_on(name) if name else "")
+
+
+def _share(names: Sequence[str], left_out: frozenset[str]) -> Iterator[float]:
+    if names:
+        yield sum(name in left_out for name in names) / len(names)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else math.nan
+
+
+def _success(task: Task, attack: AttackPlan | None, params: NDArray[np.float64], honest: Sequence[str]) -> float | None:
+    """How often the whole trigger makes the model answer the target, on honest rows of other classes."""
+    if attack is None or "backdoor" not in attack.kind or not isinstance(task, AnswersClasses):
+        return None
+    target, trigger = attack.target or 0, trigger_of(attack)
+    hits = total = 0
+    for party in honest:
+        features, labels = np.asarray(task.records_of(party)[0]), task.labels_of(party)
+        others = features[labels != target]
+        if len(others):
+            hits += int((task.classes_of(params, trigger.stamp(others)) == target).sum())
+            total += len(others)
+    return hits / total if total else None

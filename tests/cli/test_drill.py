@@ -1,0 +1,91 @@
+"""``quietsum drill`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from quietsum.cli.app import app
+
+PLAN = """
+[task]
+name = "heart"
+[federation]
+rounds = 2
+[training]
+sample_rate = 0.2
+local_steps = 2
+[privacy]
+style = "none"
+"""
+
+
+def run(*words: object, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["drill", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(PLAN, encoding="utf-8")
+    return path
+
+
+def test_the_table_fits_a_terminal_says_drill_and_what_it_does_not_prove(plan: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "matrix.svg"
+    attacks = "ipm:5,lie,sign-flip,min-max,min-sum,byzmean,mimic,gaussian,label-flip,sign-matched"
+    text = run(plan, "--rules", "mean,median", "--attacks", attacks, "-o", picture).stdout
+    assert text.startswith("DRILL: ")
+    assert "nothing is charged" in text
+    assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith(("wrote", "next")))
+    for word in ("rule", "no attack", "worst", "left out", "ipm:5", "sign-matched", "nothing is proved"):
+        assert word in " ".join(text.split())
+    assert picture.read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_json_is_one_object_with_every_cell(plan: Path) -> None:
+    found = json.loads(run(plan, "--rules", "mean", "--attacks", "zero", "--rounds", 1, "--seeds", 2, "--json").stdout)
+    assert [cell["attack"] for cell in found["cells"]] == ["none", "zero"]
+    assert len(found["cells"][0]["scores"]) == 2
+    assert found["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--attacks", "charm"), "charm"),
+        (("--rules", "majority", "--rounds", "1"), "majority"),
+        (("-o", "matrix.png"), "not named .svg"),
+        (("-o", "-", "--json"), "both want stdout"),
+        (("--seeds", "0"), "seeds"),
+        (("--rounds", "0"), "rounds"),
+    ],
+)
+def test_a_slip_is_told_in_one_line(plan: Path, words: tuple[str, ...], told: str) -> None:
+    done = run(plan, *words, code=2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plan_with_an_attack_is_refused_where_sites_would_be_asked(plan: Path, tmp_path: Path) -> None:
+    plan.write_text(PLAN + '[attack]\nkind = "lie"\n', encoding="utf-8")
+    done = CliRunner().invoke(app, ["run", str(plan), "--on", "flower", "--workspace", str(tmp_path / "w")])
+    assert done.exit_code == 2
+    assert "real sites would be asked" in " ".join(done.stderr.split())
+    assert not (tmp_path / "w").exists()
+
+
+def test_plan_and_run_say_that_it_is_a_drill(plan: Path, tmp_path: Path) -> None:
+    plan.write_text(PLAN + '[attack]\nkind = "lie"\n', encoding="utf-8")
+    for words in (["plan", str(plan)], ["run", str(plan), "--workspace", str(tmp_path / "w")]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert "DRILL: 1 party attacking by 'lie'" in " ".join(done.stdout.split())
+    shown = CliRunner().invoke(app, ["show", "latest", "--workspace", str(tmp_path / "w")])
+    assert "This was a drill." in " ".join(shown.stdout.split())

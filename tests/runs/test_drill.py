@@ -1,0 +1,185 @@
+"""Rules against attacks on public rows: what the matrix holds, and that protected ones have none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.federation.drills import Drill
+from quietsum.plan import AttackPlan, Plan
+from quietsum.runs import drill as drills
+from quietsum.runs.drill import Cell, Drilled, Matrix, drilled, parse_attack
+from quietsum.runs.heatmap import heatmap
+from quietsum.tasks import Metrics, task_of
+from tiny import TinyTask, tiny_plan
+
+SIX = {name: 10 for name in ("a", "b", "c", "d", "e", "f")}
+
+
+class Near(TinyTask):
+    """The tiny task with a score between 0 and 1, the nearer the better."""
+
+    def evaluate(self, params: Any) -> Metrics:
+        distance = float(np.linalg.norm(params - 0.5))
+        return Metrics(values={"nearness": 1 / (1 + distance)}, on="the true mean, which is public")
+
+
+def task(public: str = "made up") -> Near:
+    return Near(sizes=SIX, public=public)
+
+
+def plan(**tables: Any) -> Plan:
+    calm: dict[str, Any] = {"privacy": {"style": "none", "record": None}, "training": {"sample_rate": 1.0}, **tables}
+    return tiny_plan(**calm)
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Matrix:
+    return drilled(
+        plan(), task(), rules=("mean", "median", "signguard"), attacks=("ipm:20", "label-flip"), rounds=6, repeats=2
+    )
+
+
+def test_the_matrix_holds_every_pair_and_the_calm_beside_it(matrix: Matrix) -> None:
+    assert matrix.attacks == ("none", "ipm:20", "label-flip")
+    assert (matrix.parties, matrix.attackers, matrix.rounds) == (6, 1, 6)
+    assert len(matrix.cells) == 9
+    assert all(len(cell.runs) == 2 and not cell.refused for cell in matrix.cells)
+    assert matrix.metric == "nearness"
+
+
+def test_the_mean_is_ruined_and_the_median_is_not(matrix: Matrix) -> None:
+    assert matrix.cell("mean", "ipm:20").score < 0.3
+    assert matrix.cell("median", "ipm:20").score > 0.8
+    worst = matrix.worst("mean")
+    assert worst is not None
+    assert worst.attack == "ipm:20"
+
+
+def test_what_a_rule_left_out_is_counted_for_attackers_and_for_others(matrix: Matrix) -> None:
+    cell = matrix.cell("signguard", "ipm:20")
+    assert cell.mean("caught") == 1.0, "an update twenty times as long is never in the step"
+    assert matrix.cell("mean", "ipm:20").mean("caught") == 0.0
+    assert matrix.cell("mean", "none").mean("caught") is None, "without attackers there is nobody to catch"
+
+
+def test_values_of_a_matrix_are_plain_and_complete(matrix: Matrix) -> None:
+    values = matrix.to_dict()
+    assert values["worst"]["mean"]["attack"] == "ipm:20"
+    assert {(cell["rule"], cell["attack"]) for cell in values["cells"]} == {
+        (rule, attack) for rule in matrix.rules for attack in matrix.attacks
+    }
+
+
+def test_the_picture_names_every_rule_and_attack_and_is_one_well_formed_file(matrix: Matrix) -> None:
+    text = heatmap(matrix, "tiny & small")
+    words = [part.text for part in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"mean", "median", "signguard", "no attack", "ipm:20", "label-flip", "worst", "tiny & small"} <= set(words)
+    for cell in matrix.cells:
+        assert matrix.figure(cell.score) in words
+
+
+def test_protected_rows_are_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    monkeypatch.setattr(drills, "_trained", lambda *_: pytest.fail("a model was trained"))
+    private = Near(sizes=SIX, diary=str(diary))
+    private.public = ""
+    with pytest.raises(PlanRefused, match=r"the rows of a, b, c and others are protected.*quietsum run charges it"):
+        drilled(plan(), private)
+    assert not diary.exists()
+
+
+def test_one_protected_party_among_public_ones_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = task()
+    facts = (*mixed.parties()[:-1], dataclasses.replace(mixed.parties()[-1], public=""))
+    monkeypatch.setattr(mixed, "parties", lambda: facts)
+    with pytest.raises(PlanRefused, match="the rows of f are protected"):
+        drilled(plan(), mixed)
+
+
+def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    drilled(plan(), task(), rules=("mean",), attacks=("zero",), rounds=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_attacks_is_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[frozenset[str]] = []
+    crafted = Drill._crafted
+
+    def noted(self: Drill, *arguments: Any) -> Any:
+        seen.append(self._attackers)
+        return crafted(self, *arguments)
+
+    monkeypatch.setattr(Drill, "_crafted", noted)
+    stated = dataclasses.replace(plan(), attack=AttackPlan(kind="zero", parties=("e", "b")))
+    assert drilled(stated, task(), rules=("mean",), attacks=("sign-flip",), rounds=1).attackers == 2
+    assert seen == [frozenset({"b", "e"})]
+
+
+def test_a_pair_that_a_plan_refuses_is_told_and_the_others_are_trained() -> None:
+    found = drilled(
+        plan(aggregation={"weights": "size"}), task(), rules=("mean", "median"), attacks=("zero",), rounds=1
+    )
+    assert "a size that nobody can verify" in found.cell("median", "zero").refused
+    assert math.isnan(found.cell("median", "zero").score)
+    assert found.worst("median") is None
+    assert found.cell("mean", "zero").runs
+    assert "–" in heatmap(found, "some are refused")
+
+
+def test_where_every_pair_is_refused_so_is_the_drill() -> None:
+    with pytest.raises(PlanRefused, match="no rule and no attack fit"):
+        drilled(plan(aggregation={"weights": "size"}), task(), rules=("median",), attacks=("zero",), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("ipm", ("ipm", None)), (" lie:.3", ("lie", 0.3)), ("none", ("none", None))]
+)
+def test_an_attack_is_named_with_its_strength_or_without(text: str, found: tuple[str, float | None]) -> None:
+    assert parse_attack(text) == found
+
+
+@pytest.mark.parametrize("text", ["charm", "ipm:much", "ipm:-1", "ipm:nan", ""])
+def test_what_is_no_attack_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="attack"):
+        parse_attack(text)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="rule"):
+        drilled(plan(), task(), rules=("majority",), attacks=("zero",), rounds=1)
+
+
+@pytest.mark.slow
+def test_the_success_of_a_trigger_is_counted_on_honest_rows() -> None:
+    digits = Plan.from_dict({
+        "task": {"name": "digits"}, "federation": {"split": "iid", "parties": 10, "rounds": 8},
+        "training": {"batch_size": 32, "local_steps": 6, "optimizer": {"learning_rate": 0.3}},
+        "privacy": {"style": "none"}, "attack": {"kind": "zero", "parties": 2, "target": 3},
+    })  # fmt: skip
+    found = drilled(digits, task_of(digits), rules=("mean",), attacks=("backdoor:3", "zero"))
+    won = found.cell("mean", "backdoor:3").mean("success")
+    assert won is not None
+    assert won > 0.6
+    assert found.cell("mean", "zero").mean("success") is None
+
+
+def test_scores_beyond_one_are_no_percentages() -> None:
+    runs = (Drilled(score=12.5, caught=0.0, accused=0.0),)
+    cells = tuple(Cell(rule="mean", attack=attack, runs=runs) for attack in ("none", "lie"))
+    found = Matrix(
+        metric="points", on="made-up rows", parties=4, attackers=1, rounds=1, rules=("mean",), attacks=("none", "lie"),
+        cells=cells,
+    )  # fmt: skip
+    assert found.figure(12.5) == "12.5"
+    assert found.unit == ""
