@@ -149,3 +149,24 @@ def test_a_torch_task_is_checked_as_a_whole_or_dealt_out() -> None:
 def test_a_wrong_word_is_told_with_what_to_do(folder: Path, words: tuple[str, ...], told: str) -> None:
     (folder / "t.parquet").write_bytes(b"PAR1")
     assert told in said(quietsum("data", "check", *words, code=2))
+
+
+def test_labels_are_looked_at_when_it_is_asked_for(folder: Path) -> None:
+    chance = np.random.default_rng(0)
+    sick = np.arange(200) % 2
+    np.savez(folder / "t.npz", x=chance.normal(size=(200, 2)) + 3 * sick[:, None], label=sick)
+    mixed = np.where(chance.random(200) < 0.3, 1 - sick, sick)
+    np.savez(folder / "mixed.npz", x=chance.normal(size=(200, 2)) + 3 * sick[:, None], label=mixed)
+    (folder / "t.toml").write_text(
+        'columns = [{ name = "x.0" }, { name = "x.1" }, { name = "label", type = "integer" }]\n'
+        '[label]\ncolumn = "label"\nclasses = [0, 1]\ndisagreement = 0.05\n'
+    )
+    fine = said(quietsum("data", "check", "t.npz", "--schema", "t.toml", "--labels"))
+    assert "a simple model labels otherwise" in fine and "than the declared" not in fine
+    told = said(quietsum("data", "check", "mixed.npz", "--schema", "t.toml", "--labels"))
+    assert "labels more of its rows otherwise than the declared 5 %" in told and "at a rate of 0.001 a class" in told
+    values = json.loads(quietsum("data", "check", "mixed.npz", "--schema", "t.toml", "--labels", "--json").stdout)
+    assert values["counts"]["labels"]["0"]["otherwise"] >= values["counts"]["labels"]["0"]["threshold"]
+    assert (
+        "labels" not in json.loads(quietsum("data", "check", "t.npz", "--schema", "t.toml", "--json").stdout)["counts"]
+    )

@@ -347,3 +347,13 @@ def test_names_that_are_long_numbers_keep_their_digits() -> None:
     for ids in (np.array(long), np.array(long, dtype=object), [str(one) for one in long]):
         assert validate({"id": ids}, schema).ok
     assert not validate({"id": [2**60, 2**60]}, schema).ok  # the control
+
+
+def test_the_reference_states_every_key_with_its_default_and_meaning() -> None:
+    """Its tables are written by: python -m quietsum.defence.validation reference"""
+    from quietsum.defence.validation.schema_file import SchemaTable, schema_keys
+    from quietsum.plan.reference import page
+
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "data-toml.md").read_text(encoding="utf-8")
+    assert text.endswith(page(SchemaTable))
+    assert all(f"| `{key}` |" in text for key in schema_keys())

@@ -56,6 +56,9 @@ PolicyOption = Annotated[
     typer.Option("--policy", metavar="POLICY.TOML", help="Check what the site would, by its policy.",
                  show_default=False),
 ]  # fmt: skip
+LabelsOption = Annotated[
+    bool, typer.Option("--labels", help="Also: how well a simple model agrees with the labels, class by class.")
+]
 PartiesOption = Annotated[
     int | None, typer.Option("--parties", metavar="N", help="With --task: dealt out to N.", show_default=False)
 ]
@@ -101,6 +104,7 @@ def check(
     plan: PlanOption = None,
     parties: PartiesOption = None,
     policy: PolicyOption = None,
+    labels: LabelsOption = False,
     as_json: opt.JsonOption = False,
 ) -> int:
     """Check a table, or what a task trains on, before anything is trained.
@@ -111,7 +115,7 @@ def check(
     Lines and columns are named; values are shown on a terminal alone, and in
     no file. The command ends with code 2 where the data does not fit.
     """
-    from quietsum.defence.validation import load_schema, read_table, validate
+    from quietsum.defence.validation import load_schema, look_at_labels, read_table, validate
 
     named = {"TABLE": table, "--task": task, "--plan": plan, "--policy": policy}
     given = [name for name, value in named.items() if value is not None]
@@ -120,21 +124,26 @@ def check(
         remedy = "name a table, a task, a plan or a policy"
         raise InvalidParameter("TABLE", " and ".join(given) or None, problem, remedy)
     if policy is not None:
-        if extra := [name for name, value in (("--schema", schema), ("--party", party)) if value is not None]:
-            raise InvalidParameter(extra[0], "", "contradicts --policy", "the policy says which")
+        others = {"--schema": schema, "--party": party, "--parties": parties, "--labels": labels or None}
+        if extra := [name for name, value in others.items() if value is not None]:
+            raise InvalidParameter(extra[0], "", "does not go with --policy", "the policy says what is checked")
         return _by_policy(policy, as_json)
     held: Schema | None = None
     if table is not None:
         for name, value in (("--party", party), ("--parties", parties)):
             if value is not None:
                 raise InvalidParameter(name, value, "means nothing to a table", "it goes with --task")
-        stated = held = load_schema(schema or _SCHEMA)
-        found = validate(read_table(table, stated), stated)
+        rows: Any = read_table(table, held := load_schema(schema or _SCHEMA))
+        found = validate(rows, held)
         what, against = str(table), str(schema or _SCHEMA)
     else:
         held = None if schema is None else dataclasses.replace(load_schema(schema), cleaning=())  # it shows what trains
         rows, what = _rows_of(task, plan, party, parties)
         found, against = validate(rows, held), "" if schema is None else str(schema)
+    if labels:
+        problems, counted = look_at_labels(rows, held)
+        counts = {**found.counts, "labels": counted}
+        found = dataclasses.replace(found, problems=(*found.problems, *problems), counts=counts)
     if as_json:
         print_json(_told(found, what, against))
     else:
@@ -288,6 +297,13 @@ def _counted(found: Result) -> list[str]:
             f"{name} {count:,} ({100 * count / total:.3g} %)" for name, count in list(classes.items())[:12]
         )
         told.append(f"classes: {shares}" + (", …" if len(classes) > 12 else ""))
+    if looked := counts.get("labels"):
+        shares = ", ".join(f"{name} {100 * one['otherwise'] / one['rows']:.3g} %" for name, one in looked.items())
+        told.append(f"labels: a simple model labels otherwise, of each class: {shares}")
+        if any(one["declared"] is not None for one in looked.values()):
+            least = ", ".join(f"{name} {one['threshold']:,}" for name, one in looked.items())
+            told.append(f"labels: told from so many rows on: {least} (by chance at a rate of {_rate(looked)} a class)")
+        told.append("labels that are all exchanged agree as well as before: only declared shares of classes show them")
     if cleaned := counts.get("cleaned"):
         told.append("cleaned, row by row: " + ", ".join(f"{rule} {count:,}" for rule, count in cleaned.items()))
     if skipped := counts.get("outliers_not_judged"):
@@ -296,6 +312,10 @@ def _counted(found: Result) -> list[str]:
             "them equal)"
         )
     return told
+
+
+def _rate(looked: dict[str, Any]) -> str:
+    return f"{next(iter(looked.values()))['rate']:g}"
 
 
 def _say(words: str) -> None:

@@ -16,18 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["page"]
 
 
-def page() -> str:
-    """One table of keys for each table of the file."""
+def page(table: type[Table] | None = None) -> str:
+    """One table of keys for each table of the file, ``run.toml`` if no other is meant."""
     from quietsum.plan.tables import PlanTable
 
     parts = []
-    for name, field in PlanTable.model_fields.items():
+    for name, field in (table or PlanTable).model_fields.items():
         from quietsum.plan.problems import inner_tables
 
-        rows = "\n".join(row for kind in inner_tables(field.annotation) for row in _rows(kind, f"{name}."))
-        about = field.description or ""
+        inner = inner_tables(field.annotation)
+        rows = "".join(f"{row}\n" for kind in inner for row in _rows(kind, f"{name}."))
+        title, default = (f"[{name}]", "") if inner else (name, f"`{_toml(field.default)}`")
+        about = _cell(field.description or "")
         parts.append(
-            f"## [{name}]\n\n| key | default | meaning |\n|---|---|---|\n| `{name}` |  | {_cell(about)} |\n{rows}\n"
+            f"## {title}\n\n| key | default | meaning |\n|---|---|---|\n| `{name}` | {default} | {about} |\n{rows}"
         )
     return "\n".join(parts)
 

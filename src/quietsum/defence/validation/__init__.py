@@ -15,6 +15,7 @@ from quietsum.defence.validation.checks import expected_beyond, fitting, robust_
 from quietsum.defence.validation.cleaning import clean
 from quietsum.defence.validation.describing import first_schema
 from quietsum.defence.validation.files import read_table
+from quietsum.defence.validation.labels import look_at_labels
 from quietsum.defence.validation.result import Problem, Result
 from quietsum.defence.validation.schema import Cleaning, Column, FileFormat, Label, Outliers, RowRules, Schema
 from quietsum.defence.validation.schema_file import load_schema, parse_schema
@@ -37,6 +38,7 @@ __all__ = [
     "fitting",
     "from_arrays",
     "load_schema",
+    "look_at_labels",
     "parse_schema",
     "read_table",
     "robust_z",

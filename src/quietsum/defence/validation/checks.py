@@ -27,7 +27,7 @@ from quietsum.defence.validation.tables import Cells, Floats, Mask, Table, from_
 from quietsum.defence.validation.tasks import arrays_of
 from quietsum.errors import DataUnfit, InvalidParameter
 
-__all__ = ["ROW_BY_ROW", "expected_beyond", "fitting", "robust_z", "validate"]
+__all__ = ["ROW_BY_ROW", "expected_beyond", "fitting", "robust_z", "table_of", "validate"]
 
 _FEWEST = 30
 """With fewer values a median of deviations says little, and no outliers are told."""
@@ -49,7 +49,7 @@ def validate(rows: Any, schema: Schema | None = None) -> Result:
     >>> found.ok, [(one.check, one.column, one.lines) for one in found.problems]
     (False, [('range', 'age', (1,))])
     """
-    table, schema = _table_of(rows, schema)
+    table, schema = table_of(rows, schema)
     read = len(table)
     if schema.cleaning:
         table = clean(table, schema)
@@ -71,7 +71,8 @@ def validate(rows: Any, schema: Schema | None = None) -> Result:
     return Result(problems=tuple(problems), counts=counts, unit=table.unit)
 
 
-def _table_of(rows: Any, schema: Schema | None) -> tuple[Table, Schema]:
+def table_of(rows: Any, schema: Schema | None) -> tuple[Table, Schema]:
+    """Whatever :func:`validate` takes as a table, with the schema that it is held to."""
     if isinstance(rows, Table):
         if schema is None:
             raise InvalidParameter("schema", None, "is missing", "pass the one that the table was read by")
@@ -99,7 +100,7 @@ def fitting(rows: Any, schema: Schema) -> Mask:
     >>> fitting({"age": np.array([34.0, 700.0])}, Schema(columns=(Column(name="age", min=0, max=120),))).tolist()
     [True, False]
     """
-    table, schema = _table_of(rows, schema)
+    table, schema = table_of(rows, schema)
     found = np.ones(len(table), dtype=bool)
     for column in schema.columns:
         cells = table.cells.get(column.name)

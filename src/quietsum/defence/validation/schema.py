@@ -170,7 +170,8 @@ class Label:
     """What is learned: the declared classes, and the share of the rows that each may have.
 
     ``least`` and ``most`` bind every class; ``shares`` gives single classes bounds of their own. No classes: the label
-    is a number, and nothing is balanced.
+    is a number, and nothing is balanced. ``disagreement`` is the share of a class that a simple model is expected to
+    label otherwise (:mod:`.labels`).
     """
 
     column: str
@@ -178,9 +179,12 @@ class Label:
     least: float = 0.0
     most: float = 1.0
     shares: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    disagreement: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
+        if self.disagreement is not None:
+            probability("disagreement", self.disagreement, "the share of a class that a simple model labels otherwise")
         names = [str(one) for one in self.classes]
         if len(set(names)) != len(names):
             raise InvalidParameter("classes", names, "repeat", "name each class once")

@@ -73,6 +73,10 @@ class LabelTable(Table):
     shares: dict[str, list[float]] = Field(
         default={}, description='Bounds for single classes, as in { "1" = [0.001, 0.01] }.'
     )
+    disagreement: Share | None = Field(
+        default=None,
+        description="For --labels: the share of a class that a simple model is expected to label otherwise.",
+    )
 
 
 class OutliersTable(Table):
