@@ -68,12 +68,13 @@ def test_all_chances_are_those_of_counting_every_draw(parties: int, groups: int,
     for honest in (1, 2):
         naive = share(lambda draw, honest=honest: any(0 < size - held <= honest for size, held in draw))
         assert alone(parties, groups, special, honest=honest) == pytest.approx(naive, abs=1e-12)
+        floor = parties // groups - 1
         lost = share(
-            lambda draw, honest=honest: any(
-                size - held > 0 and max(size - held - 1, 1) <= honest for size, held in draw
+            lambda draw, honest=honest, floor=floor: any(
+                held < size and max(floor - held, 1) <= honest for size, held in draw
             )
         )
-        assert alone(parties, groups, special, honest=honest, missing=1) == pytest.approx(lost, abs=1e-12)
+        assert alone(parties, groups, special, honest=honest, floor=floor) == pytest.approx(lost, abs=1e-12)
     for x in range(special):
         naive = np.mean([sum(size - held for size, held in draw if held > x) for draw in every])
         assert unprotected(parties, groups, special, x) == pytest.approx(naive, abs=1e-12)

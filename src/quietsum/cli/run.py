@@ -305,7 +305,7 @@ def _introduce(resolved: Any, title: str) -> None:
     if resolved.secure is not None:
         chosen = resolved.secure.parameters
         text = (
-            f"masked: the server sees one sum a round, of {resolved.secure.floor} parties or more; "
+            f"masked: the server sees {resolved.secure.sums} a round, of {resolved.secure.floor} parties or more; "
             f"{chosen.threshold} of {chosen.holders} must collude to unmask one update"
         )
         print(textwrap.fill(text, 80))

@@ -174,6 +174,10 @@ def _server_kind(resolved: ResolvedPlan) -> str:
 def _colluders(resolved: ResolvedPlan) -> str:
     secure = resolved.secure
     assert secure is not None
+    if (seated := secure.grouping) is not None:
+        all_in = f"at most {seated.colluders} of {seated.parties} parties collude with the server, and"
+        but = f" (but for a chance of {seated.chance_of_run:.1g} over the run)" if seated.chance else ""
+        return f"{all_in} at most {secure.colluders} of one random group{but}; parties that it enrolled itself count"
     many = (
         "1 party of a cohort colludes" if secure.colluders == 1 else f"{secure.colluders} parties of a cohort collude"
     )
@@ -202,6 +206,9 @@ def _separate(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
 def _one_sum(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     secure = resolved.secure
     title = "The server sees one sum a round, no single update"
+    seated = None if secure is None else secure.grouping
+    if seated is not None:
+        title = f"The server sees {seated.count} sums of random groups a round, no single update"
     if secure is None:
         noise = "; each carries its party's noise" if _noise_before_server(resolved) else ", without any noise on it"
         text = (
@@ -215,6 +222,12 @@ def _one_sum(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
         f"Each sum holds at least {secure.honest} honest updates. From it and all messages, the server and its "
         "colluders learn nothing of a single honest update beyond what the sum itself tells."
     )
+    if seated is not None:
+        text += (
+            f" Groups of {secure.seats} are drawn anew in every round, after keys are committed, by nobody's choice. "
+            "An honest party is summed with fewer than two other honest ones with a chance of "
+            f"{min(1.0, seated.draws * seated.among_colluders(secure.floor)):.1g} over the run."
+        )
     return Clause(name="one-sum", section=_SERVER, title=title, provided=True, text=text, assuming=_protocol(resolved))
 
 
@@ -250,6 +263,11 @@ def _floor(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
         f"Below {secure.floor} of {secure.cohort} parties no sum is unmasked; the parties check it, whatever the "
         f"server says. A round survives {_losses(secure.may_drop)}, and fails beyond that."
     )
+    if secure.grouping is not None:
+        text = (
+            f"Below {secure.floor} of {secure.seats} parties no group's sum is unmasked; the parties check it, "
+            f"whatever the server says. A group survives {_losses(secure.may_drop)}, and is left out beyond that."
+        )
     return Clause(name="floor", section=_SERVER, title=title, provided=not secure.simulated, text=text)
 
 
@@ -394,6 +412,13 @@ def _other_parties(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clau
 def _influence(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     title = "One party that misbehaves moves the result by a bounded step"
     name = "bounded-influence"
+    if resolved.secure is not None and (seated := resolved.secure.grouping) is not None:
+        text = (
+            f"One malicious party can shift its group's sum as far as it likes; the rule sees {seated.count} means and "
+            f"is told that {seated.bad(resolved.robust) if resolved.robust else 0} of them may be anything. That it "
+            "leaves such a mean out is measured, and proved for no attack that knows the rule."
+        )
+        return Clause(name=name, section=_RESULT, title=title, provided=False, text=text)
     if resolved.secure is not None:
         text = (
             "Nobody sees a single update, so nobody can check its length: one malicious party can shift the sum as far "
@@ -418,6 +443,19 @@ def _rule(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     if rule is None:
         text = 'A mean believes every update. Say aggregation.rule = "signguard", or another rule, to judge them.'
         return Clause(name="robust-rule", section=_RESULT, title=title, provided=False, text=text)
+    if resolved.secure is not None and (seated := resolved.secure.grouping) is not None:
+        bad = seated.bad(rule)
+        text = (
+            f"{rule.facts.title} ({rule.facts.source}) between the means of {seated.count} random groups, for up to "
+            f"{bad} of them that may be anything: {rule.facts.breakdown}. {seated.attackers} attackers touch "
+            f"{100 * seated.touched.share:.0f} % of the groups on average, half of them or more with a chance of "
+            f"{seated.touched.half:.1g} a round, more than {bad} with one of {seated.touched.beyond(bad):.1g}. "
+            "Robustness is empirical."
+        )
+        return Clause(
+            name="robust-rule", section=_RESULT, title=title, provided=True, text=text,
+            assuming=(f"at most {seated.attackers} of {seated.parties} parties of a round send anything",),
+        )  # fmt: skip
     facts, many = rule.facts, f"{resolved.attackers} update{'' if resolved.attackers == 1 else 's'} of a round"
     text = (
         f"{facts.title} ({facts.source}), for up to {many} that may be anything, from "

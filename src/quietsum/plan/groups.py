@@ -192,14 +192,15 @@ def _some(parties: int, groups: int, special: int, marked: Marked) -> float:
     return float(min(max(1 - none[special] / _tilted(parties, rate, special)[special], 0.0), 1.0))
 
 
-def alone(parties: int, groups: int, colluders: int, *, honest: int = 1, missing: int = 0) -> float:
+def alone(parties: int, groups: int, colluders: int, *, honest: int = 1, floor: int | None = None) -> float:
     """P[some honest party's group has at most ``honest`` honest members], itself counted, in one draw.
 
-    ``missing`` members of a group may be left out of its sum, honest ones if the server can choose.
+    With a ``floor`` only so many members of a group need be in its sum, all colluders first if the server can choose.
     """
     return _some(
-        parties, groups, colluders, lambda size, i: i < size and size - i - min(missing, size - i - 1) <= honest
-    )
+        parties, groups, colluders,
+        lambda size, i: i < size and max((size if floor is None else floor) - i, 1) <= honest,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ colluders
@@ -317,6 +318,14 @@ class Grouping:
     def chance_of_run(self) -> float:
         """D β, at most one."""
         return min(1.0, self.draws * self.chance)
+
+    def among_colluders(self, floor: int, colluders: int | None = None) -> float:
+        """P[some honest party is summed with fewer than two other honest ones], in one draw.
+
+        ``floor`` is the fewest members of a group's sum. ``colluders`` are the plan's if omitted.
+        """
+        many = self.colluders if colluders is None else min(colluders, self.parties - 1)
+        return alone(self.parties, self.count, many, honest=2, floor=floor)
 
     @property
     def touched(self) -> Chances:

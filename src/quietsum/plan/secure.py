@@ -72,9 +72,11 @@ class SecurePlan:
         return self.parameters.smallest
 
     @property
-    def whom(self) -> str:
-        """What a sum is over."""
-        return "a group" if self.grouping is not None else "a cohort"
+    def sums(self) -> str:
+        """How many sums the server sees in a round, in words."""
+        if self.grouping is None:
+            return "one sum"
+        return f"{self.grouping.count} sums, one of each random group of {self.seats},"
 
     @property
     def honest(self) -> int:

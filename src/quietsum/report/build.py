@@ -24,6 +24,7 @@ from quietsum.ledger.spending import exceeds
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.plan.card import card
 from quietsum.plan.layers import layers
+from quietsum.plan.secure import SecurePlan
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.tradeoff import attacker_advantage
 from quietsum.privacy.units import Observer, PrivacyUnit
@@ -375,15 +376,19 @@ def _about_masks(resolved: ResolvedPlan) -> list[str]:
         return []
     chosen = secure.parameters
     told = (
-        f"The server sees one masked sum a round, of {secure.floor} parties or more; {chosen.threshold} of "
+        f"The server sees {_masked_sums(secure)} a round, of {secure.floor} parties or more; {chosen.threshold} of "
         f"{chosen.holders} must collude beside it to unmask one update."
     )
     if resolved.distributed_unit is not None:
         told += (
             f" The noise is added in shares and charged for {secure.honest} honest parties: it rests on at most "
-            f"{secure.colluders} of {secure.cohort} colluding with the server."
+            f"{secure.colluders} of {secure.seats if secure.grouping else secure.cohort} colluding with the server."
         )
     return [told]
+
+
+def _masked_sums(secure: SecurePlan) -> str:
+    return "one masked sum" if secure.grouping is None else f"{secure.grouping.count} masked sums of random groups"
 
 
 def _corrected(resolved: ResolvedPlan, pricing: int) -> list[str]:
