@@ -37,6 +37,7 @@ from quietsum.cli.runs import compare, runs, show
 from quietsum.cli.screen import screened
 from quietsum.cli.selfcheck import selfcheck
 from quietsum.cli.spend import spend
+from quietsum.cli.suspects import suspects
 from quietsum.cli.tradeoff import tradeoff
 from quietsum.cli.train import train
 from quietsum.errors import QuietsumError, may_pass
@@ -208,6 +209,7 @@ app.command(rich_help_panel=LOOK)(datasets)
 app.command(rich_help_panel=LOOK)(runs)
 app.command(rich_help_panel=LOOK)(show)
 app.command(rich_help_panel=LOOK)(compare)
+app.command(rich_help_panel=LOOK)(suspects)
 app.add_typer(ledger, name="ledger", rich_help_panel=LOOK)
 app.command(rich_help_panel=LOOK)(alerts)
 app.command(rich_help_panel=ACCOUNT)(spend)

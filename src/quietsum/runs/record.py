@@ -20,6 +20,7 @@ from quietsum.defence.detection import Finding
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.federation.watch import (
     Found,
+    GroupJudged,
     PartyDropped,
     PartyRejected,
     RoundFinished,
@@ -32,7 +33,7 @@ from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
 
-__all__ = ["SCHEMA", "Recorder", "findings", "history", "measured"]
+__all__ = ["SCHEMA", "Recorder", "findings", "history", "judged_groups", "measured"]
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +57,18 @@ CREATE TABLE IF NOT EXISTS findings (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, time TEXT NOT NULL, rule TEXT NOT NULL, statistic TEXT NOT NULL,
   value REAL NOT NULL, threshold REAL NOT NULL, false_positive_rate REAL NOT NULL, subject_kind TEXT NOT NULL,
   subject TEXT NOT NULL, "window" INTEGER NOT NULL, evidence TEXT NOT NULL, looked TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS judged_groups (
+  round INTEGER NOT NULL, attempt INTEGER NOT NULL, number INTEGER NOT NULL, kept INTEGER NOT NULL, rule TEXT NOT NULL,
+  reason TEXT NOT NULL, members TEXT NOT NULL, survivors TEXT NOT NULL, statistics TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS drill (words TEXT PRIMARY KEY) STRICT;
 CREATE TABLE IF NOT EXISTS alerts (
   time TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, sentence TEXT NOT NULL, round INTEGER,
   subject_kind TEXT NOT NULL, subject TEXT NOT NULL, statistic TEXT NOT NULL, value REAL, threshold REAL,
   false_positive_rate REAL, evidence TEXT NOT NULL) STRICT;
 """
-TABLES = ("rounds", "metrics", "measured", "left_out", "rejected", "findings", "drill", "alerts")
+TABLES = (
+    "rounds", "metrics", "measured", "left_out", "rejected", "findings", "judged_groups", "drill", "alerts",
+)  # fmt: skip
 
 
 @final
@@ -109,6 +115,12 @@ class Recorder:
                 told = json.dumps(dict(event.statistics), sort_keys=True)
                 values = (event.round, self._attempt, event.party, event.rule, event.reason, told)
                 self._put("INSERT INTO rejected VALUES (?, ?, ?, ?, ?, ?)", *values)
+            case GroupJudged():
+                texts = (list(event.members), list(event.survivors), dict(event.statistics))
+                self._put(
+                    f"INSERT INTO judged_groups VALUES ({', '.join('?' * 9)})", event.round, self._attempt, event.group,
+                    int(event.kept), event.rule, event.reason, *(json.dumps(text, sort_keys=True) for text in texts),
+                )  # fmt: skip
             case Found():
                 one = event.finding
                 self._put(
@@ -183,6 +195,32 @@ def _stored(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, str) else value
+
+
+def judged_groups(path: Path) -> list[tuple[int, tuple[str, ...], bool]]:
+    """(round, whose updates were in the sum, whether its mean was kept) of every group; empty where there is none.
+
+    For the operator alone (rule 5).
+    """
+    if not path.is_file():
+        return []
+    try:
+        database = for_reading(path, TABLES)
+        try:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'judged_groups'").fetchone():
+                return []
+            rows = database.execute("SELECT round, survivors, kept FROM judged_groups ORDER BY rowid").fetchall()
+        finally:
+            database.close()
+        found = []
+        for number, text, kept in rows:
+            members = json.loads(text)
+            if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
+                raise ValueError("a group's members are no names")
+            found.append((int(number), tuple(members), bool(kept)))
+        return found
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
 def _full(error: Exception) -> bool:
