@@ -9,7 +9,7 @@ rule    what it says                                                            
 4       records get no amplification from cohort sampling                           here
 5       who took part is for the operator only                                      here, ledger/test_export.py
 6       neighbours are declared                                                     here
-7       nothing is computed on private rows for free                                here, tasks/test_heart.py
+7       nothing is computed on private rows for free                                here, party/test_data_check.py
 8       sums of discrete noise in many dimensions go through Rényi                  here; the floor comes later
 9       Poisson draws are never redrawn                                             here
 10      randomness is never restored                                                here, runs/test_run.py

@@ -102,7 +102,12 @@ def test_a_first_schema_is_a_private_draft_that_its_table_fits_and_nothing_is_ov
 def test_a_draft_for_a_table_as_spreadsheets_write_it_fits(folder: Path) -> None:
     rows = [f"P{i};{20 + i};{1 + i % 28:02d}.02.2026;{100 + i},5;{'ja' if i % 3 else 'nein'}" for i in range(40)]
     (folder / "de.csv").write_bytes("\r\n".join(["id;Größe;am;druck;wieder", *rows, ""]).encode("utf-8-sig"))
+    with_note = b"sep=;\r\n" + (folder / "de.csv").read_bytes().removeprefix(b"\xef\xbb\xbf")
+    (folder / "note.csv").write_bytes(b"\xef\xbb\xbf" + with_note)
+    quietsum("data", "new", "note.csv", "note.toml")
     quietsum("data", "new", "de.csv", "de.toml")
+    assert "note.csv fits de.toml" in said(quietsum("data", "check", "note.csv", "--schema", "de.toml"))
+    assert "note.csv fits note.toml" in said(quietsum("data", "check", "note.csv", "--schema", "note.toml"))
     text = (folder / "de.toml").read_text(encoding="utf-8")
     for part in ('delimiter = ";"', 'decimal = ","', 'format = "%d.%m.%Y"', 'keys = ["id"]', "Größe"):
         assert part in text
@@ -123,6 +128,13 @@ def test_the_rows_of_a_task_are_checked_by_party() -> None:
         quietsum("data", "check", "--task", "heart", "--party", "clevland", code=2)
     )
     assert 'did you mean "heart"?' in said(quietsum("data", "check", "--task", "hart", code=2))
+
+
+def test_the_rows_of_a_plans_task_are_checked(folder: Path) -> None:
+    (folder / "run.toml").write_text('[task]\nname = "heart"\n', encoding="utf-8")
+    assert "heart at va fits" in said(quietsum("data", "check", "--plan", "run.toml", "--party", "va"))
+    told = said(quietsum("data", "check", "--plan", "run.toml", "--party", "va", "--parties", "3", code=2))
+    assert "contradicts --plan" in told
 
 
 def test_a_torch_task_is_checked_as_a_whole_or_dealt_out() -> None:

@@ -176,3 +176,22 @@ def test_whether_a_row_fits_is_what_the_check_says_of_it_alone_and_no_other_row_
         alone = validate(columns([row]), ALONE)
         errors = [one for one in alone.errors if (one.check, one.column) != ("missing", "b")]  # half may be missing
         assert together[place] == (not errors) == fitting(columns([row]), ALONE)[0], errors
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"a": [[1, 2], [3]]},
+        {},
+        {"a": 3},
+        {"a": np.array([1j])},
+        None,
+        "a",
+        [1, 2],
+        (np.zeros(3), np.zeros(4)),
+        object(),
+    ],
+)
+def test_what_is_no_table_is_said_in_a_sentence(rows: Any) -> None:
+    with pytest.raises(QuietsumError):
+        validate(rows)

@@ -91,6 +91,8 @@ class Lines:
                 self.not_text.append(self.number)
             if "\0" in line:
                 self.nul.append(self.number)
+            if self.number == 1 and len(line.rstrip()) == 5 and line.startswith("sep="):
+                line = "\n"  # a spreadsheet's note of its delimiter, which is no row
             yield line
 
 
@@ -142,11 +144,11 @@ def _csv(path: Path, schema: Schema) -> Table:
         records = records_in(lines, style.delimiter, long)
         names = [column.name for column in schema.columns]
         if style.header:
-            _, header = next(records, (1, []))
+            header = next((record for _, record in records if record), [])
             places, width = _places(header, schema, flaws), len(header)
         else:
             places, width = dict(zip(names, range(len(names)), strict=True)), len(names)
-        columns = _Columns({name: schema.column(name) for name in places}, places, style)
+        columns = _Columns({one.name: one for one in schema.columns if one.name in places}, places, style)
         for line, record in records:
             if len(record) == width:
                 columns.add(line, record)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -301,8 +302,8 @@ class Schema:
         names = [column.name for column in self.columns]
         if not names:
             raise InvalidParameter("columns", "[]", "describes nothing", 'columns = [{ name = "age" }]')
-        for name in names:
-            if names.count(name) > 1:
+        for name, count in Counter(names).items():
+            if count > 1:
                 raise InvalidParameter("columns", name, "is described twice", "once is enough")
         used = [("rows.keys", name) for key in self.rows.keys for name in key]
         used += [("label.column", self.label.column)] if self.label is not None else []

@@ -328,7 +328,7 @@ def from_arrays(arrays: Mapping[str, Any], schema: Schema | None = None, *, labe
     Without a schema, ``label`` names the array whose values are classes; what classes there are is then read off it,
     so that balance can be counted and not judged.
     """
-    held = {str(name): np.asarray(array) for name, array in arrays.items()}
+    held = {str(name): _as_array(str(name), array) for name, array in arrays.items()}
     columns = in_columns(held)
     if not columns:
         raise InvalidParameter("arrays", ", ".join(held) or None, "have no column", "pass (n, k) numbers, k at least 1")
@@ -343,6 +343,14 @@ def from_arrays(arrays: Mapping[str, Any], schema: Schema | None = None, *, labe
     numbers = np.arange(len(next(iter(columns.values()))), dtype=np.int64)
     table = Table(cells=cells, lines=numbers, hashes=hashes_of(held.values()), flaws=tuple(flaws), unit="row")
     return table, schema
+
+
+def _as_array(name: str, values: Any) -> NDArray[Any]:
+    try:
+        return values if isinstance(values, np.ndarray) else np.asarray(values)
+    except (ValueError, TypeError, OverflowError):  # rows of different lengths, say
+        problem = "is no array"
+        raise InvalidParameter(name, type(values).__name__, problem, "pass as many values for each row") from None
 
 
 def unknown_columns(places: Sequence[int], names: Sequence[str]) -> Problem:
