@@ -149,7 +149,7 @@ def _privacy(where: str) -> PrivacyPlan:
 
 PLANS = st.builds(
     lambda rule, attackers, weights, secure, colluders, threshold, drop_outs, where, shared, kind, rate, size, least,
-           lost, rounds: Plan(
+           lost, rounds, groups, before: Plan(
         privacy=PrivacyPlan(record=RecordPlan(noise_multiplier=1.0, delta=1e-4,
                                               noise_at="distributed" if shared else "party"))
         if where == "record" else _privacy(where),
@@ -159,7 +159,8 @@ PLANS = st.builds(
                                   size=size if kind == "fixed-size" else None)),
         training=TrainingPlan(sample_rate=0.5, local_steps=1),
         aggregation=AggregationPlan(rule=rule, attackers=attackers, weights=weights, secure=secure,
-                                    colluders=colluders, threshold=threshold, drop_outs=drop_outs),
+                                    colluders=colluders, threshold=threshold, drop_outs=drop_outs,
+                                    groups=groups, before=before),
     ),
     rule=st.sampled_from(["mean", *sorted(RULES)]), attackers=st.none() | st.integers(0, 8),
     weights=st.sampled_from([None, "size", "equal"]), secure=st.booleans(), colluders=st.integers(1, 4),
@@ -167,11 +168,12 @@ PLANS = st.builds(
     where=st.sampled_from(["record", "server", "party", "distributed"]), shared=st.booleans(),
     kind=st.sampled_from(["everyone", "poisson", "fixed-size"]), rate=st.sampled_from([0.1, 0.5, 0.9]),
     size=st.integers(1, 14), least=st.integers(1, 12), lost=st.sampled_from([0.0, 0.0, 0.2]), rounds=st.integers(1, 5),
+    groups=st.sampled_from([1, 1, 1, 2, 3, 4, 6]), before=st.sampled_from(["", "", "nnm", "bucketing"]),
 )  # fmt: skip
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(plan=PLANS, count=st.integers(1, 12))
+@given(plan=PLANS, count=st.integers(1, 30))
 def test_whatever_is_proposed_resolves(plan: Plan, count: int) -> None:
     parties = banks(count)
     for change in nearest(plan, parties) if found(plan, parties) else ():

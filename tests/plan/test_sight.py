@@ -114,3 +114,23 @@ def test_the_threshold_lies_between_what_was_seen_and_what_was_hidden() -> None:
     assert seen is not None and hidden is not None
     assert seen.against_chance is not None and hidden.against_chance is not None
     assert seen.against_chance < FAINT < hidden.against_chance
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_of_groups_the_rule_sees_means_with_less_noise_each_and_as_much_against_chance(shares: bool) -> None:
+    """Noise at each of five members: √5 shorter on their mean. Noise in shares: all of it once, five times shorter."""
+    sites = tuple(PartyFacts(name=f"s-{at}", dataset=f"d-{at}", size=400) for at in range(25))
+    record = RecordPlan(noise_multiplier=2.0, delta=1e-4, noise_at="distributed" if shares else "party")
+
+    def seen(**aggregation: Any) -> float:
+        plan = Plan(
+            federation=FederationPlan(rounds=2), training=TrainingPlan(sample_rate=1.0, local_steps=1),
+            privacy=PrivacyPlan(record=record), aggregation=AggregationPlan(rule="median", **aggregation),
+        )  # fmt: skip
+        found = sight(resolve(plan, sites, 16))
+        assert found is not None and found.against_chance is not None
+        assert found.against_chance == pytest.approx(found.noise * math.sqrt(found.records or 0))
+        return found.noise
+
+    grouped = seen(secure=True, groups=5, attackers=1, drop_outs=0.0)
+    assert grouped == pytest.approx(2.0 * 4 / 400 / (5 if shares else math.sqrt(5)), rel=1e-2)

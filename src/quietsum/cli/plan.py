@@ -155,7 +155,7 @@ def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Fo
     if federation.sampling.kind != "everyone":
         facts.append(("a round asks", f"{resolved.denominator:g} parties, {_draw(resolved)}"))
     facts += secure_facts(resolved)
-    if resolved.robust is not None:
+    if resolved.robust is not None and resolved.secure is None:  # that between groups stands among the masks
         least = max(resolved.robust.facts.least(resolved.attackers), 1)
         about = f"{resolved.robust.facts.title}, for {resolved.attackers} that may be anything, from {least} updates on"
         facts.append(("rule", about))
@@ -489,7 +489,7 @@ def _robust_values(resolved: ResolvedPlan) -> dict[str, Any] | None:
     return {
         "rule": rule.name,
         "attackers": resolved.attackers,
-        "least": max(rule.facts.least(resolved.attackers), 1),
+        "least": max(rule.facts.least(resolved.attackers), 1) if resolved.secure is None else None,
         "breakdown": rule.facts.breakdown,
         "limits": rule.facts.limits,
         "short_round": short,

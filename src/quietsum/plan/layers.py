@@ -93,6 +93,10 @@ def _defence(resolved: ResolvedPlan) -> Layer:
         return Layer(name=LAYERS[3], state=OFF, text=f"a mean believes every update; {cut}", setting=setting)
     seen = sight(resolved)
     hidden = "; noise hides signs and directions from it, and leaves it lengths" if seen and seen.faint else ""
+    if resolved.secure is not None and resolved.secure.grouping is not None:
+        groups = resolved.secure.grouping
+        text = f"{rule.facts.title} between the means of {groups.count} random groups, made for {groups.attackers} "
+        return Layer(name=LAYERS[3], state=ON, text=f"{text}parties that may send anything{hidden}", setting=setting)
     text = f"{rule.facts.title}, made for {resolved.attackers} updates a round that may be anything{hidden}"
     return Layer(name=LAYERS[3], state=ON, text=text, setting=setting)
 

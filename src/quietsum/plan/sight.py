@@ -39,7 +39,7 @@ _LENGTHS_ALONE = ("norm-bounded",)
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sight:
-    """Noise on one update of ``party``, where it is worst.
+    """Noise on one update of ``party``, where it is worst; on the mean of its group where the rule sees groups.
 
     ``noise`` is ρ, its length over that of the longest common part; ``against_chance`` is κ, over what chance makes of
     the party's records, None where whole clients are clipped and no record is counted. ``records`` is n.
@@ -80,6 +80,8 @@ def sight(resolved: ResolvedPlan) -> Sight | None:
     >>> round(found.noise, 6), round(found.against_chance, 6)
     (0.05, 0.5)
     """
+    if resolved.secure is not None and resolved.secure.grouping is None:
+        return None
     if resolved.robust is None or resolved.robust.name in _LENGTHS_ALONE or resolved.robust.facts.needs_trial:
         return None
     found = [one for facts in resolved.parties if (one := _of(resolved, facts.name)) is not None]
@@ -89,17 +91,25 @@ def sight(resolved: ResolvedPlan) -> Sight | None:
 def _of(resolved: ResolvedPlan, party: str) -> Sight | None:
     from quietsum.plan.lengths import response
 
-    orders, root = resolved.orders(party), math.sqrt(resolved.dimension)
+    orders, root, size = resolved.orders(party), math.sqrt(resolved.dimension), resolved.facts_of(party).size
+    grouping = None if resolved.secure is None else resolved.secure.grouping
+    members = 1 if grouping is None else grouping.smallest
+    if orders.distributed is not None:  # of a group's sum: all of the noise once, whoever comes
+        noise = orders.distributed.noise_multiplier * root / members
+        if resolved.client_level:
+            return Sight(party=party, noise=noise)
+        noise, seen = noise / orders.expected_batch, members * min(float(size), orders.expected_batch)
+        return Sight(party=party, noise=noise, against_chance=noise * math.sqrt(seen), records=seen)
     if orders.client is not None:
-        return Sight(party=party, noise=orders.client.noise_multiplier * root)
+        return Sight(party=party, noise=orders.client.noise_multiplier * root / math.sqrt(members))
     if orders.mechanism is None or orders.expected_batch <= 0:
         return None
     weights = np.abs(response(orders))
     total, spread = float(weights.sum()), float(np.sqrt(np.square(weights).sum()))
     if not (math.isfinite(total) and math.isfinite(spread)) or total <= 0:
         return None
-    noise = orders.mechanism.noise_multiplier * root / orders.expected_batch * spread / total
-    seen = min(float(resolved.facts_of(party).size), orders.expected_batch * orders.steps)
+    noise = orders.mechanism.noise_multiplier * root / orders.expected_batch * spread / total / math.sqrt(members)
+    seen = members * min(float(size), orders.expected_batch * orders.steps)
     return Sight(party=party, noise=noise, against_chance=noise * math.sqrt(seen), records=seen)
 
 
