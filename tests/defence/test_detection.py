@@ -145,7 +145,7 @@ def test_a_flipped_class_shows_in_its_own_row_and_nowhere_else() -> None:
         rows[8, :50] *= -1.0
         return rows
 
-    found = [one for one in rounds_of(odd, rounds=4, parts=parts) if one.rule == "class-rows"]
+    found = [one for one in rounds_of(odd, rounds=16, parts=parts) if one.rule == "class-rows"]
     assert {(one.subject, one.statistic) for one in found} == {("site-8", "cosine of class 0")}
 
 

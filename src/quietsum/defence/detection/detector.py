@@ -6,7 +6,7 @@ Rules, each with a stated rate of false alarms (:data:`RATE` a round, all partie
 ``norm``        log |update|, over the deviation of its noise if known   who lies outside (``outlying``)
 ``noise``       |update|² / s², s of the last step's noise               who lacks the noise (``too_quiet``)
 ``direction``   cosine with what the others send together                ``outlying``; who is ``opposed``
-``class-rows``  the same for each class's row of the last layer          the same, each class with its share
+``class-rows``  the same for each class's row, over 16 rounds or more    the same, each class with its share
 ``copy``        equal updates, or an update equal to the last step       equality to nine digits
 ==============  =======================================================  =======================================
 
@@ -70,6 +70,8 @@ ROOM = 32 << 20
 """Bytes of updates that detection keeps in a round; larger ones are judged by what was noted as they arrived."""
 FADING = 0.9
 """What a round's direction still counts for in the next one."""
+HABIT = 16
+"""Class rows are judged over so many rounds or more: a round's batch may hold no record of a class."""
 SPREAD = 1e-3
 """The rate, by comparison, at which somebody must also stand apart to be called opposed by known noise."""
 LEAST_COSINE = 0.1
@@ -264,18 +266,15 @@ class Detector:
         if not there.all():
             return
         labels = ["", *self._parts]
-        for column, label in enumerate(labels):
+        for column, label in enumerate(labels if width >= HABIT else labels[:1]):
             rule = "class-rows" if label else "direction"
             share = rate / (2 * (len(self._parts) if label else 1))  # half each for the two tests of a direction
             name = f"cosine of {label}" if label else "cosine"
             mean = memory.cosines[who, column] / directions
-            shown = np.tanh(mean)
             odd = [
-                one
-                for one in outlying(mean, rate=share)
-                if abs(shown[one.row] - _others(shown, one.row)) >= LEAST_COSINE
+                one for one in outlying(mean, rate=share) if abs(mean[one.row] - _others(mean, one.row)) >= LEAST_COSINE
             ]
-            yield from told.findings(rule, name, mean, odd, share, undo=np.tanh)
+            yield from told.findings(rule, name, mean, odd, share)
             yield from self._opposition(told, rule, label, who, column, memory, share)
 
     def _opposition(
@@ -356,8 +355,7 @@ class _Window:
             self.count[places] += 1
             if np.isnan(measured.along).any():
                 return
-            angles = np.arctanh(np.clip(measured.cosines, -1 + 1e-9, 1 - 1e-9))
-            self.cosines[places] += angles
+            self.cosines[places] += measured.cosines
             scores = np.clip(measured.along / expected[:, None], -1e100, 1e100)
             self.scores[places] += np.where(noise[:, None] > 0, scores, 0.0)
         self.directed[places] += 1

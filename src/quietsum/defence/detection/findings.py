@@ -33,7 +33,7 @@ RULES: Mapping[str, tuple[str, str]] = {
     "norm": ("its update is shorter than the others'", "its update is longer than the others'"),
     "noise": ("its update holds less noise than the plan asks for", ""),
     "direction": ("its update points away from the others", "its update is closer to the others' than they are"),
-    "copy": ("", "its update is a copy of another's, or of the last step"),
+    "copy": ("", "its update equals another's, or the last step"),
     "class-rows": ("its update pulls a class away from where the others pull it", "its update pulls a class further"),
     "confusion": ("a class is recognised less often than before", "one class is taken for another more than before"),
     "trigger": ("a small change of the input leads to this class", ""),

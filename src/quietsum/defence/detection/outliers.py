@@ -13,6 +13,7 @@ make no more false alarms. What "nothing is wrong" means is different for each, 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import final
 
 import numpy as np
@@ -21,7 +22,7 @@ from scipy.special import gammaincinv, ndtri, stdtrit
 
 from quietsum.errors import InvalidParameter, probability, whole_number
 
-__all__ = ["FEWEST", "Outlier", "opposed", "outlying", "too_quiet"]
+__all__ = ["FEWEST", "Outlier", "opposed", "outlying", "reach", "too_quiet"]
 
 FEWEST = 4
 """With fewer rows than this nobody is named by comparison: of three, two may be the odd ones."""
@@ -74,9 +75,8 @@ def outlying(values: Vector, *, rate: float, most: int | None = None) -> list[Ou
         place = int(np.argmax(np.abs(some - some.mean())))
         rest, value = np.delete(some, place), float(some[place])
         size, centre = len(rest), float(rest.mean())
-        reach = -float(stdtrit(size - 1, rate / (2 * min(most, 2) * (size + 1))))
         fine = _FINEST * float(np.abs(some).max())
-        far = reach * max(float(rest.std(ddof=1)), fine) * float(np.sqrt(1 + 1 / size))
+        far = reach(size, rate, most) * max(float(rest.std(ddof=1)), fine)
         taken.append(left.pop(place))
         if abs(value - centre) > far:
             named, within = step + 1, (centre - far, centre + far)
@@ -85,6 +85,16 @@ def outlying(values: Vector, *, rate: float, most: int | None = None) -> list[Ou
         for row in taken[:named]
         if not within[0] <= values[row] <= within[1]
     ]
+
+
+def reach(size: int, rate: float, most: int = 2) -> float:
+    """How many deviations of ``size`` others a row must lie from their mean to be named by :func:`outlying`.
+
+    >>> round(reach(9, 0.05, most=1), 2), round(reach(3, 1e-5), 1)
+    (4.04, 1032.8)
+    """
+    chance = probability("rate", rate) / (2 * min(most, 2) * (size + 1))
+    return -float(stdtrit(size - 1, chance)) * math.sqrt(1 + 1 / size)
 
 
 def opposed(scores: Vector, *, rate: float, deviation: Vector | float = 1.0) -> list[Outlier]:
