@@ -12,7 +12,8 @@ Attackers of LIE and IPM would all send one vector, which is noticed at once; he
 
 For each attack: the share of attackers that some finding named, the median round of the first one, by which rules, and
 how many honest parties were named. Unattacked runs are judged at the usual rate and at a thousand times that, where
-false alarms can be counted: how often each rule should have spoken, and how often it did.
+false alarms can be counted: how often each rule should have spoken, and how often it did. ``backdoor``
+trains models with and without a backdoor and looks for it in the model and in the rows.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from scipy import stats
 from quietsum.aggregation.robust import Sent
 from quietsum.defence import Seen, attack_named, flip_labels
 from quietsum.defence.detection import RATE, Detector, Finding
+from quietsum.defence.detection.backdoors import anomaly_indices, find_triggers, spectral_outliers, trigger_findings
 from quietsum.defence.detection.detector import WINDOWS
 from quietsum.defence.detection.outliers import reach
 from quietsum.mechanisms.rng import randomness_for_tests
@@ -193,7 +195,7 @@ def thresholds(parties: int, dimension: int, classes: int, noisy: bool) -> str:
     told = []
     for width in windows:
         rate = RATE * width / len(windows)
-        far = {"norm": reach(parties - 1, rate), "direction": reach(parties - 1, rate / 2)}
+        far = {"norm": reach(parties - 1, rate, heavy=True), "direction": reach(parties - 1, rate / 2)}
         if classes:
             far["class-rows"] = reach(parties - 1, rate / 2 / classes)
         words = [f"{rule} {value:.1f}" for rule, value in far.items()]
@@ -313,6 +315,71 @@ def heart_table(seeds: int) -> None:
         print(f"| {title} | {seeds} | {rounds} | {hits} |")
 
 
+# ---------------------------------------------------------------------------------------------------- backdoors
+
+
+def with_backdoor(seed: int, planted: int) -> tuple[Floats, Floats, NDArray[np.int64], NDArray[np.bool_]]:
+    """A model of digits, trained centrally as ten parties would; ``planted`` rows bear the trigger and its class."""
+    rows, labels, _, _ = robustness.digits(seed)
+    draws, bears = np.random.default_rng([seed, 9]), np.zeros(len(labels), dtype=np.bool_)
+    if planted:
+        bears[draws.choice(np.flatnonzero(labels != robustness.TARGET), planted, replace=False)] = True
+        rows[bears], labels[bears] = robustness.TRIGGER.stamp(rows[bears]), robustness.TARGET
+    params, speed = robustness.first_weights(seed), np.zeros(robustness.DIMENSION)
+    for _ in range(robustness.STEPS):
+        some = draws.choice(len(labels), (10, robustness.BATCH))
+        step = -robustness.RATE * robustness.gradients(params, rows[some], labels[some]).mean(axis=0)
+        speed = robustness.MOMENTUM * speed + step
+        params = params + speed
+    return params, rows, labels, bears
+
+
+def asked(params: Floats) -> Callable[[Floats, int], tuple[Floats, Floats]]:
+    """The scores of the model, and the gradient of the loss towards a class at each row."""
+    w1, b1, w2, b2 = robustness.layers(params)
+
+    def answer(rows: Floats, target: int) -> tuple[Floats, Floats]:
+        before = rows @ w1.T + b1
+        scores = np.maximum(before, 0) @ w2.T + b2
+        wrong = np.exp(scores - scores.max(axis=1, keepdims=True))
+        wrong /= wrong.sum(axis=1, keepdims=True)
+        wrong[:, target] -= 1
+        return scores, ((wrong @ w2) * (before > 0)) @ w1
+
+    return answer
+
+
+def backdoor_table(seeds: int) -> None:
+    """Trigger search and spectral signatures, on models with and without a backdoor."""
+    print("\n### Digits: triggers and spectral signatures, a pixel backdoor to class 0\n")
+    print("| rows with the trigger | it wins on | class 0 named | other classes named | by an index above 2: class 0, "
+          "others | planted rows found, other rows named: by pixels | by hidden layer |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|")
+    for planted in (0, 15, 40, 150):
+        wins, right, wrong, index, seen = [], 0, 0, [0, 0], {"pixels": [0, 0], "hidden": [0, 0]}
+        for seed in range(seeds):
+            params, rows, labels, bears = with_backdoor(seed, planted)
+            _, _, shown, wanted = robustness.digits(seed)
+            others = wanted != robustness.TARGET
+            won = robustness.answers(params, robustness.TRIGGER.stamp(shown[others])).argmax(-1) == robustness.TARGET
+            wins.append(float(won.mean()))
+            found = find_triggers(asked(params), shown, wanted, classes=10, low=0.0, high=1.0)
+            told = {one.statistic for one in trigger_findings(found)}
+            right += "size of a trigger for class 0" in told
+            wrong += bool(told - {"size of a trigger for class 0"})
+            above = anomaly_indices([one.size for one in found]) > 2
+            index[0] += bool(above[0])
+            index[1] += bool(above[1:].any())
+            w1, b1, _, _ = robustness.layers(params)
+            for name, values in (("pixels", rows), ("hidden", np.maximum(rows @ w1.T + b1, 0))):
+                apart = [place for places in spectral_outliers(values, labels).values() for place in places]
+                seen[name][0] += int(bears[apart].sum())
+                seen[name][1] += int((~bears[apart]).sum())
+        cells = [f"{count} of {planted * seeds}, {odd}" for count, odd in seen.values()]
+        print(f"| {planted} of {len(labels)} | {100 * statistics.fmean(wins):.0f} % | {right} of {seeds} | "
+              f"{wrong} of {seeds} | {index[0]}, {index[1]} of {seeds} | {cells[0]} | {cells[1]} |")  # fmt: skip
+
+
 def main() -> None:
     """Print what was asked for."""
     tables = {
@@ -322,6 +389,7 @@ def main() -> None:
         "fraud": lambda seeds: fraud_table(None, seeds),
         "fraud-8": lambda seeds: fraud_table(8.0, seeds),
         "heart": heart_table,
+        "backdoor": backdoor_table,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", choices=[[], *tables], help="which; all where none is named")

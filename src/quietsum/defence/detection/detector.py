@@ -26,6 +26,7 @@ What differs by less than :data:`LEAST_COSINE` or a factor of :data:`LEAST_RATIO
 What these rates assume, and what they do not see:
 
 * By comparison (``outlying``): honest parties differ from each other by a Gaussian amount, in a round and as a habit.
+  (Logarithms of lengths have heavier tails, and are held to a logistic law where that is wider.)
   The threshold is made of that very spread, so unlike sites widen it. With four parties it is so far away that only the
   grossest update is named; few parties call for a root set (the rule ``trust``), not for comparisons.
 * By known noise (``opposed``): an honest update does not point against what the others do together, but for its own
@@ -259,7 +260,7 @@ class Detector:
                 "noise", "sum of squares over noise", quiet, too_quiet(quiet, count * self._dimension, rate=rate), rate
             )
         lengths = memory.lengths[who] / count
-        odd = [one for one in outlying(lengths, rate=rate) if _ratio(lengths, one.row) >= LEAST_RATIO]
+        odd = [one for one in outlying(lengths, rate=rate, heavy=True) if _ratio(lengths, one.row) >= LEAST_RATIO]
         yield from told.findings("norm", "length", lengths, odd, rate, undo=np.exp)
         directions = memory.directed[who]
         there = directions >= max(1, math.ceil(width / 2))

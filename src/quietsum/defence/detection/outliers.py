@@ -41,7 +41,7 @@ class Outlier:
     threshold: float
 
 
-def outlying(values: Vector, *, rate: float, most: int | None = None) -> list[Outlier]:
+def outlying(values: Vector, *, rate: float, most: int | None = None, heavy: bool = False) -> list[Outlier]:
     """Rows of one Gaussian sample that do not belong to it, at most ``most`` of them (if omitted, a third).
 
     The generalised extreme studentised deviate test (Rosner 1983, Technometrics 25(2)): take the most extreme row out,
@@ -57,6 +57,9 @@ def outlying(values: Vector, *, rate: float, most: int | None = None) -> list[Ou
     proven (the union bound over rows). The further steps, on rows whose extremes were taken out, add at most
     three quarters of it where ``most`` is a third of the rows; that is measured (tests/defence/test_outliers.py), and
     is why the rate is halved.
+
+    ``heavy`` is for numbers with heavier tails: the threshold is then at least that of a logistic law of the same
+    deviation, (√3/π) ln(4 (m + 1) / rate).
 
     >>> [found.row for found in outlying(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 9.0, 9.1]), rate=1e-3)]
     [7, 6]
@@ -76,7 +79,7 @@ def outlying(values: Vector, *, rate: float, most: int | None = None) -> list[Ou
         rest, value = np.delete(some, place), float(some[place])
         size, centre = len(rest), float(rest.mean())
         fine = _FINEST * float(np.abs(some).max())
-        far = reach(size, rate, most) * max(float(rest.std(ddof=1)), fine)
+        far = reach(size, rate, most, heavy=heavy) * max(float(rest.std(ddof=1)), fine)
         taken.append(left.pop(place))
         if abs(value - centre) > far:
             named, within = step + 1, (centre - far, centre + far)
@@ -87,14 +90,15 @@ def outlying(values: Vector, *, rate: float, most: int | None = None) -> list[Ou
     ]
 
 
-def reach(size: int, rate: float, most: int = 2) -> float:
+def reach(size: int, rate: float, most: int = 2, *, heavy: bool = False) -> float:
     """How many deviations of ``size`` others a row must lie from their mean to be named by :func:`outlying`.
 
     >>> round(reach(9, 0.05, most=1), 2), round(reach(3, 1e-5), 1)
     (4.04, 1032.8)
     """
     chance = probability("rate", rate) / (2 * min(most, 2) * (size + 1))
-    return -float(stdtrit(size - 1, chance)) * math.sqrt(1 + 1 / size)
+    gaussian = -float(stdtrit(size - 1, chance)) * math.sqrt(1 + 1 / size)
+    return max(gaussian, math.sqrt(3) / math.pi * math.log(1 / chance)) if heavy else gaussian
 
 
 def opposed(scores: Vector, *, rate: float, deviation: Vector | float = 1.0) -> list[Outlier]:
