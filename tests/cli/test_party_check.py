@@ -335,7 +335,7 @@ def heart(policy: Path) -> Path:
     return policy
 
 
-UNFIT = "task heart: the data does not fit its schema: range in x.0; quietsum data check says where"
+UNFIT = "task heart: the data does not fit its schema: range in x.0; quietsum data check --policy says where"
 
 
 def test_rows_that_do_not_fit_are_told_to_the_operator_who_checks_or_serves(heart: Path) -> None:

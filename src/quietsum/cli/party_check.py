@@ -197,6 +197,7 @@ def unfit(policy: Policy) -> Iterator[QuietsumError]:
     A schema that cannot be read is a mistake in the policy (:func:`in_the_way`), and no data is looked at then.
     """
     from quietsum.errors import DataUnfit
+    from quietsum.party.data import SHOWS
     from quietsum.party.work import calmly, failure
 
     try:
@@ -207,7 +208,7 @@ def unfit(policy: Policy) -> Iterator[QuietsumError]:
         return
     for allowed in policy.tasks[:1] if policy.data.table else policy.tasks:
         try:
-            calmly(lambda one=allowed: check.look(made_at_site(one), policy.name).require())  # type: ignore[misc]
+            calmly(lambda one=allowed: check.look(made_at_site(one), policy.name).require(SHOWS))  # type: ignore[misc]
         except (DataUnfit, DataMissing) as problem:
             yield DataUnfit(f"task {allowed.name}: {problem}")
         except (Exception, SystemExit) as error:  # what it says may quote a row

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.party.policy import Policy
 
-__all__ = ["DataCheck", "waited_for"]
+__all__ = ["SHOWS", "DataCheck", "waited_for"]
 
 log = logging.getLogger(__name__)
+
+SHOWS = "quietsum data check --policy"
+"""The command by which a site's operator sees lines and columns."""
 
 
 @final
@@ -91,7 +94,7 @@ class DataCheck:
             case "drop":
                 self._leave_out(task, found, tell)
             case _:
-                found.require()
+                found.require(SHOWS)
 
     def _leave_out(self, task: object, found: Result, tell: Callable[[str], None]) -> None:
         """Train on what fits, row by row. What compares rows is told and decides nothing; a column that is not there
@@ -100,7 +103,7 @@ class DataCheck:
 
         if any(problem.check not in {*ROW_BY_ROW, "rows", "keys", "duplicates", "balance", "outliers"}
                for problem in found.errors):  # fmt: skip
-            found.require()
+            found.require(SHOWS)
         if isinstance(task, LeavesOut):
             task.leave_out(self.fits)
         if not found.ok:

@@ -88,9 +88,7 @@ class Result:
         """Plain values; no value of a row."""
         return {"ok": self.ok, "problems": [one.to_dict() for one in self.problems], "counts": dict(self.counts)}
 
-    def require(self) -> None:
-        """:class:`~quietsum.errors.DataUnfit` where the data does not fit."""
+    def require(self, command: str = "quietsum data check") -> None:
+        """:class:`~quietsum.errors.DataUnfit` where the data does not fit; ``command`` is what shows more of it."""
         if not self.ok:
-            raise DataUnfit(
-                f"the data does not fit its schema: {self.summary}; quietsum data check says where, on a terminal"
-            )
+            raise DataUnfit(f"the data does not fit its schema: {self.summary}; {command} says where, on a terminal")
