@@ -16,7 +16,8 @@ from aggregation.robust.naive import (
 )
 from quietsum.aggregation.robust import rule_named
 from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
-from quietsum.aggregation.robust.distances import pairwise_distances
+from quietsum.aggregation.robust.distances import pairwise_distances, rough_distances
+from quietsum.aggregation.robust.krum import krum_scores
 from quietsum.aggregation.robust.meanshift import bandwidth_of, largest_cluster, mean_shift
 
 SIZES = [(3, 0, 5), (7, 2, 1), (10, 2, 40), (23, 5, 300), (50, 10, 1000)]
@@ -133,6 +134,24 @@ def test_distances_of_near_identical_updates_keep_their_digits(shift: float, spr
     plain = np.sqrt(np.abs(np.add.outer(np.diag(products), np.diag(products)) - 2 * products))
     if shift / spread >= 1e9:  # without a centre, nothing is left of them
         assert np.abs(plain - expected).max() > 0.1 * np.median(expected)
+
+
+def test_large_matrices_are_ranked_in_single_precision_only_where_it_tells() -> None:
+    rows = matrix(42, 100_000, seed=8)
+    exact = pairwise_distances(rows)
+    rough = rough_distances(rows)
+    assert rough is not None
+    off_diagonal = ~np.eye(42, dtype=bool)
+    assert np.abs(rough[off_diagonal] / exact[off_diagonal] - 1).max() < 1e-6
+    order = np.argsort(krum_scores(exact, 8))
+    assert np.flatnonzero(verdict_of(rule_named("krum"), rows, 8).kept).tolist() == [order[0]]
+    chosen = np.flatnonzero(verdict_of(rule_named("multi-krum"), rows, 8).kept)
+    np.testing.assert_array_equal(chosen, np.sort(order[:34]))
+    rows[:20] = rows[0] + 1e-6 * rows[:20]
+    rows[20:] = rows[20] + 1e-6 * rows[20:]
+    assert rough_distances(rows) is None, "rows that are closer to each other than to the centre"
+    order = np.argsort(krum_scores(pairwise_distances(rows), 8))
+    assert verdict_of(rule_named("krum"), rows, 8).kept[order[0]]
 
 
 def test_clusters_within_clusters_are_resolved_one_after_another() -> None:

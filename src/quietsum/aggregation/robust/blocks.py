@@ -24,7 +24,8 @@ class NotFinite(Exception):
 
 LARGEST = float(np.finfo(np.float64).max)
 
-_BLOCK = 1 << 19  # numbers in a block: 4 MiB of float64, about what a core keeps close
+_BLOCK = 1 << 18  # numbers in a block: 2 MiB of float64; BLAS uses no threads of its own for a product this small
+_RUN = 1 << 14  # numbers of one row at a time, where each row is worked on alone
 _SHARED = 1 << 22  # below so many numbers, threads cost more than they save
 _MOST_THREADS = 4
 _SAFE = (1e-280, 1e280)  # squares outside have left the range, or lost digits at its ends
@@ -36,10 +37,11 @@ def each_block(
     """``work(columns, share)`` on every slice of columns; on several threads where the matrix is large.
 
     ``share`` says which thread works: sums that are kept a share and added in order do not depend on who was faster.
-    ``alone`` leaves the threads to BLAS.
+    ``alone`` leaves the threads to BLAS, unless BLAS has none.
     """
-    width = max(numbers // max(rows, 1), 16)
+    width = max(numbers // max(rows, 1), 1)
     slices = [slice(start, min(start + width, dimension)) for start in range(0, dimension, width)]
+    alone = alone and os.environ.get("OPENBLAS_NUM_THREADS") != "1"
     threads = 1 if alone or rows * dimension < _SHARED else min(shares(), len(slices))
 
     def go(share: int) -> None:
@@ -74,15 +76,20 @@ def lengths(updates: Matrix, centre: Vector | None = None) -> Vector:
     rows, dimension = updates.shape
     sums = np.zeros((shares(), rows))
 
-    def add(part: slice, share: int) -> None:
-        block = updates[:, part]
-        if centre is not None:
-            block = block - centre[part]
-        elif block.dtype != np.float64:
-            block = block.astype(np.float64)
-        sums[share] += np.einsum("ij,ij->i", block, block)
+    def alone(part: slice, share: int) -> None:  # whole rows, which lie in memory as they are read
+        sums[share, part] = np.einsum("ij,ij->i", updates[part], updates[part])
 
-    each_block(rows, dimension, add)
+    def apart(part: slice, share: int) -> None:
+        origin = 0.0 if centre is None else centre[part]
+        rest = np.empty(part.stop - part.start)
+        for row in range(rows):
+            np.subtract(updates[row, part], origin, out=rest)
+            sums[share, row] += np.einsum("i,i->", rest, rest)
+
+    if centre is None and updates.dtype == np.float64 and updates.flags.c_contiguous:
+        each_block(dimension, rows, alone, numbers=max(_SHARED // 2, dimension))
+    else:
+        each_block(rows, dimension, apart, numbers=rows * _RUN)
     with np.errstate(all="ignore"):
         squares = np.sum(sums, axis=0)
         unsafe = ~((squares > _SAFE[0]) & (squares < _SAFE[1]))
@@ -162,10 +169,12 @@ def signs(updates: Matrix, part: slice) -> Matrix:
     counts = np.zeros((shares(), 2, rows), dtype=np.int64)
 
     def add(inner: slice, share: int) -> None:
-        block = updates[:, part.start + inner.start : part.start + inner.stop]
-        counts[share, 0] += np.count_nonzero(block > 0, axis=1)
-        counts[share, 1] += np.count_nonzero(block < 0, axis=1)
+        start, stop = part.start + inner.start, part.start + inner.stop
+        for row in range(rows):
+            run = updates[row, start:stop]
+            counts[share, 0, row] += np.count_nonzero(run > 0)
+            counts[share, 1, row] += np.count_nonzero(run < 0)
 
-    each_block(rows, width, add)
+    each_block(rows, width, add, numbers=rows * _RUN)
     above, below = counts.sum(axis=0)
     return np.asarray(np.stack([above, width - above - below, below], axis=1) / width)

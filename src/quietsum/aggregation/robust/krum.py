@@ -13,11 +13,14 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.robust.blocks import NotFinite, mixture
-from quietsum.aggregation.robust.distances import pairwise_distances
+from quietsum.aggregation.robust.distances import pairwise_distances, rough_distances
 from quietsum.aggregation.robust.judge import judged, lowest
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
 
 __all__ = ["Krum", "MultiKrum", "krum_scores"]
+
+_LARGE = 1 << 22  # numbers from which on single precision is tried first
+_CLEAR = 1e-5  # relative: a hundred times what single precision is off by
 
 
 def _least(attackers: int) -> int:
@@ -99,11 +102,23 @@ def krum_scores(distances: Matrix, attackers: int) -> Vector:
     return np.asarray(unit[:, 0] * np.sqrt(np.sum(np.sort((nearest / unit) ** 2, axis=1), axis=1)))
 
 
-def _closest(rule: Rule, sent: Sent, count: int) -> Verdict:
+def _scores(sent: Sent, count: int) -> Vector:
+    """The scores, in single precision where that tells the ``count`` lowest from the others beyond doubt."""
+    if sent.updates.size >= _LARGE and count < len(sent):
+        rough = rough_distances(sent.updates)
+        if rough is not None:
+            scores = krum_scores(rough, sent.attackers)
+            last, next_one = np.partition(scores, (count - 1, count))[count - 1 : count + 1]
+            if next_one - last > _CLEAR * next_one:
+                return scores
     distances = pairwise_distances(sent.updates)
     if np.isnan(distances).any():
         raise NotFinite
-    scores = krum_scores(distances, sent.attackers)
+    return krum_scores(distances, sent.attackers)
+
+
+def _closest(rule: Rule, sent: Sent, count: int) -> Verdict:
+    scores = _scores(sent, count)
     chosen = lowest(scores, count, sent.updates)
     kept = np.zeros(len(sent), dtype=np.bool_)
     kept[chosen] = True
