@@ -26,6 +26,7 @@ from quietsum.plan import (
     SamplingPlan,
     SimulatePlan,
     StagePlan,
+    TaskPlan,
     TrainingPlan,
 )
 from quietsum.refusals import REFUSALS, check, found, taking_part, warnings
@@ -619,6 +620,16 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
         (
             (plan(aggregation=AggregationPlan(rule="median", weights="size")), SITES, "would be a lever"),
             (plan(aggregation=AggregationPlan(rule="median", weights="equal")), SITES),
+        ),
+    ],
+    "rule-without-root": [
+        (
+            (plan(aggregation=AggregationPlan(rule="trust")), SITES, "options = { root = 100 }"),
+            (plan(task=TaskPlan(options={"root": 50}), aggregation=AggregationPlan(rule="trust")), SITES),
+        ),
+        (
+            (plan(aggregation=AggregationPlan(rule="fltrust")), SITES, "held by the server"),
+            (plan(task=TaskPlan(name="mine:Task"), aggregation=AggregationPlan(rule="fltrust")), SITES),
         ),
     ],
     "before-of-mean": [

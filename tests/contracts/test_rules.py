@@ -26,6 +26,8 @@ OPTIONS: dict[str, dict[str, bool]] = {
     "foolsgold": {"withstands": False},  # sybils alone: whoever is on his own counts fully
     "dnc": {"withstands": False},  # one direction a draw: attackers in several directions stay
     "median after bucketing": {"shuffles": True},
+    "fltrust": {"averages": False},  # at the length of the root update
+    "trust": {"averages": False},  # where the root set finds no merit, the step is its own
 }
 CORE = frozenset({
     "norm-bounded", "median", "trimmed-mean", "geometric-median", "krum", "multi-krum", "centered-clipping",

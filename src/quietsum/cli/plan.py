@@ -45,11 +45,13 @@ def plan(
     from quietsum.plan import read_plan, resolve
     from quietsum.plan.rehearsal import rehearse
     from quietsum.tasks import task_of
+    from quietsum.tasks.roots import refuse_without_root
 
     try:
         read = read_plan(file)
         task = task_of(read)
         resolved = resolve(read, task.parties(), task.dimension)
+        refuse_without_root(task, resolved)
         answer = rehearse(resolved, ledger_path(workspace))
         if isinstance(answer.refusal, PlanRefused):
             raise answer.refusal

@@ -258,6 +258,11 @@ def fold_of(
     """
     mechanism = resolved.client_mechanism(number, state.clip)
     if mechanism is None and resolved.robust is not None:
+        if resolved.robust.facts.needs_trial and trial is None:
+            raise PlanRefused(
+                f"aggregation.rule = '{resolved.plan.aggregation.rule}' tries updates on a root set, and this round "
+                'has none: pass trial=…, or choose a rule that compares updates, "signguard" for instance'
+            )
         return RobustFold(
             rule=resolved.robust, registered=tuple(registered), attackers=resolved.attackers,
             dimension=resolved.dimension, memory=state.memory, trial=trial,

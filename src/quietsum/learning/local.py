@@ -25,7 +25,7 @@ pass, and there is no guarantee here: at the client level it is the whole update
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -103,6 +103,26 @@ class LocalSteps:
         """New − old weights after ``orders.steps`` steps on ``records``, from the weights ``params``."""
         records = _of_people(records, people, orders.max_records)
         step = None if orders.mechanism is None else self._private(orders, orders.mechanism, rng)
+        return self._descend(records, params, orders, rng, None if step is None else step.gradient)
+
+    def run_on_public(self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource) -> Vector:
+        """The same steps with the clip of ``orders.mechanism`` and **without its noise**: for records that are public.
+
+        Guarantees: none of privacy. It is what the server does with a root set, and nobody else.
+        """
+        if orders.mechanism is None:
+            return self._descend(records, params, orders, rng, None)
+        step = self._private(orders, orders.mechanism, rng)
+
+        def gradient(batch: Batch) -> Sequence[Tensor]:
+            return [part / orders.expected_batch for part in step.deterministic(batch)]
+
+        return self._descend(records, params, orders, rng, gradient)
+
+    def _descend(
+        self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource,
+        gradient: Callable[[Batch], Sequence[Tensor]] | None,
+    ) -> Vector:  # fmt: skip
         with unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
             self.layout.write(self._model, params)
             start = [parameter.detach().clone() for parameter in self._parameters]
@@ -110,7 +130,7 @@ class LocalSteps:
             count = rows_of(records)
             for _ in range(orders.steps):
                 batch = _chosen(records, orders.sampling.draw(count, rng), self._device)
-                mean = self._plain(batch, orders.expected_batch) if step is None else step.gradient(batch)
+                mean = self._plain(batch, orders.expected_batch) if gradient is None else gradient(batch)
                 self._move(mean, start, velocity, orders)
             with torch.no_grad():
                 change = [now.double() - old.double() for now, old in zip(self._parameters, start, strict=True)]

@@ -190,6 +190,11 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
         yield from _mean(plan, parties)
 
 
+def _without_root(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    for name in withstanding(attackers_of(plan, parties), cohort_of(plan, parties))[:1]:
+        yield {"aggregation.rule": name}, ""
+
+
 def _not_before(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
     if plan.aggregation.rule != "mean":
         yield {"aggregation.before": "nnm"}, ""
@@ -445,6 +450,7 @@ _POISSON = {"training.batches": "poisson"}
 _ZERO_OUT = {"privacy.neighbours": "zero-out"}
 
 MOVES: dict[str, Callable[[Plan, Sequence[PartyFacts]], Iterator[Move]]] = {
+    "rule-without-root": _without_root,
     "before-of-mean": _not_before,
     "bucketing-with-memory": _not_before,
     "few-for-rule": _few_for_rule,

@@ -26,7 +26,20 @@ def _before_remembers(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"aggregation.before = 'bucketing' with rule = '{asked.rule}', which remembers every party"
 
 
+def _no_root(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    rule, task = plan.aggregation.rule, plan.task
+    if rule not in RULES or not RULES[rule].facts.needs_trial or ":" in task.name or task.options.get("root"):
+        return ""  # a task of one's own may hold a root set without being asked; a run looks for it before it starts
+    return f"aggregation.rule = '{rule}' with task = '{task.name}' and no root set"
+
+
 ROWS = (
+    Refusal(
+        name="rule-without-root",
+        when=_no_root,
+        why="this rule tries every update on a few rows that nobody protects, held by the server",
+        instead='say [task] options = { root = 100 }, or choose a rule that compares updates, "signguard" for instance',
+    ),
     Refusal(
         name="before-of-mean",
         when=_before_of_mean,

@@ -48,6 +48,7 @@ from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
 from quietsum.tasks import Comparable, FederatedTask, HasClassRows, Metrics, NumpyTask, own_steps, task_of
+from quietsum.tasks.roots import rehearse_root, trial_for
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
 
@@ -98,6 +99,7 @@ def start(
     if isinstance(federation, Joins):
         refuse_drill(resolved.plan)
     rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
+    rehearse_root(task, resolved)
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
@@ -150,6 +152,7 @@ def resume(
         if isinstance(federation, Joins):
             refuse_drill(resolved.plan)
         rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
+        rehearse_root(task, resolved)
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
         history = RunHistory(ledger, folder.run)
@@ -307,10 +310,12 @@ def _go_on(
             if isinstance(federation, Joins):
                 federation.ready()
             checkpoints.check_room(folder.checkpoints, state)
+            tried = trial_for(task, resolved, number)
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,
                 own_steps=own_steps(task), detector=detector,
+                trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             reach("run:before-checkpoint")
             checkpoints.write(

@@ -23,6 +23,7 @@ from quietsum.errors import QuietsumError
 from quietsum.learning.step import cross_entropy
 from quietsum.tasks.checks import check_options, checked_images, checked_labels
 from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.roots import checked_root, root_rows
 from quietsum.tasks.scores import majority
 from quietsum.tasks.torch_protocol import Settings
 
@@ -58,7 +59,8 @@ class DigitsTask:
     """Which digit is it? ``network`` is ``mlp`` (64-64-10, tanh) or ``cnn``.
 
     With ``evaluate_on="validation"`` every fourth training row of each digit is scored instead of the held-out rows,
-    and does not train, so that settings are chosen without those.
+    and does not train, so that settings are chosen without those. ``root`` rows of those scored are kept for trials at
+    the server instead, the same number of each digit (:mod:`quietsum.tasks.roots`).
     """
 
     name, title = "digits", "handwritten digits, 8 × 8 pixels"
@@ -66,7 +68,7 @@ class DigitsTask:
     public = "the digits are published by UCI, and nobody in them can be harmed"
     without_sites = "the file names no writer"
 
-    def __init__(self, *, network: str = "mlp", evaluate_on: str = "test") -> None:
+    def __init__(self, *, network: str = "mlp", evaluate_on: str = "test", root: int | str = 0) -> None:
         check_options(network, ("mlp", "cnn"), evaluate_on, 0)
         self.network, self.evaluate_on = network, evaluate_on
         self._pixels, self._labels = _rows()
@@ -75,6 +77,10 @@ class DigitsTask:
             self._scored = np.zeros_like(self._trains)
             self._scored[self._trains] = held_out(self._labels[self._trains])
             self._trains = self._trains & ~self._scored
+        self.root_size = checked_root(root, self.name, why_not="no public constants draw a digit")
+        self._root = np.zeros_like(self._scored)
+        self._root[self._scored] = root_rows(self._labels[self._scored], self.root_size)
+        self._scored = self._scored & ~self._root
 
     @property
     def size(self) -> int:
@@ -101,6 +107,10 @@ class DigitsTask:
     def records(self) -> tuple[Tensor, ...]:
         """Pixels, each record brought to mean 0 and deviation 1 by itself, and labels."""
         return self._tensors(self._trains)
+
+    def root(self) -> tuple[Tensor, ...]:
+        """Some of the published rows that would be scored."""
+        return self._tensors(self._root)
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on the held-out rows, or on those of the training rows that are left out."""

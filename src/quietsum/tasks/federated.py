@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError, whole_number
-from quietsum.learning.engine import Batch, rows_of
+from quietsum.learning.engine import Batch, losses_of, rows_of
 from quietsum.learning.local import LocalSteps
 from quietsum.learning.mixing import unchanged
 from quietsum.learning.modes import scoring, training
@@ -36,9 +36,11 @@ from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Floats, LooksForData, Metrics
-from quietsum.tasks.torch_protocol import DeclaresSites, HasExample, HasPeople, HasSites, TorchTask
+from quietsum.tasks.roots import bounded_update, root_orders
+from quietsum.tasks.torch_protocol import DeclaresSites, HasExample, HasPeople, HasRoot, HasSites, TorchTask
 
 if TYPE_CHECKING:
+    from quietsum.aggregation.robust import Trial
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.plan.orders import LocalOrders
 
@@ -369,11 +371,56 @@ class FederatedTorch:
         if orders is not None:
             self._steps.check(records, orders)
 
+    @property
+    def root_size(self) -> int:
+        """How many public records the task keeps for trials at the server."""
+        return self.task.root_size if isinstance(self.task, HasRoot) else 0
+
+    def trial(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Trial:
+        """The task's root set tried on these weights. Guarantees: no party's record is looked at."""
+        return _RootTrial(self, params, orders, rng)
+
+    @cached_property
+    def _root(self) -> Batch:
+        assert isinstance(self.task, HasRoot)
+        return tuple(self.task.root())
+
+    def _root_update(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        own = replace(root_orders(orders, rows_of(self._root)), mechanism=orders.mechanism)
+        try:
+            return bounded_update(orders, self._steps.run_on_public(self._root, params, own, rng))
+        except InvalidParameter:  # its numbers overflow
+            return np.zeros_like(params)
+
+    def _root_losses(self, params: Floats, steps: NDArray[Any]) -> Floats:
+        found, shown = [], self._shown
+        with unchanged(shown, weights=False), scoring(shown), torch.no_grad():
+            for step in steps:
+                self._steps.layout.write(shown, params + step)
+                found.append(float(losses_of(self.task.loss, shown, self._root, rows_of(self._root)).double().mean()))
+        return np.array(found)
+
     def evaluate(self, params: Floats) -> Metrics:
         """The task's scores of these weights, on data declared unprotected."""
         self._steps.layout.write(self._shown, params)
         with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
             return self.task.evaluate(self._shown)
+
+
+@final
+class _RootTrial:
+    """The root set of a federated torch task, at one model."""
+
+    def __init__(self, task: FederatedTorch, params: Floats, orders: LocalOrders, rng: RandomSource) -> None:
+        self._task, self._params, self._orders, self._rng = task, params, orders, rng
+
+    def update(self) -> Floats:
+        """What an honest party with these records would send, without noise."""
+        return self._task._root_update(self._params, self._orders, self._rng)
+
+    def losses(self, steps: NDArray[Any]) -> Floats:
+        """The mean loss of weights + step for each row of ``steps``."""
+        return self._task._root_losses(self._params, steps)
 
 
 def _device(name: str) -> torch.device:

@@ -28,8 +28,11 @@ import numpy.typing as npt
 from quietsum.errors import CorruptState, InvalidParameter, non_negative
 from quietsum.plan import PartyFacts
 from quietsum.tasks.protocol import Metrics, Rows
+from quietsum.tasks.roots import MADE_UP, RowsTrial, checked_root, root_rows
 
 if TYPE_CHECKING:
+    from quietsum.aggregation.robust import Trial
+    from quietsum.mechanisms.rng import RandomSource
     from quietsum.plan.orders import LocalOrders
 
 __all__ = ["FEATURES", "HeartTask", "Table", "encode", "read_embedded", "read_folder", "reference_scores"]
@@ -85,6 +88,15 @@ KINDS: Final[Mapping[str, tuple[str, int]]] = {
     "ecg_st_t_abnormal": ("restecg", 1),
     "ecg_hypertrophy": ("restecg", 2),
 }
+
+# What every textbook says raises (+) or lowers (−) the chance of heart disease, per feature unit. Rough, and not fitted
+# to anything: it labels made-up patients, on which the server may try what hospitals send.
+SAID: Final[Mapping[str, float]] = {
+    "age": 0.4, "trestbps": 0.2, "chol": 0.2, "thalach": -0.5, "oldpeak": 0.7, "male": 0.6, "pain_on_exercise": 0.6,
+    "no_chest_pain": 0.8, "atypical_angina": -0.5, "chol_not_measured": 0.5,
+}  # fmt: skip
+MADE_UP_PATIENTS: Final = 200
+_MADE_UP_YEAR: Final = 1988  # a public seed: every process makes the same patients
 
 FEATURES: Final = (
     *MEASURED,
@@ -198,15 +210,24 @@ class HeartTask:
 
     ``tables`` are the raw rows by hospital, or what reads them: no row is read, or compared with what was published,
     before somebody asks for rows, scores or a rehearsal. ``l2`` adds l2 / 2 · |params|² to the loss of each example.
+    ``root`` is how many hold-out rows are kept for trials at the server instead of being scored, or "made-up": patients
+    drawn from the public ranges above and labelled by what textbooks say (:func:`made_up_patients`).
     """
 
     name: Final = "heart"
     title: Final = "heart disease at four hospitals (UCI, logistic regression)"
     dimension: Final = len(FEATURES)
 
-    def __init__(self, tables: Mapping[str, Table] | Callable[[], Mapping[str, Table]], *, l2: float = 0.0) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, Table] | Callable[[], Mapping[str, Table]],
+        *,
+        l2: float = 0.0,
+        root: int | str = 0,
+    ) -> None:
         self.l2 = non_negative("l2", l2)
-        self._tables = tables
+        self._tables, self._made_up = tables, root == MADE_UP
+        self.root_size = MADE_UP_PATIENTS if self._made_up else checked_root(root, self.name)
 
     @cached_property
     def _complete(self) -> dict[str, Table]:
@@ -219,8 +240,27 @@ class HeartTask:
         return {name: table.chosen(~_outside(name, table)) for name, table in self._complete.items()}
 
     @cached_property
-    def _held_out(self) -> dict[str, Rows]:
+    def _published(self) -> dict[str, Rows]:
         return {name: encode(table.chosen(_outside(name, table)).values) for name, table in self._complete.items()}
+
+    @cached_property
+    def _roots(self) -> dict[str, npt.NDArray[np.bool_]]:
+        """Which hold-out rows of each hospital are in the root set: ill and well, its share of all."""
+        kinds = np.concatenate([2 * place + rows.labels for place, rows in enumerate(self._published.values())])
+        chosen = root_rows(kinds, 0 if self._made_up else self.root_size)
+        ends = np.cumsum([len(rows) for rows in self._published.values()])[:-1]
+        return dict(zip(self._published, np.split(chosen, ends), strict=True))
+
+    @cached_property
+    def _held_out(self) -> dict[str, Rows]:
+        """The rows that are scored."""
+        return {name: _some(rows, ~self._roots[name]) for name, rows in self._published.items()}
+
+    @cached_property
+    def _root(self) -> Rows:
+        if self._made_up:
+            return made_up_patients()
+        return pool(_some(rows, self._roots[name]) for name, rows in self._published.items())
 
     @classmethod
     def embedded(cls, *, l2: float = 0.0) -> HeartTask:
@@ -229,10 +269,10 @@ class HeartTask:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> HeartTask:
-        """The task as ``[task.options]`` of a plan describes it: ``path``, ``missing``, ``split`` and ``l2``."""
+        """The task as ``[task.options]`` of a plan describes it: ``path``, ``missing``, ``split``, ``l2``, ``root``."""
         from quietsum.tasks import nearest_name
 
-        known = {"path": None, "missing": "drop", "split": "flamby", "l2": 0.0}
+        known = {"path": None, "missing": "drop", "split": "flamby", "l2": 0.0, "root": 0}
         for key in options:
             if key not in known:
                 raise InvalidParameter(
@@ -249,10 +289,10 @@ class HeartTask:
         if chosen["path"] is not None and not isinstance(chosen["path"], str | Path):
             raise InvalidParameter("task.options.path", chosen["path"], "is no path", "name a folder")
         if (path := chosen["path"]) is None:
-            return cls(read_embedded, l2=chosen["l2"])
+            return cls(read_embedded, l2=chosen["l2"], root=chosen["root"])
         for name in PUBLISHED:
             _of_folder(path, name, lambda file: file.stat())
-        return cls(lambda: read_folder(path), l2=chosen["l2"])
+        return cls(lambda: read_folder(path), l2=chosen["l2"], root=chosen["root"])
 
     def parties(self) -> tuple[PartyFacts, ...]:
         """The four hospitals with their declared sizes."""
@@ -280,6 +320,15 @@ class HeartTask:
         """
         away = probabilities(params, features) - labels
         return away[:, None] * features + self.l2 * params
+
+    def losses(self, params: Floats, features: Floats, labels: Floats) -> Floats:
+        """ln(1 + exp(−x·params)) for the ill, ln(1 + exp(x·params)) for the well, + l2 / 2 · |params|²."""
+        logits = features @ params
+        return np.asarray(np.logaddexp(0.0, logits) - labels * logits + self.l2 / 2 * float(params @ params))
+
+    def trial(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Trial:
+        """The root set tried on ``params``. Guarantees: no hospital's training row is looked at."""
+        return RowsTrial(self, self._root, params, orders, rng)
 
     def evaluate(self, params: Floats) -> Metrics:
         """Accuracy and AUC on the published hold-out rows of all hospitals.
@@ -310,7 +359,7 @@ class HeartTask:
 
     def rehearse(self, orders: LocalOrders | None = None) -> None:
         """Read the tables, which must be the published ones, and try the gradients."""
-        assert self._private and self._held_out
+        assert self._private and self._held_out and (not self.root_size or self._root is not None)
         self.rehearse_unseen(orders)
 
     def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
@@ -327,6 +376,30 @@ class HeartTask:
         }
         every = "all rows" if len(parties) == len(TRAINING_SIZES) else "their rows"
         return {f"{every} in one place, no privacy": scores["pooled"].values["accuracy"], **alone}
+
+
+def made_up_patients(count: int = MADE_UP_PATIENTS) -> Rows:
+    """Patients that nobody has seen: values spread as :data:`MEASURED` says, labels by the odds of :data:`SAID`.
+
+    They know which way a risk goes and roughly how far. That is enough to tell an update that reverses it, and not
+    enough to train on.
+
+    >>> rows = made_up_patients()
+    >>> len(rows), 0.3 < rows.labels.mean() < 0.7
+    (200, True)
+    """
+    draw = np.random.default_rng(_MADE_UP_YEAR)
+    column = {name: np.clip(draw.normal(size=count), -LARGEST, LARGEST) for name in MEASURED}
+    column |= {name: draw.choice([-1.0, 1.0], size=count) for name in YES_OR_NO}
+    column |= {name: (draw.random(count) < 0.2).astype(np.float64) for name in KINDS}
+    column |= {"chol_not_measured": (draw.random(count) < 0.1).astype(np.float64), "bias": np.ones(count)}
+    features = np.stack([column[name] for name in FEATURES], axis=1)
+    odds = features @ np.array([SAID.get(name, 0.0) for name in FEATURES])
+    return Rows(features=features, labels=(draw.random(count) < 0.5 * (1 + np.tanh(odds / 2))).astype(np.float64))
+
+
+def _some(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
+    return Rows(features=rows.features[chosen], labels=rows.labels[chosen])
 
 
 def _outside(name: str, table: Table) -> npt.NDArray[np.bool_]:

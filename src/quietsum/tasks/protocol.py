@@ -20,6 +20,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.plan import PartyFacts
 
 if TYPE_CHECKING:
+    from quietsum.aggregation.robust import Trial
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.plan.orders import LocalOrders
 
@@ -27,6 +28,7 @@ __all__ = [
     "Comparable",
     "FederatedTask",
     "HasClassRows",
+    "HoldsRoot",
     "LeavesOut",
     "LooksForData",
     "Metrics",
@@ -235,6 +237,23 @@ class LooksForData(Protocol):
         Guarantees of whoever implements it: no record is read or counted, since this is said to everybody and never
         charged.
         """
+        ...
+
+
+@runtime_checkable
+class HoldsRoot(Protocol):
+    """A task with a root set for the server: a few rows that nobody protects, public or made up.
+
+    Guarantees of whoever implements it: no protected row is in it, and no row of it is scored by ``evaluate``.
+    """
+
+    @property
+    def root_size(self) -> int:
+        """How many rows it has; 0 where the plan asks for none. No row is read for this."""
+        ...
+
+    def trial(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Trial:
+        """The root set tried on the model ``params``, by a party's ``orders`` without their noise."""
         ...
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-__all__ = ["DeclaresSites", "HasExample", "HasPeople", "HasSites", "Settings", "TorchTask"]
+__all__ = ["DeclaresSites", "HasExample", "HasPeople", "HasRoot", "HasSites", "Settings", "TorchTask"]
 
 
 @final
@@ -99,6 +99,20 @@ class HasExample(Protocol):
 
     def example(self) -> tuple[Tensor, ...]:
         """A few records that nobody needs to protect, of the shape and type of the real ones. No data is touched."""
+        ...
+
+
+@runtime_checkable
+class HasRoot(Protocol):
+    """A task that keeps some of its public records for trials at the server; ``evaluate`` does not score them."""
+
+    @property
+    def root_size(self) -> int:
+        """How many; 0 where none are asked for. Known before any record is read."""
+        ...
+
+    def root(self) -> tuple[Tensor, ...]:
+        """Those records, of the shape of :meth:`TorchTask.records`. Guarantees: nobody needs to protect them."""
         ...
 
 

@@ -7,12 +7,14 @@ from quietsum.aggregation.robust.bulyan import Bulyan
 from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
 from quietsum.aggregation.robust.dnc import DivideAndConquer
 from quietsum.aggregation.robust.flame import Flame
+from quietsum.aggregation.robust.fltrust import FLTrust
 from quietsum.aggregation.robust.foolsgold import FoolsGold
 from quietsum.aggregation.robust.geometric import GeometricMedian
 from quietsum.aggregation.robust.krum import Krum, MultiKrum
 from quietsum.aggregation.robust.order import CoordinateMedian, TrimmedMean
 from quietsum.aggregation.robust.rule import Rule
 from quietsum.aggregation.robust.signguard import SignGuard
+from quietsum.aggregation.robust.trust import TrustedByTrial
 from quietsum.errors import InvalidParameter
 
 __all__ = ["RULES", "most_attackers", "rule_named"]
@@ -32,6 +34,8 @@ _RULES: tuple[Rule, ...] = (
     DivideAndConquer(),
     FoolsGold(),
     Flame(),
+    FLTrust(),
+    TrustedByTrial(),
 )
 
 RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
