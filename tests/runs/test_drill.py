@@ -71,6 +71,14 @@ def test_what_a_rule_left_out_is_counted_for_attackers_and_for_others(matrix: Ma
     assert matrix.cell("mean", "none").mean("caught") is None, "without attackers there is nobody to catch"
 
 
+def test_rules_that_withstand_fewer_attackers_than_there_are_are_named(matrix: Matrix) -> None:
+    assert matrix.outnumbered == {}
+    two = dataclasses.replace(plan(), attack=AttackPlan(kind="zero", parties=2))
+    found = drilled(two, task(), rules=("mean", "median", "krum"), attacks=("zero",), rounds=1)
+    assert found.outnumbered == {"krum": 1}, "Krum needs 2f + 3 parties, and there are six"
+    assert found.to_dict()["withstand_fewer"] == {"krum": 1}
+
+
 def test_values_of_a_matrix_are_plain_and_complete(matrix: Matrix) -> None:
     values = matrix.to_dict()
     assert values["worst"]["mean"]["attack"] == "ipm:20"
@@ -126,11 +134,12 @@ def test_who_attacks_is_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [frozenset({"b", "e"})]
 
 
+CLIENTS = {"style": "user", "record": None, "client": {"noise_multiplier": 1.0, "delta": 1e-3}}
+
+
 def test_a_pair_that_a_plan_refuses_is_told_and_the_others_are_trained() -> None:
-    found = drilled(
-        plan(aggregation={"weights": "size"}), task(), rules=("mean", "median"), attacks=("zero",), rounds=1
-    )
-    assert "a size that nobody can verify" in found.cell("median", "zero").refused
+    found = drilled(plan(privacy=CLIENTS), task(), rules=("mean", "median"), attacks=("zero",), rounds=1)
+    assert "noise at the server after aggregation.rule = 'median'" in found.cell("median", "zero").refused
     assert math.isnan(found.cell("median", "zero").score)
     assert found.worst("median") is None
     assert found.cell("mean", "zero").runs
@@ -139,7 +148,13 @@ def test_a_pair_that_a_plan_refuses_is_told_and_the_others_are_trained() -> None
 
 def test_where_every_pair_is_refused_so_is_the_drill() -> None:
     with pytest.raises(PlanRefused, match="no rule and no attack fit"):
-        drilled(plan(aggregation={"weights": "size"}), task(), rules=("median",), attacks=("zero",), rounds=1)
+        drilled(plan(privacy=CLIENTS), task(), rules=("median",), attacks=("zero",), rounds=1)
+
+
+def test_weights_of_the_plan_are_for_its_mean_alone() -> None:
+    weighted = plan(aggregation={"weights": "size"})
+    found = drilled(weighted, task(), rules=("mean", "median"), attacks=("zero",), rounds=1)
+    assert all(cell.runs for cell in found.cells)
 
 
 @pytest.mark.parametrize(

@@ -103,8 +103,8 @@ def _print(matrix: Matrix) -> None:
     screen = console()
     what = f"{matrix.metric.replace('_', ' ')} {matrix.unit}on {matrix.on}"
     about = (
-        f"{what}: {matrix.parties} parties, {matrix.attackers} of them attackers, {matrix.rounds} rounds. Left out: by "
-        "the rule, of all rounds, attackers / others."
+        f"{what}: {matrix.parties} parties, {matrix.attackers} of them attackers, {matrix.rounds} rounds. Left out: "
+        "the share in no step, over all rounds, attackers / others."
     )
     print(f"\n{textwrap.fill(about, WIDTH)}\n")
     summary = Table(box=None, pad_edge=False)
@@ -130,9 +130,17 @@ def _print(matrix: Matrix) -> None:
         print()
         screen.print(table)
     _print_triggers(matrix)
-    refused = dict.fromkeys(f"{cell.rule} / {cell.attack}: {cell.refused}" for cell in matrix.cells if cell.refused)
-    for line in list(refused)[:5]:
-        print(textwrap.fill(f"– {' '.join(line.split())}", WIDTH))
+    if outnumbered := matrix.outnumbered:
+        told = ", ".join(f"{rule} ({count})" for rule, count in outnumbered.items())
+        text = f"withstand fewer attackers among {matrix.parties} parties than there are, and were told so: {told}"
+        print(f"\n{textwrap.fill(text, WIDTH)}")
+    reasons: dict[str, dict[str, None]] = {}
+    for cell in matrix.cells:
+        if cell.refused:
+            reasons.setdefault(" ".join(cell.refused.split()), {})[cell.rule] = None
+    for reason, rules in list(reasons.items())[:5]:
+        print()
+        print(textwrap.fill(f"– {', '.join(rules)}: {reason}", WIDTH))
     caution = (
         "What a rule withstands here it withstands in this form, on these rows; nothing is proved about an attacker "
         "who knows the rule and looks for another way."

@@ -64,7 +64,9 @@ class AnswersClasses(Protocol):
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drilled:
-    """One training: its score, and the shares of attackers and of others that the rule left out (of all rounds).
+    """One training: its score, and the shares of attackers and of others that were asked and are in no step.
+
+    They are means over the rounds; an update may be left out by the rule, or before it as too long or not finite.
 
     ``success`` is how often a backdoor's trigger won on honest parties' rows; None where it cannot be counted.
     """
@@ -140,12 +142,19 @@ class Matrix:
         tried = [self.cell(rule, attack) for attack in self.attacks if attack != NONE]
         return min((cell for cell in tried if cell.runs), key=lambda cell: cell.score, default=None)
 
+    @property
+    def outnumbered(self) -> dict[str, int]:
+        """Rules that withstand fewer attackers among so many parties than there are: how many they were told of."""
+        told = {rule: _stated(rule, self.attackers, self.parties) for rule in self.rules}
+        return {rule: count for rule, count in told.items() if count is not None and count < self.attackers}
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         worst = {rule: cell for rule in self.rules if (cell := self.worst(rule)) is not None}
         return {
             "metric": self.metric, "on": self.on, "parties": self.parties, "attackers": self.attackers,
             "rounds": self.rounds, "rules": list(self.rules), "attacks": list(self.attacks),
+            "withstand_fewer": self.outnumbered,
             "worst": {rule: {"attack": cell.attack, "score": cell.score} for rule, cell in worst.items()},
             "cells": [cell.to_dict() for cell in self.cells],
         }  # fmt: skip
@@ -179,7 +188,7 @@ def drilled(
 
     Who attacks, and with which trigger or direction, is what ``plan.attack`` says; without it, the first
     ``aggregation.attackers`` parties, or a fifth of all. Rules are told of as many attackers as there are, or of as
-    many as they withstand.
+    many as they withstand, and robust ones weigh all parties alike.
     """
     facts = task.parties()
     protected = [party.name for party in facts if not party.public]
@@ -231,6 +240,11 @@ def _rules(parties: int) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("mean", *able)))
 
 
+def _stated(rule: str, attackers: int, parties: int) -> int | None:
+    """How many attackers a rule is told of: as many as there are, or as it withstands; None for the mean."""
+    return min(attackers, max(most_attackers(RULES[rule], parties), 0)) if rule in RULES else None
+
+
 def _cell(
     plan: Plan, base: AttackPlan, task: Task, rule: str, attack: str, repeats: int, ledger: Ledger, present: list[str]
 ) -> tuple[Cell, tuple[str, str] | None]:
@@ -241,12 +255,10 @@ def _cell(
         drill = dataclasses.replace(drill, from_round=1, to_round=None)
     if rule != "mean" and rule not in RULES:
         raise InvalidParameter("rule", rule, "is unknown", f"choose among mean, {', '.join(RULES)}")
-    stated = None
-    if rule in RULES:
-        stated = min(len(base.among(present)), max(most_attackers(RULES[rule], len(present)), 0))
-    tried = dataclasses.replace(
-        plan, attack=drill, aggregation=dataclasses.replace(plan.aggregation, rule=rule, attackers=stated)
-    )
+    stated = _stated(rule, len(base.among(present)), len(present))
+    weights = None if rule in RULES else plan.aggregation.weights  # robust rules count every update once
+    aggregation = dataclasses.replace(plan.aggregation, rule=rule, attackers=stated, weights=weights)
+    tried = dataclasses.replace(plan, attack=drill, aggregation=aggregation)
     try:
         resolved = resolve(tried, task.parties(), task.dimension)
         outcomes, measured = [], None
@@ -277,10 +289,9 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
                 own_steps=own_steps(task),
             )  # fmt: skip
             state = result.state
-            judged = (*result.kept, *result.rejected)
-            left_out = frozenset(result.rejected)
-            caught += _share([name for name in judged if name in attackers], left_out)
-            accused += _share([name for name in judged if name not in attackers], left_out)
+            kept = frozenset(result.kept)
+            caught += _left_out([name for name in result.asked if name in attackers], kept)
+            accused += _left_out([name for name in result.asked if name not in attackers], kept)
     finally:
         if isinstance(federation, Closes):
             federation.close()
@@ -293,9 +304,9 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
     return outcome, (name, measured.stands_on(name) if name else "")
 
 
-def _share(names: Sequence[str], left_out: frozenset[str]) -> Iterator[float]:
+def _left_out(names: Sequence[str], kept: frozenset[str]) -> Iterator[float]:
     if names:
-        yield sum(name in left_out for name in names) / len(names)
+        yield sum(name not in kept for name in names) / len(names)
 
 
 def _mean(values: Sequence[float]) -> float:
