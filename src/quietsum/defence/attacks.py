@@ -371,20 +371,23 @@ _FACTORS = (0.015, 0.03, 0.06, 0.1, 0.17, 0.3, 0.5, 1.0)
     meaning="the longest push that is tried, in units of the mean or of the Min-Max push", usual=6.0,
 )  # fmt: skip
 def adaptive(seen: Seen, strength: float) -> Matrix:
-    """The push against the mean, or along the deviation, after which the rule's step is furthest from the honest mean.
+    """The push, against the mean or along the deviation, that costs most of the honest progress under this rule.
 
+    Progress is ⟨step, μ⟩/‖μ‖². Where no push costs half of it, the one is sent after which the step is furthest from μ.
     The rule is tried with the attackers' own randomness, since they do not know the server's. This is one way of
     adapting, on two lines, for one step at a time: that a rule withstands it is no proof that it withstands others.
     """
     mean, side = seen.mean, _side(seen)
-    best, damage = seen.alike(mean), -math.inf
+    square = float(mean @ mean)
+    tried: list[tuple[float, float, Matrix]] = []
     for push in (-mean, widest(seen.known, side, sums=False) * side):
         for factor in _FACTORS:
-            tried = seen.alike(mean + factor * strength * push)
-            found = float(np.linalg.norm(_step(seen, tried) - mean))
-            if found > damage:
-                best, damage = tried, found
-    return best
+            made = seen.alike(mean + factor * strength * push)
+            step = _step(seen, made)
+            cost = 1.0 - float(step @ mean) / square if square > 0 else 0.0
+            tried.append((cost, float(np.linalg.norm(step - mean)), made))
+    backwards = max(tried, key=lambda one: one[0])
+    return backwards[2] if backwards[0] >= 0.5 else max(tried, key=lambda one: one[1])[2]
 
 
 def _step(seen: Seen, tried: Matrix) -> Vector:
