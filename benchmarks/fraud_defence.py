@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT / "src") not in sys.path:
     sys.path.insert(0, str(ROOT / "src"))
 
-from quietsum.alerts import AuditLog
+from quietsum.alerts import AuditLog, Severity
 from quietsum.errors import QuietsumError
 from quietsum.federation.watch import PartyRejected, RunEvent
 from quietsum.plan import AggregationPlan, AttackPlan, Plan, read_plan
@@ -109,7 +109,7 @@ def ran(plan: Plan, task: NumpyTask | FederatedTask | None = None) -> Outcome:
             raise result.error
         log = AuditLog(place.path / LOG)
         log.verify()
-        logged = sum(one.alert is not None for one in log.lines())
+        logged = sum(one.alert is not None and one.alert.severity is not Severity.NOTICE for one in log.lines())
     alerts = [json.loads(line) for line in printed.getvalue().splitlines()]
     return _counted(rejections.rows, alerts, plan.federation.rounds, result.metrics.values["auprc"], logged)
 

@@ -50,6 +50,12 @@ def test_too_many_attackers_for_a_rule_are_answered_with_how_many_it_withstands(
     assert proposed(robust("median", 2), banks(5)) == []  # nothing to answer
 
 
+def test_no_rule_is_proposed_that_only_bounds_lengths_or_knows_one_attack() -> None:
+    told = " ".join(proposed(robust("multi-krum", 5), banks(10)))
+    assert "aggregation.attackers = 3" in told and "foolsgold" not in told and "norm-bounded" not in told
+    assert 'aggregation.rule = "signguard"' in proposed(robust("multi-krum", 4), banks(10))
+
+
 def test_the_nearest_plan_stands_in_the_refusal_and_in_its_values() -> None:
     with pytest.raises(PlanRefused, match=r"nearest possible plan: aggregation.attackers = 2") as caught:
         check(robust("median", 3), banks(5))

@@ -15,9 +15,11 @@ from quietsum.party.policy import (
     CoordinatorAddress,
     Policy,
     Rules,
+    SiteData,
     SiteDataset,
     SiteName,
     UnitPolicy,
+    layers_of,
     mode_of,
 )
 from quietsum.plan import AttackPlan, PartyFacts, Plan, ResolvedPlan, resolve
@@ -390,3 +392,14 @@ def test_no_site_takes_part_in_a_drill() -> None:
     drill = dataclasses.replace(calm, plan=dataclasses.replace(calm.plan, attack=AttackPlan(kind="zero")))
     with pytest.raises(PlanRefused, match=r"the plan is a drill \(\[attack\]\), and a drill uses no site's data"):
         policy().check(drill)
+
+
+def test_a_site_lists_the_layers_that_its_policy_asks_for_in_every_plan() -> None:
+    def states(**changes: Any) -> list[str]:
+        return [layer.state for layer in layers_of(policy(**changes))]
+
+    assert states() == ["off", "on", "off", "off", "on"]
+    assert states(**OPEN) == ["off", "off", "off", "off", "on"]
+    assert states(rules=Rules(secure="required"))[2] == "on"
+    assert states(rules=Rules(rule="signguard"))[3] == "on" and states(rules=Rules(rule=("mean", "median")))[3] == "off"
+    assert states(data=SiteData(schema="data.toml"))[0] == "on"

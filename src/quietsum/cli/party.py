@@ -14,7 +14,7 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.across import require_flower
-from quietsum.cli.output import print_json, print_next
+from quietsum.cli.output import layer_lines, print_json, print_next
 from quietsum.cli.party_status import introduce, lifetimes_of, print_budgets, print_runs
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def check(
     Keys, certificate, ledger, tasks and rows are looked at; nothing is written.
     """
     from quietsum.cli.party_check import hints, in_books, in_rows, in_tasks, in_the_way, on_loopback, refusal_of, unfit
+    from quietsum.party.policy import layers_of
     from quietsum.party.policy_file import load_policy
     from quietsum.plan import load_plan
 
@@ -108,9 +109,18 @@ def check(
             for unit, budget in {**{unit: one.lifetime(unit) for unit, one in policy.budgets.items()}, **kept}.items()
         ]
         told = {"site": policy.name, "plan": None if plan is None else str(plan), "refused": refused}
-        print_json({**told, "problems": problems, "budgets": budgets, "secure": policy.rules.to_dict()})
+        print_json({**told, "problems": problems, "budgets": budgets, "secure": policy.rules.to_dict(),
+                    "layers": [layer.to_dict() for layer in layers_of(policy)]})  # fmt: skip
         return 2 if wrong else 0
     introduce(policy, kept)
+    print(
+        "\n".join(
+            [
+                "layers of defence that are this site's own:",
+                *layer_lines([layer.to_dict() for layer in layers_of(policy)]),
+            ]
+        )
+    )
     for hint in [
         *hints(policy),
         *(f"{problem}; {_TRAINS[str(policy.data and policy.data.on_failure)]}" for problem in looked if trains),

@@ -21,6 +21,7 @@ from quietsum.alerts import Settings as Alerts
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
 from quietsum.ledger.encoding import label
 from quietsum.plan.charging import units
+from quietsum.plan.layers import LAYERS, OFF, ON, Layer
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -37,6 +38,7 @@ __all__ = [
     "SiteDataset",
     "SiteName",
     "UnitPolicy",
+    "layers_of",
     "mode_of",
 ]
 
@@ -450,3 +452,32 @@ def mode_of(resolved: ResolvedPlan) -> str:
     if not resolved.client_level:
         return "mean"
     return "party-noise" if resolved.noise_at_party else "noisy-sum"
+
+
+def layers_of(policy: Policy) -> tuple[Layer, ...]:
+    """The five layers of defence as far as they are this site's: on where its policy asks for them in every plan."""
+    rules, data = policy.rules, policy.data
+    noise = " and ".join(str(unit) for unit in policy.budgets)
+    robust = bool(rules.rule) and "mean" not in rules.rule
+    return (
+        Layer(
+            name=LAYERS[0], state=ON if data is not None else OFF, setting='[data] schema = "data.toml"',
+            text="rows are held to their schema before they train" if data else "no schema holds the rows",
+        ),
+        Layer(
+            name=LAYERS[1], state=ON if noise else OFF, setting="[record] with epsilon and delta",
+            text=f"every plan must protect each {noise}" if noise else "the data is declared public",
+        ),
+        Layer(
+            name=LAYERS[2], state=ON if rules.secure == "required" else OFF, setting='rules.secure = "required"',
+            text=rules.demands,
+        ),
+        Layer(
+            name=LAYERS[3], state=ON if robust else OFF, setting='rules.rule = "signguard", or a list without "mean"',
+            text=rules.accepted,
+        ),
+        Layer(
+            name=LAYERS[4], state=ON, setting="[alerts]",
+            text="this site's own alerts go to its log and to alerts.log beside its ledger",
+        ),
+    )  # fmt: skip

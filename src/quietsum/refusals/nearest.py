@@ -159,13 +159,13 @@ def _small_delta(count: int) -> float:
 
 
 def withstanding(attackers: int, cohort: int, *, besides: str = "") -> list[str]:
-    """Rules without a root set that work with ``attackers`` of ``cohort``, the usual ones first."""
-    first = ("signguard", "trimmed-mean", "median", "multi-krum")
-    named = [*(name for name in first if name in RULES), *(name for name in RULES if name not in first)]
+    """Rules of general use that work with ``attackers`` of ``cohort``, in the order in which they are proposed.
+
+    Not among them: rules against one kind of attack, rules that only bound lengths, and those that need a root set.
+    """
+    proposed = ("signguard", "trimmed-mean", "median", "multi-krum", "geometric-median", "krum")
     return [
-        name
-        for name in named
-        if name != besides and not RULES[name].facts.needs_trial and RULES[name].facts.least(attackers) <= cohort
+        name for name in proposed if name != besides and name in RULES and RULES[name].facts.least(attackers) <= cohort
     ]
 
 
