@@ -11,7 +11,7 @@ import pytest
 
 from quietsum.errors import PlanRefused
 from quietsum.party.policy_file import parse_policy
-from quietsum.plan import AggregationPlan, load_plan, resolve
+from quietsum.plan import AggregationPlan, PartyFacts, Plan, PrivacyPlan, RecordPlan, load_plan, resolve
 from quietsum.privacy.units import Observer
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
@@ -39,7 +39,16 @@ def called(block: str) -> str:
 
 
 def test_the_page_has_a_plan_for_records_one_for_clients_and_a_policy() -> None:
-    assert [called(block) for block in PLANS] == ["heart", "digits"] and len(BLOCKS) == 3
+    assert [called(block) for block in PLANS] == ["heart", "digits"] and len(BLOCKS) == 4
+
+
+def test_the_groups_of_the_page_are_possible_among_a_hundred_parties() -> None:
+    stated = tomllib.loads(next(block for block in BLOCKS if "groups" in block))["aggregation"]
+    parties = [PartyFacts(name=f"p{at:03d}", dataset=f"d{at}", size=400) for at in range(100)]
+    promise = PrivacyPlan(record=RecordPlan(epsilon=1, delta=1e-5))
+    found = resolve(Plan(privacy=promise, aggregation=AggregationPlan(**stated)), parties, 10).secure
+    assert found is not None and found.grouping is not None
+    assert (found.grouping.count, found.honest, found.floor) == (20, 3, 4)
 
 
 @pytest.mark.parametrize("block", PLANS, ids=called)
