@@ -195,3 +195,53 @@ def test_whether_a_row_fits_is_what_the_check_says_of_it_alone_and_no_other_row_
 def test_what_is_no_table_is_said_in_a_sentence(rows: Any) -> None:
     with pytest.raises(QuietsumError):
         validate(rows)
+
+
+HUGE = st.sampled_from([10**400, -(10**400), 2**63, 10**308 * 2])
+VALUES = st.one_of(
+    st.integers(), HUGE, st.sampled_from([True, "", "a", "mean", "%", "%q", "1", [], [1], [2, 1]]), st.floats(),
+    st.text(max_size=4), st.dates(), st.datetimes(),
+    st.lists(st.one_of(st.floats(), st.integers(), HUGE, st.text(max_size=2)), max_size=3),
+)  # fmt: skip
+KEYS = {
+    "file": ["delimiter", "decimal", "encoding", "header", "missing", "other_columns"],
+    "rows": ["least", "most", "duplicates", "keys"],
+    "label": ["column", "classes", "least", "most", "shares", "disagreement"],
+    "outliers": ["rule", "threshold", "most"],
+}
+COLUMN = ["type", "min", "max", "allowed", "missing", "usual", "format"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    column=st.dictionaries(st.sampled_from(COLUMN), VALUES, max_size=3),
+    kind=st.sampled_from(["number", "integer", "text", "date"]),
+    tables=st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.dictionaries(st.sampled_from(keys), VALUES, max_size=2).map(
+                lambda found, name=name: {"column": "a", **found} if name == "label" else found
+            )
+            for name, keys in KEYS.items()
+        },
+    ),
+    rule=st.one_of(
+        st.none(), st.dictionaries(st.sampled_from(["when", "do", "bounds", "constant"]), VALUES, max_size=4)
+    ),
+)
+def test_any_schema_is_read_or_refused_and_what_is_read_can_be_held_to(
+    column: dict[str, Any], kind: str, tables: dict[str, Any], rule: dict[str, Any] | None
+) -> None:
+    from quietsum.defence.validation.schema_file import SchemaTable
+    from quietsum.plan.problems import value_of
+
+    values: dict[str, Any] = {"columns": [{"name": "a", "type": kind, **column}, {"name": "b"}], **tables}
+    if rule is not None:
+        values["cleaning"] = [{"column": "a", "when": "missing", "do": "drop", **rule}]
+    try:
+        schema = value_of(SchemaTable, values, where="t", remedy="r")
+    except QuietsumError:
+        return
+    texts = {"a": np.array(["1", "x", "", "2026-01-01"], dtype=object), "b": np.arange(4.0)}
+    validate(texts, schema)
+    validate({"a": np.array([1.0, np.nan, np.inf, 5.0]), "b": np.arange(4.0)}, schema)

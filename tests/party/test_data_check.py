@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from party.asking import SENT, STYLES, Place, Server, Watched, plan, policy, reason, searched
+from party.asking import FACTS, SENT, STYLES, Place, Server, Watched, plan, policy, reason, searched
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger
 from quietsum.party import wire
@@ -265,3 +265,23 @@ def test_a_policy_without_data_and_with_every_word_is_read(tmp_path: Path) -> No
     assert found.data == SiteData(schema="data.toml", table="v.csv", on_failure="refuse")
     with pytest.raises(PlanRefused, match="choose 'noise', 'drop', 'refuse' or 'warn'"):
         parse_policy(text + '[data]\nschema = "data.toml"\non_failure = "ignore"\n', "p")
+
+
+def test_where_data_is_declared_public_the_coordinator_hears_that_the_work_failed_and_not_how(tmp_path: Path) -> None:
+    """Nobody in it is protected, so its outcome is no secret; its rows are not quoted all the same."""
+    from quietsum.party.policy import SiteDataset
+    from quietsum.plan import Plan, resolve
+
+    (tmp_path / "data.toml").write_text(SCHEMA, encoding="utf-8")
+    public = SiteDataset(name="points-north", size=120, public="made up")
+    held = policy(data=SiteData(schema="data.toml"), folder=tmp_path, dataset=public, record=None)
+    place, server = Place(held), Server()
+    place.task = Shows(SECRET)
+    facts = tuple(dataclasses.replace(one, public="made up") for one in FACTS)
+    values = {"task": {"name": "points"}, "federation": {"rounds": 2}, "privacy": {"style": "none"},
+              "training": {"sample_rate": 0.25, "local_steps": 2}}  # fmt: skip
+    resolved = resolve(Plan.from_dict(values), facts, 3)
+    assert server.enrol(place, resolved).kind == "enrolled"
+    assert reason(server.train(place, resolved), "lost") == "its work failed"
+    place.task.age = FITS
+    assert server.train(place, resolved, 2).kind == "update"

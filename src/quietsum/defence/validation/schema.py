@@ -322,6 +322,8 @@ class Schema:
             if isinstance(name, str) != (kind in ("text", "date")):
                 wanted = "a text in quotes" if kind == "text" else "a number"
                 raise InvalidParameter("label.classes", name, f"is not {wanted}, as column {label.column} is", wanted)
+            if not isinstance(name, str):
+                finite_number("label.classes", name, "a finite number")
 
     def _check_rule(self, where: str, rule: Cleaning) -> None:
         text = self.column(rule.column).type == "text"
