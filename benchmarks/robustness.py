@@ -476,7 +476,8 @@ def main() -> int:
     parser.add_argument("--record-noise", type=float, default=0.0, help="noise over clip, at each party, for records")
     parser.add_argument("--noise", action="store_true", help="client-level noise against sign statistics")
     parser.add_argument("--backdoor", action="store_true", help="a trigger of three pixels against each rule")
-    parser.add_argument("--out", type=Path, help="all outcomes, as JSON")
+    parser.add_argument("--out", type=Path, help="all outcomes, as JSON, written after every rule")
+    parser.add_argument("--merge", type=Path, nargs="+", help="print the tables of such files, and train nothing")
     given = parser.parse_args()
     attackers = given.attackers if given.attackers is not None else given.parties // (10 if given.backdoor else 5)
     setting = Setting(
@@ -487,6 +488,16 @@ def main() -> int:
         alpha=given.split,
     )
     begun = time.monotonic()
+    if given.merge:
+        merged: dict[str, Any] = {}
+        for path in given.merge:
+            for name, row in json.loads(path.read_text(encoding="utf-8")).items():
+                known = merged.setdefault(name, {})
+                known |= {title: [Outcome(**one) for one in outcomes] for title, outcomes in row.items()}
+        titles = [title for title in ATTACKS if all(title in row for row in merged.values())]
+        printed(merged, titles)
+        claims(merged)
+        return 0
     print(f"n = {given.parties}, f = {attackers}, {given.steps} steps, {given.seeds} seeds; numpy {np.__version__}\n")
     if given.noise:
         noise_table(given.seeds, setting, given.jobs)
@@ -495,13 +506,17 @@ def main() -> int:
     else:
         every = [name for name in dict.fromkeys(("mean", *RULES, *MIXED)) if _works(name, setting)]
         names, titles = given.rule or every, given.attack or ["none", *PUBLISHED]
-        found = matrix(names, titles, given.seeds, setting, given.jobs)
+        found: dict[str, Any] = {}
+        for name in names:
+            found |= matrix([name], titles, given.seeds, setting, given.jobs)
+            if given.out:
+                plain = {
+                    n: {t: [dataclasses.asdict(o) for o in made] for t, made in r.items()} for n, r in found.items()
+                }
+                given.out.write_text(json.dumps(plain), encoding="utf-8")
         printed(found, titles)
         if set(titles) & set(PUBLISHED):
             claims(found)
-        if given.out:
-            plain = {n: {t: [dataclasses.asdict(o) for o in os_] for t, os_ in row.items()} for n, row in found.items()}
-            given.out.write_text(json.dumps(plain), encoding="utf-8")
     print(f"\n{time.monotonic() - begun:.0f} s, {given.jobs} processes")
     return 0
 

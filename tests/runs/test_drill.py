@@ -176,9 +176,10 @@ def test_an_unknown_rule_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_the_success_of_a_trigger_is_counted_on_honest_rows() -> None:
+def test_the_success_of_a_trigger_is_counted_and_a_root_set_is_tried() -> None:
     digits = Plan.from_dict({
-        "task": {"name": "digits"}, "federation": {"split": "iid", "parties": 10, "rounds": 8},
+        "task": {"name": "digits", "options": {"root": 100}},
+        "federation": {"split": "iid", "parties": 10, "rounds": 8},
         "training": {"batch_size": 32, "local_steps": 6, "optimizer": {"learning_rate": 0.3}},
         "privacy": {"style": "none"}, "attack": {"kind": "zero", "parties": 2, "target": 3},
     })  # fmt: skip
@@ -187,6 +188,11 @@ def test_the_success_of_a_trigger_is_counted_on_honest_rows() -> None:
     assert won is not None
     assert won > 0.6
     assert found.cell("mean", "zero").mean("success") is None
+    trusting = drilled(digits, task_of(digits), rules=("fltrust",), attacks=("zero",), rounds=2)
+    assert trusting.cell("fltrust", "zero").runs
+    rootless = dataclasses.replace(digits, task=dataclasses.replace(digits.task, options={}))
+    with pytest.raises(PlanRefused, match="root"):
+        drilled(rootless, task_of(rootless), rules=("fltrust",), attacks=("zero",), rounds=1)
 
 
 def test_scores_beyond_one_are_no_percentages() -> None:

@@ -31,7 +31,8 @@ from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import AttackPlan, Plan, ResolvedPlan, resolve
 from quietsum.plan.attack import ATTACK_KINDS
-from quietsum.tasks import FederatedTask, NumpyTask, own_steps
+from quietsum.tasks import FederatedTask, HoldsRoot, NumpyTask, own_steps
+from quietsum.tasks.roots import rehearse_root, trial_for
 
 __all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
 
@@ -208,7 +209,9 @@ def drilled(
     base = plan.attack or AttackPlan(
         kind="zero", parties=plan.aggregation.attackers or max(1, len(present) // 5)
     )  # its kind is replaced by each attack's
-    chosen = tuple(dict.fromkeys(rules)) or _rules(len(present))
+    chosen = tuple(dict.fromkeys(rules)) or _rules(
+        len(present), rooted=isinstance(task, HoldsRoot) and task.root_size > 0
+    )
     wanted = tuple(dict.fromkeys((NONE, *(attacks or DEFAULT_ATTACKS))))
     cells: list[Cell] = []
     measured = ("", "")
@@ -234,9 +237,13 @@ def _throwaway() -> Iterator[Ledger]:
         yield stack.enter_context(Ledger.open(Path(folder) / "ledger.db", create=True))
 
 
-def _rules(parties: int) -> tuple[str, ...]:
-    """Every rule that works with so many parties and asks for no root set."""
-    able = [name for name, rule in RULES.items() if not rule.facts.needs_trial and most_attackers(rule, parties) >= 0]
+def _rules(parties: int, *, rooted: bool) -> tuple[str, ...]:
+    """Every rule that works with so many parties, and without a root set where there is none."""
+    able = [
+        name
+        for name, rule in RULES.items()
+        if (rooted or not rule.facts.needs_trial) and most_attackers(rule, parties) >= 0
+    ]
     return tuple(dict.fromkeys(("mean", *able)))
 
 
@@ -256,11 +263,13 @@ def _cell(
     if rule != "mean" and rule not in RULES:
         raise InvalidParameter("rule", rule, "is unknown", f"choose among mean, {', '.join(RULES)}")
     stated = _stated(rule, len(base.among(present)), len(present))
-    weights = None if rule in RULES else plan.aggregation.weights  # robust rules count every update once
-    aggregation = dataclasses.replace(plan.aggregation, rule=rule, attackers=stated, weights=weights)
+    asked = plan.aggregation
+    own = {"weights": None} if rule in RULES else {"before": ""}  # robust rules count every update once
+    aggregation = dataclasses.replace(asked, rule=rule, attackers=stated, **own)
     tried = dataclasses.replace(plan, attack=drill, aggregation=aggregation)
     try:
         resolved = resolve(tried, task.parties(), task.dimension)
+        rehearse_root(task, resolved)
         outcomes, measured = [], None
         for repeat in range(repeats):
             run = f"{rule}-{attack}-{repeat}".replace(":", "-")
@@ -284,9 +293,10 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
     caught, accused = list[float](), list[float]()
     try:
         for number in range(1, plan.federation.rounds + 1):
+            tried = trial_for(task, resolved, number)
             result = run_round(
                 run, number, state, resolved=resolved, federation=federation, ledger=ledger, rng=rng,
-                own_steps=own_steps(task),
+                own_steps=own_steps(task), trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             state = result.state
             kept = frozenset(result.kept)
