@@ -517,3 +517,69 @@ def test_a_floor_above_the_smallest_group_is_refused() -> None:
 
 def test_a_session_has_three_draws() -> None:
     assert DRAWS == 3
+
+
+# ------------------------------------------------------------------------------------------------ bad lines
+
+Bend = Callable[[bytes, bytes], bytes | None]
+BENT: dict[str, Bend] = {
+    "lost": lambda data, other: None,
+    "empty": lambda data, other: b"",
+    "truncated": lambda data, other: data[: len(data) // 2],
+    "longer": lambda data, other: data + b"\0",
+    "a bit of the payload": lambda data, other: data[:-80] + bytes((data[-80] ^ 1,)) + data[-79:],
+    "a bit of the signature": lambda data, other: data[:-1] + bytes((data[-1] ^ 1,)),
+    "a bit of the session": lambda data, other: data[:9] + bytes((data[9] ^ 1,)) + data[10:],
+    "another party's": lambda data, other: other,
+}
+
+
+@pytest.mark.parametrize("kind", BENT)
+@pytest.mark.parametrize("step", STEPS)
+def test_whatever_becomes_of_one_answer_the_others_sums_are_exact(step: Step, kind: str) -> None:
+    eight, victim = grouped(8, 2), "site-03"
+    played = session(eight)
+    last: dict[Step, bytes] = {}
+
+    def line(at: Step, party: str, data: bytes) -> bytes | None:
+        before = last.get(at, bytes(len(data)))
+        last[at] = data
+        return BENT[kind](data, before) if (at, party) == (step, victim) else data
+
+    play(played, reply=line)
+    assert played.outcome is Outcome.DONE and exact(played)
+    reason = played.server.lost[victim].reason
+    assert reason is (Reason.NO_ANSWER if kind == "lost" else played.turned_away[step, victim])
+    assert (victim in played.server.survivors) is (step.turn > Step.MASKED.turn)
+
+
+@pytest.mark.parametrize("kind", BENT)
+@pytest.mark.parametrize("step", STEPS)
+def test_whatever_becomes_of_one_question_the_party_refuses_it_with_a_reason(step: Step, kind: str) -> None:
+    eight, victim = grouped(8, 2), "site-03"
+    played = session(eight)
+    last: dict[Step, bytes] = {}
+
+    def line(at: Step, party: str, data: bytes) -> bytes | None:
+        before = last.get(at, bytes(len(data)))
+        last[at] = data
+        return BENT[kind](data, before) if (at, party) == (step, victim) else data
+
+    play(played, question=line)
+    assert played.outcome is Outcome.DONE and exact(played)
+    assert kind == "lost" or played.refused[step, victim] in set(Reason)
+
+
+def test_an_answer_that_comes_twice_counts_once_and_a_replayed_one_not_at_all() -> None:
+    played = session(grouped(8, 2))
+    earlier: dict[str, bytes] = {}
+
+    def line(at: Step, party: str, data: bytes) -> bytes:
+        if party in earlier:
+            assert played.server.take(party, earlier[party]) in (None, Reason.LATE, Reason.WRONG_SESSION)
+        assert played.server.take(party, data) is None
+        earlier[party] = data
+        return data
+
+    play(played, reply=line)
+    assert played.outcome is Outcome.DONE and exact(played) and not played.turned_away
