@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from quietsum.alerts.alert import Alert, Audience, Kind, Severity, Subject, for_others, hash_of
 from quietsum.alerts.auditlog import AuditLog
+from quietsum.alerts.following import LOG, Alerts
 from quietsum.alerts.rules import BudgetFact, Course, RoundFact, Thresholds, finding, ledger_broken, refused
 from quietsum.alerts.sending import Limits, Sender
 from quietsum.alerts.settings import Settings
 from quietsum.alerts.sinks import JsonLines, Log, Sink, Terminal
 
 __all__ = [
+    "LOG",
     "Alert",
+    "Alerts",
     "Audience",
     "AuditLog",
     "BudgetFact",

@@ -79,8 +79,7 @@ def alerts(
 
 def _places(workspace: str | None, policy: Path | None) -> tuple[Path, AuditLog]:
     """The folder that alerts belong to, and their log."""
-    from quietsum.alerts import AuditLog
-    from quietsum.runs.alerting import LOG
+    from quietsum.alerts import LOG, AuditLog
     from quietsum.runs.folder import Workspace
 
     if policy is None:

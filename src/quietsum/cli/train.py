@@ -141,6 +141,7 @@ def _go(
     as_json: bool,
     same_rows: str = "",
 ) -> int:
+    from quietsum.alerts import Alerts
     from quietsum.learning.config import PrivacyConfig
     from quietsum.learning.mixing import fix_batch_norm
     from quietsum.learning.trainer import PrivateTrainer
@@ -164,9 +165,11 @@ def _go(
     run = resume or new_name(work.name)
     where = work.evaluate(model).on
     screen = _Screen(quiet=as_json)
+    alerts = Alerts.at(place.path, terminal=True)
     trainer = PrivateTrainer(
         model, config, loss=work.loss, workspace=place.path, run=run, dataset=work.name, public=work.public,
         metrics=lambda trained: work.evaluate(trained).values, watch=screen.saw, same_rows=same_rows,
+        alerts=alerts,
     )  # fmt: skip
     if not as_json:
         print(textwrap.fill(f"{printable(work.title)}: {work.size} records; scores stand on {where}", 80))
@@ -192,6 +195,7 @@ def _go(
         _finish(trainer, history, run, place, workspace, where, as_json)
     finally:
         trainer.close()
+        alerts.close()
         if resume is None and trainer.plan is None:  # refused before it was opened: there is nothing to go on with
             _forget(place, run)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
@@ -14,7 +15,7 @@ from quietsum.learning.engine import Batch, Loss, losses_of
 from quietsum.learning.step import cross_entropy
 from quietsum.privacy.guarantee import Guarantee
 
-__all__ = ["UNPROTECTED", "Epoch", "History", "progress_line", "scores"]
+__all__ = ["UNPROTECTED", "Epoch", "History", "chance", "progress_line", "scores"]
 
 UNPROTECTED = "validation data declared unprotected"
 
@@ -77,6 +78,16 @@ def scores(model: nn.Module, loss: Loss, loader: Iterable[Any], device: torch.de
     if not count:
         return {}
     return ({"accuracy": right / count} if loss is cross_entropy else {}) | {"loss": total / count}
+
+
+def chance(loss: Loss, loader: Iterable[Any]) -> dict[str, float]:
+    """The accuracy of a model that knows nothing but the largest class, for the default loss."""
+    if loss is not cross_entropy:
+        return {}
+    counts: Counter[int] = Counter()
+    for batch in [loader] if isinstance(loader, tuple) else loader:
+        counts.update(_rows(batch)[1].tolist())
+    return {"accuracy": max(counts.values()) / counts.total()} if counts else {}
 
 
 def _rows(batch: Any) -> Batch:

@@ -11,6 +11,7 @@ computed, printed or returned: scores come from ``val_loader``, which you thereb
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -23,11 +24,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quietsum.alerts import Alerts, BudgetFact, Subject
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError, positive, whole_number
 from quietsum.failpoints import reach
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
 from quietsum.learning.engine import Loss, trainable
-from quietsum.learning.history import UNPROTECTED, Epoch, History, scores
+from quietsum.learning.history import UNPROTECTED, Epoch, History, chance, scores
 from quietsum.learning.hooks import refuse_hooks
 from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.modes import scoring, training
@@ -73,8 +75,9 @@ class PrivateTrainer:
     are charged and checkpointed together as ``checkpoint_every`` says, a twentieth of all unless stated: a kill loses
     them. Before the first charge the step passes a self-check on made-up rows, unless ``selfcheck`` is False, which is
     for models that passed the long one. ``same_rows`` says why records that are known in this workspace under another
-    name have a budget of their own; without it they are refused (:mod:`quietsum.ledger.fingerprints`). ``rng`` is for
-    tests.
+    name have a budget of their own; without it they are refused (:mod:`quietsum.ledger.fingerprints`). ``alerts`` hears
+    of budgets, and of scores that get worse or are no better than chance (:class:`quietsum.alerts.Alerts`); it is its
+    owner's to close. ``rng`` is for tests.
 
     What is raised before the first charge speaks to the holder of the data. One such error knows a record: labels that
     are no classes of the model (:class:`~quietsum.learning.records.LabelsOutOfRange`). It says neither which nor how
@@ -100,6 +103,7 @@ class PrivateTrainer:
         selfcheck: bool = True,
         check_labels: bool = True,
         same_rows: str = "",
+        alerts: Alerts | None = None,
         rng: RandomSource | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
@@ -111,7 +115,7 @@ class PrivateTrainer:
         refuse_coarse(names, self._parameters)
         self._workspace, self._run = workspace, run
         self._names = {"dataset": dataset, "party": party, "public": public}
-        self._metrics, self._watch, self._rng = metrics, watch, rng
+        self._metrics, self._watch, self._rng, self._alerts = metrics, watch, rng, alerts
         self._device = self._parameters[0].device
         self._spending: Spending | None = None
         self._step: PrivateStep | None = None
@@ -153,6 +157,23 @@ class PrivateTrainer:
         ``people`` names the person of each record. With ``max_records`` in the config at most so many records of one
         person are used, the first ones, and :meth:`person_guarantee` states what a whole person pays.
         """
+        with contextlib.nullcontext() if self._alerts is None else self._alerts.following(self._run):
+            return self._train(
+                train_loader, val_loader, num_epochs, learning_rate, optimizer, resume, val_name, example, people
+            )
+
+    def _train(
+        self,
+        train_loader: Any,
+        val_loader: Iterable[Any] | None,
+        num_epochs: int | None,
+        learning_rate: float,
+        optimizer: str | OptimizerKind,
+        resume: bool,
+        val_name: str,
+        example: Any,
+        people: Sequence[Any] | NDArray[Any] | None,
+    ) -> History:
         if positive("learning_rate", learning_rate) > _LARGEST_RATE:
             problem = f"is more than {_LARGEST_RATE:,.0f}, and would throw the weights out of their range"
             raise InvalidParameter("learning_rate", learning_rate, problem, "0.1 to 10 is usual")
@@ -178,6 +199,7 @@ class PrivateTrainer:
                 "record is spent; keep the model, or make a new plan"
             )
         self._show_average(False)
+        self._tell_beginning(val_loader)
         found: list[Epoch] = []
         try:
             with training(self.model):
@@ -186,6 +208,7 @@ class PrivateTrainer:
                         self._chunk(records, learning_rate)
                     rescued = False
                     found.append(self._seen(val_loader, val_name))
+                    self._tell(found[-1])
                     if self._watch is not None:
                         self._watch(found[-1])
         except BudgetExhausted as error:  # by prices that were corrected since: the run's last weights are its model
@@ -203,6 +226,8 @@ class PrivateTrainer:
             save_model(self._books.model, self.model, self._about())
             reach("train:model")
         stopped = "budget" if plan.cut else "finished"
+        if self._alerts is not None:
+            self._alerts.ended(stopped, "another epoch would have cost more than the plan may" if plan.cut else "")
         return History(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
 
     def _rehearse(self, records: Records, val_loader: Any, train_loader: Any) -> None:
@@ -301,23 +326,57 @@ class PrivateTrainer:
 
     def _seen(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
         assert self._spending is not None and self._step is not None
-        plan = self._spending.plan
-        metrics: Mapping[str, float] = {}
-        if val_loader is not None or self._metrics is not None:
-            self._show_average(True)
-            try:
-                with torch.no_grad(), scoring(self.model):
-                    if self._metrics is not None:
-                        metrics = dict(self._metrics(self.model))
-                    elif val_loader is not None:
-                        metrics = scores(self.model, self.loss, val_loader, self._device)
-            finally:
-                self._show_average(False)
+        plan, metrics = self._spending.plan, self._scores(val_loader)
         return Epoch(
             epoch=-(-self._spending.charged // plan.steps_per_epoch), epochs=plan.epochs, steps=self._spending.charged,
             spent=self._spending.so_far(), budget=plan.epsilon, metrics=metrics, metrics_on=val_name if metrics else "",
             max_grad_norm=self._step.sensitivity,
         )  # fmt: skip
+
+    def _scores(self, val_loader: Iterable[Any] | None) -> Mapping[str, float]:
+        """On data that nobody protects."""
+        if val_loader is None and self._metrics is None:
+            return {}
+        self._show_average(True)
+        try:
+            with torch.no_grad(), scoring(self.model):
+                if self._metrics is not None:
+                    return dict(self._metrics(self.model))
+                return scores(self.model, self.loss, () if val_loader is None else val_loader, self._device)
+        finally:
+            self._show_average(False)
+
+    def _tell_beginning(self, val_loader: Iterable[Any] | None) -> None:
+        if self._alerts is not None and self._spending is not None:
+            fresh = self._spending.charged == 0
+            self._alerts.began(
+                (lambda: self._scores(val_loader)) if fresh else dict,
+                lambda: {} if val_loader is None or self._metrics is not None else chance(self.loss, val_loader),
+                steps=self._spending.plan.steps,
+            )
+
+    def _tell(self, epoch: Epoch) -> None:
+        """Nothing is reserved at this moment."""
+        if self._alerts is None:
+            return
+        share = None if epoch.budget is None else epoch.spent.epsilon / epoch.budget
+        self._alerts.epoch(
+            epoch.epoch, share=share, epsilon=epoch.budget, metrics=epoch.metrics, lifetimes=self._lifetimes
+        )
+
+    def _lifetimes(self) -> list[BudgetFact]:
+        """How much of its data's lifetime budgets is used."""
+        if self._books is None:
+            return []
+        mine = (self._names["party"], self._names["dataset"])
+        return [
+            BudgetFact(
+                share=book.spent_fraction, epsilon=book.budget.epsilon, unit=book.unit.value,
+                subject_kind=Subject.PARTY, subject=book.party, dataset=book.dataset,
+            )
+            for book in self._books.ledger.lifetime()
+            if (book.party, book.dataset) == mine and book.budget is not None and not book.public
+        ]  # fmt: skip
 
     # ------------------------------------------------------------------------------------------ privacy
 

@@ -11,6 +11,7 @@ import logging
 from typing import TYPE_CHECKING, final
 
 from quietsum.alerts import (
+    LOG,
     Alert,
     AuditLog,
     BudgetFact,
@@ -27,12 +28,9 @@ if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.party.policy import Policy
 
-__all__ = ["LOG", "SiteAlerts"]
+__all__ = ["SiteAlerts"]
 
 log = logging.getLogger(__name__)
-
-LOG = "alerts.log"
-"""The log of alerts, beside the site's ledger."""
 
 
 @final

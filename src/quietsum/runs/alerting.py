@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO, final
 
 from quietsum.alerts import (
+    LOG,
     Alert,
     Audience,
     AuditLog,
@@ -48,12 +49,10 @@ from quietsum.runs.folder import Workspace
 from quietsum.runs.mlflow import MlflowWatcher
 from quietsum.runs.record import Recorder
 
-__all__ = ["LOG", "AlertWatcher", "alerting"]
+__all__ = ["AlertWatcher", "alerting"]
 
 log = logging.getLogger(__name__)
 
-LOG = "alerts.log"
-"""The log of alerts in a workspace."""
 REST = 50.0
 """After a look at the lifetime budgets, so many times as long none; when a run ends there is always one."""
 

@@ -4,6 +4,8 @@
 
     quietsum-workspace/
       ledger.db  ledger.db.key  ledger.db.head      budgets belong to data, not to runs: nothing here is ever refunded
+      alerts.toml                     whom to tell, where the operator has written one
+      alerts.log  alerts.log.head     every alert, chained; the operator's alone
       runs/heart-20260301-101500/
         run.json                      which run this is, of which ledger, and whether it asks sites elsewhere
         task.json                     what its task says of itself: whoever looks does not make the task
