@@ -1,12 +1,12 @@
 """Detection: who is named under which attack, and how often nobody should have been, on digits and on card fraud.
 
-``python benchmarks/detection.py [digits-10] [digits-50] [digits-10-noise] [fraud] [fraud-8] [heart] [backdoor]
-[--seeds 5]`` prints tables as Markdown.
+``python benchmarks/detection.py [digits-10] [digits-50] [digits-10-noise] [fraud] [fraud-8] [heart] [unlike]
+[backdoor] [--seeds 5]`` prints tables as Markdown.
 
 Settings: digits at 10 parties (2 attack) and 50 (10), the federation of benchmarks/robustness.py for 64 rounds with the
 mean, without noise and with record-level noise 1; fraud at ten banks of 19,900 payments each (2 attack), logistic
 regression, every record in every step, 64 rounds, without noise and at a record-level ε of 8. ``heart`` is the demo of
-four unlike hospitals, unattacked, by ``quietsum.runs``.
+four unlike hospitals, unattacked, by ``quietsum.runs``; ``unlike`` deals digits out by a Dirichlet law.
 
 Attackers of LIE and IPM would all send one vector, which is noticed at once; here each changes it by a thousandth.
 
@@ -315,6 +315,21 @@ def heart_table(seeds: int) -> None:
         print(f"| {title} | {seeds} | {rounds} | {hits} |")
 
 
+def unlike_table(seeds: int) -> None:
+    """Parties that hold classes in very different shares; nobody attacks."""
+    print("\n### Digits dealt out by a Dirichlet law, unattacked, 10 parties\n")
+    print("| α | runs | honest parties named | by |\n|---|---|---|---|")
+    for alpha in (1.0, 0.3, 0.1):
+        rules: Counter[str] = Counter()
+        parties = 0
+        for seed in range(seeds):
+            found = digits("", None, seed, (RATE,), parties=10, attackers=0, alpha=alpha).found[RATE]
+            parties += len(named(found))
+            rules.update({one.rule for one in found})
+        by = ", ".join(f"{rule} in {count} runs" for rule, count in rules.most_common()) or "–"
+        print(f"| {alpha:g} | {seeds} | {parties} of {10 * seeds} | {by} |")
+
+
 # ---------------------------------------------------------------------------------------------------- backdoors
 
 
@@ -389,6 +404,7 @@ def main() -> None:
         "fraud": lambda seeds: fraud_table(None, seeds),
         "fraud-8": lambda seeds: fraud_table(8.0, seeds),
         "heart": heart_table,
+        "unlike": unlike_table,
         "backdoor": backdoor_table,
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

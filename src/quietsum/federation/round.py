@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
     from quietsum.plan.orders import LocalOrders
 
-__all__ = ["RoundResult", "first_state", "fold_of", "limits_of", "optimizer_of", "run_round"]
+__all__ = ["RoundResult", "first_state", "fold_of", "limits_of", "optimizer_of", "run_round", "tell_findings"]
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def run_round(
             "start a new run with a smaller rate",
         )  # fmt: skip
     if detector is not None:
-        _detect(lambda: detector.step(number, combined.step), number, watchers)
+        tell_findings(lambda: detector.step(number, combined.step), number, watchers)
     for party, reason in combined.rejected.items():
         measured = {name: values[party] for name, values in combined.statistics.items() if party in values}
         log.info("round %d: the rule leaves %s out, %s", number, party, reason)
@@ -187,7 +187,7 @@ class _Asked:
             return None
         if self.detector is not None:
             looks, folded = self.detector, replies.folded
-            _detect(lambda: looks.look(number, folded, self._noise), number, self.watchers)
+            tell_findings(lambda: looks.look(number, folded, self._noise), number, self.watchers)
         return fold.finish(replies.folded, rng)
 
     def _noise(self, party: str) -> tuple[float, float]:
@@ -205,7 +205,7 @@ class _Asked:
 
         def look(means: RobustState) -> None:
             if detector is not None:
-                _detect(lambda: detector.look(number, means), number, self.watchers)
+                tell_findings(lambda: detector.look(number, means), number, self.watchers)
 
         rule = between(self.resolved, memory=state.memory, rng=rng, trial=trial, watchers=self.watchers, look=look)
         return Session(
@@ -225,7 +225,7 @@ class _Asked:
         self.ledger.commit(self.receipt, seen=parties.testimonies() if isinstance(parties, KeepsBooks) else None)
 
 
-def _detect(look: Callable[[], list[Finding]], number: int, watchers: Iterable[Watcher]) -> None:
+def tell_findings(look: Callable[[], list[Finding]], number: int, watchers: Iterable[Watcher]) -> None:
     """Tell what ``look`` finds. Nothing optional stands between reservation and release (rule 22)."""
     try:
         with np.errstate(all="ignore"):

@@ -13,12 +13,14 @@ import dataclasses
 import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, final
 
 import numpy as np
 
+from quietsum.aggregation.fold import Vector
 from quietsum.aggregation.optimizers import check_slots
-from quietsum.defence.detection import Detector
+from quietsum.defence.detection import Detector, Finding
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
@@ -32,7 +34,7 @@ from quietsum.federation.drills import refuse_drill
 from quietsum.federation.groups import group_name
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes, Federation, Joins
-from quietsum.federation.round import first_state, refuse_unmasked, run_round
+from quietsum.federation.round import first_state, refuse_unmasked, run_round, tell_findings
 from quietsum.federation.watch import Guarded, RoundFinished, RunFinished, RunStarted, Watcher, guarded, tell
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
@@ -47,7 +49,16 @@ from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import Comparable, FederatedTask, HasClassRows, Metrics, NumpyTask, own_steps, task_of
+from quietsum.tasks import (
+    Comparable,
+    CountsConfusion,
+    FederatedTask,
+    HasClassRows,
+    Metrics,
+    NumpyTask,
+    own_steps,
+    task_of,
+)
 from quietsum.tasks.roots import rehearse_root, trial_for
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
@@ -329,6 +340,8 @@ def _go_on(
             moved = float(np.linalg.norm(result.state.params - state.params))
             state, done = result.state, number
             measured = task.evaluate(state.model)
+            if isinstance(task, CountsConfusion):
+                tell_findings(partial(_answers, task, state.model, detector, number), number, watchers)
             tell(
                 watchers,
                 RoundFinished(
@@ -408,6 +421,11 @@ def _detector(task: Task, resolved: ResolvedPlan) -> Detector:
     return Detector(
         names, dimension=resolved.dimension, parts=parts, weights=weights, rounds=resolved.plan.federation.rounds
     )
+
+
+def _answers(task: CountsConfusion, model: Vector, detector: Detector, number: int) -> list[Finding]:
+    counts = task.confusion(model)
+    return [] if counts is None else detector.answers(number, counts)
 
 
 def _on(measured: Metrics) -> dict[str, str]:

@@ -21,6 +21,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
 from quietsum.tasks.protocol import (
     Comparable,
+    CountsConfusion,
     FederatedTask,
     HasClassRows,
     HoldsRoot,
@@ -44,6 +45,7 @@ Task = TypeVar("Task", FederatedTask, NumpyTask)
 __all__ = [
     "TASKS",
     "Comparable",
+    "CountsConfusion",
     "FederatedTask",
     "HasClassRows",
     "HoldsRoot",

@@ -120,6 +120,10 @@ class DigitsTask:
         what = f"{len(labels)} published {_ROWS[self.evaluate_on]} rows"
         return Metrics(values={"accuracy": float(right)}, on=what, chance={"accuracy": majority(labels.numpy())})
 
+    def hold_out(self) -> tuple[Tensor, Tensor]:
+        """The rows that :meth:`evaluate` scores."""
+        return self._tensors(self._scored)
+
     def _tensors(self, chosen: NDArray[np.bool_]) -> tuple[Tensor, Tensor]:
         pixels = self._pixels[chosen]
         pixels = (pixels - pixels.mean(1, keepdims=True)) / (pixels.std(1, keepdims=True) + 1e-6)

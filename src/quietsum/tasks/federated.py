@@ -37,7 +37,15 @@ from quietsum.tasks.checks import one_site_each
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Floats, LooksForData, Metrics
 from quietsum.tasks.roots import bounded_update, root_orders
-from quietsum.tasks.torch_protocol import DeclaresSites, HasExample, HasPeople, HasRoot, HasSites, TorchTask
+from quietsum.tasks.torch_protocol import (
+    DeclaresSites,
+    HasExample,
+    HasHoldOut,
+    HasPeople,
+    HasRoot,
+    HasSites,
+    TorchTask,
+)
 
 if TYPE_CHECKING:
     from quietsum.aggregation.robust import Trial
@@ -405,6 +413,18 @@ class FederatedTorch:
         self._steps.layout.write(self._shown, params)
         with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
             return self.task.evaluate(self._shown)
+
+    def confusion(self, params: Floats) -> NDArray[np.int64] | None:
+        """Which class these weights take for which, on the rows that the task shows; None where it shows none."""
+        if not isinstance(self.task, HasHoldOut):
+            return None
+        self._steps.layout.write(self._shown, params)
+        with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
+            rows, labels = self.task.hold_out()
+            scores = outputs(self._shown, rows)
+        found = np.zeros((scores.shape[1],) * 2, dtype=np.int64)
+        np.add.at(found, (labels.numpy(), scores.argmax(dim=1).numpy()), 1)
+        return found
 
 
 @final

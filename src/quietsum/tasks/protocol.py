@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparable",
+    "CountsConfusion",
     "FederatedTask",
     "HasClassRows",
     "HoldsRoot",
@@ -206,6 +207,15 @@ class SumsGradients(Protocol):
         Guarantees of whoever implements it: one record moves the result by at most ``max_norm`` in L2;
         ``orders.max_records`` is kept before the batch is drawn.
         """
+        ...
+
+
+@runtime_checkable
+class CountsConfusion(Protocol):
+    """A task that counts which class a model takes for which, on data declared unprotected."""
+
+    def confusion(self, params: Floats) -> npt.NDArray[np.int64] | None:
+        """Rows by true class (first index) and answer; None where the task shows no such rows."""
         ...
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-__all__ = ["DeclaresSites", "HasExample", "HasPeople", "HasRoot", "HasSites", "Settings", "TorchTask"]
+__all__ = ["DeclaresSites", "HasExample", "HasHoldOut", "HasPeople", "HasRoot", "HasSites", "Settings", "TorchTask"]
 
 
 @final
@@ -113,6 +113,15 @@ class HasRoot(Protocol):
 
     def root(self) -> tuple[Tensor, ...]:
         """Those records, of the shape of :meth:`TorchTask.records`. Guarantees: nobody needs to protect them."""
+        ...
+
+
+@runtime_checkable
+class HasHoldOut(Protocol):
+    """A task of several classes that shows the unprotected rows it scores a model on, for detection."""
+
+    def hold_out(self) -> tuple[Tensor, Tensor]:
+        """Those rows, and their classes counted from zero; the model answers one score a class."""
         ...
 
 

@@ -5,7 +5,8 @@ true class. Two questions, with the subjects that the server can name:
 
 * :func:`confused`: has the *model* begun to take one class for another since it was at its best? Between two models the
   counts of one cell are compared as two binomial samples (the pooled two-proportion z-test); rate over all cells. The
-  rows are the same for both models, so the counts are positively dependent and the test errs less than stated.
+  earlier model must have known every class well (:data:`KNOWN`), since a model that still learns changes its mind.
+  The rows are the same for both models, so the counts are positively dependent and the test errs less than stated.
 * :func:`confusing`: whose update alone, added to the model, makes it miss a class more than the others' updates do
   (:func:`~quietsum.defence.detection.outlying` over parties, class by class)? Sites that lack a class show here as
   well, and that is why the threshold is made of the parties' own spread.
@@ -30,8 +31,10 @@ from quietsum.defence.detection.findings import Finding
 from quietsum.defence.detection.outliers import outlying
 from quietsum.errors import InvalidParameter, probability
 
-__all__ = ["LEAST_SHARE", "confused", "confusing", "confusion_matrix"]
+__all__ = ["KNOWN", "LEAST_SHARE", "confused", "confusing", "confusion_matrix"]
 
+KNOWN = 0.8
+"""The share of every class that the earlier model must have recognised: before that, answers change by learning."""
 LEAST_SHARE = 0.1
 """By how much a share must change before it is told, however many rows there are."""
 
@@ -62,7 +65,9 @@ def confused(before: Counts, after: Counts, *, rate: float, round: int) -> list[
         then, now = before / rows, after / later
         pooled = (before + after) / (rows + later)
         error = np.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / later))
-    found = []
+    found: list[Finding] = []
+    if not (np.diagonal(then) >= KNOWN).all():
+        return found
     for source, target in np.argwhere(np.nan_to_num(now - then) >= LEAST_SHARE).tolist():
         limit = float(then[source, target] + bound * error[source, target])
         if source != target and now[source, target] > limit:

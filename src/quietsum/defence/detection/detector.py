@@ -56,6 +56,7 @@ from quietsum.aggregation import ClientSum, Fold
 from quietsum.aggregation.fold import length_of
 from quietsum.aggregation.noted import Noted, NotedState, Part
 from quietsum.aggregation.robust import RobustState
+from quietsum.defence.detection.confusion import confused
 from quietsum.defence.detection.drift import Drift
 from quietsum.defence.detection.findings import Finding
 from quietsum.defence.detection.outliers import Outlier, opposed, outlying, too_quiet
@@ -73,6 +74,8 @@ FADING = 0.9
 """What a round's direction still counts for in the next one."""
 HABIT = 16
 """Class rows are judged over so many rounds or more: a round's batch may hold no record of a class."""
+LASTING = 3
+"""Rounds in a row for which one class is taken for another before it is told: an unlucky step mends itself."""
 SPREAD = 1e-3
 """The rate, by comparison, at which somebody must also stand apart to be called opposed by known noise."""
 LEAST_COSINE = 0.1
@@ -163,6 +166,8 @@ class Detector:
         self._memory = {width: _Window(len(self._places), columns) for width in self._windows}
         self._drift = Drift(rate=rate)
         self._keeps = False
+        self._best: NDArray[Any] | None = None
+        self._lasting: dict[str, int] = {}
         self._last: Vector | None = None
         self._past = np.zeros(0)  # the direction of the rounds before, once there is one
 
@@ -232,6 +237,17 @@ class Detector:
             self._past = FADING * (self._last + (self._past if len(self._past) else 0.0))
         return self._drift.saw(number, self._last)
 
+    def answers(self, number: int, counts: NDArray[Any]) -> list[Finding]:
+        """What the model's confusion on public rows shows, against that of the best model so far, where it lasts."""
+        best, self._best = self._best, counts
+        if best is None or best.shape != counts.shape:
+            return []
+        if np.trace(best) > np.trace(counts):
+            self._best = best
+        found = {one.statistic: one for one in confused(best, counts, rate=self._rate, round=number)}
+        self._lasting = {name: self._lasting.get(name, 0) + 1 for name in found}
+        return [one for name, one in found.items() if self._lasting[name] % LASTING == 0]
+
     # ------------------------------------------------------------------------------------------ what it makes of it
 
     def judge(self, number: int, measured: Measured) -> list[Finding]:
@@ -273,7 +289,10 @@ class Detector:
             name = f"cosine of {label}" if label else "cosine"
             mean = memory.cosines[who, column] / directions
             odd = [
-                one for one in outlying(mean, rate=share) if abs(mean[one.row] - _others(mean, one.row)) >= LEAST_COSINE
+                one
+                for one in outlying(mean, rate=share)
+                if abs(mean[one.row] - _others(mean, one.row)) >= LEAST_COSINE
+                and (not label or one.value < min(0.0, one.threshold))  # who holds most of a class agrees most on it
             ]
             yield from told.findings(rule, name, mean, odd, share)
             yield from self._opposition(told, rule, label, who, column, memory, share)
