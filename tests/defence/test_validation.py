@@ -357,3 +357,18 @@ def test_the_reference_states_every_key_with_its_default_and_meaning() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "data-toml.md").read_text(encoding="utf-8")
     assert text.endswith(page(SchemaTable))
     assert all(f"| `{key}` |" in text for key in schema_keys())
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.uint8])
+def test_the_summaries_of_an_image_are_the_same_bits_whatever_stands_beside_it(kind: Any) -> None:
+    """Rows are left out by them, so no other row may move them."""
+    from quietsum.defence.validation.tables import in_columns
+
+    images = (100 * np.random.default_rng(0).random((33, 3, 20, 20))).astype(kind)
+    together = in_columns({"x": images})
+    assert set(together) == {"x (mean)", "x (spread)", "x (least)", "x (largest)"}
+    for place in range(33):
+        for some in (slice(place, place + 1), slice(place, None), slice(max(0, place - 5), place + 1)):
+            alone = in_columns({"x": images[some]})
+            at = place - (some.start or 0)
+            assert all(alone[name][at] == together[name][place] for name in together)
