@@ -124,7 +124,19 @@ def test_no_row_refuses_what_is_proposed_for_another(name: str, bad: Any) -> Non
     plan, parties, _ = bad
     for change in nearest(plan, parties):
         assert found(change.applied(plan), parties) == ()
-        assert not {"privacy.record.epsilon", "privacy.client.epsilon", "privacy.style"} & set(change.keys)
+        after = change.applied(plan)
+        assert "privacy.style" not in change.keys or not plan.privacy.style.clients or after.privacy.style.clients
+        assert after.privacy.style != "none" or plan.privacy.style == "none"
+        for unit in ("record", "client"):  # a promise is added where there is none, and none is changed
+            before = getattr(plan.privacy, unit)
+            stated = None if before is None else before.epsilon
+            kept = stated is None or f"privacy.{unit}.epsilon" not in change.keys
+            assert kept or name == "preset-with-numbers"  # there either of two promises may stay
+
+
+def test_every_row_of_the_table_has_a_way_out_but_those_that_lack_a_party_or_a_site() -> None:
+    without = {name for name, bad, _ in CASES if not nearest(bad[0], bad[1])}
+    assert without <= {"no-parties", "mixed-holder", "dealt-out-clients", "duplicate-parties"}
 
 
 def test_rules_masks_noise_and_draws_that_do_not_fit_always_get_a_way_out() -> None:

@@ -427,3 +427,23 @@ def test_a_refused_plan_names_the_nearest_possible_one_in_words_and_in_values() 
     assert {"aggregation.attackers": 1} in values["nearest"]
     assert len(values["refusals"]) == 1 and "nearest" not in values["refusals"][0]
     assert quietsum("plan", written(f'{HEART.format(rounds=20)}[aggregation]\nrule = "median"\n')).exit_code == 0
+
+
+def test_a_plan_lists_five_layers_of_defence_with_the_key_of_each_that_is_off() -> None:
+    plain, judged = HEART.format(rounds=3), HEART.format(rounds=3) + '[aggregation]\nrule = "median"\n'
+    shown = words_of(quietsum("plan", written(plain)).stdout)
+    assert "off server defence: a mean believes every update" in shown and "Setting: aggregation.rule" in shown
+    states = {layer["name"]: layer["state"] for layer in values_of(judged)["layers"]}
+    assert states == {"input validation": "off", "local privacy": "on", "secure communication": "off",
+                      "server defence": "on", "monitoring": "on"}  # fmt: skip
+
+
+def test_a_plan_tells_programs_and_people_what_its_rule_is_made_for_and_what_noise_hides_from_it() -> None:
+    judged = HEART.format(rounds=20) + '[aggregation]\nrule = "median"\nattackers = 1\n'
+    robust = values_of(judged)["robust"]
+    assert (robust["rule"], robust["attackers"], robust["least"]) == ("median", 1, 3)
+    assert robust["noise"]["faint"] and robust["noise"]["party"] == "switzerland"
+    assert values_of(HEART.format(rounds=20))["robust"] is None
+    shown = words_of(quietsum("plan", written(judged)).stdout)
+    assert "coordinate median, for 1 that may be anything, from 3 updates on" in shown
+    assert "warning: noise hides signs, directions and distances from aggregation.rule = 'median'" in shown

@@ -227,6 +227,16 @@ def test_a_run_folder_and_show_have_the_card_of_the_plan() -> None:
     assert "NOT PROVIDED" in (folder / "report.html").read_text(encoding="utf-8")
 
 
+def test_show_lists_the_layers_of_defence_from_the_plan_alone() -> None:
+    run(TINY, "layered")
+    shown = " ".join(quietsum("show", "layered").stdout.split())
+    assert "Layers of defence off input validation" in shown and "on local privacy" in shown
+    values = json.loads(quietsum("show", "layered", "--json").stdout)
+    assert [layer["state"] for layer in values["layers"]] == ["off", "on", "off", "off", "on"]
+    told = json.dumps(values["layers"])
+    assert not any(party["name"] in told for party in values["parties"])  # what happened to whom is the operator's
+
+
 def test_a_report_of_an_older_version_has_no_card_and_is_shown_all_the_same() -> None:
     from quietsum.report.page import page
 

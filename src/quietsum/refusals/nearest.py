@@ -446,6 +446,80 @@ def _lifetime(whose: str) -> Callable[[Plan, Sequence[PartyFacts]], Iterator[Mov
     return moves
 
 
+# ------------------------------------------------------------------------------------- promises, names, drills
+
+
+def _promise(whose: str) -> Callable[[Plan, Sequence[PartyFacts]], Iterator[Move]]:
+    """A promise where a style asks for one and none is stated: no stated number is changed."""
+
+    def moves(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+        own: Any = record_of(plan) if whose == "record" else client_of(plan)
+        count = largest(plan, parties) if whose == "record" else len(taking_part(plan, parties))
+        keys: Keys = {f"privacy.{whose}.epsilon": 1.0 if whose == "record" else 8.0}
+        if own.delta is None:
+            keys[f"privacy.{whose}.delta"] = _small_delta(count)
+        yield keys, "a promise to begin with"
+
+    return moves
+
+
+def _one_promise(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    yield {"privacy.preset": None}, ""
+    record = record_of(plan)
+    stated = [name for name in ("epsilon", "noise_multiplier", "delta") if getattr(record, name) is not None]
+    yield {f"privacy.record.{name}": None for name in stated}, ""
+
+
+def _right_draw(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    drawn = plan.federation.sampling
+    kind = "poisson" if drawn.rate is not None else "fixed-size" if drawn.size is not None else "everyone"
+    keys: Keys = {"federation.sampling.kind": kind} if kind != drawn.kind else {}
+    if drawn.rate is not None and drawn.size is not None:
+        keys["federation.sampling.size"] = None
+    yield keys, ""
+
+
+def _right_names(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    import difflib
+
+    known, federation = {party.name: None for party in parties}, plan.federation
+    keys: Keys = {}
+    for key, names in (("federation.parties", federation.named),
+                       ("federation.simulate.refusing", federation.simulate.refusing)):  # fmt: skip
+        close = [one for name in names for one in difflib.get_close_matches(name, known, n=1, cutoff=0.5)]
+        if names and tuple(dict.fromkeys(close)) != tuple(names):
+            keys[key] = tuple(dict.fromkeys(close))
+    yield keys, ""
+
+
+def _all_rounds(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    yield {"federation.rounds": sum(stage.rounds for stage in plan.schedule)}, ""
+
+
+def _attackers_of_drill(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    present = [party.name for party in taking_part(plan, parties)]
+    if plan.attack is None or len(present) < 2:
+        return
+    asked = plan.attack.parties if isinstance(plan.attack.parties, int) else len(plan.attack.parties)
+    yield {"attack.parties": max(min(asked, len(present) - 1), 1)}, ""
+
+
+def _drill_behind_masks(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    if plan.attack is not None and plan.attack.on_rows:
+        yield {"attack.strength": None}, ""
+    else:
+        yield {"attack.kind": "label-flip", "attack.strength": None}, ""
+    yield {"aggregation.secure": False}, _SEEN
+
+
+def _whole_run(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    assert plan.attack is not None
+    keys: Keys = {"attack.from_round": 1} if plan.attack.from_round != 1 else {}
+    if plan.attack.to_round is not None and plan.attack.on_rows:
+        keys["attack.to_round"] = None
+    yield keys, ""
+
+
 _POISSON = {"training.batches": "poisson"}
 _ZERO_OUT = {"privacy.neighbours": "zero-out"}
 
@@ -508,8 +582,21 @@ MOVES: dict[str, Callable[[Plan, Sequence[PartyFacts]], Iterator[Move]]] = {
     "distributed-hybrid": _to({"privacy.record.noise_at": "party"}),
     "distributed-weights": _to({"aggregation.weights": None}),
     "distributed-fast": _to({"privacy.noise": "secure"}),
+    "promise-without-style": _to({"privacy.style": "sample"}),
+    "record-unasked": _to({"privacy.style": "hybrid"}),
+    "no-promise": _promise("record"),
+    "no-client-promise": _promise("client"),
+    "cohort-rate": _right_draw,
+    "duplicate-parties": _right_names,
+    "unknown-parties": _right_names,
+    "schedule-length": _all_rounds,
+    "attack-by-strangers": _attackers_of_drill,
+    "attack-by-all": _attackers_of_drill,
+    "attack-behind-masks": _drill_behind_masks,
+    "attack-on-rows-for-some-rounds": _whole_run,
+    "attack-after-the-end": _whole_run,
     "noise-with-target": _to({"privacy.record.noise_multiplier": None}),
-    "preset-with-numbers": _to({"privacy.preset": None}),
+    "preset-with-numbers": _one_promise,
     "no-delta": _record_delta,
     "delta-too-large": _record_delta,
     "lifetime-below-plan": _lifetime("record"),
