@@ -45,13 +45,17 @@ class NormBounded:
     @property
     def facts(self) -> Facts:
         """The mean of n vectors of length C at most moves by at most 2C/n when one of them changes or is left out."""
-        said = "the median length, which honest updates bound" if self.bound is None else f"{self.bound:g}"
+        said = (
+            "the median length, which lies among honest ones while fewer than half are anything"
+            if self.bound is None
+            else f"{self.bound:g}"
+        )
         return Facts(
             title="norm-bounded mean",
             source="Sun, Kairouz, Suresh, McMahan 2019",
             breakdown=(
-                f"the step is never longer than {said} while fewer than half are anything; its direction is anyone's: "
-                "f of n attackers move it by up to 2f/n of that length"
+                f"the step is never longer than {said}; within it, each attacker pulls as hard as the longest honest "
+                "update"
             ),
             least=_majority,
             sensitivity=None if self.bound is None else f"2 · {self.bound:g} / n",
@@ -110,8 +114,9 @@ class CenteredClipping:
         title="centered clipping",
         source="Karimireddy, He, Jaggi 2021",
         breakdown=(
-            "an iteration moves the centre by at most the radius, by default the median distance from it, while fewer "
-            "than half are anything; the paper proves convergence up to about a tenth of attackers"
+            "an iteration moves the centre by at most the radius, by default the median distance from it, which lies "
+            "among honest ones while fewer than half are anything; the paper's proof asks for a radius that fits the "
+            "honest spread and few attackers"
         ),
         least=_majority,
         limits=(

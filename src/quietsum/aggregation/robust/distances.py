@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.blocks import LARGEST, each_block, lengths, shares
+from quietsum.aggregation.robust.blocks import each_block, lengths, shares
 from quietsum.aggregation.robust.rule import Matrix, Vector
 
 __all__ = ["central_row", "cosines", "gram", "pairwise_distances", "rough_distances"]
@@ -43,7 +43,8 @@ def pairwise_distances(updates: Matrix) -> Matrix:
     for other in np.flatnonzero(squares == 0).tolist():  # copies of the centre are no strangers
         strange[other] = np.any(updates[other] != updates[row])
     if 2 * np.count_nonzero(strange) > count:
-        return _in_other_units(updates, centre)
+        found = np.stack([lengths(updates, np.asarray(one, dtype=np.float64)) for one in updates])
+        return np.asarray(np.maximum(found, found.T))
     found, lost = _distances(products)
     for other in np.flatnonzero(strange).tolist():
         found[other, :] = found[:, other] = lengths(updates, np.asarray(updates[other], dtype=np.float64))
@@ -58,17 +59,6 @@ def pairwise_distances(updates: Matrix) -> Matrix:
         lost[row, :] = lost[:, row] = False
     np.fill_diagonal(found, 0.0)
     return found
-
-
-def _in_other_units(updates: Matrix, centre: Vector) -> Matrix:
-    """The same where most distances are beyond what can be squared: in units of the middle one, a power of two."""
-    middle = float(np.median(lengths(updates, centre)))
-    if not 0 < middle < np.inf:
-        return np.full((len(updates), len(updates)), np.nan)
-    power = 2.0 ** -min(max(np.frexp(middle)[1], -1000), 1000)
-    scaled = np.asarray(updates, dtype=np.float64) * power
-    found = np.stack([lengths(scaled, row) for row in scaled])
-    return np.asarray(np.minimum((found / 2 + found.T / 2) / power, LARGEST))
 
 
 def _distances(products: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:

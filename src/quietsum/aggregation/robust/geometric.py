@@ -38,8 +38,8 @@ class GeometricMedian:
         title="geometric median",
         source="Pillutla, Kakade, Harchaoui 2022",
         breakdown=(
-            "within 2(n − f)/(n − 2f) of the furthest honest distance of any point, while fewer than half are anything "
-            "(Minsker 2015, Lemma 2.1)"
+            "no further from any point than 2(n − f)/(n − 2f) times the furthest honest update, while fewer than half "
+            "are anything (follows from Minsker 2015, Lemma 2.1)"
         ),
         least=lambda attackers: 2 * attackers + 1,
         limits=(
@@ -63,16 +63,17 @@ class GeometricMedian:
     def _combine(self, sent: Sent) -> Verdict:
         updates, everyone = sent.updates, np.ones(len(sent), dtype=np.bool_)
         around = _Around.row(updates, central_row(updates))
-        medoid, middle = _medoid(around.products)
-        if medoid != around.index and around.products[medoid, medoid] > 100 * middle**2:
+        medoid, apart = _medoid(around.products)
+        if medoid != around.index and around.products[medoid, medoid] > 100 * apart[medoid] ** 2:
             around = _Around.row(updates, medoid)  # the first centre lies outside: go inside
-            medoid, middle = _medoid(around.products)
+            medoid, apart = _medoid(around.products)
+        middle = float(apart[medoid])
         if not middle > 0:  # half of the updates are one and the same, which is a median
             weights = np.zeros(len(sent))
             weights[medoid] = 1.0
             step = updates[medoid].astype(np.float64)
             return Verdict(step=step, kept=everyone, weights=weights, statistics={"distance": lengths(updates, step)})
-        weights, distances = self._weiszfeld(around.products, medoid, self.smoothing * middle, middle)
+        weights, distances = self._weiszfeld(around.products, 1 / apart, self.smoothing * middle, middle)
         if around.scaled is None:
             step = mixture(updates, weights)
         else:
@@ -81,11 +82,10 @@ class GeometricMedian:
         found = np.minimum(distances * around.unit, LARGEST)
         return Verdict(step=step, kept=everyone, weights=weights, statistics={"distance": found})
 
-    def _weiszfeld(self, products: Matrix, start: int, least: float, middle: float) -> tuple[Vector, Vector]:
+    def _weiszfeld(self, products: Matrix, start: Vector, least: float, middle: float) -> tuple[Vector, Vector]:
         """The shares of the updates in their geometric median, and their distances from it."""
         squares = np.diagonal(products)
-        shares = np.zeros(len(products))
-        shares[start] = 1.0
+        shares = start / start.sum()  # of rows among others more; rows that are alike the same
         distances = np.zeros(len(products))
         for _ in range(self.most):
             towards = products @ shares
@@ -98,11 +98,11 @@ class GeometricMedian:
         return shares, distances
 
 
-def _medoid(products: Matrix) -> tuple[int, float]:
-    """The row with the smallest middle distance from all rows, and that distance."""
+def _medoid(products: Matrix) -> tuple[int, Vector]:
+    """The row with the smallest middle distance from all rows, and every row's middle distance."""
     squares = np.diagonal(products)
     apart = np.median(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0), axis=1)
-    return int(np.argmin(apart)), float(np.sqrt(apart.min()))
+    return int(np.argmin(apart)), np.sqrt(apart)
 
 
 @final

@@ -40,6 +40,8 @@ def judged(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:
     except NotFinite:
         pass
     finite = np.array([bool(np.isfinite(row).all()) for row in sent.updates])
+    if finite.all():
+        raise InvalidParameter("updates", f"{count} rows", f"are beyond what rule = '{rule.name}' computes with")
     if not finite.any():
         raise InvalidParameter("updates", f"{count} rows", "hold no row that is finite")
     broken = int(np.count_nonzero(~finite))
