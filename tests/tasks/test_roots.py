@@ -129,7 +129,26 @@ def test_torch_tasks_hold_roots_too() -> None:
         task_of(heart_plan(task=TaskPlan(name="digits", options={"root": "made-up"}), federation=federation))
 
 
-def test_every_torch_task_takes_its_root_from_what_it_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["chest-xray", "fraud", "nuclei", "pose", "mnist"])
+def test_every_torch_task_takes_its_root_from_what_it_scores(name: str) -> None:
+    from quietsum.errors import QuietsumError
+    from quietsum.tasks.trainable import trainable_task
+
+    try:
+        some = {"network": "cnn"} if name in ("chest-xray", "mnist") else {}  # pixels: features take their time
+        plain, task = trainable_task(name, some), trainable_task(name, {**some, "root": 40})
+        public = plain._part(1) if name == "fraud" else plain._shown()  # type: ignore[attr-defined]
+    except (QuietsumError, ImportError) as error:
+        pytest.skip(str(error))
+    root = task.root()  # type: ignore[attr-defined]
+    rest = task._public() if name == "fraud" else split_root(public, 40)[1]  # type: ignore[attr-defined]
+    assert len(root[0]) == 40 and len(rest[0]) == len(public[0]) - 40 and plain.root_size == 0  # type: ignore[attr-defined]
+    assert [part.dtype for part in root] == [part.dtype for part in plain.records()]
+    with pytest.raises(InvalidParameter, match="is not offered by"):
+        trainable_task(name, {"root": "made-up"})
+
+
+def test_a_root_set_and_the_rest_are_all_rows_once() -> None:
     torch = pytest.importorskip("torch")
     parts = (torch.arange(40.0)[:, None], torch.arange(40) % 2)
     root, rest = split_root(parts, 10)

@@ -28,6 +28,7 @@ from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.hashing import bucket_of, buckets
 from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scores import average_precision, roc_auc
 from quietsum.tasks.torch_protocol import Settings
 
@@ -96,10 +97,12 @@ class CardsTask:
         network: str = "linear",
         evaluate_on: str = "test",
         split: int = 0,
+        root: int | str = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         check_options(network, ("linear", "mlp"), evaluate_on, split)
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
+        self.root_size = checked_root(root, self.name, why_not="nobody publishes what fraud looks like in numbers")
         self._folder = data_folder("evalml_fraud") if folder is None else Path(folder)
 
     @property
@@ -152,13 +155,21 @@ class CardsTask:
         """The same as names: every card is a client of a federation, or wholly in one with ``parties = n``."""
         return tuple(f"card-{number}" for number in self.people().tolist())
 
+    def root(self) -> tuple[Tensor, ...]:
+        """Some of the published records that would be scored, for trials at the server."""
+        return split_root(self._shown(), self.root_size)[0]
+
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC and average precision on cards that do not train."""
-        rows, labels = self._part(parts(_payments(self._folder)) == (2 if self.evaluate_on == "test" else 1))
+        rows, labels = split_root(self._shown(), self.root_size)[1]
         wanted, scores = labels.numpy(), log_odds(model, rows)
         values = {"auc": roc_auc(wanted, scores), "auprc": average_precision(wanted, scores)}
         what = f"{len(wanted):,} published payments of other cards ({self.evaluate_on})"
         return Metrics(values=values, on=what, chance={"auc": 0.5, "auprc": float(wanted.mean())})
+
+    def _shown(self) -> tuple[Tensor, ...]:
+        """What nobody protects: the records that are scored, with those of the root set."""
+        return self._part(parts(_payments(self._folder)) == (2 if self.evaluate_on == "test" else 1))
 
     def _trains(self) -> NDArray[np.bool_]:
         part = parts(_payments(self._folder))

@@ -27,6 +27,7 @@ from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.inference import outputs
 from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scattering import FEATURES, Widen, linear_on_features, scattering_features
 from quietsum.tasks.torch_protocol import Settings
 
@@ -76,10 +77,12 @@ class ChestXrayTask:
         network: str = "scattering",
         evaluate_on: str = "test",
         split: int = 0,
+        root: int | str = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         check_options(network, NETWORKS, evaluate_on, split)
         self.network, self.evaluate_on = network, evaluate_on
+        self.root_size = checked_root(root, self.name, why_not="no public constants draw an X-ray")
         self._folder = data_folder("pneumoniamnist") if folder is None else Path(folder)
 
     @property
@@ -119,9 +122,13 @@ class ChestXrayTask:
         """The 4,708 training records."""
         return self._part("train")
 
+    def root(self) -> tuple[Tensor, ...]:
+        """Some of the published records that would be scored, for trials at the server."""
+        return split_root(self._shown(), self.root_size)[0]
+
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC, and accuracy at even odds, on the part that ``evaluate_on`` names."""
-        values, labels = self._part(_PARTS[self.evaluate_on])
+        values, labels = split_root(self._shown(), self.root_size)[1]
         answers = outputs(model, values).double()
         return Metrics(
             values={
@@ -131,6 +138,10 @@ class ChestXrayTask:
             on=f"{len(labels)} published {self.evaluate_on} images",
             chance={"auc": 0.5, "accuracy": scores.majority(labels.numpy())},
         )
+
+    def _shown(self) -> tuple[Tensor, ...]:
+        """What nobody protects: the records that are scored, with those of the root set."""
+        return self._part(_PARTS[self.evaluate_on])
 
     def _part(self, part: str) -> tuple[Tensor, Tensor]:
         labels = torch.from_numpy(_parts(self._folder)[part].labels)

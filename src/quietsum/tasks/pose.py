@@ -29,6 +29,7 @@ from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, find, read_sequences, resampled
 from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scores import accuracy, majority
 from quietsum.tasks.stgcn import STGCN
 from quietsum.tasks.torch_protocol import Settings
@@ -90,10 +91,12 @@ class PoseTask:
         network: str = "linear",
         evaluate_on: str = "test",
         split: int = 0,
+        root: int | str = 0,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         check_options(network, ("linear", "stgcn"), evaluate_on, split, len(SIZES.get(evaluate_on, (1,))))
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
+        self.root_size = checked_root(root, self.name, why_not="no public constants move a body")
         self._folder = data_folder("msr_action3d") if folder is None else Path(folder)
 
     @property
@@ -161,11 +164,13 @@ class PoseTask:
         """The same as names: every person is a party of a federation."""
         return tuple(f"subject-{number:02d}" for number in self.people().tolist())
 
+    def root(self) -> tuple[Tensor, ...]:
+        """Some of the published records that would be scored, for trials at the server."""
+        return split_root(self._shown(), self.root_size)[0]
+
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on people who do not train."""
-        subject = _sequences(self._folder)[0].subject
-        chosen = subject % 2 == 0 if self.evaluate_on == "test" else subject == self._left_out
-        values, labels = self._part(chosen)
+        values, labels = split_root(self._shown(), self.root_size)[1]
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
@@ -176,6 +181,11 @@ class PoseTask:
         right = accuracy(labels.numpy(), found.numpy())
         chance = {"accuracy": majority(labels.numpy())}
         return Metrics(values={"accuracy": right}, on=f"{len(labels)} published sequences of {who}", chance=chance)
+
+    def _shown(self) -> tuple[Tensor, ...]:
+        """What nobody protects: the records that are scored, with those of the root set."""
+        subject = _sequences(self._folder)[0].subject
+        return self._part(subject % 2 == 0 if self.evaluate_on == "test" else subject == self._left_out)
 
     def _trains(self) -> NDArray[np.bool_]:
         subject = _sequences(self._folder)[0].subject

@@ -86,6 +86,8 @@ def root_rows(labels: npt.NDArray[Any], count: int) -> npt.NDArray[np.bool_]:
 
 def split_root(parts: tuple[Part, ...], count: int) -> tuple[tuple[Part, ...], tuple[Part, ...]]:
     """The root set and the rest of some public records; by the last part where it holds one label a record."""
+    if not count:
+        return tuple(part[:0] for part in parts), parts  # type: ignore[index]
     last: Any = parts[-1]
     labels = np.asarray(last) if getattr(last, "ndim", 0) == 1 else np.zeros(len(last), dtype=np.int64)
     chosen = root_rows(labels, count)
