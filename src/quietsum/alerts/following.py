@@ -23,7 +23,7 @@ from quietsum.alerts.auditlog import AuditLog
 from quietsum.alerts.rules import BudgetFact, Course, RoundFact, Thresholds, ledger_broken
 from quietsum.alerts.sending import Sender
 from quietsum.alerts.settings import find
-from quietsum.alerts.sinks import Log
+from quietsum.alerts.sinks import Log, Terminal
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken
 
 __all__ = ["LOG", "Alerts"]
@@ -52,7 +52,10 @@ class Alerts:
         """As ``alerts.toml`` in ``workspace`` says, with its log there. ``terminal``: print instead of logging."""
         place = Path(workspace)
         found = find(place)
-        sinks = found.sinks(service=not terminal)
+        sinks = [
+            Terminal(least=sink.least, fresh_line=True) if isinstance(sink, Terminal) else sink
+            for sink in found.sinks(service=not terminal)
+        ]
         sender = Sender(sinks, kept=AuditLog(place / LOG), limits=found.settings.limits)
         return cls(sender, found.settings.rules)
 

@@ -68,15 +68,19 @@ class Terminal:
 
     name, audience, waits, limited = "the terminal", Audience.OPERATOR, False, True
 
-    def __init__(self, *, least: Severity = Severity.WARNING, stream: TextIO | None = None) -> None:
-        self.least, self._stream = least, stream
+    def __init__(
+        self, *, least: Severity = Severity.WARNING, stream: TextIO | None = None, fresh_line: bool = False
+    ) -> None:
+        """``fresh_line``: where somebody writes a line over and over again, begin below it."""
+        self.least, self._stream, self._fresh = least, stream, fresh_line
 
     def send(self, alert: Alert, held_back: int) -> None:
         """Print it, above a progress bar where there is one."""
         stream = self._stream or sys.stderr  # looked up now: a live bar puts its own in place
         words = "notice" if alert.severity is Severity.NOTICE else "alert"
         text = f"{words}: {line_of(alert, held_back)}"
-        stream.write(textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False) + "\n")
+        before = "\n" if self._fresh and stream.isatty() else ""
+        stream.write(before + textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False) + "\n")
         stream.flush()
 
 
