@@ -147,6 +147,7 @@ def test_whatever_arrives_has_a_finite_step_in_any_order(name: str, seed: int, c
     rows[rng.random(count) < 0.2] = 0
     rows[rng.random(count) < 0.2] = 1.7e308 * rng.choice([-1, 1])
     rule, trial, order = rule_named(name), Bowl(np.zeros(DIMENSION)), rng.permutation(count)
+    attackers = min(attackers, count - 1)
     one = rule.combine(sent_of(rows, attackers, trial=trial))
     other = rule.combine(sent_of(rows[order], attackers, trial=trial, places=order))
     assert np.isfinite(one.step).all() and all(np.isfinite(values).all() for values in one.statistics.values())

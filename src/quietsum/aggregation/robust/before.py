@@ -20,6 +20,7 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.robust.geometry import squared_distances, steady_order, weighted_sum
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter
 
@@ -86,6 +87,9 @@ class Before:
 
     def combine(self, sent: Sent) -> Verdict:
         """The rule's step on mixed rows, told for the rows that were sent."""
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
         mixing = self._nearest(sent) if self.kind == "nnm" else self._buckets(sent)
         mixed = np.stack([weighted_sum(sent.updates, shares) for shares in mixing])
         places = sent.places if self.kind == "nnm" else np.arange(len(mixed), dtype=np.int64)

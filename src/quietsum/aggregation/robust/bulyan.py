@@ -15,6 +15,7 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.robust.geometry import squared_distances, steady_order
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
 __all__ = ["Bulyan"]
@@ -42,9 +43,10 @@ class Bulyan:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and Krum's score of each row."""
-        count = len(sent)
-        most = max((count - 3) // 4, 0)  # where it is asked beyond its stated n, it does what it can
-        attackers = min(sent.attackers, most)
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
+        count, attackers = len(sent), sent.attackers
         distances = squared_distances(sent.updates)
         near = np.sort(distances, axis=1)[:, 1 : max(count - attackers - 1, 2)]
         with np.errstate(over="ignore"):

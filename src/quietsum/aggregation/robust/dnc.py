@@ -16,6 +16,7 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.robust.geometry import means, steady_order
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 from quietsum.errors import positive, whole_number
 
@@ -71,6 +72,9 @@ class DivideAndConquer:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and in how many draws each row was left."""
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
         count, dimension = sent.updates.shape
         dropped = min(math.ceil(self.share * sent.attackers), count - 1)
         order = steady_order(sent.updates)

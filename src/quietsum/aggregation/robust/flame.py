@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation.robust.geometry import cosines, lengths, weighted_sum
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
 __all__ = ["Flame", "densest_majority"]
@@ -92,6 +93,9 @@ class Flame:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, the length of each row and its median cosine to the others."""
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
         similar, size = cosines(sent.updates), lengths(sent.updates)
         apart = 1 - similar
         np.fill_diagonal(apart, 0.0)

@@ -19,6 +19,7 @@ import numpy as np
 
 from quietsum.aggregation.fold import length_of
 from quietsum.aggregation.robust.geometry import unit_rows, weighted_sum
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Sent, Trial, Vector, Verdict
 from quietsum.errors import InvalidParameter
 
@@ -58,6 +59,9 @@ class FLTrust:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and the cosine of each row with the root update."""
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
         root = np.asarray(trial_of(sent, self.name).update(), dtype=np.float64)
         units, length = unit_rows(sent.updates), length_of(root)
         cosine = units @ unit_rows(root[None, :])[0]

@@ -19,6 +19,7 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.robust.geometry import cosines, weighted_sum
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
 __all__ = ["FoolsGold", "sybil_weights"]
@@ -71,6 +72,9 @@ class FoolsGold:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and α of each row."""
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
         count, dimension = sent.updates.shape
         before = sent.memory.get("history")
         history = np.zeros((sent.registered, dimension)) if before is None else before.reshape(-1, dimension).copy()

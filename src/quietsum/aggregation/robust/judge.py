@@ -17,7 +17,7 @@ from quietsum.aggregation.robust.blocks import NotFinite
 from quietsum.aggregation.robust.rule import Matrix, Rule, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, TooFewParties
 
-__all__ = ["judged", "lowest"]
+__all__ = ["finite_rows", "judged", "lowest"]
 
 _TIE = 1e-9  # relative: scores closer than this differ by rounding
 
@@ -49,6 +49,17 @@ def judged(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:
         sent, updates=sent.updates[finite], places=sent.places[finite], attackers=max(sent.attackers - broken, 0)
     )
     return _spread(judged(rule, rest, work), finite)
+
+
+def finite_rows(work: Callable[[Sent], Verdict]) -> Callable[[Sent], Verdict]:
+    """``work`` for :func:`judged`, of a rule whose own arithmetic would not notice a row that is not finite."""
+
+    def looked_at(sent: Sent) -> Verdict:
+        if not np.isfinite(sent.updates).all():
+            raise NotFinite
+        return work(sent)
+
+    return looked_at
 
 
 def _spread(verdict: Verdict, finite: NDArray[np.bool_]) -> Verdict:

@@ -37,6 +37,7 @@ import numpy as np
 from quietsum.aggregation.fold import length_of
 from quietsum.aggregation.robust.fltrust import trial_of
 from quietsum.aggregation.robust.geometry import lengths, unit_rows, weighted_sum
+from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Trial, Vector, Verdict
 from quietsum.errors import InvalidParameter, probability, whole_number
 
@@ -90,6 +91,9 @@ class TrustedByTrial:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and each row's merit in this round, its average, and its trust."""
+        return judged(self, sent, finite_rows(self._combine))
+
+    def _combine(self, sent: Sent) -> Verdict:
         trial = trial_of(sent, self.name)
         root = np.asarray(trial.update(), dtype=np.float64)
         size, honest = lengths(sent.updates), max(len(sent) - sent.attackers, 1)
