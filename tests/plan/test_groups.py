@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quietsum.errors import PlanRefused
 from quietsum.plan import AggregationPlan, ClientPlan, PartyFacts, Plan, PrivacyPlan, RecordPlan, TrainingPlan, resolve
+from quietsum.plan.card import card
 from quietsum.plan.groups import (
     CONTAMINATED,
     MASKS_FAIL,
@@ -288,3 +289,25 @@ def test_central_noise_stays_refused_in_groups() -> None:
 def test_groups_are_named_as_the_way_where_a_rule_meets_one_sum() -> None:
     with pytest.raises(PlanRefused, match="say groups = "):
         resolve(plan_of(groups=1), CROWD, 10)
+
+
+def test_the_card_says_what_groups_hide_and_what_they_rest_on() -> None:
+    large = [dataclasses.replace(CROWD[0], name=f"q{place:04d}", dataset=f"q{place}") for place in range(1000)]
+    found = card(resolve(plan_of(groups=100, colluders=50, attackers=40), large, 10))
+    seen = found["one-sum"]
+    assert seen.provided and seen.title == "The server sees 100 sums of random groups a round, no single update"
+    assert "at least 4 honest updates" in seen.text and "over the run" in seen.text
+    assert any(
+        "at most 50 of 1000 parties collude" in one and "at most 6 of one random group (but for a chance of" in one
+        for one in seen.assuming
+    )
+    assert "no group's sum is unmasked" in found["floor"].text
+    assert "between the means of 100 random groups" in found["robust-rule"].text
+    assert not found["bounded-influence"].provided and "its group's sum" in found["bounded-influence"].text
+
+
+def test_the_card_of_one_sum_is_not_changed_by_what_it_says_of_groups() -> None:
+    plain = dataclasses.replace(plan_of(), aggregation=AggregationPlan(secure=True))
+    found = card(resolve(plain, CROWD, 10))
+    assert found["one-sum"].title == "The server sees one sum a round, no single update"
+    assert not any("group" in clause.text for clause in found.clauses)
