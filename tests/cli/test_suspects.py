@@ -68,7 +68,7 @@ def test_a_run_with_groups_is_recorded_and_scored_for_the_operator() -> None:
                 recorder.saw(event)
     text = words(quietsum("suspects", "first").output)
     assert "suspected, score" in text and "no finding about anybody" in text and "malicious" not in text
-    assert "2 of 9 groups were left out" in text and "probability 0.9, one without with 0.2" in text
+    assert "2 of 9 groups were left out" in text and "probability 0.6, one without with 0.25" in text
     values = json.loads(quietsum("suspects", "first", "--json", "--true-positive", "0.8").output)
     best: dict[str, Any] = values["suspected"][0]
     assert values["true_positive"] == 0.8 and values["groups"] == 9 and values["left_out"] == 2

@@ -29,8 +29,8 @@ FalseOption = Annotated[
 def suspects(
     run: RunArgument = "latest",
     workspace: opt.WorkspaceOption = None,
-    true_positive: TrueOption = 0.9,
-    false_positive: FalseOption = 0.2,
+    true_positive: TrueOption = 0.6,
+    false_positive: FalseOption = 0.25,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Score the parties of a run with groups by how often their groups were left out. For the operator alone."""
