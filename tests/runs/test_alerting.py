@@ -134,7 +134,7 @@ def test_a_report_and_an_exported_ledger_know_nothing_of_alerts() -> None:
     quietsum("ledger", "export", "out.jsonl")
     folder = Path("quietsum-workspace/runs/r")
     for path in (Path("out.jsonl"), folder / "report.json", folder / "report.html"):
-        assert not re.search(r"drop-outs|alerts\.log|times in a row", path.read_text(encoding="utf-8")), path
+        assert not re.search(r"times in a row|va was lost", path.read_text(encoding="utf-8")), path
     assert "times in a row" in log().path.read_text(encoding="utf-8")  # the control
 
 
@@ -249,6 +249,16 @@ def test_a_finding_is_passed_on_with_all_that_was_measured() -> None:
     assert (alert.kind, alert.run, alert.subject, alert.value, alert.threshold) == (Kind.FINDING, "r", "d", 9.0, 3.0)
     assert alert.false_positive_rate == 0.01 and alert.evidence == found().finding.evidence
     assert alert.time.startswith("2026-01-01") and alert.sentence == found().finding.sentence
+
+
+def test_the_same_finding_about_the_same_party_is_told_once_and_then_written_down_as_a_notice() -> None:
+    inbox = Inbox()
+    watcher = AlertWatcher(Sender([inbox]))
+    watcher.saw(begun())
+    for number in range(1, 6):
+        watcher.saw(found())
+        watcher.saw(over(number))
+    assert [one.severity for one in inbox.got] == [Severity.WARNING] + [Severity.NOTICE] * 4
 
 
 def test_banks_that_are_rejected_in_every_round_are_told_by_name() -> None:

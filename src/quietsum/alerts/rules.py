@@ -240,11 +240,12 @@ class Course:
         if fresh:
             fresh.sort()
             counts = {party: self._left_out[party] for party in fresh}
-            told = ", ".join(f"{out} of {of} rounds" for out, of in list(counts.values())[:MOST_NAMES])
+            shares = dict.fromkeys(f"{out} of {of} rounds" for out, of in list(counts.values())[:MOST_NAMES])
+            told, whose = ", ".join(shares), "its" if len(fresh) == 1 else "their"
             worst = max(out / of for out, of in counts.values())
             yield self._alert(
                 Kind.REJECTED, Severity.WARNING,
-                f"the rule left out {_names(fresh)} in {told}; that is no proof of bad faith, its data may differ",
+                f"the rule left out {_names(fresh)} in {told}; that is no proof of bad faith, {whose} data may differ",
                 round=fact.round, subject_kind=Subject.PARTY, subject=_names(fresh),
                 statistic="share of rounds rejected", value=worst, threshold=limits.honest_rejections,
                 false_positive_rate=limits.false_alarms,

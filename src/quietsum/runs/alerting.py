@@ -78,6 +78,7 @@ class AlertWatcher:
         self._run, self._round = "", 0
         self._lost: list[str] = []
         self._kept_back: list[Alert] = []
+        self._told: set[tuple[str, ...]] = set()
         self._shares: dict[tuple[str, str, str], float] = {}
         self.raised = 0
         """Alerts so far; notices are not counted."""
@@ -122,7 +123,7 @@ class AlertWatcher:
     # ------------------------------------------------------------------------------------------------ events
 
     def _begin(self, event: RunStarted) -> None:
-        self._run, self._round = event.run, event.first_round - 1
+        self._run, self._round, self._told = event.run, event.first_round - 1, set()
         self._course = Course(self._thresholds, run=event.run, parties=event.parties)
         if event.first_round == 1:
             self._course.began(event.metrics, event.chance)
@@ -160,9 +161,12 @@ class AlertWatcher:
         self._sender.note("run-finished", run=self._run, outcome=event.outcome, round=event.round)
 
     def _found(self, seen: Finding) -> Alert:
-        """What a detector found, in its own words."""
+        """What a detector found, in its own words; the same about the same subject again is a notice."""
+        about = (seen.rule, seen.statistic, str(seen.subject_kind), seen.subject)
+        severity = Severity.NOTICE if about in self._told else Severity.WARNING
+        self._told.add(about)
         return Alert(
-            kind=Kind.FINDING, severity=Severity.WARNING, sentence=seen.sentence, time=seen.time, run=self._run,
+            kind=Kind.FINDING, severity=severity, sentence=seen.sentence, time=seen.time, run=self._run,
             round=seen.round, subject_kind=Subject(str(seen.subject_kind)), subject=seen.subject,
             statistic=f"{seen.rule}: {seen.statistic}", value=seen.value, threshold=seen.threshold,
             false_positive_rate=seen.false_positive_rate, evidence=seen.evidence,
