@@ -396,6 +396,8 @@ class _Replies:
         self._heard.add(reply.party)
         match reply:
             case Update() if problem := self._fold.problem_with(reply.delta, reply.party):
+                if isinstance(self._fold, RobustFold):
+                    self._fold.spoil(self.folded, reply.party)
                 self.drop(reply.party, f"its update {problem}")
             case Update():
                 try:

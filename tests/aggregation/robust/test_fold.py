@@ -55,3 +55,22 @@ def test_what_no_honest_party_sends_does_not_reach_the_rule() -> None:
 def test_whoever_folds_elsewhere_gets_neither_memory_nor_trial() -> None:
     fold = pickle.loads(pickle.dumps(fold_of(memory={"last": np.ones(3)}, trial=object())))
     assert fold.memory == {} and fold.trial is None and fold.registered == NAMES
+
+
+def test_whoever_sends_what_no_honest_party_sends_ends_no_round() -> None:
+    """He was one of the attackers, so fewer are left; whoever is merely missing is not counted off."""
+    fold = fold_of(limits=dict.fromkeys(NAMES, 10.0))
+    rows = np.array([[np.nan, 0, 0], [100.0, 0, 0], [1.0, 0, 0], [2.0, 0, 0], [3.0, 0, 0]])
+    state, broken = fold.add_many(fold.start(), NAMES, rows)
+    assert set(broken) == {"a", "b"} and fold.finish(state, system_randomness()).step[0] == 2.0
+    one, other = fold.start(), fold.start()
+    for name in ("a", "b"):
+        fold.spoil(one, name)
+    for name, row in zip(NAMES[2:], rows[2:], strict=True):
+        other = fold.add(other, name, row)
+    assert fold.finish(fold.merge(other, one), system_randomness()).step[0] == 2.0
+    with pytest.raises(TooFewParties, match="3 updates arrived"):
+        missing, _ = fold.add_many(fold.start(), NAMES[2:], rows[2:])
+        fold.finish(missing, system_randomness())
+    with pytest.raises(InvalidParameter, match="is not registered"):
+        fold.spoil(one, "stranger")

@@ -32,10 +32,11 @@ __all__ = ["RobustFold", "RobustState"]
 @final
 @dataclasses.dataclass(kw_only=True)
 class RobustState:
-    """The updates that arrived, and whose they are, in the same order."""
+    """The updates that arrived, and whose they are, in the same order; and who sent what no honest party sends."""
 
     rows: list[Vector]
     kept: dict[str, None]
+    spoilt: dict[str, None] = dataclasses.field(default_factory=dict)
 
 
 @final
@@ -103,7 +104,13 @@ class RobustFold:
                 continue
             state.rows.append(updates[place])
             state.kept[parties[place]] = None
+        state.spoilt.update(dict.fromkeys(broken))
         return state, broken
+
+    def spoil(self, state: RobustState, party: str) -> None:
+        """Note that ``party`` sent what no honest party sends: it is one of the attackers that were counted on."""
+        self._known((party,))
+        state.spoilt[party] = None
 
     def merge(self, one: RobustState, other: RobustState) -> RobustState:
         """Both together."""
@@ -116,21 +123,27 @@ class RobustFold:
                 raise InvalidParameter("update", f"of {party}", problem)
         one.rows.extend(other.rows)
         one.kept.update(other.kept)
+        one.spoilt.update(dict.fromkeys(party for party in other.spoilt if party in self.registered))
         return one
 
     def finish(self, state: RobustState, rng: RandomSource) -> Combined:
-        """The rule's step; :class:`~quietsum.errors.TooFewParties` where too few updates arrived for it."""
-        count, least = len(state.rows), max(self.rule.facts.least(self.attackers), 1)
+        """The rule's step; :class:`~quietsum.errors.TooFewParties` where too few updates arrived for it.
+
+        Whoever sent what no honest party sends is left out already, and was one of the attackers: so many fewer may be
+        among the rest. Otherwise an attacker could end every round by an update that is left out.
+        """
+        attackers = max(self.attackers - len(state.spoilt.keys() - state.kept.keys()), 0)
+        count, least = len(state.rows), max(self.rule.facts.least(attackers), 1)
         if count < least:
             raise TooFewParties(
-                f"{count} updates arrived, and rule = '{self.rule.name}' needs {least} to withstand {self.attackers} "
+                f"{count} updates arrived, and rule = '{self.rule.name}' needs {least} to withstand {attackers} "
                 "that may be anything; the round is charged all the same. State fewer aggregation.attackers, or wait "
                 "until more parties are there, then resume"
             )
         place = {party: index for index, party in enumerate(self.registered)}
         order = sorted(range(count), key=lambda row: place[names[row]]) if (names := list(state.kept)) else []
         sent = Sent(
-            updates=np.stack([state.rows[row] for row in order]), attackers=self.attackers,
+            updates=np.stack([state.rows[row] for row in order]), attackers=attackers,
             places=np.array([place[names[row]] for row in order], dtype=np.int64), registered=len(self.registered),
             rng=rng, memory=self.memory, trial=self.trial,
         )  # fmt: skip
