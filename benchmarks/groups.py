@@ -42,7 +42,7 @@ ATTACKS: dict[str, tuple[str, float | None]] = {
     "IPM 5": ("ipm", 5.0),
 }  # fmt: skip
 RULES = {"signguard": ROWS, "geometric-median": ((5, 10),)}
-"""Where each rule is tried; twenty means that attackers pull apart cost the second hundreds of iterations a step."""
+"""Where each rule is tried; the second takes many times longer on twenty means that attackers pull apart."""
 AFTER = (5, 10, 40)
 
 
