@@ -397,3 +397,39 @@ def test_a_torch_task_tells_the_rows_of_its_classes_and_counts_its_confusion() -
     assert counts is not None
     assert counts.shape == (10, 10)
     assert np.trace(counts) / counts.sum() == pytest.approx(task.evaluate(task.initial()).values["accuracy"])
+
+
+class Findings:
+    def __init__(self) -> None:
+        self.found: list[Finding] = []
+
+    def saw(self, event: RunEvent) -> None:
+        if isinstance(event, Found):
+            self.found.append(event.finding)
+
+
+@pytest.mark.parametrize("noise", ["record = { epsilon = 8.0, delta = 1e-5, max_grad_norm = 0.5 }", 'style = "none"'])
+def test_four_unlike_hospitals_that_nobody_attacks_are_not_found_odd(tmp_path: Path, noise: str) -> None:
+    from quietsum.plan import load_plan
+
+    plan = load_plan(
+        '[task]\nname = "heart"\n[federation]\nrounds = 64\n[training]\nsample_rate = 0.25\nlocal_steps = 1\n'
+        f'optimizer = {{ kind = "sgd", learning_rate = 0.4 }}\n[privacy]\n{noise}\n'
+    )
+    seen = Findings()
+    start(plan, workspace=Workspace(path=tmp_path), watchers=[seen])
+    assert [one.sentence for one in seen.found] == []
+
+
+def test_in_a_drill_those_who_flip_signs_are_named_and_nobody_else(tmp_path: Path) -> None:
+    from quietsum.plan import load_plan
+
+    plan = load_plan(
+        '[task]\nname = "digits"\n[federation]\nrounds = 4\nparties = 10\nsplit = "iid"\n[training]\nbatch_size = 32\n'
+        'local_epochs = 1\noptimizer = { learning_rate = 0.2 }\n[privacy]\nstyle = "none"\n[aggregation]\n'
+        'rule = "median"\n[attack]\nkind = "sign-flip"\nparties = ["client-0002", "client-0007"]\n'
+    )
+    seen = Findings()
+    start(plan, workspace=Workspace(path=tmp_path), watchers=[seen])
+    assert named(seen.found) >= {("direction", "client-0002"), ("direction", "client-0007")}
+    assert {one.subject for one in seen.found} == {"client-0002", "client-0007"}
