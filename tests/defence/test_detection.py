@@ -116,9 +116,10 @@ def test_whoever_leaves_the_noise_out_is_named() -> None:
     def odd(chance: Any, number: int) -> Rows:
         rows = noisy(chance, number)
         rows[4] = 0.3
+        rows[5] = 0.0
         return rows
 
-    assert ("noise", "site-4") in named(rounds_of(odd, rounds=1, noise=1.0))
+    assert {("noise", "site-4"), ("noise", "site-5")} <= named(rounds_of(odd, rounds=1, noise=1.0))
 
 
 def test_copies_of_another_update_and_of_the_last_step_are_named() -> None:

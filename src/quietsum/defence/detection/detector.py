@@ -271,7 +271,7 @@ class Detector:
         told = _Told(number=number, width=width, names=[names[place] for place in who], kind=self._kind)
         count = memory.count[who].astype(np.float64)
         quiet = memory.quiet[who]
-        if (quiet > 0).all():
+        if (memory.known[who] == memory.count[who]).all():
             yield from told.findings(
                 "noise", "sum of squares over noise", quiet, too_quiet(quiet, count * self._dimension, rate=rate), rate
             )
@@ -354,7 +354,7 @@ class _Window:
     def __init__(self, count: int, columns: int) -> None:
         self.count = np.zeros(count, dtype=np.int64)
         self.directed = np.zeros(count, dtype=np.int64)
-        self.noisy = np.zeros(count, dtype=np.int64)
+        self.noisy, self.known = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self.lengths, self.quiet = np.zeros(count), np.zeros(count)
         self.cosines, self.scores = np.zeros((count, columns)), np.zeros((count, columns))
 
@@ -373,6 +373,7 @@ class _Window:
             self.lengths[places] += np.clip(size, -690, 690)  # so that its exponential is a number again
             self.quiet[places] += np.where(last > 0, np.minimum((whole / last) ** 2, 1e200), 0.0)
             self.count[places] += 1
+            self.known[places] += last > 0
             if np.isnan(measured.along).any():
                 return
             self.cosines[places] += measured.cosines
