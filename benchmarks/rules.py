@@ -2,12 +2,13 @@
 
 Every repeat runs the mean, the rule and its peers one after another on the same matrix, and ratios are taken within a
 repeat. With one thread (the default) times are CPU seconds, which a busy machine changes little; ``--threads 2`` lets
-rules, BLAS and torch use two and prints wall-clock seconds. Results are compared on the way: Krum with byzfl's number
+rules and torch use two and prints wall-clock seconds. Results are compared on the way: Krum with byzfl's number
 of neighbours, since byzfl sums n − f − 1 distances where quietsum and Flower sum n − f − 2; byzfl's geometric median
 stops after three steps from the origin, so it is timed and not compared.
 
 ``--byzfl PATH`` is a folder that byzfl 0.0.11 can be imported from (``pip install --no-deps --target PATH byzfl``);
-without it the column stays empty. byzfl takes numpy arrays and torch tensors (in single precision): both are timed.
+without it, the calls of numpy and scipy that byzfl makes for the median, the trimmed mean and Krum stand in its column.
+byzfl takes numpy arrays and torch tensors (in single precision): both are timed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ parser.add_argument("--byzfl", default="")
 parser.add_argument("--rules", default="")
 OPTIONS = parser.parse_args()
 
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = str(OPTIONS.threads)  # before numpy is imported
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(OPTIONS.threads)  # before numpy is imported
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # rules have threads of their own, which wait for nobody
 
 import datetime
 import importlib.metadata
@@ -89,6 +90,16 @@ def peers(rows: np.ndarray) -> dict[str, dict[str, Call]]:
     """For each rule, calls of other libraries: {rule: {library: call}}."""
     found: dict[str, dict[str, Call]] = {name: {} for name in CORE}
     f = OPTIONS.attackers
+
+    def krum() -> np.ndarray:
+        from scipy.spatial.distance import cdist
+
+        squares = np.sort(cdist(rows, rows) ** 2, axis=1)[:, 1 : len(rows) - f]
+        return np.asarray(rows[np.argmin(squares.mean(axis=1))])
+
+    found["median"]["byzfl"] = lambda: np.median(rows, axis=0)
+    found["trimmed-mean"]["byzfl"] = lambda: np.sort(rows, axis=0)[f:-f].mean(axis=0)
+    found["krum"]["byzfl"] = krum
     if library := byzfl():
         import torch
 
@@ -105,8 +116,10 @@ def peers(rows: np.ndarray) -> dict[str, dict[str, Call]]:
         for name, make in makers.items():
             found[name]["byzfl"] = lambda make=make: make()(rows)
             found[name]["byzfl, torch f32"] = lambda make=make: np.asarray(make()(tensor))
-    from flwr.server.strategy import aggregate
-
+    try:
+        from flwr.server.strategy import aggregate
+    except ImportError:
+        return found
     results = [([row], 1) for row in rows]
     found["median"]["flwr"] = lambda: aggregate.aggregate_median(results)[0]
     found["trimmed-mean"]["flwr"] = lambda: aggregate.aggregate_trimmed_avg(results, f / len(rows) + 1e-9)[0]
@@ -146,9 +159,8 @@ def main() -> None:
     rows = matrix()
     others = peers(rows)
     unit = "CPU s" if OPTIONS.threads == 1 else "wall s"
-    versions = {
-        library: importlib.metadata.version(library) for library in ("numpy", "scipy", "flwr", "torch")
-    }  # byzfl's folder is named on the command line
+    here = {found.metadata["Name"].lower() for found in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy", "flwr", "torch") if name in here}
     print(
         f"{datetime.date.today()}, Python {platform.python_version()}, "
         + ", ".join(f"{library} {version}" for library, version in versions.items())
