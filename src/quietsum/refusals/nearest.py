@@ -188,6 +188,8 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
         if most == 0 and plan.aggregation.attackers:
             yield {"aggregation.attackers": 0}, _BELIEVED
         yield from _mean(plan, parties)
+    elif plan.aggregation.secure:  # one sum shows no single updates: the mean is the other way out
+        yield from _mean(plan, parties)
 
 
 def _without_root(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
