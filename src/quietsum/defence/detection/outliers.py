@@ -26,6 +26,8 @@ __all__ = ["FEWEST", "Outlier", "opposed", "outlying", "reach", "too_quiet"]
 
 FEWEST = 4
 """With fewer rows than this nobody is named by comparison: of three, two may be the odd ones."""
+MOST = 128
+"""No more than so many are taken out of thousands of rows, which takes time; more that stand together may hide."""
 _FINEST = 1e-6  # numbers that agree to so many digits do not differ: what rounding does is no finding
 
 Vector = NDArray[np.float64]
@@ -42,7 +44,9 @@ class Outlier:
 
 
 def outlying(values: Vector, *, rate: float, most: int | None = None, heavy: bool = False) -> list[Outlier]:
-    """Rows of one Gaussian sample that do not belong to it, at most ``most`` of them (if omitted, a third).
+    """Rows of one Gaussian sample that do not belong to it, at most ``most`` of them.
+
+    If omitted, ``most`` is a third of the rows, and no more than :data:`MOST`.
 
     The generalised extreme studentised deviate test (Rosner 1983, Technometrics 25(2)): take the most extreme row out,
     again and again; with m rows left after the j-th, row j lies outside where it is further than
@@ -69,7 +73,7 @@ def outlying(values: Vector, *, rate: float, most: int | None = None, heavy: boo
         raise InvalidParameter("values", values.shape, "are not finite numbers, one a row")
     probability("rate", rate)
     count = len(values)
-    most = max(1, count // 3) if most is None else whole_number("most", most, 1)
+    most = min(max(1, count // 3), MOST) if most is None else whole_number("most", most, 1)
     if count < FEWEST:
         return []
     left, taken, named, within = list(range(count)), list[int](), 0, (-np.inf, np.inf)
