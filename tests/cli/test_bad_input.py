@@ -115,7 +115,7 @@ BAD_PLANS: dict[str, tuple[str | bytes, str]] = {
     "an unknown party": (plan_with(rounds='rounds = 3\nparties = ["nort"]'), "did you mean 'north'?"),
     "an unknown refusing party": (plan_with(rounds='rounds = 3\nsimulate = { refusing = ["suoth"] }'), "suoth"),
     "more parties needed than there are": (plan_with(rounds="rounds = 3\nminimum_parties = 3"), "minimum_parties = 3"),
-    "a rule of a later version": (TINY + '[aggregation]\nrule = "krum"\n', "krum"),
+    "a rule that nobody knows": (TINY + '[aggregation]\nrule = "krumm"\n', "krumm"),
     "client-level privacy": (TINY + 'style = "user"\n', "user"),
     "no promise at all": (TINY.replace("record = { epsilon = 2.0, delta = 1e-3 }", ""), "privacy"),
     "an empty file": ("", "is empty"),

@@ -88,7 +88,7 @@ def _defence(resolved: ResolvedPlan) -> Layer:
     if rule is None:
         cut = (
             "masked sums show no length" if resolved.secure is not None
-            else "updates of impossible length are left out" if resolved.protected else "no length is too long"
+            else "no update of impossible length counts" if resolved.protected else "no length is too long"
         )  # fmt: skip
         return Layer(name=LAYERS[3], state=OFF, text=f"a mean believes every update; {cut}", setting=setting)
     seen = sight(resolved)
