@@ -277,7 +277,8 @@ class Detector:
             )
         lengths = memory.lengths[who] / count
         odd = [one for one in outlying(lengths, rate=rate, heavy=True) if _ratio(lengths, one.row) >= LEAST_RATIO]
-        yield from told.findings("norm", "length", lengths, odd, rate, undo=np.exp)
+        name = "length in deviations of its noise" if memory.known[who].all() else "length"
+        yield from told.findings("norm", name, lengths, odd, rate, undo=np.exp)
         directions = memory.directed[who]
         there = directions >= max(1, math.ceil(width / 2))
         if not there.all():
