@@ -142,6 +142,7 @@ def test_files_that_no_site_would_accept_are_refused_before_anything_starts(
     command: str, spoil: Callable[[], None], reason: str
 ) -> None:
     spoil()
+    assert quietsum("new", "run.toml").exit_code == 0
     how = ["superlink"] if command == "superlink" else ["run", "run.toml", "--on", "flower"]
     refused = quietsum(*how, "--keys", "keys", "--listen", "127.0.0.1:0")
     assert refused.exit_code == 2, refused.output

@@ -81,8 +81,11 @@ def test_with_v_the_log_says_who_was_left_out_and_why() -> None:
     assert "south" not in "".join(line for line in result.stdout.splitlines() if line.startswith("round"))
 
 
-def test_without_v_nothing_is_logged() -> None:
-    assert run(text=REFUSING).stderr == ""
+def test_without_v_nothing_is_logged_and_alerts_are_told() -> None:
+    told = run(text=REFUSING).stderr
+    assert "INFO" not in told and "quietsum." not in told
+    assert all(line.startswith(("alert: ", "  ")) for line in told.splitlines())
+    assert "drop-outs" in told
 
 
 def test_that_the_work_of_a_party_failed_is_told_to_the_owner_of_the_data_once_a_round_and_without_its_words() -> None:
