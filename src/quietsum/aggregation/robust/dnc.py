@@ -55,7 +55,8 @@ class DivideAndConquer:
     facts = Facts(
         title="divide and conquer (DnC)",
         source="Shejwalkar, Houmansadr 2021",
-        breakdown="proved for honest updates of bounded variance and fewer than half attackers, at c·f left out a draw",
+        breakdown="the paper proves a bound for honest updates of bounded variance and attackers who push one way; "
+        "attackers in unlike directions can pass, since a draw looks along one",
         least=lambda attackers: 2 * attackers + 1,
         limits="as many rows as are stated attackers are left out of each draw whether any attacks, and up to that "
         "many more with every further draw",
