@@ -1,6 +1,6 @@
 """Rules against attacks on handwritten digits: fifty parties, ten of them attackers, a table with the worst column.
 
-``python benchmarks/robustness.py [--rule signguard] [--attack lie] [--seeds 3] [--jobs 2]`` prints the table as
+``python benchmarks/robustness.py [--rule signguard] [--attack "LIE 1"] [--seeds 3] [--jobs 2]`` prints the table as
 Markdown and says which claims hold. ``--noise`` prints what client-level noise leaves of sign statistics and
 ``--backdoor`` how often a trigger wins against each rule. ``--parties 10 --attackers 2 --record-noise 1`` makes the
 federation small and gives each party's gradients record-level noise; ``--split 0.3`` deals rows out by a Dirichlet law.

@@ -91,6 +91,11 @@ def shared(training: TrainingPlan = ONE_STEP) -> Plan:
     return dataclasses.replace(secure(privacy=SHARED, drop_outs=0.2), training=training)
 
 
+def opened(parties: Sequence[PartyFacts]) -> tuple[PartyFacts, ...]:
+    """The same parties with rows that nobody protects."""
+    return tuple(dataclasses.replace(party, public="made up") for party in parties)
+
+
 def attacked(base: Plan | None = None, kind: str = "lie", **keys: Any) -> Plan:
     """A plan in which somebody attacks, for a drill."""
     return dataclasses.replace(base or plan(), attack=AttackPlan(kind=kind, **keys))
@@ -100,33 +105,48 @@ Case = tuple[Plan, Sequence[PartyFacts], str]
 
 # name of the row: (a plan it refuses, the parties, what the message says), (the good neighbour, its parties)
 ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
+    "attack-on-protected": [
+        ((attacked(), SITES, "protected rows at 'cleveland', 'hungarian' and 'va'"), (attacked(), opened(SITES))),
+        ((attacked(), (*opened(SITES)[1:], SITES[0]), "rows at 'cleveland'"), (plan(), SITES)),
+    ],
     "attack-by-strangers": [
         (
-            (attacked(parties=("va", "basel")), SITES, "attack.parties names basel"),
-            (attacked(parties=("va",)), SITES),
+            (attacked(parties=("va", "basel")), opened(SITES), "attack.parties names basel"),
+            (attacked(parties=("va",)), opened(SITES)),
         ),
     ],
     "attack-by-all": [
-        ((attacked(parties=3), SITES, "attackers of all 3 parties"), (attacked(parties=2), SITES)),
+        ((attacked(parties=3), opened(SITES), "attackers of all 3 parties"), (attacked(parties=2), opened(SITES))),
     ],
     "attack-behind-masks": [
         (
-            (attacked(secure()), BANKS, "kind = 'lie' with aggregation.secure = true"),
-            (attacked(secure(), kind="label-flip"), BANKS),
+            (attacked(secure()), opened(BANKS), "kind = 'lie' with aggregation.secure = true"),
+            (attacked(secure(), kind="label-flip"), opened(BANKS)),
         ),
         (
-            (attacked(secure(), kind="backdoor", strength=10), BANKS, "strength = 10 with aggregation.secure = true"),
-            (attacked(kind="backdoor", strength=10), BANKS),
+            (
+                attacked(secure(), kind="backdoor", strength=10),
+                opened(BANKS),
+                "strength = 10 with aggregation.secure = true",
+            ),
+            (attacked(kind="backdoor", strength=10), opened(BANKS)),
         ),
     ],
     "attack-on-rows-for-some-rounds": [
         (
-            (attacked(kind="label-flip", from_round=2), SITES, "from_round or .to_round with kind = 'label-flip'"),
-            (attacked(from_round=2, to_round=3), SITES),
+            (
+                attacked(kind="label-flip", from_round=2),
+                opened(SITES),
+                "from_round or .to_round with kind = 'label-flip'",
+            ),
+            (attacked(from_round=2, to_round=3), opened(SITES)),
         ),
     ],
     "attack-after-the-end": [
-        ((attacked(from_round=21), SITES, "from_round = 21 of 20 rounds"), (attacked(from_round=20), SITES)),
+        (
+            (attacked(from_round=21), opened(SITES), "from_round = 21 of 20 rounds"),
+            (attacked(from_round=20), opened(SITES)),
+        ),
     ],
     "no-client-promise": [
         ((plan(privacy=style("user")), SITES, "'user' without a number for clients"), (CLIENTS, SITES)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 import time
@@ -124,10 +125,12 @@ def crowd_plan(kind: str = "CrowdTogether", privacy: dict[str, object] | None = 
 
 
 def resolved_crowd(plan: Plan) -> tuple[CrowdTask, ResolvedPlan]:
-    """The task of ``plan``, and the plan with its parties."""
+    """The task of ``plan``, and the plan with its parties; in a drill nobody's rows are protected."""
     kind = {"CrowdTask": CrowdTask, "CrowdTogether": CrowdTogether}[plan.task.name.partition(":")[2]]
     task = kind(**plan.task.options)
-    return task, resolve(plan, task.parties(), task.dimension)
+    public = "made up" if plan.attack is not None else ""
+    parties = tuple(dataclasses.replace(party, public=party.public or public) for party in task.parties())
+    return task, resolve(plan, parties, task.dimension)
 
 
 def expected_sum(names: Sequence[str]) -> Floats:

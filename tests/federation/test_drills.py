@@ -137,7 +137,7 @@ def test_an_attack_that_fails_ends_no_round_that_is_paid_for(
 
 
 def drilled(tmp_path: Path, plan: Plan, name: str = "run") -> Any:
-    return start(plan, workspace=Workspace(path=tmp_path), name=name, task=TinyTask(sizes=FOUR))
+    return start(plan, workspace=Workspace(path=tmp_path), name=name, task=TinyTask(sizes=FOUR, public="made up"))
 
 
 def test_attackers_are_charged_like_everybody_and_nobody_pays_more(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_drill_says_so_in_its_plan_its_model_its_database_and_its_report(tmp_p
     plan = attacked(tiny_plan(), kind="zero")
     result = drilled(tmp_path, plan)
     words = "DRILL: 1 party attacking by 'zero', so the model is good for nothing but judging the defence"
-    assert result.resolved.warnings[0] == warnings(plan, TinyTask().parties())[0] == words
+    assert result.resolved.warnings[0] == warnings(plan, TinyTask(public="made up").parties())[0] == words
     assert checkpoints.load_model(result.folder.model)[1]["drill"] == words
     values = report.build(result.folder, Workspace(path=tmp_path))
     assert words in values["warnings"]
@@ -212,7 +212,7 @@ def test_no_drill_is_run_where_sites_are_asked(tmp_path: Path) -> None:
     assert isinstance(sites, Joins)
     plan = attacked(tiny_plan())
     with pytest.raises(PlanRefused, match="real sites would be asked"):
-        start(plan, workspace=Workspace(path=tmp_path), task=TinyTask(sizes=FOUR), federation=sites)
+        start(plan, workspace=Workspace(path=tmp_path), task=TinyTask(sizes=FOUR, public="made up"), federation=sites)
     assert not (tmp_path / "ledger.db").exists()
     refuse_drill(tiny_plan())
 
@@ -283,4 +283,4 @@ def test_a_task_that_shows_no_rows_has_none_changed() -> None:
     task, resolved = resolved_crowd(attacked(crowd_plan(), kind="backdoor"))
     with pytest.raises(PlanRefused, match="trains by code of its own"):
         LocalFederation.of(task, resolved)
-    assert resolve(resolved.plan, task.parties(), 3).plan.attack is not None
+    assert resolve(resolved.plan, resolved.parties, 3).plan.attack is not None

@@ -110,7 +110,7 @@ def check(
     """Check a table, or what a task trains on, before anything is trained.
 
     Example: quietsum data check visits.csv --schema data.toml
-    Example: quietsum data check --task fraud --parties 10 --party client-03
+    Example: quietsum data check --task fraud --parties 10 --party client-0003
 
     Lines and columns are named; values are shown on a terminal alone, and in
     no file. The command ends with code 2 where the data does not fit.

@@ -2,8 +2,9 @@
 
 :class:`Drill` stands between the parties and the round. It asks the federation inside for single updates, puts what the
 attack makes in the place of the attackers' own, and passes all of them on. The round sees what it would see in earnest:
-updates, under the limits and the rule of the plan. Every party is charged as if it had followed the plan; what honest
-parties are promised does not depend on others, whose updates are post-processing of anything they have seen.
+updates, under the limits and the rule of the plan. Every party is charged as if it had followed the plan, and nobody's
+rows are protected: attackers see honest updates before the server's noise is on their sum, so that one client enters it
+several times, and no ε of such a run would be true (:mod:`quietsum.refusals.drills`).
 """
 
 from __future__ import annotations

@@ -111,10 +111,11 @@ class DataCheck:
 
 
 def waited_for(ledger: Ledger) -> bool:
-    """Whether a run that this site has enrolled in may still ask it: the last round was not asked for yet."""
+    """Whether a run that this site has enrolled in may still ask it: for its last round, spare attempts included."""
     for entry in ledger.entries():
         if entry.kind is Kind.RUN:
-            rounds = entry.body["plan"].get("federation", {}).get("rounds", 0)
-            if ledger.next_attempt(str(entry.body["run"]), rounds) == 1:
+            stated = entry.body["plan"].get("federation", {})
+            rounds, spare = stated.get("rounds", 0), stated.get("spare_attempts", 0)
+            if ledger.next_attempt(str(entry.body["run"]), rounds) <= 1 + spare:
                 return True
     return False

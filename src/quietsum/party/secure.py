@@ -234,11 +234,12 @@ class SecureSite:
         identity: Identity,
         contribute: Callable[[Key, Vector], Masked],
         policy: Policy | None = None,
+        drawn: dict[str, int] | None = None,
     ) -> None:
         self.name, self._identity, self._policy = name, identity, policy
         self._contribute = contribute
         self._last: dict[str, tuple[int, int]] = {}
-        self._drawn: dict[str, int] = {}  # sessions with groups, by run
+        self._drawn: dict[str, int] = {} if drawn is None else drawn  # sessions with groups, by run
         self._key: Key | None = None
         self._party: Party | None = None
         self._made = False
@@ -253,8 +254,8 @@ class SecureSite:
     ) -> bytes:
         """Begin the session of ``terms`` and answer its first question; no data is touched.
 
-        ``sessions`` is how often this party lets groups be drawn for a run (:func:`sessions_of`), in the life of this
-        object; no limit if omitted. More draws would be more tries to seat it among colluders.
+        ``sessions`` is how often this party lets groups be drawn for a run (:func:`sessions_of`), as far as ``drawn``
+        remembers; no limit if omitted. More draws would be more tries to seat it among colluders.
         """
         key = terms.run, terms.round, terms.attempt
         if key != self._key:

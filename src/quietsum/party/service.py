@@ -113,6 +113,7 @@ class SiteService:
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
         self._runs: dict[tuple[str, str], Enrolled] = {}
+        self._met: dict[tuple[str, str], tuple[dict[str, str], dict[str, int]]] = {}  # peers and draws, past a farewell
         self._session = secrets.token_hex(8)
         self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
         self._said = Said()
@@ -280,6 +281,7 @@ class SiteService:
             raise
         except QuietsumError as error:  # no data was touched yet, so whatever is wrong with the plan is a refusal
             raise Refused(str(error)) from None
+        enrolled = self._remembering(run, letter.sender.ledger, enrolled)
         self._runs.setdefault((run, letter.sender.ledger), enrolled)  # only what the books hold, and never another plan
         if self._alerts is not None:
             self._alerts.charged()
@@ -491,6 +493,7 @@ class SiteService:
                 self.policy.name,
                 identity=identity_of(self._ledger),
                 contribute=made,
+                drawn=enrolled.drawn,
                 policy=Insists(
                     threshold=max(1, rules.smallest_threshold),
                     floor=max(1, rules.smallest_cohort),
@@ -567,8 +570,13 @@ class SiteService:
         resolved = booked(run, lambda: self.books.resolved(run, coordinator))
         booked(run, lambda: self.books.check_booked(run, resolved, coordinator))
         found = allowed(lambda: self._begin(resolved))
-        self._runs[run, coordinator] = found
+        self._runs[run, coordinator] = self._remembering(run, coordinator, found)
         return found
+
+    def _remembering(self, run: str, coordinator: str, enrolled: Enrolled) -> Enrolled:
+        """``enrolled`` with the peers it knew and the draws it took part in, which no farewell makes undone."""
+        enrolled.peers, enrolled.drawn = self._met.setdefault((run, coordinator), (enrolled.peers, enrolled.drawn))
+        return enrolled
 
     def _farewell(self, letter: wire.Letter) -> bytes:
         run = self._run_of(letter)

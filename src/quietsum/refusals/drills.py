@@ -28,6 +28,13 @@ def _nobody_honest(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"attack.parties makes attackers of all {len(present)} parties"
 
 
+def _on_protected(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+    if plan.attack is None:
+        return ""
+    kept = [f"'{party.name}'" for party in taking_part(plan, parties) if not party.public]
+    return f"[attack] with protected rows at {listed(kept)}" if kept else ""
+
+
 def _behind_masks(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     attack = plan.attack
     if attack is None or not plan.aggregation.secure:
@@ -63,6 +70,13 @@ ROWS = (
         when=_nobody_honest,
         why="nothing is left to defend",
         instead="leave at least one party honest",
+    ),
+    Refusal(
+        name="attack-on-protected",
+        when=_on_protected,
+        why="attackers read what honest parties send before any noise of the server's, and change rows by their place "
+        "among others, so that no ε of such a run would be true",
+        instead="drill on rows that are public or made up, of the same shape",
     ),
     Refusal(
         name="attack-behind-masks",

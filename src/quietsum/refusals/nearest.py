@@ -64,7 +64,7 @@ class Change:
             table, _, name = key.rpartition(".")
             grouped.setdefault(table, {})[name] = value
         for table, fields in grouped.items():
-            plan = _replaced(plan, table.split("."), fields)
+            plan = _replaced(plan, table.split(".") if table else (), fields)
         return plan
 
 
@@ -506,6 +506,10 @@ def _attackers_of_drill(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[M
     yield {"attack.parties": max(min(asked, len(present) - 1), 1)}, ""
 
 
+def _no_drill(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    yield {"attack": None}, "which is no drill"
+
+
 def _drill_behind_masks(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
     if plan.attack is not None and plan.attack.on_rows:
         yield {"attack.strength": None}, ""
@@ -594,6 +598,7 @@ MOVES: dict[str, Callable[[Plan, Sequence[PartyFacts]], Iterator[Move]]] = {
     "schedule-length": _all_rounds,
     "attack-by-strangers": _attackers_of_drill,
     "attack-by-all": _attackers_of_drill,
+    "attack-on-protected": _no_drill,
     "attack-behind-masks": _drill_behind_masks,
     "attack-on-rows-for-some-rounds": _whole_run,
     "attack-after-the-end": _whole_run,
