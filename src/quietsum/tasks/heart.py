@@ -385,7 +385,7 @@ def made_up_patients(count: int = MADE_UP_PATIENTS) -> Rows:
     enough to train on.
 
     >>> rows = made_up_patients()
-    >>> len(rows), 0.3 < rows.labels.mean() < 0.7
+    >>> len(rows), bool(0.3 < rows.labels.mean() < 0.7)
     (200, True)
     """
     draw = np.random.default_rng(_MADE_UP_YEAR)

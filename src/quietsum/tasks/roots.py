@@ -62,7 +62,7 @@ def root_rows(labels: npt.NDArray[Any], count: int) -> npt.NDArray[np.bool_]:
     """Which of some public rows are the root set: ``count`` of them, of each class its share and at least one.
 
     >>> np.flatnonzero(root_rows(np.array([0, 0, 0, 0, 0, 0, 1, 1]), 3)).tolist()
-    [1, 4, 6]
+    [1, 4, 7]
     """
     chosen = np.zeros(len(labels), dtype=np.bool_)
     if not count:
