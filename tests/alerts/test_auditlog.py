@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quietsum.alerts import Alert, AuditLog, Kind
-from quietsum.errors import CorruptState
+from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import NoRoom
 
 
@@ -168,3 +168,50 @@ def test_a_pipe_or_folder_in_its_place_holds_nobody(tmp_path: Path) -> None:
             AuditLog(tmp_path / name).append("alert", {})
         with pytest.raises(CorruptState):
             AuditLog(tmp_path / name).verify()
+
+
+# ------------------------------------------------------------------------------------- what is not its own to write
+
+
+def test_a_link_in_the_place_of_the_log_is_not_followed(tmp_path: Path) -> None:
+    """A stranger's workspace may hold one; what it points at stays as it is."""
+    victim = tmp_path / "thesis.txt"
+    victim.write_bytes(b"without an end of line")
+    (tmp_path / "alerts.log").symlink_to(victim)
+    with pytest.raises(QuietsumError, match="cannot be written"):
+        AuditLog(tmp_path / "alerts.log").append("started", {})
+    assert victim.read_bytes() == b"without an end of line"
+
+
+@pytest.mark.parametrize("content", [b"a word", b"one line\nand a half", b"[1, 2]\n"])
+def test_a_file_of_somebody_else_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "alerts.log"
+    path.write_bytes(content)
+    with pytest.raises(QuietsumError, match="is no log of alerts"):
+        AuditLog(path).append("started", {})
+    assert path.read_bytes() == content
+
+
+def test_a_log_that_another_process_holds_is_given_up_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fcntl
+
+    log = AuditLog(tmp_path / "alerts.log")
+    log.append("started", {})
+    monkeypatch.setattr("quietsum.alerts.auditlog.PATIENCE", 0.05)
+    with log.path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(QuietsumError, match="another process has held it"):
+            log.append("finished", {})
+    log.append("finished", {})
+    assert log.verify() == 2
+
+
+@pytest.mark.parametrize("head", [b"[" * 60000, b'{"line": 1e400, "hash": ""}', b'{"line": [], "hash": ""}'])
+def test_a_head_of_whatever_kind_is_told_as_damage(tmp_path: Path, head: bytes) -> None:
+    log = AuditLog(tmp_path / "alerts.log")
+    log.append("started", {})
+    log.head.write_bytes(head)
+    with pytest.raises(CorruptState):
+        log.verify()

@@ -18,6 +18,7 @@ import dataclasses
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, final
@@ -33,9 +34,12 @@ NOTHING = "0" * 64
 """What the first line stands behind."""
 TORN, GONE = "torn", "gone"
 """Lines about the log itself: a half-written line was cut off; lines that the head knows of are no longer there."""
+PATIENCE = 2.0
+"""Seconds that a line waits for another process; nobody's round waits for a log longer than that."""
 LARGEST = 1 << 26
 LONGEST = 1 << 16
 """Bytes of one line; an alert has two thousand letters at most."""
+_BEGIN = b'{"before":"'
 
 
 @final
@@ -56,7 +60,7 @@ class Line:
             return None
         try:
             return Alert.from_dict(self.values)
-        except InvalidParameter:
+        except (InvalidParameter, OverflowError):
             return None
 
 
@@ -110,8 +114,9 @@ class AuditLog:
         file.seek(0, os.SEEK_END)
         start = file.tell()
         try:
-            file.write(content)
-            file.flush()
+            left = memoryview(content)
+            while left:  # a disk that is nearly full takes a part
+                left = left[file.write(left) :]
             os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
@@ -121,15 +126,25 @@ class AuditLog:
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[IO[bytes]]:
-        """The file, held for one process."""
+        """The file, held for one process; never a link, and never waited for longer than :data:`PATIENCE`."""
         import fcntl
 
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        flags = os.O_RDWR | os.O_CREAT
+        for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW"):
+            flags |= getattr(os, name, 0)
         handle = os.open(self.path, flags, PRIVATE)
         with os.fdopen(handle, "r+b", buffering=0) as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError(f"{self.path} is no plain file")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            end = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise OSError(f"another process has held it for {PATIENCE:g} s") from None
+                    time.sleep(0.01)
             yield file
 
     def _end(self, file: IO[bytes]) -> tuple[int, str, int]:
@@ -137,6 +152,9 @@ class AuditLog:
         size = file.seek(0, os.SEEK_END)
         if not size:
             return 0, NOTHING, 0
+        file.seek(0)
+        if not _BEGIN.startswith(first := file.read(len(_BEGIN))) and not first.startswith(_BEGIN):
+            raise OSError("it is no log of alerts, and stays as it is; move it away")
         begin = max(0, size - 2 * LONGEST)
         file.seek(begin)
         tail = b""
@@ -154,7 +172,7 @@ class AuditLog:
         try:
             last = json.loads(lines[-1])
             return int(last["line"]), str(last["hash"]), torn
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             # never stop writing things down: the chain goes on behind what is there, and verify names the line
             count = sum(1 for _ in self.path.open("rb"))
             return count, NOTHING, torn
@@ -214,7 +232,7 @@ class AuditLog:
                 values=dict(values["values"]), hash=digest,
             )  # fmt: skip
             right, known = hash_of(values) == digest, str(values["before"])
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise CorruptState(f"{where}: it is no line of this log ({type(error).__name__})") from None
         if not right:
             raise CorruptState(f"{where}: it was changed after it was written, its hash is another")
@@ -228,7 +246,7 @@ class AuditLog:
             return int(values["line"]), str(values["hash"])
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptState(f"{self.head} cannot be read ({error}); restore it") from None
 
 

@@ -220,7 +220,7 @@ class _Queued:
 
     def wait(self, seconds: float) -> collections.Counter[Kind]:
         if self._thread is not None:
-            self._thread.join(seconds)
+            self._thread.join(min(seconds, threading.TIMEOUT_MAX))
         with self._change:
             self.lost += len(self._pending)
             self._pending.clear()

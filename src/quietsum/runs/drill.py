@@ -100,10 +100,11 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        score = self.score
+        score, scores = self.score, [run.score for run in self.runs]
         return {
             "rule": self.rule, "attack": self.attack, "refused": self.refused,
-            "score": score if math.isfinite(score) else None, "scores": [run.score for run in self.runs],
+            "score": score if math.isfinite(score) else None,
+            "scores": [one if math.isfinite(one) else None for one in scores],
             "attackers_left_out": self.mean("caught"), "others_left_out": self.mean("accused"),
             "trigger_wins": self.mean("success"),
         }  # fmt: skip
@@ -130,7 +131,9 @@ class Matrix:
     @property
     def unit(self) -> str:
         """What the numbers are printed in: percent where every score lies between 0 and 1."""
-        return "in percent " if all(0 <= cell.score <= 1 for cell in self.cells if cell.runs) else ""
+        return (
+            "in percent " if all(0 <= score <= 1 for cell in self.cells if math.isfinite(score := cell.score)) else ""
+        )
 
     def figure(self, score: float) -> str:
         """A score for people; a dash where there is none."""
@@ -139,9 +142,9 @@ class Matrix:
         return f"{100 * score:.1f}" if self.unit else f"{score:.3g}"
 
     def worst(self, rule: str) -> Cell | None:
-        """The attack with the lowest score; None where none was tried."""
+        """The attack with the lowest score, one without a score lowest of all; None where none was tried."""
         tried = [self.cell(rule, attack) for attack in self.attacks if attack != NONE]
-        return min((cell for cell in tried if cell.runs), key=lambda cell: cell.score, default=None)
+        return min((cell for cell in tried if cell.runs), key=_height, default=None)
 
     @property
     def outnumbered(self) -> dict[str, int]:
@@ -156,7 +159,7 @@ class Matrix:
             "metric": self.metric, "on": self.on, "parties": self.parties, "attackers": self.attackers,
             "rounds": self.rounds, "rules": list(self.rules), "attacks": list(self.attacks),
             "withstand_fewer": self.outnumbered,
-            "worst": {rule: {"attack": cell.attack, "score": cell.score} for rule, cell in worst.items()},
+            "worst": {rule: {"attack": cell.attack, "score": cell.to_dict()["score"]} for rule, cell in worst.items()},
             "cells": [cell.to_dict() for cell in self.cells],
         }  # fmt: skip
 
@@ -305,13 +308,17 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
     finally:
         if isinstance(federation, Closes):
             federation.close()
-    measured = task.evaluate(state.model)
-    name = next(iter(measured.values), "")
+    before, measured = task.evaluate(np.asarray(task.initial())), task.evaluate(state.model)
+    name = next(iter({**before.values, **measured.values}), "")  # the same score for all, also where one has none
     outcome = Drilled(
         score=measured.values.get(name, math.nan), caught=_mean(caught), accused=_mean(accused),
         success=_success(task, plan.attack, state.model, [p.name for p in resolved.parties if p.name not in attackers]),
     )  # fmt: skip
-    return outcome, (name, measured.stands_on(name) if name else "")
+    return outcome, (name, before.stands_on(name) if name else "")
+
+
+def _height(cell: Cell) -> float:
+    return cell.score if math.isfinite(cell.score) else -math.inf
 
 
 def _left_out(names: Sequence[str], kept: frozenset[str]) -> Iterator[float]:

@@ -85,7 +85,7 @@ class Recorder:
                 raise DiskFull(f"{path} cannot be written ({error}); make room, then use --resume") from None
             raise CorruptState(f"{path} cannot be used ({error}); move it away, nothing in it is needed") from None
         self._attempt = 1
-        self._left_out: list[tuple[object, ...]] = []
+        self._waiting: list[tuple[str, tuple[object, ...]]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -94,7 +94,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._write_left_out()
+            self._write_waiting()
         except NoRoom as problem:  # whatever ends the run counts more
             log.warning("%s", problem)
         finally:
@@ -106,33 +106,34 @@ class Recorder:
             case RunStarted() if event.note:
                 self._put("INSERT OR IGNORE INTO drill VALUES (?)", event.note)
             case RoundStarted():
-                self._write_left_out()
+                self._write_waiting()
                 self._attempt = event.attempt
                 self._put("INSERT OR IGNORE INTO rounds (round, attempt) VALUES (?, ?)", event.round, event.attempt)
             case PartyDropped():
-                self._left_out.append((event.round, self._attempt, event.party, event.reason, int(event.refunded)))
+                values = (event.round, self._attempt, event.party, event.reason, int(event.refunded))
+                self._later("INSERT INTO left_out VALUES (?, ?, ?, ?, ?)", *values)
             case PartyRejected():
                 told = json.dumps(dict(event.statistics), sort_keys=True)
-                values = (event.round, self._attempt, event.party, event.rule, event.reason, told)
-                self._put("INSERT INTO rejected VALUES (?, ?, ?, ?, ?, ?)", *values)
+                judged = (event.round, self._attempt, event.party, event.rule, event.reason, told)
+                self._later("INSERT INTO rejected VALUES (?, ?, ?, ?, ?, ?)", *judged)
             case GroupJudged():
                 texts = (list(event.members), list(event.survivors), dict(event.statistics))
-                self._put(
+                self._later(
                     f"INSERT INTO judged_groups VALUES ({', '.join('?' * 9)})", event.round, self._attempt, event.group,
                     int(event.kept), event.rule, event.reason, *(json.dumps(text, sort_keys=True) for text in texts),
                 )  # fmt: skip
             case Found():
                 one = event.finding
-                self._put(
+                self._later(
                     f"INSERT INTO findings VALUES ({', '.join('?' * 13)})", one.round, self._attempt, one.time,
                     one.rule, one.statistic, one.value, one.threshold, one.false_positive_rate, str(one.subject_kind),
                     one.subject, one.window, one.evidence, json.dumps(dict(one.looked), sort_keys=True),
                 )  # fmt: skip
             case RoundFinished():
-                self._write_left_out()
+                self._write_waiting()
                 self._finish(event)
             case RunFinished():
-                self._write_left_out()
+                self._write_waiting()
 
     def alert(self, alert: Alert) -> None:
         """Write an alert down."""
@@ -150,14 +151,18 @@ class Recorder:
         values += [_stored(getattr(alert, name)) for name in names]
         self._put(f"INSERT INTO alerts VALUES ({', '.join('?' * len(values))})", *values)
 
-    def _write_left_out(self) -> None:
+    def _later(self, statement: str, *values: object) -> None:
+        self._waiting.append((statement, values))
+
+    def _write_waiting(self) -> None:
         """All at once: of ten thousand clients thousands may be left out, and a transaction each would take minutes."""
-        rows, self._left_out = self._left_out, []
+        rows, self._waiting = self._waiting, []
         if not rows:
             return
         try:
             self._database.execute("BEGIN")
-            self._database.executemany("INSERT INTO left_out VALUES (?, ?, ?, ?, ?)", rows)
+            for statement, values in rows:
+                self._database.execute(statement, values)
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
             raise self._refused(error) from None
