@@ -194,3 +194,10 @@ def test_every_key_has_a_meaning_and_stands_in_the_tables() -> None:
         assert meaning.endswith(".") and f"| `{path}` |" in text
     for field in dataclasses.fields(Settings):
         assert field.name in typing.get_type_hints(Settings) and f"{field.name}]" in text
+
+
+def test_a_name_of_a_file_that_no_file_can_have_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    from quietsum.alerts.settings import _secret
+
+    with pytest.raises(PlanRefused, match="cannot be read"):
+        _secret("password", "", "a\0b", tmp_path)

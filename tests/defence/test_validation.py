@@ -372,3 +372,10 @@ def test_the_summaries_of_an_image_are_the_same_bits_whatever_stands_beside_it(k
             alone = in_columns({"x": images[some]})
             at = place - (some.start or 0)
             assert all(alone[name][at] == together[name][place] for name in together)
+
+
+def test_a_date_has_no_classes() -> None:
+    with pytest.raises(InvalidParameter, match="is a date"):
+        Schema(
+            columns=(Column(name="visit", type="date", format="%Y-%m-%d"),), label=Label(column="visit", classes=("x",))
+        )

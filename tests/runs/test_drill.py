@@ -204,3 +204,10 @@ def test_scores_beyond_one_are_no_percentages() -> None:
     )  # fmt: skip
     assert found.figure(12.5) == "12.5"
     assert found.unit == ""
+
+
+def test_a_rule_that_nobody_knows_is_refused_before_anything_is_trained() -> None:
+    told: list[Any] = []
+    with pytest.raises(InvalidParameter, match="is unknown"):
+        drilled(plan(), task(), rules=("mean", "nosuch"), attacks=("zero",), tell=told.append)
+    assert told == []

@@ -287,7 +287,7 @@ def _secret(name: str, env: str, file: str, folder: Path) -> str:
     path = folder / file
     try:
         value = read_file(path, LONGEST_SECRET).decode().strip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or no name of a file
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "is no text"
         raise PlanRefused(f"{path}, which {name}_file names, cannot be read ({reason})") from None
     if not value or "\n" in value or "\0" in value:

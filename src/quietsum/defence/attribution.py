@@ -104,7 +104,7 @@ def scores(flags: Iterable[Flag], *, parties: int, attackers: int, rates: Rates)
 
 def _flagged_beside(parties: int, attackers: int, size: int, rates: Rates) -> float:
     """The chance that an honest member's group is flagged."""
-    others = min(size - 1, parties - 1)
+    others = max(min(size - 1, parties - 1), 0)  # a group without members flags nobody
     clean = math.comb(parties - 1 - attackers, others) / math.comb(parties - 1, others)
     return (1 - clean) * rates.true_positive + clean * rates.false_positive
 

@@ -215,6 +215,8 @@ def drilled(
     chosen = tuple(dict.fromkeys(rules)) or _rules(
         len(present), rooted=isinstance(task, HoldsRoot) and task.root_size > 0
     )
+    for rule in chosen:  # before anything is trained
+        _known(rule)
     wanted = tuple(dict.fromkeys((NONE, *(attacks or DEFAULT_ATTACKS))))
     cells: list[Cell] = []
     measured = ("", "")
@@ -250,6 +252,11 @@ def _rules(parties: int, *, rooted: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("mean", *able)))
 
 
+def _known(rule: str) -> None:
+    if rule != "mean" and rule not in RULES:
+        raise InvalidParameter("rule", rule, "is unknown", f"choose among mean, {', '.join(RULES)}")
+
+
 def _stated(rule: str, attackers: int, parties: int) -> int | None:
     """How many attackers a rule is told of: as many as there are, or as it withstands; None for the mean."""
     return min(attackers, max(most_attackers(RULES[rule], parties), 0)) if rule in RULES else None
@@ -263,8 +270,7 @@ def _cell(
     drill = None if kind == NONE else dataclasses.replace(base, kind=kind, strength=strength)
     if drill is not None and drill.on_rows:
         drill = dataclasses.replace(drill, from_round=1, to_round=None)
-    if rule != "mean" and rule not in RULES:
-        raise InvalidParameter("rule", rule, "is unknown", f"choose among mean, {', '.join(RULES)}")
+    _known(rule)
     stated = _stated(rule, len(base.among(present)), len(present))
     asked = plan.aggregation
     own = {"weights": None} if rule in RULES else {"before": ""}  # robust rules count every update once

@@ -224,7 +224,7 @@ def judged_groups(path: Path) -> list[tuple[int, tuple[str, ...], bool]]:
                 raise ValueError("a group's members are no names")
             found.append((int(number), tuple(members), bool(kept)))
         return found
-    except (sqlite3.Error, ValueError, TypeError) as error:
+    except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 

@@ -318,8 +318,10 @@ class Schema:
 
     def _check_classes(self, label: Label) -> None:
         kind = self.column(label.column).type
+        if kind == "date" and label.classes:
+            raise InvalidParameter("label.classes", label.column, "is a date", "name a column of texts or numbers")
         for name in label.classes:
-            if isinstance(name, str) != (kind in ("text", "date")):
+            if isinstance(name, str) != (kind == "text"):
                 wanted = "a text in quotes" if kind == "text" else "a number"
                 raise InvalidParameter("label.classes", name, f"is not {wanted}, as column {label.column} is", wanted)
             if not isinstance(name, str):
