@@ -28,6 +28,7 @@ __all__ = [
     "ConcentratedAccountant",
     "CorruptState",
     "DataMissing",
+    "DataUnfit",
     "DiscreteGaussian",
     "DiscreteGaussianSum",
     "DiscreteLaplace",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         BudgetExhausted,
         CorruptState,
         DataMissing,
+        DataUnfit,
         InvalidParameter,
         LedgerBroken,
         MixedUnits,
@@ -146,7 +148,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
 else:
     _NAMES_BY_MODULE = {
         "errors": (
-            "BudgetExhausted CorruptState DataMissing InvalidParameter LedgerBroken MixedUnits PlanRefused "
+            "BudgetExhausted CorruptState DataMissing DataUnfit InvalidParameter LedgerBroken MixedUnits PlanRefused "
             "QuietsumError TooFewParties UnsupportedEvent"
         ),
         "ledger": "Ledger",
