@@ -3,7 +3,8 @@
 Both run in a thread of their own (:mod:`quietsum.alerts.sending`), so a server may take its time. Passwords and keys
 come from an environment variable or a file that the operator names, never from a plan and never from the settings
 themselves, and no error quotes them. Beyond this machine nothing travels in the clear: SMTP by STARTTLS or TLS, which
-is never given up for a server that does not offer it, and webhooks by https. A redirection is not followed.
+is never given up for a server that does not offer it, and webhooks by https. A redirection is not followed. A whole
+delivery has one deadline and one limit of bytes (:mod:`quietsum.alerts.connection`), whatever the server does.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import ipaddress
 import json
 import re
 import smtplib
+import socket
 import ssl
 from email.message import EmailMessage
 from email.utils import formatdate, make_msgid
 from pathlib import Path
-from typing import Any, final
+from typing import cast, final
 from urllib.parse import urlsplit
 
 from quietsum.alerts.alert import Alert, Audience, Severity
+from quietsum.alerts.connection import Connection, Encrypting
 from quietsum.alerts.fields import MUST, OTHERS, WARNING, key
 from quietsum.alerts.sinks import Refusal, line_of
 from quietsum.errors import InvalidParameter, positive, whole_number
@@ -39,7 +42,7 @@ _ADDRESS = re.compile(r"[^@\s<>,;:\"()\[\]\\]+@[^@\s<>,;:\"()\[\]\\]+")
 _AUDIENCE = "Who reads it: operator (everything, with names of parties) or others (no name and no count of parties)."
 _LEAST = "The least severity that is sent: notice, warning or critical."
 _CA = "The certificate that the server's own is signed with, a PEM file; if unsaid, those of this system."
-_TIMEOUT = "Seconds to wait for the server."
+_TIMEOUT = "Seconds for one delivery, from connecting to the server's last word."
 
 
 @final
@@ -58,7 +61,7 @@ class EmailSettings:
     audience: Audience = key(OTHERS, _AUDIENCE)
     least: Severity = key(WARNING, _LEAST)
     ca: str = key("", _CA)
-    timeout: float = key(15.0, _TIMEOUT)
+    timeout: float = key(30.0, _TIMEOUT)
 
     def __post_init__(self) -> None:
         if not self.host or set(self.host) & set(" \t\r\n/@?#"):
@@ -93,7 +96,7 @@ class WebhookSettings:
     audience: Audience = key(OTHERS, _AUDIENCE)
     least: Severity = key(WARNING, _LEAST)
     ca: str = key("", _CA)
-    timeout: float = key(15.0, _TIMEOUT)
+    timeout: float = key(30.0, _TIMEOUT)
 
     def __post_init__(self) -> None:
         written = "write https://alerts.example.org/path"
@@ -133,37 +136,39 @@ class Email:
     def send(self, alert: Alert, held_back: int) -> None:
         """Deliver it; :class:`Refusal` where the server says that it never will."""
         message = self._written(alert, held_back)
-        try:
-            with contextlib.closing(self._connected()) as server:
+        chosen, context = self._settings, ssl.create_default_context(cafile=self._ca)
+        first = context if chosen.security == "tls" else None
+        connection = Connection(chosen.host, chosen.port, seconds=chosen.timeout, context=first)
+        with contextlib.closing(connection):
+            try:
+                server = self._logged_in(connection, context)
                 server.send_message(message)
-                with contextlib.suppress(smtplib.SMTPException, OSError):
-                    server.quit()
-        except smtplib.SMTPRecipientsRefused as error:
-            codes = sorted({code for code, _ in error.recipients.values()})
-            raise _answered(codes[0] if codes else 0, "the recipients") from None
-        except smtplib.SMTPResponseException as error:  # what the server says may quote what it was sent
-            what = "the login" if isinstance(error, smtplib.SMTPAuthenticationError) else "the mail"
-            raise _answered(error.smtp_code, what) from None
-        except smtplib.SMTPNotSupportedError:
-            raise Refusal("it offers no STARTTLS, or no login, and nothing is sent without") from None
+            except smtplib.SMTPRecipientsRefused as error:
+                codes = sorted({code for code, _ in error.recipients.values()})
+                raise _answered(codes[0] if codes else 0, "the recipients") from None
+            except smtplib.SMTPResponseException as error:  # what the server says may quote what it was sent
+                what = "the login" if isinstance(error, smtplib.SMTPAuthenticationError) else "the mail"
+                raise _answered(error.smtp_code, what) from None
+            except smtplib.SMTPNotSupportedError:
+                raise Refusal("it offers no STARTTLS, or no login, and nothing is sent without") from None
+            except smtplib.SMTPServerDisconnected:
+                raise ConnectionError(connection.problem or "it hung up") from None
+            except smtplib.SMTPException:
+                raise ConnectionError("it offers no way to log in, or answers what makes no sense") from None
+            with contextlib.suppress(smtplib.SMTPException, OSError):  # the mail is taken
+                server.quit()
 
-    def _connected(self) -> smtplib.SMTP:
+    def _logged_in(self, connection: Connection, context: ssl.SSLContext) -> smtplib.SMTP:
         chosen = self._settings
-        context = ssl.create_default_context(cafile=self._ca)
-        where: dict[str, Any] = {"host": chosen.host, "port": chosen.port, "timeout": chosen.timeout}
-        server: smtplib.SMTP
-        if chosen.security == "tls":
-            server = smtplib.SMTP_SSL(**where, local_hostname="localhost", context=context)
-        else:
-            server = smtplib.SMTP(**where, local_hostname="localhost")
-        try:
-            if chosen.security == "starttls":
-                server.starttls(context=context)
-            if chosen.user:
-                server.login(chosen.user, self._password)
-        except BaseException:
-            server.close()
-            raise
+        server = smtplib.SMTP(local_hostname="localhost")  # connects to nobody
+        server.sock = cast(socket.socket, connection)
+        code, words = server.getreply()
+        if code != 220:
+            raise smtplib.SMTPConnectError(code, words)
+        if chosen.security == "starttls":
+            server.starttls(context=cast(ssl.SSLContext, Encrypting(context)))
+        if chosen.user:
+            server.login(chosen.user, self._password)
         return server
 
     def _written(self, alert: Alert, held_back: int) -> EmailMessage:
@@ -205,22 +210,29 @@ class Webhook:
         headers = {"Content-Type": "application/json", "User-Agent": "quietsum"}
         if self._secret:
             headers[SIGNATURE] = "sha256=" + hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
-        with contextlib.closing(self._connection()) as connection:
+        with contextlib.closing(self._connected()) as connection:
+            spoken = (http.client.HTTPConnection if self._plain else http.client.HTTPSConnection)(
+                str(self._parts.hostname), self._parts.port
+            )  # it does not connect
+            spoken.sock = cast(socket.socket, connection)
             try:
-                connection.request("POST", self._path, body=body, headers=headers)
-                status = connection.getresponse().status
+                spoken.request("POST", self._path, body=body, headers=headers)
+                status = spoken.getresponse().status  # what else the server says is not read
             except http.client.HTTPException as error:
-                raise ConnectionError(f"no answer that makes sense ({type(error).__name__})") from None
+                raise ConnectionError(
+                    connection.problem or f"no answer that makes sense ({type(error).__name__})"
+                ) from None
         if not 200 <= status < 300:
             raise _answered(status, "the alert", passing=(408, 425, 429))
 
-    def _connection(self) -> http.client.HTTPConnection:
-        host, port, limit = str(self._parts.hostname), self._parts.port, self._settings.timeout
-        if self._parts.scheme == "http":
-            return http.client.HTTPConnection(host, port, timeout=limit)
-        return http.client.HTTPSConnection(
-            host, port, timeout=limit, context=ssl.create_default_context(cafile=self._ca)
-        )
+    @property
+    def _plain(self) -> bool:
+        return self._parts.scheme == "http"
+
+    def _connected(self) -> Connection:
+        context = None if self._plain else ssl.create_default_context(cafile=self._ca)
+        port = self._parts.port or (80 if self._plain else 443)
+        return Connection(str(self._parts.hostname), port, seconds=self._settings.timeout, context=context)
 
     @property
     def _path(self) -> str:
