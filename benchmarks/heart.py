@@ -39,7 +39,7 @@ import numpy.typing as npt
 
 from quietsum import ExactAccountant, calibrate_noise
 from quietsum.learning import private_steps
-from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.sampling import Poisson
 from quietsum.tasks.heart import HeartTask, pool, reference_scores
@@ -104,14 +104,14 @@ def noise_for(question: Question, settings: Settings) -> float | None:
     )
 
 
-def spent(question: Question, mechanism: GaussianMechanism) -> float:
+def spent(question: Question, mechanism: ClippedSum) -> float:
     """ε of the whole run at any of the sites, from the sampler's and the mechanism's own event."""
     event = Poisson(rate=question.settings.sample_rate).amplify(mechanism.event())
     guarantee = ExactAccountant().compose(event, times=question.settings.rounds).epsilon(delta=question.delta)
     return guarantee.epsilon
 
 
-def train(task: HeartTask, settings: Settings, mechanism: GaussianMechanism | None, rng: RandomSource) -> Floats:
+def train(task: HeartTask, settings: Settings, mechanism: ClippedSum | None, rng: RandomSource) -> Floats:
     """The federation in a nutshell: each site steps from the same parameters, the server weighs by declared sizes."""
     params, parties = task.initial(), task.parties()
     total = sum(party.size for party in parties)
@@ -166,7 +166,7 @@ class Result:
 def measure(task: HeartTask, question: Question) -> Result:
     noise, mechanism, epsilon = noise_for(question, question.settings), None, None
     if noise is not None:
-        mechanism = GaussianMechanism(max_norm=question.settings.max_grad_norm, noise_multiplier=noise)
+        mechanism = ClippedSum(max_norm=question.settings.max_grad_norm, noise_multiplier=noise)
         epsilon = spent(question, mechanism)
     rng = system_randomness()
     scores = [task.evaluate(train(task, question.settings, mechanism, rng)).values for _ in range(MANY)]

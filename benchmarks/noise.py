@@ -28,7 +28,7 @@ import numpy as np
 from quietsum.mechanisms import discrete
 from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
 from quietsum.mechanisms.distributed import KINDS, DistributedNoise
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.mechanisms.skellam import SkellamNoise
 
@@ -147,9 +147,9 @@ def releases() -> list[Row]:
     batch = np.random.default_rng(0).normal(size=(1000, 10_000))
     rows = []
     for mode in Mode:
-        mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=1.0, mode=mode)
+        mechanism = ClippedSum(max_norm=1.0, noise_multiplier=1.0, mode=mode)
 
-        def release(mechanism: GaussianMechanism = mechanism) -> object:
+        def release(mechanism: ClippedSum = mechanism) -> object:
             return mechanism.release(mechanism.sum(mechanism.bound(batch)), rng)
 
         group = "1000 × 10000 clip, sum, release"

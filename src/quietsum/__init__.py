@@ -24,6 +24,7 @@ __all__ = [
     "Budget",
     "BudgetExhausted",
     "ClassicalAccountant",
+    "ClippedSum",
     "Composed",
     "ConcentratedAccountant",
     "CorruptState",
@@ -37,7 +38,6 @@ __all__ = [
     "FixedSize",
     "FixedSizeSampled",
     "Gaussian",
-    "GaussianMechanism",
     "Group",
     "Guarantee",
     "InvalidParameter",
@@ -101,7 +101,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         UnsupportedEvent,
     )
     from quietsum.ledger import Ledger
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.plan import Plan, load_plan
     from quietsum.privacy.accountant import PrivacyAccountant, get_privacy_spent
     from quietsum.privacy.calibrate import (
@@ -152,7 +152,7 @@ else:
             "QuietsumError TooFewParties UnsupportedEvent"
         ),
         "ledger": "Ledger",
-        "mechanisms.gaussian": "GaussianMechanism",
+        "mechanisms.gaussian": "ClippedSum",
         "plan": "Plan load_plan",
         "privacy.accountant": "PrivacyAccountant get_privacy_spent",
         "privacy.calibrate": (

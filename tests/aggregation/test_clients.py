@@ -15,7 +15,7 @@ from quietsum.aggregation import ClientSum
 from quietsum.aggregation.clients import ClientState
 from quietsum.errors import InvalidParameter
 from quietsum.learning.checked_descent import Silent
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 
@@ -30,7 +30,7 @@ def _seeds_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_sum(mode: Mode = Mode.SECURE, dimension: int = 3, noise: float = 1.0, **more: Any) -> ClientSum:
-    mechanism = GaussianMechanism(max_norm=more.pop("clip", CLIP), noise_multiplier=noise, mode=mode)
+    mechanism = ClippedSum(max_norm=more.pop("clip", CLIP), noise_multiplier=noise, mode=mode)
     return ClientSum(mechanism=mechanism, denominator=EXPECTED, dimension=dimension, **more)
 
 
@@ -191,7 +191,7 @@ def tracked(start: float, *, rounds: int, rate: float = 0.2, quantile: float = 0
     rows, names = np.column_stack([norms, np.zeros(1000)]), [f"c{index}" for index in range(1000)]
     rule, clip = QuantileRule(count_noise=50.0, quantile=quantile, learning_rate=rate), start
     for _ in range(rounds):
-        mechanism = GaussianMechanism(max_norm=clip, noise_multiplier=1.0)
+        mechanism = ClippedSum(max_norm=clip, noise_multiplier=1.0)
         fold = ClientSum(mechanism=mechanism, denominator=1000.0, dimension=2, adaptive=rule)
         state, _broken = fold.add_many(fold.start(), names, rows)
         moved = fold.finish(state, Silent()).clip  # type: ignore[arg-type]

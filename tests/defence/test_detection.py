@@ -17,7 +17,7 @@ from quietsum.defence.detection import Detector, Finding
 from quietsum.defence.detection.detector import against_others
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.federation.watch import Found, RunEvent, to_dict
-from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import findings
@@ -201,7 +201,7 @@ def test_rows_of_a_robust_rule_are_looked_at_where_they_are() -> None:
 
 
 def test_single_clients_of_a_noised_sum_are_not_looked_at() -> None:
-    fold = ClientSum(mechanism=GaussianMechanism(max_norm=1.0, noise_multiplier=1.0), denominator=10.0, dimension=4)
+    fold = ClientSum(mechanism=ClippedSum(max_norm=1.0, noise_multiplier=1.0), denominator=10.0, dimension=4)
     detector = Detector(NAMES, dimension=4)
     assert detector.around(fold) is fold
     assert detector.look(1, fold.start()) == []

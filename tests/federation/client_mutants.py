@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quietsum.aggregation import ClientSum, Combined
 from quietsum.federation.checked_clients import Made
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import RandomSource
 
 Floats = NDArray[np.float64]
@@ -188,5 +188,5 @@ def claim(*, adapts: bool, secure: bool = True, noise: float = 1.0) -> ClientSum
 
     rule = QuantileRule(count_noise=1.0, learning_rate=0.5) if adapts else None
     sigma = noise if rule is None else rule.sum_noise(noise)
-    mechanism = GaussianMechanism(max_norm=0.7, noise_multiplier=sigma, mode=Mode.SECURE if secure else Mode.FAST)
+    mechanism = ClippedSum(max_norm=0.7, noise_multiplier=sigma, mode=Mode.SECURE if secure else Mode.FAST)
     return ClientSum(mechanism=mechanism, denominator=20.0, dimension=48, adaptive=rule)

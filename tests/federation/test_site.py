@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter, QuietsumError
 from quietsum.learning.descent import private_steps
-from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.party import Site
 from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
@@ -110,8 +110,8 @@ def test_rows_of_a_person_are_bounded_before_they_are_drawn() -> None:
 
 # ---------------------------------------------------------------------------------------- noise at the party
 
-LOUD = GaussianMechanism(max_norm=0.5, noise_multiplier=3.0)
-FAINT = GaussianMechanism(max_norm=0.5, noise_multiplier=1e-6)
+LOUD = ClippedSum(max_norm=0.5, noise_multiplier=3.0)
+FAINT = ClippedSum(max_norm=0.5, noise_multiplier=1e-6)
 
 
 def test_an_update_is_bounded_before_it_leaves() -> None:
@@ -207,7 +207,7 @@ def test_a_party_without_data_says_so_and_not_why() -> None:
 
 # ------------------------------------------------------------------------------------------- a promise to records
 
-STEADY = GaussianMechanism(max_norm=1.0, noise_multiplier=2.0)
+STEADY = ClippedSum(max_norm=1.0, noise_multiplier=2.0)
 
 
 class Points(TinyTask):
@@ -326,7 +326,7 @@ class Fresh(TinyTask):
 def law_of(reads: Any, monkeypatch: pytest.MonkeyPatch, seed: int, multiplier: float = 2.0) -> Floats:
     """4,000 numbers that a party sent."""
     monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
-    mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=multiplier)
+    mechanism = ClippedSum(max_norm=1.0, noise_multiplier=multiplier)
     told = Told(mechanism=mechanism, momentum=0.5, proximal=0.1, public="made up")
     task = Points(reads) if isinstance(reads, Rows) else Fresh(reads)
     party = site(task, told, rng=randomness_for_tests(seed=seed), tell=lambda *_: None)

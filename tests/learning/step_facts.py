@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.sampling import Poisson
 
 Floats = npt.NDArray[np.float64]
@@ -71,7 +71,7 @@ def run(step: Step, features: Floats, *, steps: int = 1, seed: int = 1, **change
     settings: dict[str, Any] = {
         "steps": steps,
         "sampling": Poisson(rate=RATE),
-        "mechanism": GaussianMechanism(max_norm=NORM, noise_multiplier=1.5),
+        "mechanism": ClippedSum(max_norm=NORM, noise_multiplier=1.5),
         "expected_batch": EXPECTED,
         "learning_rate": LEARNING_RATE,
         "momentum": 0.0,
@@ -154,7 +154,7 @@ def _mutant(*, mean_first: bool = False, own_size: bool = False, skip_empty: boo
         *,
         steps: int,
         sampling: Poisson,
-        mechanism: GaussianMechanism,
+        mechanism: ClippedSum,
         expected_batch: float,
         learning_rate: float,
         momentum: float,

@@ -26,7 +26,7 @@ from learning.step_facts import (
 )
 from quietsum.errors import InvalidParameter
 from quietsum.learning import private_steps
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import Gaussian, PoissonSampled
 from quietsum.sampling import Everyone, FixedSize, Poisson
@@ -52,7 +52,7 @@ wild = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 @given(some.arrays(np.float64, (6, 3), elements=wild), some.arrays(np.float64, 3, elements=wild), st.booleans())
 def test_no_record_however_wild_moves_the_sum_beyond_the_bound(rows: Any, record: Any, secure: bool) -> None:
-    mechanism = GaussianMechanism(max_norm=NORM, noise_multiplier=1.5, mode=Mode.SECURE if secure else Mode.FAST)
+    mechanism = ClippedSum(max_norm=NORM, noise_multiplier=1.5, mode=Mode.SECURE if secure else Mode.FAST)
     settings: dict[str, Any] = {"mechanism": mechanism, "sampling": Everyone()}
     with_it, asked = run(private_steps, np.vstack([rows, record]), **settings)
     without, asked_without = run(private_steps, rows, **settings)
@@ -74,7 +74,7 @@ def test_heart_itself_moves_by_at_most_the_bound() -> None:
     """Through the real task, test randomness and secure noise: each of some patients is taken away once."""
     task = HeartTask.embedded()
     rows = task.rows("switzerland")
-    mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=3.0)
+    mechanism = ClippedSum(max_norm=1.0, noise_multiplier=3.0)
     start = np.random.default_rng(0).normal(size=task.dimension)
 
     def moved(kept: np.ndarray, seed: int = 7) -> np.ndarray:
@@ -115,7 +115,7 @@ def naive(rows: np.ndarray, seed: int, steps: int, rate: float, momentum: float,
 def test_steps_agree_with_a_naive_loop(mode: Mode, momentum: float) -> None:
     rows = examples(11)
     rows[3, 2] = np.nan
-    mechanism = GaussianMechanism(max_norm=NORM, noise_multiplier=1.5, mode=mode)
+    mechanism = ClippedSum(max_norm=NORM, noise_multiplier=1.5, mode=mode)
     found, _ = run(private_steps, rows, steps=7, seed=4, momentum=momentum, mechanism=mechanism)
     assert found == pytest.approx(naive(rows, 4, 7, 0.5, momentum, 1.5), abs=1e-5)
 
@@ -174,7 +174,7 @@ def test_real_randomness_never_repeats_and_test_randomness_does(monkeypatch: pyt
 
 
 def test_what_was_drawn_and_what_was_added_state_their_own_cost() -> None:
-    sampling, mechanism = Poisson(rate=0.5), GaussianMechanism(max_norm=NORM, noise_multiplier=1.5)
+    sampling, mechanism = Poisson(rate=0.5), ClippedSum(max_norm=NORM, noise_multiplier=1.5)
     assert sampling.amplify(mechanism.event()) == PoissonSampled(rate=0.5, event=Gaussian(noise_multiplier=1.5))
     _, source = run(private_steps, examples(1), sampling=sampling, mechanism=mechanism)
     assert source.asked == [("coins", 0.5), ("rounded_normals", (mechanism.grid_scale, (4,)))]
@@ -183,7 +183,7 @@ def test_what_was_drawn_and_what_was_added_state_their_own_cost() -> None:
 def test_twenty_rounds_of_four_hospitals_learn() -> None:
     """At ε 10 per record the demo's model is well above chance; five standard deviations below its mean still pass."""
     task = HeartTask.embedded()
-    mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=2.1)  # ε 10 at δ 1e-4 over 20 full-batch rounds
+    mechanism = ClippedSum(max_norm=1.0, noise_multiplier=2.1)  # ε 10 at δ 1e-4 over 20 full-batch rounds
     params, rng = task.initial(), system_randomness()
     total = sum(party.size for party in task.parties())
     for _ in range(20):
@@ -276,7 +276,7 @@ def test_a_poison_record_is_a_row_of_zeros_and_nobody_hears_of_it(
     monkeypatch.setenv("QUIETSUM_TEST_SEEDS", "1")
     rows = np.vstack([examples(3), [POISON, 0.0, 0.0, 0.0]])
     settings: dict[str, Any] = {
-        "steps": 1, "sampling": Everyone(), "mechanism": GaussianMechanism(max_norm=NORM, noise_multiplier=1.0),
+        "steps": 1, "sampling": Everyone(), "mechanism": ClippedSum(max_norm=NORM, noise_multiplier=1.0),
         "expected_batch": 10.0, "learning_rate": 1.0, "momentum": 0.0,
     }  # fmt: skip
     moves = [

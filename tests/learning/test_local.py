@@ -19,15 +19,15 @@ from quietsum.learning.local import LocalSteps, local_steps
 from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
 from quietsum.mechanisms.distributed import DistributedNoise
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan.orders import LocalOrders
 from quietsum.sampling import Everyone, FixedSize, Poisson
 from quietsum.tasks.protocol import Rows
 
 Floats = NDArray[np.float64]
-NOISE = GaussianMechanism(max_norm=0.5, noise_multiplier=1.0)
-QUIET = GaussianMechanism(max_norm=0.5, noise_multiplier=1e-9, mode=Mode.FAST)
+NOISE = ClippedSum(max_norm=0.5, noise_multiplier=1.0)
+QUIET = ClippedSum(max_norm=0.5, noise_multiplier=1e-9, mode=Mode.FAST)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def test_clipped_steps_are_those_of_the_numpy_descent_up_to_the_noise() -> None:
     everyone = {"sampling": Everyone(), "expected_batch": 40.0}  # no draw, so that noise cannot shift the draws
     ours, referee = both(orders(mechanism=QUIET, **everyone), start)
     np.testing.assert_allclose(ours, referee, atol=1e-8)
-    wider = GaussianMechanism(max_norm=0.6, noise_multiplier=1e-9, mode=Mode.FAST)
+    wider = ClippedSum(max_norm=0.6, noise_multiplier=1e-9, mode=Mode.FAST)
     assert np.abs(both(orders(mechanism=wider, **everyone), start)[0] - ours).max() > 1e-3
 
 
@@ -140,7 +140,7 @@ def test_no_records_are_noise_alone_or_no_step() -> None:
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_noise_is_the_one_that_is_charged(mode: Mode) -> None:
     """Of one step without records: 3 · 3000 draws, whose variance is (learning rate · σ · C / b)² within 6 errors."""
-    mechanism = GaussianMechanism(max_norm=0.5, noise_multiplier=2.0, mode=mode)
+    mechanism = ClippedSum(max_norm=0.5, noise_multiplier=2.0, mode=mode)
     told = orders(steps=1, mechanism=mechanism, momentum=0.0, proximal=0.0)
     steps, nothing = LocalSteps(line(), squared), tensors(np.zeros((0, 3)), np.zeros(0))
     rng = randomness_for_tests(seed=11)
@@ -158,7 +158,7 @@ def test_one_record_moves_a_sum_by_the_bound_at_most() -> None:
     told = {"steps": 1, "sampling": Everyone(), "expected_batch": 40.0, "momentum": 0.0, "proximal": 0.0}
     rng = system_randomness()
 
-    def moved(mechanism: GaussianMechanism | None) -> float:
+    def moved(mechanism: ClippedSum | None) -> float:
         deltas = [
             local_steps(
                 line(), squared, tensors(features[some], labels[some]), np.zeros(3),
@@ -173,7 +173,7 @@ def test_one_record_moves_a_sum_by_the_bound_at_most() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [None, QUIET])
-def test_a_broken_record_counts_as_zero_and_leaves_the_others_alone(mechanism: GaussianMechanism | None) -> None:
+def test_a_broken_record_counts_as_zero_and_leaves_the_others_alone(mechanism: ClippedSum | None) -> None:
     features, labels = made()
     told = orders(mechanism=mechanism, sampling=Everyone(), expected_batch=40.0, proximal=0.0)
     rest = np.arange(40) != 3
@@ -251,7 +251,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("mechanism", [None, NOISE])
-def test_a_model_carries_nothing_from_one_party_to_the_next(mechanism: GaussianMechanism | None) -> None:
+def test_a_model_carries_nothing_from_one_party_to_the_next(mechanism: ClippedSum | None) -> None:
     model = Counting()
     steps, told = LocalSteps(model, squared), orders(mechanism=mechanism, sampling=Everyone(), expected_batch=40.0)
     first = steps.run(tensors(*made()), np.zeros(3), told, randomness_for_tests(seed=1))
@@ -278,7 +278,7 @@ def test_the_engine_is_made_once_and_anew_for_another_bound(monkeypatch: pytest.
     monkeypatch.setattr(local, "engine_for", counted)
     steps = LocalSteps(line(), squared)
     for bound in (0.5, 0.5, 0.25, 0.25):
-        mechanism = GaussianMechanism(max_norm=bound, noise_multiplier=1.0)
+        mechanism = ClippedSum(max_norm=bound, noise_multiplier=1.0)
         steps.run(tensors(*made()), np.zeros(3), orders(mechanism=mechanism), system_randomness())
     assert made_for == [0.5, 0.25]
 
@@ -294,7 +294,7 @@ def digits_like() -> tuple[nn.Module, Records]:
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_local_step_passes_its_self_check(mode: Mode) -> None:
     model, records = digits_like()
-    mechanism = GaussianMechanism(max_norm=0.5, noise_multiplier=1.0, mode=mode)
+    mechanism = ClippedSum(max_norm=0.5, noise_multiplier=1.0, mode=mode)
     steps = LocalSteps(model, cross_entropy)
     before = steps.layout.read(model)
     steps.check(records, orders(mechanism=mechanism))

@@ -21,7 +21,7 @@ from quietsum.learning.local import LocalSteps  # noqa: E402
 from quietsum.learning.padded import Orders, PlainOrders, padded  # noqa: E402
 from quietsum.learning.together import SideBySide  # noqa: E402
 from quietsum.learning.vectors import Layout  # noqa: E402
-from quietsum.mechanisms.gaussian import GaussianMechanism  # noqa: E402
+from quietsum.mechanisms.gaussian import ClippedSum  # noqa: E402
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness  # noqa: E402
 from quietsum.plan.orders import LocalOrders  # noqa: E402
 from quietsum.privacy.events import PrivacyEvent  # noqa: E402
@@ -329,7 +329,7 @@ def test_orders_that_make_no_sense_are_refused() -> None:
             together(side_by_side, np.zeros(21), records, shards, [dataclasses.replace(ORDERS, **change)])
     noisy = LocalOrders(
         steps=1, sampling=Everyone(), expected_batch=3.0, learning_rate=0.1,
-        mechanism=GaussianMechanism(max_norm=1.0, noise_multiplier=1.0),
+        mechanism=ClippedSum(max_norm=1.0, noise_multiplier=1.0),
     )  # fmt: skip
     with pytest.raises(InvalidParameter, match="single records"):  # never silently without the noise
         list(side_by_side.train(np.zeros(21), records, shards, [noisy], system_randomness()))

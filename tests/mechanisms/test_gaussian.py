@@ -17,12 +17,12 @@ from mechanisms.laws import FITS, MISSES, ks_p
 from quietsum import ExactAccountant, Gaussian, Neighbours
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms import grid
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 
-SECURE = GaussianMechanism(max_norm=1.5, noise_multiplier=0.8)
-FAST = GaussianMechanism(max_norm=1.5, noise_multiplier=0.8, mode=Mode.FAST)
+SECURE = ClippedSum(max_norm=1.5, noise_multiplier=0.8)
+FAST = ClippedSum(max_norm=1.5, noise_multiplier=0.8, mode=Mode.FAST)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_norm_that_is_wildly_wrong_is_repaired_exactly(monkeypatch: pytest.Mon
     noise=st.floats(1e-3, 1e6),
 )
 def test_any_floats_at_all_stay_within_the_norm(rows: list[list[float]], norm: float, noise: float) -> None:
-    mechanism = GaussianMechanism(max_norm=norm, noise_multiplier=noise)
+    mechanism = ClippedSum(max_norm=norm, noise_multiplier=noise)
     for given_row, bounded in zip(rows, mechanism.bound(np.array(rows)).tolist(), strict=True):
         assert sum(k * k for k in bounded) <= mechanism.grid_norm**2
         if not all(map(math.isfinite, given_row)):
@@ -166,7 +166,7 @@ def test_rows_are_clipped_to_the_norm_and_short_ones_left_alone() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("mechanism", [SECURE, FAST])
-def test_a_row_that_is_not_finite_becomes_zero_and_touches_no_other(mechanism: GaussianMechanism, bad: float) -> None:
+def test_a_row_that_is_not_finite_becomes_zero_and_touches_no_other(mechanism: ClippedSum, bad: float) -> None:
     rows = spread((4, 3))
     broken = rows.copy()
     broken[2, 1] = bad
@@ -228,7 +228,7 @@ def test_one_vector_is_a_sum_already() -> None:
 
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_noise_fits_what_the_event_says_and_nothing_else(rng: RandomSource, mode: Mode) -> None:
-    mechanism = GaussianMechanism(max_norm=2.0, noise_multiplier=0.7, mode=mode)
+    mechanism = ClippedSum(max_norm=2.0, noise_multiplier=0.7, mode=mode)
     total = mechanism.sum(mechanism.bound(np.ones((3, 200_000))))
     clean = total * (mechanism.grid_unit if mode is Mode.SECURE else 1.0)
     noise = (mechanism.release(total, rng) - clean) / (mechanism.event().noise_multiplier * mechanism.max_norm)
@@ -295,7 +295,7 @@ def test_unbounded_rows_and_foreign_types_are_refused(rng: RandomSource) -> None
 
 @pytest.mark.parametrize("noise", [1e-9, 0.01, 0.3, 1.0, 1.1, 1023.9, 1024.1, 77_777.7, 2.0**26])
 def test_the_event_is_the_noise_asked_for_and_the_grid_is_public(noise: float) -> None:
-    mechanism = GaussianMechanism(max_norm=0.37, noise_multiplier=noise)
+    mechanism = ClippedSum(max_norm=0.37, noise_multiplier=noise)
     assert mechanism.event() == Gaussian(noise_multiplier=noise)
     assert mechanism.grid_scale / mechanism.grid_norm == noise
     assert mechanism.grid_unit * mechanism.grid_norm == mechanism.max_norm
@@ -312,7 +312,7 @@ def delta_by_mpmath(noise: float, epsilon: float) -> mp.mpf:
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
 def test_calibration_spends_the_budget_and_no_more(epsilon: float, delta: float) -> None:
     mp.mp.prec = 300
-    noise = GaussianMechanism.calibrated(epsilon=epsilon, delta=delta, max_norm=1.0).noise_multiplier
+    noise = ClippedSum.calibrated(epsilon=epsilon, delta=delta, max_norm=1.0).noise_multiplier
     assert delta_by_mpmath(noise, epsilon) <= delta < delta_by_mpmath(noise * (1 - 1e-7), epsilon)
 
 
@@ -322,17 +322,17 @@ def test_calibration_agrees_with_dp_accounting_and_with_our_own_accountant(epsil
 
     guarantee = common.DifferentialPrivacyParameters(epsilon, delta)
     theirs = privacy_loss_mechanism.GaussianPrivacyLoss.from_privacy_guarantee(guarantee).standard_deviation
-    mechanism = GaussianMechanism.calibrated(epsilon=epsilon, delta=delta, max_norm=3.0)
+    mechanism = ClippedSum.calibrated(epsilon=epsilon, delta=delta, max_norm=3.0)
     assert mechanism.noise_multiplier == pytest.approx(theirs, rel=1e-5)
     spent = ExactAccountant().compose(mechanism.event()).epsilon(delta=delta).epsilon
     assert 0.999999 * epsilon < spent <= epsilon
 
 
 def test_calibration_leaves_room_for_the_failure_and_doubles_for_replacement() -> None:
-    mechanism = GaussianMechanism.calibrated(epsilon=1.0, delta=1e-10, max_norm=1.0)
+    mechanism = ClippedSum.calibrated(epsilon=1.0, delta=1e-10, max_norm=1.0)
     room = 1e-10 - float(delta_by_mpmath(mechanism.noise_multiplier, 1.0))
     assert mechanism.failure(10**12) < room
-    replaced = GaussianMechanism.calibrated(
+    replaced = ClippedSum.calibrated(
         epsilon=1.0, delta=1e-10, max_norm=1.0, neighbours=Neighbours.REPLACE_ONE, mode=Mode.FAST
     )
     assert replaced.noise_multiplier == 2 * mechanism.noise_multiplier
@@ -341,10 +341,10 @@ def test_calibration_leaves_room_for_the_failure_and_doubles_for_replacement() -
 
 def test_what_no_noise_can_reach_is_refused() -> None:
     with pytest.raises(QuietsumError, match="allow a larger"):
-        GaussianMechanism.calibrated(epsilon=1e-9, delta=1e-12, max_norm=1.0)
+        ClippedSum.calibrated(epsilon=1e-9, delta=1e-12, max_norm=1.0)
     for epsilon, delta in ((0.0, 1e-5), (-1.0, 1e-5), (1.0, 0.0), (1.0, 1.0), (math.nan, 1e-5)):
         with pytest.raises(InvalidParameter):
-            GaussianMechanism.calibrated(epsilon=epsilon, delta=delta, max_norm=1.0)
+            ClippedSum.calibrated(epsilon=epsilon, delta=delta, max_norm=1.0)
 
 
 def test_failure_and_label() -> None:
@@ -359,17 +359,17 @@ def test_failure_and_label() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, 1e300, 1e-300, "1", None, True])
 def test_parameters_outside_their_domain_are_refused(value: Any) -> None:
     with pytest.raises(InvalidParameter, match="max_norm"):
-        GaussianMechanism(max_norm=value, noise_multiplier=1.0)
+        ClippedSum(max_norm=value, noise_multiplier=1.0)
     with pytest.raises(InvalidParameter, match="noise_multiplier"):
-        GaussianMechanism(max_norm=1.0, noise_multiplier=value)
+        ClippedSum(max_norm=1.0, noise_multiplier=value)
 
 
 def test_a_mechanism_is_a_value() -> None:
     by_name: Any = "fast"
-    assert GaussianMechanism(max_norm=1.5, noise_multiplier=0.8, mode=by_name) == FAST
-    assert repr(SECURE) == "GaussianMechanism(max_norm=1.5, noise_multiplier=0.8, mode=<Mode.SECURE: 'secure'>)"
+    assert ClippedSum(max_norm=1.5, noise_multiplier=0.8, mode=by_name) == FAST
+    assert repr(SECURE) == "ClippedSum(max_norm=1.5, noise_multiplier=0.8, mode=<Mode.SECURE: 'secure'>)"
     unknown: Any = "quick"
     with pytest.raises(InvalidParameter, match="choose 'secure' or 'fast'"):
-        GaussianMechanism(max_norm=1.5, noise_multiplier=0.8, mode=unknown)
+        ClippedSum(max_norm=1.5, noise_multiplier=0.8, mode=unknown)
     with pytest.raises(dataclasses.FrozenInstanceError):
         SECURE.max_norm = 2.0  # type: ignore[misc]

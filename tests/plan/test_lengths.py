@@ -12,7 +12,7 @@ import scipy.stats
 from quietsum.aggregation import ClientSum, WeightedMean
 from quietsum.errors import InvalidParameter
 from quietsum.learning.descent import private_steps
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party.work import released
 from quietsum.plan import lengths
@@ -25,7 +25,7 @@ from quietsum.tasks import Rows
 def orders(**changes: Any) -> LocalOrders:
     values: dict[str, Any] = {
         "steps": 5, "sampling": Poisson(rate=0.1), "expected_batch": 10.0, "learning_rate": 0.5,
-        "mechanism": GaussianMechanism(max_norm=1.0, noise_multiplier=1.0, mode=Mode.FAST),
+        "mechanism": ClippedSum(max_norm=1.0, noise_multiplier=1.0, mode=Mode.FAST),
     }  # fmt: skip
     return LocalOrders(**{**values, **changes})
 
@@ -101,9 +101,9 @@ PLANS: dict[str, dict[str, Any]] = {
     "momentum": {"momentum": 0.9, "steps": 20},
     "a proximal term": {"proximal": 0.5, "steps": 20},
     "both": {"momentum": 0.9, "proximal": 0.1, "steps": 30},
-    "much noise": {"mechanism": GaussianMechanism(max_norm=2.0, noise_multiplier=20.0, mode=Mode.FAST)},
-    "little noise": {"mechanism": GaussianMechanism(max_norm=0.1, noise_multiplier=0.1, mode=Mode.FAST)},
-    "secure noise": {"mechanism": GaussianMechanism(max_norm=1.0, noise_multiplier=1.0), "steps": 2},
+    "much noise": {"mechanism": ClippedSum(max_norm=2.0, noise_multiplier=20.0, mode=Mode.FAST)},
+    "little noise": {"mechanism": ClippedSum(max_norm=0.1, noise_multiplier=0.1, mode=Mode.FAST)},
+    "secure noise": {"mechanism": ClippedSum(max_norm=1.0, noise_multiplier=1.0), "steps": 2},
 }
 
 
@@ -120,7 +120,7 @@ def test_honest_updates_of_the_worst_rows_are_never_left_out(what: str, dimensio
 
 
 def test_an_update_with_the_partys_own_noise_is_bounded_by_that_noise_alone() -> None:
-    client = GaussianMechanism(max_norm=0.5, noise_multiplier=3.0, mode=Mode.FAST)
+    client = ClippedSum(max_norm=0.5, noise_multiplier=3.0, mode=Mode.FAST)
     limit = longest_update(orders(client=client, mechanism=None), size=10, dimension=50)
     drawn = [float(np.linalg.norm(released(client, np.full(50, 9.0), 50, system_randomness()))) for _ in range(300)]
     assert max(drawn) <= limit <= 3 * max(drawn)
@@ -165,7 +165,7 @@ def test_a_sum_that_its_parties_cannot_have_made_is_refused() -> None:
 @pytest.mark.parametrize("mode", list(Mode))
 def test_noise_at_the_server_cuts_a_long_update_to_the_clip(mode: Mode) -> None:
     """Left out or cut, it moves the sum by no more than C: the sensitivity stays."""
-    mechanism = GaussianMechanism(max_norm=0.5, noise_multiplier=1.0, mode=mode)
+    mechanism = ClippedSum(max_norm=0.5, noise_multiplier=1.0, mode=mode)
     fold = ClientSum(mechanism=mechanism, denominator=10.0, dimension=3)
     for sent in (np.full(3, 1.7e308), np.array([1e200, 0.0, -1e300]), np.full(3, 1e-300)):
         state = fold.add(fold.start(), "a", sent)

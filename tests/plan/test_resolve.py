@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger, MemoryStore
 from quietsum.ledger.keys import SigningKey
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import (
     AggregationPlan,
@@ -332,7 +332,7 @@ def test_a_charge_says_all_of_it() -> None:
     step = PoissonSampled(rate=16 / 30, event=Gaussian(noise_multiplier=resolved.noise_multiplier or 0.0))
     assert charge.event == Repeated(times=2, event=step)
     assert resolved.planned()[2].event == Repeated(times=40, event=step)
-    assert charge.failure == GaussianMechanism(max_norm=1, noise_multiplier=1).failure(30)
+    assert charge.failure == ClippedSum(max_norm=1, noise_multiplier=1).failure(30)
 
 
 @pytest.mark.parametrize(("spare", "extra"), [(0, 0), (3, 3)])

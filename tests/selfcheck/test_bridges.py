@@ -27,7 +27,7 @@ from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engine import Batch, Engine, engine_for
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.selfcheck import Outcome, one_step, run_selfcheck
 from quietsum.tasks import task_named
@@ -124,7 +124,7 @@ def test_secure_noise_passes_and_announces_how_much_wider_it_is() -> None:
 @pytest.mark.parametrize("mode", list(Mode))
 def test_the_numpy_descent_passes(mode: Mode) -> None:
     task = task_named("heart")
-    mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=1.1, mode=mode)
+    mechanism = ClippedSum(max_norm=1.0, noise_multiplier=1.1, mode=mode)
     for seed in range(2):
         step = CheckedDescent(
             task, task.initial(), mechanism=mechanism, rate=0.1, population=199, rng=randomness_for_tests(seed)
@@ -139,7 +139,7 @@ def test_a_descent_on_a_task_that_mixes_rows_is_caught() -> None:
         def gradients(self, params: Any, features: Any, labels: Any) -> Any:
             return features - features.mean(axis=0)  # "normalises" protected rows by each other
 
-    mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=1.1)
+    mechanism = ClippedSum(max_norm=1.0, noise_multiplier=1.1)
     step = CheckedDescent(Centred(), np.zeros(4), mechanism=mechanism, rate=0.1, population=50)
     assert {"T1", "T2"} <= set(run_selfcheck(step, only=("T1", "T2")).caught_by)
 

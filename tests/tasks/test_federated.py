@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.step import cross_entropy
-from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import FederationPlan, PartyFacts, Plan, TaskPlan, TrainingPlan
 from quietsum.plan.orders import LocalOrders
@@ -30,7 +30,7 @@ from quietsum.tasks.protocol import LeavesOut
 from quietsum.tasks.torch_protocol import Settings
 
 NEEDS_DATA = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="QUIETSUM_DATA names no folder of data")
-NOISE = GaussianMechanism(max_norm=0.5, noise_multiplier=1.0)
+NOISE = ClippedSum(max_norm=0.5, noise_multiplier=1.0)
 
 
 class VisitsTask:

@@ -7,9 +7,9 @@ C / denominator, and neither the noise nor the divisor tells who took part (McMa
 Algorithm 1, "fixed-denominator estimator" f̃_f).
 
 >>> import numpy as np
->>> from quietsum.mechanisms.gaussian import GaussianMechanism
+>>> from quietsum.mechanisms.gaussian import ClippedSum
 >>> from quietsum.mechanisms.rng import system_randomness
->>> fold = ClientSum(mechanism=GaussianMechanism(max_norm=1.0, noise_multiplier=1.1), denominator=100.0, dimension=2)
+>>> fold = ClientSum(mechanism=ClippedSum(max_norm=1.0, noise_multiplier=1.1), denominator=100.0, dimension=2)
 >>> state, broken = fold.add_many(fold.start(), ("a", "b"), np.array([[3.0, 4.0], [np.nan, 0.0]]))
 >>> broken, (state.total * fold.mechanism.grid_unit).round(3)
 ({'b': 'holds a value that is not finite'}, array([0.6, 0.8]))
@@ -27,7 +27,7 @@ import numpy as np
 
 from quietsum.aggregation.fold import Combined, Vector, problem_with_update, refuse_twice, usable_rows
 from quietsum.errors import InvalidParameter, positive, whole_number
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode, Vectors
+from quietsum.mechanisms.gaussian import ClippedSum, Mode, Vectors
 from quietsum.mechanisms.quantile import QuantileRule, within
 from quietsum.mechanisms.rng import RandomSource
 
@@ -59,7 +59,7 @@ class ClientSum:
     σ_Δ and both together cost ``adaptive.joint_noise(σ_Δ)``.
     """
 
-    mechanism: GaussianMechanism
+    mechanism: ClippedSum
     denominator: float
     dimension: int
     adaptive: QuantileRule | None = None

@@ -122,12 +122,12 @@ def _numpy_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any
     import contextlib
 
     from quietsum.learning.checked_descent import CheckedDescent, MadeUp
-    from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+    from quietsum.mechanisms.gaussian import ClippedSum, Mode
 
     if settings["engine"] != "auto":
         problem = "is for torch models, and this task is written in numpy"
         raise InvalidParameter("engine", settings["engine"], problem, "leave --engine out")
-    mechanism = GaussianMechanism(
+    mechanism = ClippedSum(
         max_norm=settings["max_norm"], noise_multiplier=settings["noise_multiplier"], mode=Mode(settings["mode"])
     )
     rows = None
@@ -154,7 +154,7 @@ def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tupl
     from quietsum.aggregation import ClientSum
     from quietsum.errors import whole_number
     from quietsum.federation.checked_clients import CheckedClients
-    from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+    from quietsum.mechanisms.gaussian import ClippedSum, Mode
     from quietsum.mechanisms.quantile import QuantileRule
 
     count = whole_number("clients", clients, 1)
@@ -162,7 +162,7 @@ def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tupl
     rule = QuantileRule(count_noise=max(expected / 20, noise)) if adaptive else None
     if rule is not None:
         noise = rule.sum_noise(noise)
-    mechanism = GaussianMechanism(max_norm=settings["max_norm"], noise_multiplier=noise, mode=Mode(settings["mode"]))
+    mechanism = ClippedSum(max_norm=settings["max_norm"], noise_multiplier=noise, mode=Mode(settings["mode"]))
     claim = ClientSum(mechanism=mechanism, denominator=expected, dimension=20, adaptive=rule)
     name = f"sum of {count:,} clients" + (", clip adapts" if adaptive else "")
     return CheckedClients(claim, rate=settings["rate"], population=count, name=name), contextlib.nullcontext()

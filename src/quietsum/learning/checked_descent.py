@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, positive, probability, whole_number
 from quietsum.learning.descent import Differentiable, Examples, private_steps
-from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import RandomSource, Shape, dimensions, system_randomness
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.sampling import Everyone, Poisson
@@ -134,7 +134,7 @@ class CheckedDescent:
         task: Differentiable,
         params: Floats,
         *,
-        mechanism: GaussianMechanism,
+        mechanism: ClippedSum,
         rate: float,
         population: int,
         rows: MadeUp | None = None,

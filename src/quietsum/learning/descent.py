@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter, non_negative, positive, probability, whole_number
-from quietsum.mechanisms.gaussian import GaussianMechanism
+from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.sampling import Sampling
 
@@ -60,7 +60,7 @@ def private_steps(
     *,
     steps: int,
     sampling: Sampling,
-    mechanism: GaussianMechanism | None,
+    mechanism: ClippedSum | None,
     expected_batch: float,
     learning_rate: float,
     momentum: float,
@@ -116,14 +116,14 @@ def clipped_sum(
 
     It is what a party adds to a sum whose noise is distributed (:mod:`quietsum.mechanisms.distributed`); it never
     leaves the party as it is. Guarantees: each row is bounded in integers of the grid of
-    :class:`~quietsum.mechanisms.gaussian.GaussianMechanism` and the rows are added up there, so one row moves the sum
+    :class:`~quietsum.mechanisms.gaussian.ClippedSum` and the rows are added up there, so one row moves the sum
     by at most ``max_norm`` whatever stands beside it, up to the one rounding of each coordinate on its way back to
     float64. A row whose gradient is not finite, or for which the task raises, counts as zero, and nobody hears of it.
     """
     here = np.array(params, dtype=np.float64)
     if here.ndim != 1 or not np.isfinite(here).all():
         raise InvalidParameter("params", f"an array of shape {here.shape}", "must be one finite vector")
-    grid = GaussianMechanism(max_norm=max_norm, noise_multiplier=1.0)  # its bound alone; no noise is drawn here
+    grid = ClippedSum(max_norm=max_norm, noise_multiplier=1.0)  # its bound alone; no noise is drawn here
     drawn = sampling.draw(len(rows.labels), rng)
     examples = _silent_gradients(task, here, rows.features[drawn], rows.labels[drawn])
     return np.asarray(grid.sum(grid.bound(examples)).astype(np.float64) * grid.grid_unit)
@@ -160,7 +160,7 @@ def _one_gradient(task: Differentiable, params: Floats, features: Floats, labels
         return np.zeros_like(params)
 
 
-def _quiet_sum(examples: Floats, mechanism: GaussianMechanism, rng: RandomSource) -> Floats:
+def _quiet_sum(examples: Floats, mechanism: ClippedSum, rng: RandomSource) -> Floats:
     return mechanism.release(mechanism.sum(mechanism.bound(examples)), rng)
 
 

@@ -51,7 +51,7 @@ from quietsum.privacy.units import PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.plan.orders import LocalOrders
 
 __all__ = ["LocalSteps", "local_steps"]
@@ -175,7 +175,7 @@ class LocalSteps:
 
     # ----------------------------------------------------------------------------------------- with privacy
 
-    def _private(self, orders: LocalOrders, mechanism: GaussianMechanism, rng: RandomSource) -> PrivateStep:
+    def _private(self, orders: LocalOrders, mechanism: ClippedSum, rng: RandomSource) -> PrivateStep:
         """The step of these orders. The engine is made once for each bound; noise that was drawn ahead is used up."""
         if self._made is None or self._made[0] != mechanism.max_norm:
             self._made = (mechanism.max_norm, _engine(self._model, self._loss, self._name, mechanism.max_norm))
@@ -243,21 +243,21 @@ class LocalSteps:
         return [torch.zeros_like(p) if part is None else part for part, p in zip(found, self._parameters, strict=True)]
 
 
-def _in_place_of_shares(orders: LocalOrders) -> GaussianMechanism | None:
+def _in_place_of_shares(orders: LocalOrders) -> ClippedSum | None:
     """The clip of records whose noise comes in shares, with as much noise in one place: for trying the step alone."""
     noise = orders.distributed
     if noise is None or noise.unit is not PrivacyUnit.RECORD:
         return None
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
 
-    return GaussianMechanism(max_norm=noise.max_norm, noise_multiplier=noise.noise_multiplier)
+    return ClippedSum(max_norm=noise.max_norm, noise_multiplier=noise.noise_multiplier)
 
 
-def _without_noise(max_norm: float) -> GaussianMechanism:
+def _without_noise(max_norm: float) -> ClippedSum:
     """The bound of a step whose noise is added elsewhere; nothing is drawn from it."""
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
 
-    return GaussianMechanism(max_norm=max_norm, noise_multiplier=1.0)
+    return ClippedSum(max_norm=max_norm, noise_multiplier=1.0)
 
 
 def _engine(model: nn.Module, loss: Loss, name: str, max_norm: float) -> Engine:
@@ -266,7 +266,7 @@ def _engine(model: nn.Module, loss: Loss, name: str, max_norm: float) -> Engine:
     return SteadyEngine(made, model, loss)
 
 
-def _noise(orders: LocalOrders, mechanism: GaussianMechanism, rng: RandomSource) -> TorchNoise:
+def _noise(orders: LocalOrders, mechanism: ClippedSum, rng: RandomSource) -> TorchNoise:
     return TorchNoise(
         noise_multiplier=mechanism.noise_multiplier, sensitivity=mechanism.max_norm, mode=mechanism.mode.value,
         expected_batch=orders.expected_batch, source=rng,
@@ -274,7 +274,7 @@ def _noise(orders: LocalOrders, mechanism: GaussianMechanism, rng: RandomSource)
 
 
 def _step(
-    engine: Engine, orders: LocalOrders, mechanism: GaussianMechanism, noise: TorchNoise, rng: RandomSource
+    engine: Engine, orders: LocalOrders, mechanism: ClippedSum, noise: TorchNoise, rng: RandomSource
 ) -> PrivateStep:
     """The step whose clip, noise, sampling and event are those of the orders."""
     if noise.event() != mechanism.event() or noise.failure(1) != mechanism.failure(1):

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism: clip each row, sum exactly, add noise once, and say what that was.
+"""Gaussian sums of clipped rows: clip each row, sum exactly, add noise once, and say what that was.
 
 What must agree is one object here. The value that clips also adds the noise and states the event to account for, so
 no σ can be typed that differs from the one used. Two modes:
@@ -11,7 +11,7 @@ no σ can be typed that differs from the one used. Two modes:
 * ``fast`` does the same in float64 and is labelled "not floating-point safe".
 
 >>> from quietsum.mechanisms.rng import system_randomness
->>> mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=1.1)
+>>> mechanism = ClippedSum(max_norm=1.0, noise_multiplier=1.1)
 >>> rows = mechanism.bound(np.array([[3.0, 4.0], [0.3, np.nan], [0.0, 0.5]]))
 >>> (mechanism.sum(rows) * mechanism.grid_unit).round(6)  # the clipped rows, and nothing of the broken one
 array([0.6, 1.3])
@@ -39,7 +39,7 @@ from quietsum.privacy.events import Gaussian
 from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.units import Neighbours
 
-__all__ = ["GaussianMechanism", "Mode", "Vectors"]
+__all__ = ["ClippedSum", "Mode", "Vectors"]
 
 Vectors: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 """Bounded rows or their sum: integers of the grid in secure mode, float64 in fast mode."""
@@ -63,7 +63,7 @@ class Mode(enum.StrEnum):
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class GaussianMechanism:
+class ClippedSum:
     """Sums of rows clipped to L2 norm ``max_norm``, each coordinate with noise of ``noise_multiplier`` · ``max_norm``.
 
     Guarantees: bounding a row depends on that row and on public values alone; one row moves the sum by at most
@@ -103,12 +103,12 @@ class GaussianMechanism:
         max_norm: float,
         mode: Mode = Mode.SECURE,
         neighbours: Neighbours = Neighbours.ADD_REMOVE,
-    ) -> GaussianMechanism:
+    ) -> ClippedSum:
         """The least noise with which one release is (ε, δ)-private (Balle, Wang 2018, Theorem 8), rounded up.
 
         A billionth of δ is left for what :meth:`failure` charges.
 
-        >>> round(GaussianMechanism.calibrated(epsilon=1.0, delta=1e-5, max_norm=1.0).noise_multiplier, 4)
+        >>> round(ClippedSum.calibrated(epsilon=1.0, delta=1e-5, max_norm=1.0).noise_multiplier, 4)
         3.7306
         """
         noise = _least_noise(positive("epsilon", epsilon), open_probability("delta", delta))
@@ -183,7 +183,7 @@ class GaussianMechanism:
 
         Fast mode knows no such bound; its label says so, and this returns 0.
 
-        >>> GaussianMechanism(max_norm=1.0, noise_multiplier=1.0).failure(10**6) < 1e-32
+        >>> ClippedSum(max_norm=1.0, noise_multiplier=1.0).failure(10**6) < 1e-32
         True
         """
         count = whole_number("coordinates", coordinates)

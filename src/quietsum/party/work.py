@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.mechanisms.rng import RandomSource
     from quietsum.party.secure import Contribution
     from quietsum.plan import ResolvedPlan
@@ -387,7 +387,7 @@ def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = F
     return False
 
 
-def released(mechanism: GaussianMechanism, delta: object, dimension: int, rng: RandomSource) -> Vector:
+def released(mechanism: ClippedSum, delta: object, dimension: int, rng: RandomSource) -> Vector:
     """One release of ``mechanism``: of ``delta``, or of zeros where it is no vector of ``dimension`` numbers."""
     try:
         vector = np.asarray(delta, dtype=np.float64)

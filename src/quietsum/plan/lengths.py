@@ -15,10 +15,10 @@ each other and h is fixed (Laurent and Massart 2000, lemma 1: |Z| ≤ √d + √
 all T steps (Bernstein's inequality and the union bound). The server may hold every update to that: it looks at what is
 released already, so this is post-processing (rule 13).
 
->>> from quietsum.mechanisms.gaussian import GaussianMechanism
+>>> from quietsum.mechanisms.gaussian import ClippedSum
 >>> from quietsum.plan.orders import LocalOrders
 >>> from quietsum.sampling import Everyone
->>> mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=1.0)
+>>> mechanism = ClippedSum(max_norm=1.0, noise_multiplier=1.0)
 >>> orders = LocalOrders(steps=1, sampling=Everyone(), expected_batch=100.0, learning_rate=0.5, mechanism=mechanism)
 >>> round(longest_update(orders, size=100, dimension=25), 3)
 1.059
@@ -81,10 +81,10 @@ def noise_in_update(orders: LocalOrders) -> tuple[float, float]:
     do, from the second step on, and mostly pull back, so it is an upper bound in practice and exact for one step. The
     last step's noise is answered by nothing: it is in every honest update, whole. Zeros where the plan adds none.
 
-    >>> from quietsum.mechanisms.gaussian import GaussianMechanism
+    >>> from quietsum.mechanisms.gaussian import ClippedSum
     >>> from quietsum.plan.orders import LocalOrders
     >>> from quietsum.sampling import Everyone
-    >>> mechanism = GaussianMechanism(max_norm=1.0, noise_multiplier=2.0)
+    >>> mechanism = ClippedSum(max_norm=1.0, noise_multiplier=2.0)
     >>> orders = LocalOrders(steps=4, sampling=Everyone(), expected_batch=10.0, learning_rate=0.5, mechanism=mechanism)
     >>> noise_in_update(orders)
     (0.2, 0.1)

@@ -13,7 +13,7 @@ from quietsum.errors import non_negative, positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.sampling import Sampling
 
 __all__ = ["LocalOrders"]
@@ -39,9 +39,9 @@ class LocalOrders:
     learning_rate: float
     momentum: float = 0.0
     proximal: float = 0.0
-    mechanism: GaussianMechanism | None = None
+    mechanism: ClippedSum | None = None
     max_records: int | None = None
-    client: GaussianMechanism | None = None
+    client: ClippedSum | None = None
     distributed: DistributedNoise | None = None
 
     @property

@@ -28,7 +28,7 @@ from quietsum.refusals.robust import attackers_of
 if TYPE_CHECKING:
     from quietsum.ledger.charges import Charge, Dataset, Terms
     from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.gaussian import GaussianMechanism
+    from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.sampling import Sampling
 
 __all__ = ["NO_GUARANTEE", "ResolvedPlan"]
@@ -100,7 +100,7 @@ class ResolvedPlan:
         return self.plan.privacy.record or RecordPlan()
 
     @property
-    def mechanism(self) -> GaussianMechanism | None:
+    def mechanism(self) -> ClippedSum | None:
         """Clip and noise of records before a schedule's factors; None where records are not protected."""
         return self.record_mechanism()
 
@@ -269,13 +269,13 @@ class ResolvedPlan:
 
     # ------------------------------------------------------------------------------------ clip and noise
 
-    def record_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> GaussianMechanism | None:
+    def record_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> ClippedSum | None:
         """Clip and noise of records at each party, with a stage's factors; None where it is added in shares."""
         if self.record_noise is None or self.distributed_unit is PrivacyUnit.RECORD:
             return None
         return _mechanism(self.plan, self._record.max_grad_norm * clip, self.record_noise * noise)
 
-    def joint_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> GaussianMechanism | None:
+    def joint_mechanism(self, noise: float = 1.0, clip: float = 1.0) -> ClippedSum | None:
         """Clip and noise of clients, as charged: under adaptive clipping, of update and count together.
 
         None where it is added in shares.
@@ -284,7 +284,7 @@ class ResolvedPlan:
             return None
         return _mechanism(self.plan, self._client.max_norm * clip, self.client_noise * noise)
 
-    def client_mechanism(self, number: int = 1, max_norm: float | None = None) -> GaussianMechanism | None:
+    def client_mechanism(self, number: int = 1, max_norm: float | None = None) -> ClippedSum | None:
         """The server's clip and noise in round ``number``; None without client level, or with noise at the parties.
 
         ``max_norm`` is the clip of the moment where it adapts. The update's noise is then σ_Δ, with which update and
@@ -349,7 +349,7 @@ class ResolvedPlan:
 
     def mechanism_of(
         self, unit: PrivacyUnit, noise: float = 1.0, clip: float = 1.0
-    ) -> GaussianMechanism | DistributedNoise | None:
+    ) -> ClippedSum | DistributedNoise | None:
         """Whatever clips ``unit`` and adds its noise, as charged; None where it is not protected."""
         own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
         if own is self.distributed_unit:
@@ -564,7 +564,7 @@ class ResolvedPlan:
         )
 
 
-def _mechanism(plan: Plan, max_norm: float, noise: float) -> GaussianMechanism:
-    from quietsum.mechanisms.gaussian import GaussianMechanism, Mode
+def _mechanism(plan: Plan, max_norm: float, noise: float) -> ClippedSum:
+    from quietsum.mechanisms.gaussian import ClippedSum, Mode
 
-    return GaussianMechanism(max_norm=max_norm, noise_multiplier=noise, mode=Mode(plan.privacy.noise))
+    return ClippedSum(max_norm=max_norm, noise_multiplier=noise, mode=Mode(plan.privacy.noise))
