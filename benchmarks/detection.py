@@ -208,7 +208,7 @@ def thresholds(parties: int, dimension: int, classes: int, noisy: bool) -> str:
 
 
 def named(found: Iterable[Finding]) -> set[str]:
-    return {one.subject for one in found if str(one.subject_kind) == "party"}
+    return {name for one in found if str(one.subject_kind) == "party" for name in one.subjects}
 
 
 def attacked(run: Callable[[str, float | None, int, Sequence[float]], Watch], attackers: int, seeds: int) -> None:
@@ -227,8 +227,8 @@ def attacked(run: Callable[[str, float | None, int, Sequence[float]], Watch], at
             accused += len(named(found) - bad)
             honest += len(watch.names) - attackers
             for name in named(found) & bad:
-                first.append(min(one.round for one in found if one.subject == name))
-                rules.update({one.rule for one in found if one.subject == name})
+                first.append(min(one.round for one in found if name in one.subjects))
+                rules.update({one.rule for one in found if name in one.subjects})
             drift += any(str(one.subject_kind) == "model" for one in found)
         total = attackers * seeds
         by = ", ".join(f"{rule} {count}/{total}" for rule, count in rules.most_common()) or "–"

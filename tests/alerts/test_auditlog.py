@@ -136,6 +136,52 @@ def test_a_kill_between_line_and_head_leaves_a_log_in_order(log: AuditLog) -> No
     assert log.verify() == 4
 
 
+def many(count: int) -> list[tuple[str, dict[str, object]]]:
+    return [("alert", {"number": number}) for number in range(count)]
+
+
+def test_many_lines_are_synced_as_often_as_one_and_chained_like_it(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, real = list[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle))[1])
+    counts = []
+    for count in (1, 1, 50):
+        synced.clear()
+        lines = log.extend(many(count))
+        counts.append(len(synced))
+    assert counts[0] == counts[1] == counts[2] and [line.line for line in lines] == list(range(3, 53))
+    assert log.verify() == 52 and [line.values["number"] for line in list(log.lines())[2:]] == list(range(50))
+    synced.clear()
+    assert log.extend([]) == [] and synced == []
+
+
+@pytest.mark.parametrize("left", [0.01, 0.32, 0.55, 0.99])
+def test_lines_that_a_killed_process_wrote_in_part_leave_whole_lines_and_a_word_about_the_rest(
+    log: AuditLog, left: float
+) -> None:
+    fill(log, 2)
+    before, head = log.path.read_bytes(), log.head.read_bytes()
+    log.extend(many(10))
+    added = log.path.read_bytes()[len(before) :]
+    log.path.write_bytes(before + added[: int(left * len(added))])  # as if killed before its head was written
+    log.head.write_bytes(head)
+    log.append("run-started", {"run": "r"})
+    whole = added[: int(left * len(added))].count(b"\n")
+    events = [line.event for line in log.lines()]
+    assert events == ["alert"] * (2 + whole) + ["torn", "run-started"] and log.verify() == len(events)
+
+
+def test_a_full_disk_takes_all_lines_of_a_round_or_none(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(log, 3)
+    before = log.path.read_bytes()
+    monkeypatch.setattr("quietsum.alerts.auditlog.os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(NoRoom):
+        log.extend(many(5))
+    monkeypatch.undo()
+    assert log.path.read_bytes() == before and log.verify() == 3
+
+
 def test_several_writers_make_one_chain(log: AuditLog) -> None:
     threads = [threading.Thread(target=fill, args=(AuditLog(log.path), 10)) for _ in range(4)]
     for thread in threads:

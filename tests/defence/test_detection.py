@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quietsum.aggregation import ClientSum, WeightedMean
+from quietsum.aggregation.fold import length_of
 from quietsum.aggregation.noted import Noted
 from quietsum.aggregation.robust import RobustFold, rule_named
 from quietsum.defence.detection import Detector, Finding
+from quietsum.defence.detection.copies import clusters, repeated
 from quietsum.defence.detection.detector import against_others
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.federation.watch import Found, RunEvent, to_dict
@@ -122,20 +126,69 @@ def test_whoever_leaves_the_noise_out_is_named() -> None:
     assert {("noise", "site-4"), ("noise", "site-5")} <= named(rounds_of(odd, rounds=1, noise=1.0))
 
 
-def test_copies_of_another_update_and_of_the_last_step_are_named() -> None:
+def test_equal_updates_are_one_finding_for_all_who_sent_them_and_so_are_those_of_the_last_step() -> None:
     last: list[Rows] = []
 
     def odd(chance: Any, number: int) -> Rows:
         rows = honest(chance, number)
-        rows[5] = rows[6]
+        rows[[2, 5, 6]] = rows[5]
         if last:
-            rows[7] = last[-1].mean(axis=0)
+            rows[[7, 8]] = last[-1].mean(axis=0)
         last.append(rows)
         return rows
 
     found = [one for one in rounds_of(odd, rounds=2) if one.rule == "copy"]
-    assert {one.subject for one in found} == {"site-5", "site-6", "site-7"}
-    assert any(one.statistic == "agreement with the last step" for one in found)
+    assert [(one.round, one.subjects, one.statistic, one.value) for one in found] == [
+        (1, ("site-2", "site-5", "site-6"), "equal updates", 3),
+        (2, ("site-7", "site-8"), "updates equal to the last step", 2),
+        (2, ("site-2", "site-5", "site-6"), "equal updates", 3),
+    ]
+    assert found[0].subject == "site-2, site-5, site-6" and all(one.holds() for one in found)
+    assert "the same update was sent more than once" in found[0].sentence
+
+
+def test_all_ten_equal_are_one_finding_that_names_five_and_counts_the_rest() -> None:
+    (one,) = [one for one in rounds_of(lambda chance, number: np.ones((10, 200)), rounds=1) if one.rule == "copy"]
+    assert one.subject == "site-0, site-1, site-2, site-3, site-4 and 5 more" and len(one.subjects) == 10
+
+
+def naive(rows: Rows) -> list[tuple[int, ...]]:
+    """Every pair is compared."""
+    lengths = np.linalg.norm(rows, axis=1)
+    left, found = [place for place in range(len(rows)) if lengths[place] > 0], []
+    while left:
+        near = [one for one in left if np.linalg.norm(rows[one] - rows[left[0]]) <= 1e-9 * lengths[left[0]]]
+        found.append(tuple(near))
+        left = [one for one in left if one not in near]
+    return sorted(cluster for cluster in found if len(cluster) > 1)
+
+
+@given(
+    who=st.lists(st.integers(0, 6), min_size=1, max_size=25),
+    scale=st.sampled_from([1e-200, 1.0, 1e150]),
+    signs=st.integers(0, 2**25 - 1),
+)
+@settings(max_examples=60, deadline=None)
+def test_equal_updates_are_found_as_by_comparing_every_pair_also_among_opposite_ones_of_one_length(
+    who: list[int], scale: float, signs: int
+) -> None:
+    """Seven updates of one length and their opposites, the last of nothing."""
+    base = np.random.default_rng(3).normal(size=(7, 30))
+    base = base / np.linalg.norm(base, axis=1)[:, None]
+    base[6] = 0.0
+    rows = np.stack([base[one] * (-1.0 if signs >> place & 1 else 1.0) for place, one in enumerate(who)])
+    scaled = rows * scale
+    assert clusters(scaled, np.array([length_of(row) for row in scaled])) == naive(rows)
+
+
+def test_updates_that_differ_in_the_eighth_digit_are_no_copies_and_the_largest_numbers_are_compared() -> None:
+    row = np.random.default_rng(4).normal(size=50)
+    near, far = row * (1 + 1e-11), row * (1 + 1e-8)
+    rows = np.stack([row, near, far])
+    assert clusters(rows, np.linalg.norm(rows, axis=1)) == [(0, 1)]
+    huge = np.stack([np.full(4, 1.7e308), np.full(4, -1.7e308), np.full(4, 1.7e308) * [1, 1, 1, 0.1]])
+    lengths = np.array([length_of(row) for row in huge])
+    assert clusters(huge, lengths) == [] and repeated(huge, lengths, huge[0]) == ()
 
 
 def test_a_flipped_class_shows_in_its_own_row_and_nowhere_else() -> None:

@@ -251,6 +251,41 @@ def test_a_finding_is_passed_on_with_all_that_was_measured() -> None:
     assert alert.time.startswith("2026-01-01") and alert.sentence == found().finding.sentence
 
 
+def test_equal_updates_are_one_alert_until_somebody_new_sends_the_same() -> None:
+    inbox = Inbox()
+    watcher = AlertWatcher(Sender([inbox]))
+    watcher.saw(begun())
+    for number, names in enumerate((("a", "b", "c"), ("a", "b", "c"), ("a", "c"), ("b", "d")), start=1):
+        seen = Finding(
+            round=number, rule="copy", statistic="equal updates", value=len(names), threshold=1,
+            false_positive_rate=1e-8, subject_kind="party", subject=", ".join(names), looked=dict.fromkeys(names, 1.0),
+        )  # fmt: skip
+        watcher.saw(Found(round=number, finding=seen))
+        watcher.saw(over(number))
+    assert [(one.severity, one.subject) for one in inbox.got] == [
+        (Severity.WARNING, "a, b, c"), (Severity.NOTICE, "a, b, c"), (Severity.NOTICE, "a, c"),
+        (Severity.WARNING, "b, d"),
+    ]  # fmt: skip
+
+
+def test_a_round_syncs_the_log_as_often_with_ten_alerts_as_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    watcher, synced, real = AlertWatcher(Sender(kept=AuditLog(tmp_path / "alerts.log"))), list[int](), os.fsync
+    watcher.saw(begun())
+    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle))[1])
+    counts = []
+    for number, findings in enumerate((1, 10, 0), start=1):
+        synced.clear()
+        for _ in range(findings):
+            watcher.saw(found())
+        watcher.saw(over(number))
+        counts.append(len(synced))
+    assert counts[0] == counts[1] > counts[2] == 0
+
+
 def test_the_same_finding_about_the_same_party_is_told_once_and_then_written_down_as_a_notice() -> None:
     inbox = Inbox()
     watcher = AlertWatcher(Sender([inbox]))

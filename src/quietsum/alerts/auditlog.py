@@ -19,7 +19,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, final
 
@@ -77,21 +77,35 @@ class AuditLog:
         return self.path.with_name(f"{self.path.name}.head")
 
     def append(self, event: str, values: Mapping[str, Any]) -> Line:
-        """One more line, on disk when this returns; DiskFull or NoRoom where it cannot be written.
+        """One more line, on disk when this returns; DiskFull or NoRoom where it cannot be written."""
+        return self.extend([(event, values)])[-1]
 
-        What a killed process left of a line is cut off, and the next line says so.
+    def extend(self, entries: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Line]:
+        """More lines, written at once and synced once: all are on disk when this returns, or none is.
+
+        DiskFull or NoRoom where they cannot be written. What a killed process left of a line is cut off, and the next
+        line says so; whole lines that it had written stay.
         """
+        told = [(event, _plain(values)) for event, values in entries]
+        if not told:
+            return []
         try:
             with self._held() as file:
-                number, before, torn = self._end(file)
+                last, before, torn = self._end(file)
                 if torn:
-                    number, before = self._put(file, number + 1, before, TORN, {"bytes": torn})
-                elif gone := self._gone(number, before):
-                    number, before = self._put(file, number + 1, before, GONE, gone)
-                number, before = self._put(file, number + 1, before, event, _plain(values))
+                    told.insert(0, (TORN, {"bytes": torn}))
+                elif gone := self._gone(last, before):
+                    told.insert(0, (GONE, gone))
+                lines, content = [], b""
+                for event, values in told:
+                    line, text = _line(last + 1, event, values, before)
+                    last, before = line.line, line.hash
+                    lines.append(line)
+                    content += text
+                _put(file, content)
                 reach("auditlog:appended")
-                write_atomically(self.head, json.dumps({"line": number, "hash": before}).encode() + b"\n", mode=PRIVATE)
-                return Line(line=number, time=self._time, event=event, values=values, hash=before)
+                write_atomically(self.head, json.dumps({"line": last, "hash": before}).encode() + b"\n", mode=PRIVATE)
+                return lines
         except OSError as error:
             raise no_room(f"{self.path} cannot be written: {why(error)}; make room", error) from None
 
@@ -105,24 +119,6 @@ class AuditLog:
             return {"head": "gone"} if number else {}
         last, known = kept
         return {"last": last, "hash": known} if last > number or (last == number and known != digest) else {}
-
-    def _put(self, file: IO[bytes], number: int, before: str, event: str, values: Any) -> tuple[int, str]:
-        self._time = moment()
-        found = {"line": number, "time": self._time, "event": event, "values": values, "before": before}
-        found["hash"] = hash_of(found)
-        content = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
-        file.seek(0, os.SEEK_END)
-        start = file.tell()
-        try:
-            left = memoryview(content)
-            while left:  # a disk that is nearly full takes a part
-                left = left[file.write(left) :]
-            os.fsync(file.fileno())
-        except OSError:
-            with contextlib.suppress(OSError):
-                file.truncate(start)
-            raise
-        return number, str(found["hash"])
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[IO[bytes]]:
@@ -248,6 +244,29 @@ class AuditLog:
             return None
         except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptState(f"{self.head} cannot be read ({error}); restore it") from None
+
+
+def _line(number: int, event: str, values: Mapping[str, Any], before: str) -> tuple[Line, bytes]:
+    """A line and how it is written."""
+    now = moment()
+    found = {"line": number, "time": now, "event": event, "values": values, "before": before}
+    found["hash"] = hash_of(found)
+    content = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    return Line(line=number, time=now, event=event, values=values, hash=str(found["hash"])), content
+
+
+def _put(file: IO[bytes], content: bytes) -> None:
+    """Append ``content`` and sync it; the file is as long as it was where that fails."""
+    start = file.seek(0, os.SEEK_END)
+    try:
+        left = memoryview(content)
+        while left:  # a disk that is nearly full takes a part
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            file.truncate(start)
+        raise
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

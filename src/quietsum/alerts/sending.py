@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
@@ -51,8 +51,8 @@ class Limits:
 class Keeps(Protocol):
     """What keeps every alert: the audit log."""
 
-    def append(self, event: str, values: dict[str, Any]) -> object:
-        """Write it down."""
+    def extend(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> object:
+        """Write all of it down, each an event and its values."""
         ...
 
 
@@ -88,9 +88,9 @@ class Sender:
 
     def send(self, *alerts: Alert, shown: bool = False) -> None:
         """Take note of ``alerts`` and return at once. It never raises. ``shown``: the terminal says it anyway."""
+        self._keep(("alert", alert.to_dict()) for alert in alerts)  # all at once: a round syncs the log once
         for alert in alerts:
             try:
-                self._keep("alert", alert.to_dict())
                 for line in self._lines:
                     if not (shown and line.sink.name == Terminal.name):
                         line.put(alert)
@@ -99,13 +99,13 @@ class Sender:
 
     def note(self, event: str, **values: Any) -> None:
         """Write something down beside the alerts, with its time; nothing is sent, and it never raises."""
-        self._keep(event, values)
+        self._keep([(event, values)])
 
-    def _keep(self, event: str, values: dict[str, Any]) -> None:
+    def _keep(self, entries: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         if self._kept is None:
             return
         try:
-            self._kept.append(event, values)
+            self._kept.extend(list(entries))
         except Exception as error:
             if not self._complained:
                 self._complained = True
@@ -123,14 +123,16 @@ class Sender:
         for line in self._lines:
             line.end()
         lost: dict[str, int] = {}
+        told: list[tuple[str, Mapping[str, Any]]] = []
         for line in self._lines:
             held = line.wait(max(0.0, over - time.monotonic()))
             for kind, count in held.items():
-                self._keep("held-back", {"sink": line.sink.name, "kind": kind.value, "count": count})
+                told.append(("held-back", {"sink": line.sink.name, "kind": kind.value, "count": count}))
             if line.lost:
                 lost[line.sink.name] = line.lost
-                self._keep("not-sent", {"sink": line.sink.name, "count": line.lost})
+                told.append(("not-sent", {"sink": line.sink.name, "count": line.lost}))
                 log.warning("%d alerts did not reach %s", line.lost, line.sink.name)
+        self._keep(told)
         return lost
 
 

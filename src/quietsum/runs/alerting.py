@@ -162,9 +162,9 @@ class AlertWatcher:
 
     def _found(self, seen: Finding) -> Alert:
         """What a detector found, in its own words; the same about the same subject again is a notice."""
-        about = (seen.rule, seen.statistic, str(seen.subject_kind), seen.subject)
-        severity = Severity.NOTICE if about in self._told else Severity.WARNING
-        self._told.add(about)
+        about = {(seen.rule, seen.statistic, str(seen.subject_kind), name) for name in seen.subjects}
+        severity = Severity.NOTICE if about <= self._told else Severity.WARNING
+        self._told |= about
         return Alert(
             kind=Kind.FINDING, severity=severity, sentence=seen.sentence, time=seen.time, run=self._run,
             round=seen.round, subject_kind=Subject(str(seen.subject_kind)), subject=seen.subject,

@@ -7,7 +7,7 @@ Rules, each with a stated rate of false alarms (:data:`RATE` a round, all partie
 ``noise``       |update|² / s², s of the last step's noise               who lacks the noise (``too_quiet``)
 ``direction``   cosine with what the others send together                ``outlying``; who is ``opposed``
 ``class-rows``  the same for each class's row, over 16 rounds or more    the same, each class with its share
-``copy``        equal updates, or an update equal to the last step       equality to nine digits
+``copy``        equal updates, or updates equal to the last step         equality to nine digits
 ==============  =======================================================  =======================================
 
 The tests are those of :mod:`quietsum.defence.detection.outliers`.
@@ -57,8 +57,9 @@ from quietsum.aggregation.fold import length_of
 from quietsum.aggregation.noted import Noted, NotedState, Part
 from quietsum.aggregation.robust import RobustState
 from quietsum.defence.detection.confusion import confused
+from quietsum.defence.detection.copies import SAME, clusters, repeated
 from quietsum.defence.detection.drift import Drift
-from quietsum.defence.detection.findings import Finding
+from quietsum.defence.detection.findings import Finding, several
 from quietsum.defence.detection.outliers import Outlier, opposed, outlying, too_quiet
 from quietsum.errors import open_probability, whole_number
 
@@ -82,8 +83,6 @@ LEAST_COSINE = 0.1
 """By how much a cosine must differ from the middle one before it is told."""
 LEAST_RATIO = 1.25
 """By which factor a length must differ from the middle one before it is told."""
-_SAME = 1e-9
-"""Updates that agree to this share of their length are copies."""
 _AGREE = 1.0
 """The score, in deviations, by which three quarters of the others must point one way before somebody is opposed."""
 
@@ -104,7 +103,8 @@ class Measured:
     along: Vector
     noise: Vector
     last_noise: Vector
-    copies: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    copies: Sequence[tuple[int, ...]] = ()
+    repeated: tuple[int, ...] = ()
 
     @property
     def cosines(self) -> Vector:
@@ -227,7 +227,7 @@ class Detector:
         self._past = FADING * np.nan_to_num(pairs[0][1])
         return Measured(
             names=tuple(names), lengths=lengths, along=along, noise=deviations[:, 0], last_noise=deviations[:, 1],
-            copies=_copies(names, rows, lengths[:, 0], self._last),
+            copies=clusters(rows, lengths[:, 0]), repeated=repeated(rows, lengths[:, 0], self._last),
         )  # fmt: skip
 
     def step(self, number: int, step: Vector) -> list[Finding]:
@@ -311,12 +311,17 @@ class Detector:
         yield from told.findings(rule, name, scores, found, rate)
 
     def _copied(self, number: int, measured: Measured) -> Iterator[Finding]:
-        pairs = len(measured.names) * (len(measured.names) + 1) / 2
-        for row, other in measured.copies.items():
+        """One finding for each set of equal updates, however many parties sent them."""
+        count = len(measured.names)
+        chance = min(1.0, count * (count + 1) / 2 * SAME)
+        sets = [("updates equal to the last step", 0, measured.repeated)] if measured.repeated else []
+        sets += [("equal updates", 1, rows) for rows in measured.copies if not set(rows) & set(measured.repeated)]
+        for statistic, threshold, rows in sets:
+            names = [measured.names[row] for row in rows]
             yield Finding(
-                round=number, rule="copy", statistic="agreement with " + other, value=1.0, threshold=1 - _SAME,
-                false_positive_rate=min(1.0, pairs * _SAME), subject_kind=self._kind, subject=measured.names[row],
-                looked={measured.names[row]: 1.0},
+                round=number, rule="copy", statistic=statistic, value=len(rows), threshold=threshold,
+                false_positive_rate=chance, subject_kind=self._kind, subject=several(names),
+                looked=dict.fromkeys(names, 1.0),
             )  # fmt: skip
 
 
@@ -398,19 +403,3 @@ def _agreed(scores: Vector, row: int) -> float:
 def _ratio(logarithms: Vector, row: int) -> float:
     """By which factor ``row`` is larger or smaller than the middle of the others."""
     return float(np.exp(min(abs(logarithms[row] - _others(logarithms, row)), 690.0)))
-
-
-def _copies(names: Sequence[str], rows: Vector, lengths: Vector, last: Vector | None) -> dict[int, str]:
-    """Rows that equal another one, or the last step, to nine digits; rows of nothing are nobody's copies."""
-    found: dict[int, str] = {}
-    order = np.argsort(lengths, kind="stable")
-    for one, other in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
-        near = lengths[one] > 0 and lengths[other] - lengths[one] <= _SAME * lengths[other]
-        if near and length_of(rows[one] - rows[other]) <= _SAME * lengths[other]:
-            found[one], found[other] = names[other], names[one]
-    size = 0.0 if last is None else length_of(last)
-    for row in range(len(rows)):
-        near = size > 0 and abs(lengths[row] - size) <= _SAME * size
-        if near and last is not None and length_of(rows[row] - last) <= _SAME * size:
-            found[row] = "the last step"
-    return found

@@ -20,21 +20,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from quietsum.alerts import Subject, hash_of
 from quietsum.alerts.alert import moment
 from quietsum.errors import InvalidParameter, non_negative, printable, whole_number
 
-__all__ = ["RULES", "Finding", "rounded"]
+__all__ = ["RULES", "Finding", "rounded", "several"]
+
+MOST_NAMES = 5
 
 RULES: Mapping[str, tuple[str, str]] = {
     "norm": ("its update is shorter than the others'", "its update is longer than the others'"),
     "noise": ("its update holds less noise than the plan asks for", ""),
-    "direction": ("its update points away from the others", "its update is closer to the others' than they are"),
-    "copy": ("", "its update equals another's, or the last step"),
-    "class-rows": ("its update pulls a class away from where the others pull it", "its update pulls a class further"),
+    "direction": (
+        "its update points away from the others",
+        "its update agrees with the others' more than they agree with each other",
+    ),
+    "copy": ("", "the same update was sent more than once, or repeats the model's last step"),
+    "class-rows": (
+        "for one class its update points against the others'",
+        "for one class its update goes further than the others' do",
+    ),
     "confusion": ("a class is recognised less often than before", "one class is taken for another more than before"),
     "trigger": ("a small change of the input leads to this class", ""),
     "spectral": ("", "some records of one class lie apart from the others"),
@@ -93,6 +101,11 @@ class Finding:
         return self.evidence == self._hash()
 
     @property
+    def subjects(self) -> tuple[str, ...]:
+        """Everybody whom it is about: all who sent one and the same update, else one."""
+        return (tuple(self.looked) if self.rule == "copy" else ()) or (self.subject,)
+
+    @property
     def above(self) -> bool:
         """Whether the value is above its threshold, and not below."""
         return self.value >= self.threshold
@@ -117,6 +130,16 @@ class Finding:
             "subject_kind": str(self.subject_kind), "subject": self.subject, "window": self.window,
             "evidence": self.evidence, "sentence": self.sentence,
         }  # fmt: skip
+
+
+def several(names: Sequence[str]) -> str:
+    """Subjects in one text; all of them are in what was looked at.
+
+    >>> several(["a", "b"]), several("abcdefg")
+    ('a, b', 'a, b, c, d, e and 2 more')
+    """
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def rounded(value: float) -> float:
