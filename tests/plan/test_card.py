@@ -20,10 +20,11 @@ from quietsum.plan import (
     PrivacyPlan,
     RecordPlan,
     ResolvedPlan,
+    TaskPlan,
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.card import NOT_PROVIDED, SECTIONS, GuaranteeCard, card
+from quietsum.plan.card import NOT_APPLICABLE, NOT_PROVIDED, SECTIONS, GuaranteeCard, card
 from quietsum.privacy.units import Observer, PrivacyUnit
 
 SITES = tuple(PartyFacts(name=f"site-{at}", dataset=f"visits-{at}", size=400) for at in range(5))
@@ -53,6 +54,7 @@ def made(
         training=TrainingPlan(sample_rate=1.0, local_steps=1),
         privacy=PrivacyPlan(style=style, noise=noise, neighbours=neighbours, **promises),  # type: ignore[arg-type]
         aggregation=masks or AggregationPlan(),
+        task=TaskPlan(name="heart", options={"root": 60}),
     )
     return resolve(plan, parties, 20)
 
@@ -68,6 +70,8 @@ JUDGED_SAMPLE = made(record=dataclasses.replace(RECORD, noise_multiplier=0.5), m
 JUDGED_LOUD = made(record=RECORD, masks=JUDGED)
 JUDGED_CLIENTS = made(style="user", client=AT_PARTY, masks=JUDGED)
 BOUNDED = made(record=RECORD, masks=AggregationPlan(rule="norm-bounded"))
+TRIED = made(record=RECORD, masks=AggregationPlan(rule="trust", attackers=2))
+COMPARED = made(record=RECORD, masks=AggregationPlan(rule="fltrust", attackers=2))
 MASKED_NONE = made(style="none", masks=MASKED)
 MASKED_SAMPLE = made(record=RECORD, masks=MASKED)
 MASKED_LYING = made(record=RECORD, masks=LYING)
@@ -78,7 +82,7 @@ SIMULATED_SHARES = made(record=SHARED, masks=MASKED, parties=DEALT)
 
 ALL = {name: value for name, value in globals().items() if isinstance(value, ResolvedPlan)}
 
-BARE = {"JUDGED_SAMPLE", "JUDGED_LOUD", "BOUNDED"}
+BARE = {"JUDGED_SAMPLE", "JUDGED_LOUD", "BOUNDED", "TRIED", "COMPARED"}
 
 # clause: plans that provide it; every other plan above must not
 PROVIDED: dict[str, set[str]] = {
@@ -103,7 +107,7 @@ PROVIDED: dict[str, set[str]] = {
     "participation-recipients": {"USER"},
     "other-parties": set(ALL) - {"SIMULATED", "SIMULATED_SHARES"},
     "bounded-influence": {"SAMPLE", "PEOPLE", "FAST", "USER", "USER_AT_PARTY", "JUDGED_CLIENTS", *BARE},
-    "robust-rule": {"JUDGED_NONE", "JUDGED_SAMPLE", "JUDGED_LOUD", "JUDGED_CLIENTS", "BOUNDED"},
+    "robust-rule": {"JUDGED_NONE", "JUDGED_SAMPLE", "JUDGED_LOUD", "JUDGED_CLIENTS", "BOUNDED", "TRIED", "COMPARED"},
     "rule-sees": {"JUDGED_NONE", "JUDGED_SAMPLE"},
     "robustness": set(),
     "floating-point": set(ALL) - {"NONE", "MASKED_NONE", "JUDGED_NONE", "FAST"},
@@ -135,7 +139,7 @@ def test_every_clause_that_a_setting_can_change_flips_in_some_pair_of_plans() ->
 def test_what_is_not_provided_is_printed_as_such_and_only_that() -> None:
     for resolved in ALL.values():
         found = card(resolved)
-        missing = [clause for clause in found.clauses if not clause.provided]
+        missing = [clause for clause in found.clauses if not clause.provided and clause.applies]
         for page in (found.to_text(80), found.to_text(120), found.to_markdown()):
             assert page.count(f"{NOT_PROVIDED}: ") == len(missing)
         for clause in missing:
@@ -218,5 +222,26 @@ def test_a_card_names_the_rule_its_attackers_and_that_robustness_is_empirical() 
 
 
 def test_a_card_says_with_a_number_when_noise_hides_updates_from_the_rule() -> None:
-    assert "0.89 times as long as what chance makes of 400 records" in card(JUDGED_LOUD)["rule-sees"].text
+    assert (
+        "0.89 times as long as the sampling error of a mean gradient of 400 records can be"
+        in card(JUDGED_LOUD)["rule-sees"].text
+    )
     assert "18 times as long as what two honest updates" in card(JUDGED_CLIENTS)["rule-sees"].text
+
+
+def test_a_clause_that_has_nothing_to_hold_is_not_applicable_and_counted_apart() -> None:
+    for name in ("TRIED", "BOUNDED", "SAMPLE"):  # trials, lengths, and no rule at all
+        found = card(ALL[name])
+        assert found["rule-sees"].mark == NOT_APPLICABLE and not found["rule-sees"].provided, name
+        assert f"{NOT_APPLICABLE}: Noise leaves the rule signs" in found.to_text(200)
+        assert found.summary.endswith("1 does not apply.") and GuaranteeCard.from_dict(found.to_dict()) == found
+    for name in ("JUDGED_LOUD", "COMPARED"):  # signs hidden by noise; a cosine with the root's own update
+        assert card(ALL[name])["rule-sees"].mark == NOT_PROVIDED, name
+    numbers = [int(part) for part in re.findall(r"\d+", card(TRIED).summary)]
+    assert numbers[2] + numbers[4] + numbers[5] == numbers[3] == len(PROVIDED)
+
+
+def test_a_card_that_an_earlier_version_wrote_is_read_as_it_was() -> None:
+    values = card(JUDGED_LOUD).to_dict()
+    assert all("applies" not in clause for clause in values["clauses"])
+    assert all(clause.applies for clause in GuaranteeCard.from_dict(values).clauses)

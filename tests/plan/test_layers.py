@@ -81,4 +81,11 @@ def test_masks_that_one_holder_simulates_are_off() -> None:
     dealt = tuple(dataclasses.replace(site, dataset="visits", holder="lab") for site in SITES)
     plan = Plan(privacy=PrivacyPlan(record=RECORD), aggregation=AggregationPlan(secure=True, drop_outs=0.1),
                 training=TrainingPlan(sample_rate=1.0, local_steps=1), federation=FederationPlan(rounds=3))  # fmt: skip
-    assert layers(resolve(plan, dealt, 20))[2].state == OFF
+    found = layers(resolve(plan, dealt, 20))[2]
+    assert found.state == OFF and "simulated: one holder has all parties and keys" in found.text
+    assert "aggregation.secure = true" not in found.setting  # it is set already; what is missing are separate sites
+
+
+def test_a_rule_that_compares_single_updates_is_told_that_masks_need_groups() -> None:
+    assert "aggregation.groups" in layers(made(rule="signguard"))[2].setting
+    assert layers(made())[2].setting == "aggregation.secure = true"

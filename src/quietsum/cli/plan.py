@@ -369,10 +369,12 @@ def _length_sentence(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) ->
         why = "the task trains by code of its own" if resolved.protected else "nothing is clipped"
         return f"What a site may send: no bound on an update is known, since {why}; one bad site can spoil the model."
     most, least = max(lengths), min(lengths)
-    told = f"{most:.3g}" if f"{most:.3g}" == f"{least:.3g}" else f"{least:.3g} to {most:.3g}, by site"
+    told = f"an update longer than {most:.3g} is left out."
+    if f"{most:.3g}" != f"{least:.3g}":
+        told = f"an update that is too long is left out; each site has its own limit, {least:.3g} to {most:.3g}."
     return (
-        f"What a site may send: an update longer than {told} is left out. By clip, noise, rate and steps an honest one "
-        "is longer with a chance of 1e-9 at most."
+        f"What a site may send: {told} An honest update is longer with a chance of 1e-9 at most, by clip, noise, rate "
+        "and steps."
     )
 
 

@@ -213,9 +213,9 @@ class Rules:
     not hold against a server that lies about drop-outs. ``peers`` names other sites' ledgers, by site: a peer that it
     names must have that one, any other is known by the first ledger that a run shows of it.
 
-    ``rule`` names the rules of aggregation that a plan may use, one word or several, all of them if unsaid. What a site
-    sends is protected by its own noise, whatever the rule; but a site may ask that nobody's word is simply believed, or
-    that no other site's update is judged by a rule that it does not know.
+    ``rule`` names the rules of aggregation that a plan may use, one word or several, all of them if omitted. What a
+    site sends is protected by its own noise, whatever the rule; but a site may ask that nobody's word is simply
+    believed, or that no other site's update is judged by a rule that it does not know.
     """
 
     aggregation: tuple[str, ...] = ("mean",)

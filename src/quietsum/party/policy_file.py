@@ -41,7 +41,9 @@ class CoordinatorTable(Table):
     address: str = Field(description='Host and port of its SuperLink, "server.example.org:9092".')
     root_certificate: str = Field(default="", description="The certificate that its own is signed with, a PEM file.")
     node_key: str = Field(default="", description="This site's private key, which the coordinator has registered.")
-    ledger: str = Field(default="", description="The name of the coordinator's ledger; unsaid, the first one counts.")
+    ledger: str = Field(
+        default="", description="The name of the coordinator's ledger; if omitted, the first one counts."
+    )
 
 
 class DatasetTable(Table):
@@ -90,13 +92,13 @@ class RulesTable(Table):
     )
     peers: dict[str, str] = Field(
         default={},
-        description="Secure aggregation: names of other sites' ledgers, by site; unsaid, a run's first one counts.",
+        description="Secure aggregation: names of other sites' ledgers, by site; if omitted, a run's first one counts.",
     )
     largest_message: int = Field(
         default=values.LARGEST_MESSAGE, ge=1024, description="Messages of more bytes are not read."
     )
     rule: Words = Field(
-        default=[], description="Rules of aggregation that a plan may use, a word or a list; any if unsaid."
+        default=[], description="Rules of aggregation that a plan may use, a word or a list; any if omitted."
     )
 
 
@@ -107,7 +109,7 @@ class UnitTable(Table):
     epsilon: Positive = Field(description="The largest ε of all runs together.")
     delta: Delta = Field(description="The δ that belongs to it; for records and people below 1/size.")
     run: Positive | None = Field(
-        default=None, description="The largest ε of one run, at most epsilon; that of all runs if unsaid."
+        default=None, description="The largest ε of one run, at most epsilon; that of all runs if omitted."
     )
     smallest_noise: float = Field(default=0.0, ge=0, description="The smallest noise multiplier.")
     largest_clip: Positive | None = Field(default=None, description="The largest clip.")
@@ -125,7 +127,9 @@ with warnings.catch_warnings():
 
         value = values.SiteData
         schema: str = Field(min_length=1, description="A data.toml, beside this file.")  # type: ignore[assignment]
-        table: str = Field(default="", description="The file that is checked; unsaid, the rows that the task shows.")
+        table: str = Field(
+            default="", description="The file that is checked; if omitted, the rows that the task shows."
+        )
         on_failure: Literal["noise", "drop", "refuse", "warn"] = Field(
             default="noise",
             description="Rows that do not fit: noise alone leaves, they are left out one by one (drop), the site does "
@@ -206,7 +210,7 @@ name = "{task}"
 aggregation = ["mean"]              # also "noisy-sum", "party-noise", "distributed-noise"
 # secure = "required"               # the server sees masked sums alone, ...
 # smallest_cohort = 4               # ... of at least so many sites
-# rule = ["mean", "signguard"]      # how updates may be combined; any rule if unsaid
+# rule = ["mean", "signguard"]      # how updates may be combined; any rule if omitted
 trust_server_sampling = false
 
 # [data]                            # held to its schema before a run trains on it

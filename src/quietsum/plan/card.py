@@ -1,8 +1,9 @@
 """The guarantee card: who learns what under which assumption, made from the plan and from nothing else.
 
 Every card has the same clauses, whatever the plan. A clause whose condition the plan does not meet is printed as NOT
-PROVIDED, with what is true instead; so what is missing can be read as easily as what is there. A clause never says more
-than the plan's own numbers and the protocol's statement (docs/explanation/threat-model.md) support.
+PROVIDED, with what is true instead; so what is missing can be read as easily as what is there. A clause about something
+that the plan does not use, neither kept nor broken, is NOT APPLICABLE. A clause never says more than the plan's own
+numbers and the protocol's statement (docs/explanation/threat-model.md) support.
 
 >>> from quietsum.plan import PartyFacts, Plan, PrivacyPlan, RecordPlan, resolve
 >>> sites = [PartyFacts(name=name, dataset=name, size=500) for name in ("north", "south")]
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from quietsum.plan.resolved import ResolvedPlan
     from quietsum.privacy.guarantee import Guarantee
 
-__all__ = ["NOT_PROVIDED", "Clause", "GuaranteeCard", "card"]
+__all__ = ["NOT_APPLICABLE", "NOT_PROVIDED", "Clause", "GuaranteeCard", "card"]
 
 NOT_PROVIDED = "NOT PROVIDED"
+NOT_APPLICABLE = "NOT APPLICABLE"
 SECTIONS = (
     "What the server learns",
     "What recipients of the model learn",
@@ -45,7 +47,10 @@ _SERVER, _RECIPIENTS, _PARTIES, _RESULT, _NEVER = SECTIONS
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clause:
-    """One statement. ``text`` is what holds: the statement itself, or what is true where it is not ``provided``."""
+    """One statement. ``text`` is what holds: the statement itself, or what is true where it is not ``provided``.
+
+    One that does not apply (``applies`` is False) is not provided either.
+    """
 
     name: str
     section: str
@@ -53,10 +58,23 @@ class Clause:
     provided: bool
     text: str
     assuming: tuple[str, ...] = ()
+    applies: bool = True
+
+    @property
+    def mark(self) -> str:
+        """How the clause stands, in words.
+
+        >>> Clause(name="a", section="b", title="c", provided=False, text="d", applies=False).mark
+        'NOT APPLICABLE'
+        """
+        return "Provided" if self.provided else NOT_PROVIDED if self.applies else NOT_APPLICABLE
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**dataclasses.asdict(self), "assuming": list(self.assuming)}
+        """Plain values; ``applies`` only where it is False."""
+        values = {**dataclasses.asdict(self), "assuming": list(self.assuming)}
+        if self.applies:
+            del values["applies"]
+        return values
 
 
 @final
@@ -119,8 +137,9 @@ class GuaranteeCard:
         found = []
         for clause in (one for one in self.clauses if one.section == section):
             assumed = ", ".join(str(place) for place in sorted(numbers[one] for one in clause.assuming))
-            mark = "Provided" if clause.provided else NOT_PROVIDED
-            found.append((f"{mark}: {clause.title}.", clause.text + (f" [assuming {assumed}]" if assumed else "")))
+            found.append(
+                (f"{clause.mark}: {clause.title}.", clause.text + (f" [assuming {assumed}]" if assumed else ""))
+            )
         return found
 
 
@@ -149,11 +168,13 @@ def card(resolved: ResolvedPlan) -> GuaranteeCard:
 
 
 def _summary(resolved: ResolvedPlan, clauses: tuple[Clause, ...]) -> str:
-    missing = sum(not clause.provided for clause in clauses)
+    missing = sum(not clause.provided and clause.applies for clause in clauses)
+    apart = sum(not clause.applies for clause in clauses)
+    rest = f", {apart} do{'es' if apart == 1 else ''} not apply" if apart else ""
     plan, rounds = resolved.plan, resolved.plan.federation.rounds
     return (
         f"Task {plan.task.name}, style {plan.privacy.style}, {len(resolved.parties):,} parties, {rounds} rounds: "
-        f"{len(clauses) - missing} of {len(clauses)} clauses are provided, {missing} are not."
+        f"{len(clauses) - missing - apart} of {len(clauses)} clauses are provided, {missing} are not{rest}."
     )
 
 
@@ -470,20 +491,31 @@ def _rule(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
 def _sees(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     name, title, found = "rule-sees", "Noise leaves the rule signs and directions to go by", sight(resolved)
     if resolved.robust is None:
-        return Clause(name=name, section=_RESULT, title=title, provided=False, text="No rule looks at updates.")
-    if resolved.robust.facts.needs_trial or resolved.robust.name == "norm-bounded":
-        text = "This rule goes by neither: by lengths, or by a trial of each update on a root set."
+        text = "No rule looks at updates."
+        return Clause(name=name, section=_RESULT, title=title, provided=False, text=text, applies=False)
+    goes_by = {"norm-bounded": "the lengths of updates", "trust": "a trial of each update on a root set"}
+    if resolved.robust.name in goes_by:
+        text = f"The rule goes by {goes_by[resolved.robust.name]}, by neither signs nor directions."
+        return Clause(name=name, section=_RESULT, title=title, provided=False, text=text, applies=False)
+    if resolved.robust.facts.needs_trial and resolved.protected:
+        text = (
+            "The rule goes by the direction of the root set's own update. How long that is depends on the data, so "
+            "what noise leaves of it is not known beforehand."
+        )
         return Clause(name=name, section=_RESULT, title=title, provided=False, text=text)
     if found is None:
         text = "Updates reach the rule without noise." if not resolved.protected else "Only sums reach the rule."
         return Clause(name=name, section=_RESULT, title=title, provided=not resolved.protected, text=text)
     over = f"{found.noise:.2g} times as long as what two honest updates can have in common"
     if found.against_chance is not None:
-        over += f", {found.against_chance:.2g} times as long as what chance makes of {found.records:,.0f} records"
+        error = f"the sampling error of a mean gradient of {found.records:,.0f} records can be"
+        over += f", {found.against_chance:.2g} times as long as {error}"
     if found.faint:
         text = f"The noise on an update is {over}. An attack whose updates are no longer than honest ones is not seen."
     else:
-        text = f"The noise on an update is {over}. Below {FAINT:g} of chance, attacks were told apart when measured."
+        text = (
+            f"The noise on an update is {over}. Below {FAINT:g} of that error, attacks were told apart when measured."
+        )
     return Clause(name=name, section=_RESULT, title=title, provided=not found.faint, text=text)
 
 

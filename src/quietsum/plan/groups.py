@@ -350,7 +350,7 @@ def fewest_groups(rule: Rule, groups: int, attackers: int) -> int:
 def grouping(plan: Plan, cohort: int, *, in_shares: bool) -> Grouping | None:
     """The groups that ``plan`` asks for among ``cohort`` parties; None where it asks for none.
 
-    Unstated attackers are as many as the groups and the rule between them bear. Raises
+    Omitted attackers are as many as the groups and the rule between them bear. Raises
     :class:`~quietsum.errors.PlanRefused` if a group would hold a single party.
     """
     from quietsum.secagg.parameters import SECURITY_FAILURE

@@ -78,8 +78,13 @@ def _communication(resolved: ResolvedPlan, sites: bool) -> Layer:
     if resolved.secure is not None and not resolved.secure.simulated:
         text = f"the server sees masked sums alone; {lines}"
         return Layer(name=LAYERS[2], state=ON, text=text, setting="aggregation.secure = true")
-    masks = "masks are simulated by one holder" if resolved.secure is not None else "the server sees single updates"
-    return Layer(name=LAYERS[2], state=OFF, text=f"{masks}; {lines}", setting="aggregation.secure = true")
+    if resolved.secure is not None:
+        text = f"the masks that aggregation.secure asks for are simulated: one holder has all parties and keys; {lines}"
+        return Layer(name=LAYERS[2], state=OFF, text=text, setting="aggregation.secure with parties that are own sites")
+    setting = "aggregation.secure = true"
+    if resolved.robust is not None:
+        setting += f" with aggregation.groups, between which {resolved.robust.name} stands"
+    return Layer(name=LAYERS[2], state=OFF, text=f"the server sees single updates; {lines}", setting=setting)
 
 
 def _defence(resolved: ResolvedPlan) -> Layer:

@@ -89,7 +89,7 @@ class RecordPlan:
 class AdaptivePlan:
     """The clip follows a quantile of the updates' norms (Andrew et al. 2021), from a noisy count in each round.
 
-    ``count_noise`` is the standard deviation of the noise on that count; a twentieth of the expected cohort if unsaid.
+    ``count_noise`` is the standard deviation of the noise on that count; a twentieth of the expected cohort if omitted.
     Count and update are charged together, as one release with the client's noise multiplier.
     """
 

@@ -97,7 +97,7 @@ def cohort_size(plan: Plan, parties: Sequence[PartyFacts]) -> int:
 def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     """What ``plan`` asks for with these registered parties; None without secure aggregation.
 
-    Unstated drop-outs are as many as the threshold allows. Raises :class:`~quietsum.errors.PlanRefused` if no
+    Omitted drop-outs are as many as the threshold allows. Raises :class:`~quietsum.errors.PlanRefused` if no
     parameters fit.
     """
     stated = plan.aggregation
@@ -118,12 +118,12 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
             parameters=small, bits=stated.bits, simulated=simulated, minimum=plan.federation.minimum_parties,
             grouping=seated,
         )  # fmt: skip
-    unsaid = stated.drop_outs is None
+    omitted = stated.drop_outs is None
     lost = stated.drop_outs
     if lost is None:
         lost = 0.0 if threshold is not None and count < SPARSE_FROM else _DROP_OUTS
     found = choose(count, corrupt=stated.colluders, drop_outs=lost, adversary=stated.adversary, threshold=threshold)
-    if unsaid and found.complete:
+    if omitted and found.complete:
         found = dataclasses.replace(found, may_drop=count - found.threshold)
     return SecurePlan(
         parameters=found,

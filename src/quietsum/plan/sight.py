@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FAINT", "Sight", "sight", "warnings"]
 
 FAINT = 0.2
-"""Noise over what chance makes of a party's records, from which on signs and directions hardly tell updates apart."""
+"""Noise over the sampling error of a mean gradient, from which on signs and directions hardly tell updates apart."""
 LOUD = 1.0
 """Noise over the longest common part of two updates, from which on their cosine is at most a half for any data."""
 _LENGTHS_ALONE = ("norm-bounded",)
@@ -41,8 +41,9 @@ _LENGTHS_ALONE = ("norm-bounded",)
 class Sight:
     """Noise on one update of ``party``, where it is worst; on the mean of its group where the rule sees groups.
 
-    ``noise`` is ρ, its length over that of the longest common part; ``against_chance`` is κ, over what chance makes of
-    the party's records, None where whole clients are clipped and no record is counted. ``records`` is n.
+    ``noise`` is ρ, its length over that of the longest common part; ``against_chance`` is κ, over the sampling error of
+    the mean gradient of its records (at most clip/√n), None where whole clients are clipped and no record is counted.
+    ``records`` is n.
     """
 
     party: str
@@ -126,8 +127,8 @@ def warnings(resolved: ResolvedPlan) -> tuple[str, ...]:
         )
     else:
         told += (
-            f"on one update it is {found.against_chance:.2g} times as long as what chance makes of "
-            f"{found.records:,.0f} records (from {FAINT:g} on, flipped labels were not told from honest noise when "
-            "it was measured)"
+            f"on one update it is {found.against_chance:.2g} times as long as the sampling error of a mean gradient of "
+            f"{found.records:,.0f} records can be (from {FAINT:g} on, flipped labels were not told from honest noise "
+            "when it was measured)"
         )
     return (f"{told}; only an update's length still tells. A larger ε, more records in a round or fewer rounds help",)

@@ -75,7 +75,7 @@ class FederationTable(Table):
     minimum_parties: Rounds = Field(default=1, description="A round with fewer replies than this fails.")
     deadline: Positive | None = Field(
         default=None,
-        description="Seconds a round may take; on one machine, each party. If unsaid no limit, across machines 600.",
+        description="Seconds a round may take; on one machine, each party. If omitted no limit, across machines 600.",
     )
     spare_attempts: int = Field(
         default=0, ge=0, le=values.MOST_ROUNDS, description="Rounds that may be lost and repeated; paid for in advance."
@@ -99,13 +99,13 @@ class TrainingTable(Table):
     engine: str = Field(default="auto", min_length=1, description='Who computes gradients: "auto", or one by name.')
     batch_size: Steps | None = Field(
         default=None,
-        description="Records in a batch, in expectation: each is drawn by its own coin. 32 if unsaid.",
+        description="Records in a batch, in expectation: each is drawn by its own coin. 32 if omitted.",
     )
     sample_rate: Share | None = Field(
         default=None, description="Instead of batch_size: the chance that a record is in a batch, alike at all parties."
     )
     local_epochs: Steps | None = Field(
-        default=None, description="Passes over a party's records in a round, in expectation. 1 if unsaid."
+        default=None, description="Passes over a party's records in a round, in expectation. 1 if omitted."
     )
     local_steps: Steps | None = Field(default=None, description="Instead of local_epochs: steps in a round.")
     batches: Literal["poisson", "shuffled", "fixed-size"] = Field(
@@ -140,7 +140,7 @@ class RecordTable(Table):
         description="Who adds the noise: every party all of it, or each a share, under secure aggregation.",
     )
     lifetime: LifetimeTable | None = Field(
-        default=None, description="The budget of a dataset over all runs; the plan's own ε if left out."
+        default=None, description="The budget of a dataset over all runs; the plan's own ε if omitted."
     )
 
 
@@ -151,7 +151,7 @@ class AdaptiveTable(Table):
     quantile: Delta = Field(default=0.5, description="Which quantile of the norms the clip follows.")
     learning_rate: Positive = Field(default=0.2, description="How fast the clip follows, as a rate of its logarithm.")
     count_noise: Positive | None = Field(
-        default=None, description="Noise on the count of small updates; a twentieth of the expected cohort if unsaid."
+        default=None, description="Noise on the count of small updates; a twentieth of the expected cohort if omitted."
     )
 
 
@@ -176,7 +176,7 @@ class ClientTable(Table):
     )
     adaptive: AdaptiveTable | None = Field(default=None, description="Let the clip follow the updates' norms.")
     lifetime: LifetimeTable | None = Field(
-        default=None, description="The budget per client over all runs; the plan's own ε if left out."
+        default=None, description="The budget per client over all runs; the plan's own ε if omitted."
     )
 
 
@@ -189,7 +189,7 @@ class PersonTable(Table):
     epsilon: Positive | None = Field(
         default=None, description="The target ε per person; the noise is calibrated to fit."
     )
-    delta: Delta | None = Field(default=None, description="The δ per person; the record's if left out.")
+    delta: Delta | None = Field(default=None, description="The δ per person; the record's if omitted.")
 
 
 class PrivacyTable(Table):
@@ -255,7 +255,7 @@ class AggregationTable(Table):
     secure: bool = Field(default=False, description="Show the server one masked sum only.")
     threshold: Steps | None = Field(
         default=None,
-        description="How many parties must bring their shares to unmask a sum; chosen to fit if unsaid.",
+        description="How many parties must bring their shares to unmask a sum; chosen to fit if omitted.",
     )
     adversary: Literal["curious", "semi-malicious"] = Field(
         default="curious",
@@ -269,18 +269,18 @@ class AggregationTable(Table):
         default=None,
         ge=0,
         lt=1,
-        description="The share of a cohort that a round may lose; what the threshold allows if unsaid.",
+        description="The share of a cohort that a round may lose; what the threshold allows if omitted.",
     )
     bits: Literal[16, 20, 24, 32] = Field(
         default=32, description="The width of a masked coordinate; below 32 with a Hadamard rotation."
     )
     max_update: Positive | None = Field(
         default=None,
-        description="Longer updates or gradient sums are cut to this before masking; if unsaid by clip and noise.",
+        description="Longer updates or gradient sums are cut to this before masking; if omitted, by clip and noise.",
     )
     attackers: Annotated[int, Field(ge=0, le=values.MOST_STEPS)] | None = Field(
         default=None,
-        description="Parties of a round that may send anything; a quarter, or what the rule withstands, if unsaid.",
+        description="Parties of a round that may send anything; a quarter, or what the rule withstands, if omitted.",
     )
     before: Literal["", "nnm", "bucketing"] = Field(
         default="",
@@ -306,24 +306,25 @@ class AttackTable(Table):
     parties: list[str] | Steps = Field(default=1, description="Who attacks: names, or how many of the first parties.")
     strength: Annotated[float, Field(ge=0)] | None = Field(
         default=None,
-        description="The attack's one number, its usual value if unsaid; on rows, a factor of what is sent.",
+        description="The attack's one number, its usual value if omitted; on rows, a factor of what is sent.",
     )
     direction: Literal["rising", "falling", "unit", "sign"] = Field(
         default="rising", description="Where lie, byzmean, min-max, min-sum and adaptive push."
     )
     from_round: Rounds = Field(default=1, description="The first round that is attacked.")
-    to_round: Rounds | None = Field(default=None, description="The last round that is attacked; to the end if unsaid.")
+    to_round: Rounds | None = Field(default=None, description="The last round that is attacked; to the end if omitted.")
     source: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="label-flip: the class whose labels are flipped; all classes if unsaid."
+        default=None, description="label-flip: the class whose labels are flipped; all classes if omitted."
     )
     target: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="label-flip and backdoors: the class that is told instead; 0 for backdoors if unsaid."
+        default=None,
+        description="label-flip and backdoors: the class that is told instead; 0 for backdoors if omitted.",
     )
     trigger: list[Annotated[int, Field(ge=0)]] = Field(
         default=[0, 1, 2], min_length=1, description="Backdoors: coordinates of an example that bear the trigger."
     )
     mark: float | None = Field(
-        default=None, description="Backdoors: what stands there; the largest number of each example if unsaid."
+        default=None, description="Backdoors: what stands there; the largest number of each example if omitted."
     )
     share: float = Field(
         default=0.5, ge=0, le=1, description="Backdoors: the share of an attacker's rows that bear it."

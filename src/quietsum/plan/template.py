@@ -167,7 +167,7 @@ def _federation(task: str, chosen: Defaults, clients: Clients | None, secure: bo
         lines.append(_line('split = "natural"', "the task's own sites"))
         if task not in DEFAULTS:
             lines.append('# split = "iid"                   # or make parties = 4 of a torch task')
-        lines.append('# parties = ["first", "second"]   # all parties of the task, if left out')
+        lines.append('# parties = ["first", "second"]   # all parties of the task, if omitted')
     if clients is not None and clients.cohort < 1 and secure and parties is not None:
         size = round(parties * clients.cohort)
         lines.append(f'sampling = {{ kind = "fixed-size", size = {size} }}  # or {{ kind = "everyone" }}')

@@ -311,15 +311,15 @@ class StagePlan:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AggregationPlan:
-    """How the server combines what the parties send. ``weights`` unsaid: by size, or alike where clients count.
+    """How the server combines what the parties send. ``weights`` if omitted: by size, or alike where clients count.
 
     With ``secure`` the server sees one sum of masked updates. ``threshold`` is how many parties must bring their shares
-    to unmask it (chosen if unsaid), ``adversary`` what the server is expected to do, ``colluders`` how many parties may
-    share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
-    which a party projects its update, or its sum of gradients, before masking; unsaid, what clip and noise allow, and
-    100 where neither bounds it. ``attackers`` is how many parties of a round may send anything, for a robust rule;
-    unsaid, a quarter of them, or as many as the rule withstands. ``before`` mixes updates before the rule sees them.
-    ``groups`` cuts a masked cohort at random into so many, with one sum each and the rule between their means;
+    to unmask it (chosen if omitted), ``adversary`` what the server is expected to do, ``colluders`` how many parties
+    may share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
+    which a party projects its update, or its sum of gradients, before masking; if omitted, what clip and noise allow,
+    and 100 where neither bounds it. ``attackers`` is how many parties of a round may send anything, for a robust rule;
+    if omitted, a quarter of them, or as many as the rule withstands. ``before`` mixes updates before the rule sees
+    them. ``groups`` cuts a masked cohort at random into so many, with one sum each and the rule between their means;
     ``threshold`` and ``drop_outs`` are then one group's.
     """
 

@@ -161,7 +161,7 @@ def _card(values: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>Who learns what</h2>"
     yield _table(["", "clause", "what holds", "assuming"], [
         [
-            "provided" if clause["provided"] else "NOT PROVIDED",
+            "provided" if clause["provided"] else "NOT PROVIDED" if clause.get("applies", True) else "NOT APPLICABLE",
             clause["title"],
             clause["text"],
             "; ".join(clause["assuming"]),

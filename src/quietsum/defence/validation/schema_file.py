@@ -32,7 +32,8 @@ class ColumnTable(Table):
         default=None, description="Two numbers: values outside are outliers, counted and told."
     )
     format: str = Field(
-        default="", description='How dates are written, as in "%d.%m.%Y"; unsaid, 2026-01-31, with a time or without.'
+        default="",
+        description='How dates are written, as in "%d.%m.%Y"; if omitted, 2026-01-31, with a time or without.',
     )
 
 
@@ -86,7 +87,8 @@ class OutliersTable(Table):
     rule: str = Field(default="robust-z", description="robust-z (median and MAD of the column), or none.")
     threshold: float = Field(default=6.0, gt=0, description="How many robust standard deviations are unusual.")
     most: Share | None = Field(
-        default=None, description="The largest share of outliers in a column; unsaid, they are told and refuse nothing."
+        default=None,
+        description="The largest share of outliers in a column; if omitted, they are told and refuse nothing.",
     )
 
 
