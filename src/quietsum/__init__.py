@@ -64,6 +64,7 @@ __all__ = [
     "RenyiOdometer",
     "Repeated",
     "Shuffled",
+    "ShuffledReports",
     "Skellam",
     "TooFewParties",
     "UnsupportedEvent",
@@ -79,9 +80,11 @@ __all__ = [
     "gaussian_rdp",
     "get_privacy_spent",
     "group_guarantee",
+    "largest_local_epsilon",
     "load_plan",
     "posterior_odds",
     "search_cost",
+    "shuffled_epsilon",
     "tradeoff_curve",
     "true_positive_rate",
 ]
@@ -102,6 +105,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
     )
     from quietsum.ledger import Ledger
     from quietsum.mechanisms.gaussian import ClippedSum
+    from quietsum.mechanisms.shuffle_model import ShuffledReports, largest_local_epsilon, shuffled_epsilon
     from quietsum.plan import Plan, load_plan
     from quietsum.privacy.accountant import PrivacyAccountant, get_privacy_spent
     from quietsum.privacy.calibrate import (
@@ -153,6 +157,7 @@ else:
         ),
         "ledger": "Ledger",
         "mechanisms.gaussian": "ClippedSum",
+        "mechanisms.shuffle_model": "ShuffledReports largest_local_epsilon shuffled_epsilon",
         "plan": "Plan load_plan",
         "privacy.accountant": "PrivacyAccountant get_privacy_spent",
         "privacy.calibrate": (
