@@ -84,14 +84,18 @@ def _when(ledger: Ledger, entry: Entry) -> str:
     """Round and attempt; or, in words, what came before the first round or after the last one.
 
     A coordinator keeps heads outside of rounds when a run ends. A site keeps them when it enrols, when it enrols again
-    because one side was started anew, and when the run ends; only the first of these can be told from the others.
+    because one side was started anew, and when the run ends; only the first of these can be told from the others. It
+    keeps them, too, when a session is opened in which groups are drawn.
     """
     run, round, attempt = entry.body["run"], entry.body["round"], entry.body["attempt"]
     if round > 0:
         return f"round {round}, attempt {attempt}"
     opened = next(known.sequence for known in ledger.runs() if known.run == run)
-    if "enrolled" not in next(ledger.entries(opened)).body["terms"]:
+    enrolled = next(ledger.entries(opened)).body["terms"].get("enrolled")
+    if enrolled is None:
         return f"round {round}, attempt {attempt}" if attempt else "end of run"
+    if attempt and not enrolled:
+        return f"groups drawn, session {attempt}"
     first = next(later.sequence for later in ledger.entries(opened + 1) if later.body.get("run") == run)
     return "enrolment" if attempt or first == entry.sequence else "enrolled again, or end of run"
 

@@ -45,8 +45,8 @@ class RunState:
     """One run while the ledger is read or written."""
 
     __slots__ = (
-        "attempts", "bounded", "committed", "datasets", "entry", "open", "plan_hash", "pricing", "refunds", "reserved",
-        "shares", "terms",
+        "attempts", "bounded", "committed", "datasets", "drawn", "entry", "open", "plan_hash", "pricing", "refunds",
+        "reserved", "shares", "terms",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class RunState:
         self.open: dict[tuple[int, int], Reservation] = {}
         self.committed = 0
         self.refunds = 0
+        self.drawn = 0  # sessions in which this site let groups be drawn
 
     def cost(self, charge: Charge) -> Cost:
         """A charge of this run as today's rules read it."""

@@ -10,7 +10,7 @@ or replaced is found by :meth:`Ledger.verify` and by any head kept elsewhere. Th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -287,6 +287,26 @@ class Ledger(LedgerReading):
             fresh = {name: told for name, told in seen.items() if self._accounts.witnessed.get(name) != told}
             if fresh or (refused is not None and attempt > state.attempts.get(round, 0)):
                 self._witness(add, run, whole_number("round", round), whole_number("attempt", attempt), fresh)
+
+    def draw(
+        self, run: str, seen: Mapping[str, Testimony], check: Callable[[Mapping[str, tuple[int, int]]], None]
+    ) -> int:
+        """Write down that a site opens one more session of a run in which groups are drawn; which one it is.
+
+        It stands in the books as heads that came with session n of round 0, and is on disk when this returns.
+        ``check`` gets what :meth:`drawn` says of the run's dataset while no other process writes, and raises if there
+        is to be no more; then nothing was written.
+        """
+        run = label("run", run)
+        with self._journal.writing("draw") as add:
+            state = self._run(run)
+            if state.terms.enrolled != ():  # round 0 is the enrolment's there, or the run is a coordinator's
+                raise InvalidParameter("run", run, "draws no groups", "open it as a site's own, without units enrolled")
+            number = state.drawn + 1
+            check(self._drawn(state.datasets))
+            fresh = {name: told for name, told in seen.items() if self._accounts.witnessed.get(name) != told}
+            self._witness(add, run, 0, number, fresh)
+        return number
 
     def sign(self, message: bytes) -> str:
         """The ledger's signature under a ``message`` of its owner; no head is ever mistaken for one."""

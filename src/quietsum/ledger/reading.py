@@ -184,6 +184,16 @@ class LedgerReading:
             self._journal.follow()
             return frozenset(self._run(run).reserved)
 
+    def drawn(self, party: str, dataset: str) -> Mapping[str, tuple[int, int]]:
+        """For each run on a dataset in which groups were drawn: in how many sessions, and how many attempts it charged.
+
+        An attempt is charged after its session was opened, so no more are counted than there were sessions: those of
+        books from before sessions were written down count for nothing.
+        """
+        with self._journal.lock:
+            self._journal.follow()
+            return self._drawn({party: dataset})
+
     def budgets(self) -> Mapping[tuple[str, str, PrivacyUnit], Budget]:
         """The lifetime budgets alone, by party, dataset and unit; quick, since nothing is priced."""
         with self._journal.lock:
@@ -231,6 +241,13 @@ class LedgerReading:
                 yield entry, heads_from(entry.body["heads"])
 
     # ------------------------------------------------------------------------------------- the machinery
+
+    def _drawn(self, datasets: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+        return {
+            name: (run.drawn, min(run.drawn, len(run.reserved)))
+            for name, run in self._accounts.runs.items()
+            if run.drawn and not datasets.items().isdisjoint(run.datasets.items())
+        }
 
     @property
     def _accounts(self) -> Accounts:

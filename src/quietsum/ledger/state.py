@@ -242,6 +242,8 @@ class State:
             run.terms.enrolled is not None and body["round"] > 0
         ):  # a site's own: reserved with this, or refused for good
             run.attempts[body["round"]] = max(attempt, run.attempts.get(body["round"], 0))
+        elif run.terms.enrolled == ():  # of no round, nor of an enrolment: so many sessions with groups were opened
+            run.drawn = max(attempt, run.drawn)
 
     def _correction(self, entry: Entry, body: Mapping[str, Any]) -> None:
         self._check_version(version_of(body, entry.sequence), entry.sequence, corrected=True)

@@ -16,13 +16,14 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
 from quietsum.ledger.spending import exceeds
 from quietsum.party.refusing import remedy_here
 from quietsum.plan.charging import charge, span, units
+from quietsum.plan.groups import SESSIONS, sessions_of
 from quietsum.plan.values import SamplingPlan
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import PrivacyUnit
@@ -77,6 +78,7 @@ class SiteBooks:
     def __init__(self, policy: Policy, ledger: Ledger) -> None:
         self.policy, self.ledger = policy, ledger
         self._coordinators: dict[str, object] = {}
+        self._chances: dict[str, float | None] = {}
 
     def enrol(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> Receipt | None:
         """Open the run, and reserve and commit what the whole plan costs this client; a second time charges nothing.
@@ -240,6 +242,58 @@ class SiteBooks:
         with remedy_here(self.policy):
             receipt = self.ledger.reserve(name, number, attempt, charges, seen=self._seen(run, coordinator))
         return receipt, charges
+
+    def draw(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> None:
+        """Write down that a session with groups is opened, before this site reveals anything of its draw.
+
+        Guarantees: what is counted is in the ledger, so no restart, farewell or new name of a run makes it undone. A
+        run has no more sessions than its plan says (:data:`~quietsum.plan.groups.SESSIONS` for each planned attempt).
+        Over the dataset's life there are no more than that for each attempt that was *charged* or is at hand, and
+        ``rules.lost_sessions`` besides; if that is unset, one plan's sessions besides the charged ones. So a
+        coordinator that begins run after run and asks for no update gets the draws of one plan. The same holds for
+        their chances, each session weighed by the chance β of its own plan's draws, so that draws which cost little
+        buy none that cost more.
+        :class:`~quietsum.errors.PlanRefused` if this session would be one more; then nothing was written.
+        """
+        name, most = name_in_books(run, coordinator.ledger), sessions_of(resolved)
+        if most is None:
+            return
+        lost = self.policy.rules.lost_sessions
+        beyond = most if lost is None else SESSIONS + lost  # the attempt at hand is not charged yet
+        now = self._chance(name) or 0.0
+        chances = {one: self._chance(one) for one in self.ledger.drawn(self.policy.name, self.policy.dataset.name)}
+
+        def check(drawn: Mapping[str, tuple[int, int]]) -> None:
+            if drawn.get(name, (0, 0))[0] >= most:
+                raise PlanRefused(f"groups were drawn in {most} sessions of {run!r}, and its plan has no more")
+            owed, tried = 1, now  # this one; then sessions, and their chances, that no charge has paid for
+            for one, (sessions, charged) in drawn.items():
+                beta = chances.get(one)  # None: its plan cannot be read any more, so it earns nothing
+                owed += sessions - SESSIONS * charged
+                tried += now * sessions if beta is None else beta * (sessions - SESSIONS * charged)
+            if owed > beyond or (now and tried > now * beyond * (1 + 1e-9)):
+                count = sum(sessions for sessions, _ in drawn.values())
+                raise PlanRefused(
+                    f"groups were drawn in {count} sessions for {self.policy.dataset.name!r}, and too few of them led "
+                    "to an update that was charged: another one is another try to seat this site among colluders. If "
+                    f"rounds were lost by accident, set rules.lost_sessions in the policy above "
+                    f"{beyond - SESSIONS}, at the price of as many more tries"
+                )
+
+        reach("party:before-draw")
+        self.ledger.draw(name, self._seen(run, coordinator), check)
+        reach("party:drawn")
+
+    def _chance(self, name: str) -> float | None:
+        """β of a draw of a run in the books; None if its plan cannot be read any more."""
+        if name not in self._chances:
+            try:
+                secure = resolved_from(self.ledger.run_entry(name).body["plan"]["resolved"]).secure
+                grouping = None if secure is None else secure.grouping
+                self._chances[name] = 0.0 if grouping is None else grouping.chance
+            except QuietsumError:
+                self._chances[name] = None
+        return self._chances[name]
 
     def note(self, run: str, coordinator: Testimony) -> None:
         """Keep the coordinator's newest head, where the site has enrolled in the run."""

@@ -213,6 +213,10 @@ class Rules:
     not hold against a server that lies about drop-outs. ``peers`` names other sites' ledgers, by site: a peer that it
     names must have that one, any other is known by the first ledger that a run shows of it.
 
+    ``lost_sessions`` bounds the sessions with random groups, over the dataset's life, beyond two for each attempt that
+    was charged and two for the one at hand (:meth:`quietsum.party.books.SiteBooks.draw`): each is three more tries to
+    seat this site among colluders. Unless set, they are those of the plan's other attempts.
+
     ``rule`` names the rules of aggregation that a plan may use, one word or several, all of them if omitted. What a
     site sends is protected by its own noise, whatever the rule; but a site may ask that nobody's word is simply
     believed, or that no other site's update is judged by a rule that it does not know.
@@ -227,6 +231,7 @@ class Rules:
     peers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     largest_message: int = LARGEST_MESSAGE
     rule: tuple[str, ...] = ()
+    lost_sessions: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aggregation", tuple(self.aggregation))
@@ -247,6 +252,8 @@ class Rules:
                 problem = "is no ledger's name"
                 raise InvalidParameter(f"peers.{party}", ledger, problem, "copy it from quietsum ledger show there")
         whole_number("largest_message", self.largest_message, 1024)
+        if self.lost_sessions is not None:
+            whole_number("lost_sessions", self.lost_sessions)
 
     def to_dict(self) -> dict[str, Any]:
         """What is asked of secure aggregation and of rules, as plain values."""

@@ -100,6 +100,12 @@ class RulesTable(Table):
     rule: Words = Field(
         default=[], description="Rules of aggregation that a plan may use, a word or a list; any if omitted."
     )
+    lost_sessions: int | None = Field(
+        default=None,
+        ge=0,
+        description="Random groups: sessions over the dataset's life beyond two for each charged attempt and two for "
+        "the one at hand; those of the plan's other attempts if omitted.",
+    )
 
 
 class UnitTable(Table):

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import QuietsumError
+from quietsum.plan.groups import sessions_of
 from quietsum.plan.lengths import LARGEST, longest_update
 from quietsum.plan.secure import MAX_UPDATE
 from quietsum.privacy.units import PrivacyUnit
@@ -68,14 +69,6 @@ def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> Terms:
         parameters=secure.parameters,
         floor=secure.floor,
     )  # fmt: skip
-
-
-def sessions_of(resolved: ResolvedPlan) -> int | None:
-    """In how many sessions of a run a party lets groups be drawn; None where none are."""
-    from quietsum.plan.groups import SESSIONS
-
-    grouped = resolved.secure is not None and resolved.secure.grouping is not None
-    return SESSIONS * resolved.attempts if grouped else None
 
 
 def absent(run: str, party: str) -> bytes:
@@ -234,12 +227,11 @@ class SecureSite:
         identity: Identity,
         contribute: Callable[[Key, Vector], Masked],
         policy: Policy | None = None,
-        drawn: dict[str, int] | None = None,
     ) -> None:
         self.name, self._identity, self._policy = name, identity, policy
         self._contribute = contribute
         self._last: dict[str, tuple[int, int]] = {}
-        self._drawn: dict[str, int] = {} if drawn is None else drawn  # sessions with groups, by run
+        self._drawn: dict[str, int] = {}  # sessions with groups, by run
         self._key: Key | None = None
         self._party: Party | None = None
         self._made = False
@@ -250,12 +242,21 @@ class SecureSite:
         return self._identity.public
 
     def open(
-        self, terms: Terms, message: bytes, *, server: bytes, peers: Mapping[str, bytes], sessions: int | None = None
+        self,
+        terms: Terms,
+        message: bytes,
+        *,
+        server: bytes,
+        peers: Mapping[str, bytes],
+        sessions: int | None = None,
+        draw: Callable[[], None] | None = None,
     ) -> bytes:
         """Begin the session of ``terms`` and answer its first question; no data is touched.
 
-        ``sessions`` is how often this party lets groups be drawn for a run (:func:`sessions_of`), as far as ``drawn``
-        remembers; no limit if omitted. More draws would be more tries to seat it among colluders.
+        ``sessions`` is how often this object lets groups be drawn for a run (:func:`quietsum.plan.groups.sessions_of`);
+        no limit if omitted. More draws would be more tries to seat it among colluders. ``draw`` is called before a
+        session with groups is opened: a site whose memory must outlive its process counts there, and raises
+        :class:`~quietsum.secagg.Refused` if there is to be no more.
         """
         key = terms.run, terms.round, terms.attempt
         if key != self._key:
@@ -264,6 +265,8 @@ class SecureSite:
             if terms.parameters.groups > 1:
                 if sessions is not None and self._drawn.get(terms.run, 0) >= sessions:
                     raise Refused(Reason.TOO_MANY_DRAWS)
+                if draw is not None:
+                    draw()
                 self._drawn[terms.run] = self._drawn.get(terms.run, 0) + 1
             self.stop()
             self._last[terms.run] = terms.round, terms.attempt

@@ -50,11 +50,11 @@ from quietsum.party.refusing import (
     too_large,
     whole,
 )
-from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, sessions_of, terms_of
+from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
 from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
 from quietsum.party.work import NotTouched, Site, Task, look_for_data
-from quietsum.secagg import DRAWING, Adversary, Step
+from quietsum.secagg import DRAWING, Adversary, Reason, Step
 from quietsum.secagg import Policy as Insists
 from quietsum.secagg import Refused as Unwilling
 
@@ -113,7 +113,7 @@ class SiteService:
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
         self._runs: dict[tuple[str, str], Enrolled] = {}
-        self._met: dict[tuple[str, str], tuple[dict[str, str], dict[str, int]]] = {}  # peers and draws, past a farewell
+        self._met: dict[tuple[str, str], dict[str, str]] = {}  # peers, past a farewell
         self._session = secrets.token_hex(8)
         self._refusals: collections.deque[str] = collections.deque(maxlen=MOST_REFUSALS)
         self._said = Said()
@@ -493,7 +493,6 @@ class SiteService:
                 self.policy.name,
                 identity=identity_of(self._ledger),
                 contribute=made,
-                drawn=enrolled.drawn,
                 policy=Insists(
                     threshold=max(1, rules.smallest_threshold),
                     floor=max(1, rules.smallest_cohort),
@@ -515,7 +514,18 @@ class SiteService:
         except UnknownPeer as error:
             raise Refused(str(error)) from None
         terms = terms_of(enrolled.resolved, (run, number, attempt), model)
-        return party.open(terms, letter.payload, server=server, peers=peers, sessions=sessions_of(enrolled.resolved))
+        return party.open(
+            terms, letter.payload, server=server, peers=peers, draw=lambda: self._draw(letter, enrolled.resolved)
+        )
+
+    def _draw(self, letter: wire.Letter, resolved: ResolvedPlan) -> None:
+        """Count a session with groups on disk, before anything of it leaves."""
+        run = self._run_of(letter)
+        try:
+            self.books.draw(run, resolved, letter.sender)
+        except PlanRefused as error:
+            self._say(f"draws of {letter.sender.ledger}", "%s: %s", run, error)
+            raise Unwilling(Reason.TOO_MANY_DRAWS) from None
 
     def _mask(self, letter: wire.Letter, enrolled: Enrolled, party: SecureSite) -> bytes:
         """Reserve, touch the data, mask, commit; in this order the vector leaves."""
@@ -574,8 +584,8 @@ class SiteService:
         return found
 
     def _remembering(self, run: str, coordinator: str, enrolled: Enrolled) -> Enrolled:
-        """``enrolled`` with the peers it knew and the draws it took part in, which no farewell makes undone."""
-        enrolled.peers, enrolled.drawn = self._met.setdefault((run, coordinator), (enrolled.peers, enrolled.drawn))
+        """``enrolled`` with the peers it knew, which no farewell makes undone."""
+        enrolled.peers = self._met.setdefault((run, coordinator), enrolled.peers)
         return enrolled
 
     def _farewell(self, letter: wire.Letter) -> bytes:

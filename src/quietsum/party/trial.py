@@ -60,7 +60,7 @@ class Enrolled:
     """A run that a site's process works for, with the task that it has made and the last reply that it gave.
 
     For secure rounds: ``masking`` holds the session that is open, ``peers`` the ledgers by which this run knows the
-    others, ``drawn`` how many draws of groups it took part in, ``charges`` what the last masked vector cost.
+    others, ``charges`` what the last masked vector cost.
     """
 
     def __init__(
@@ -71,7 +71,6 @@ class Enrolled:
         self.answered: tuple[tuple[int, int, str], bytes] | None = None
         self.masking: SecureSite | None = None
         self.peers: dict[str, str] = {}
-        self.drawn: dict[str, int] = {}
         self.charges: tuple[Charge, ...] = ()
 
     def first(self) -> None:

@@ -247,7 +247,8 @@ def _one_sum(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
         text += (
             f" Groups of {secure.seats} are drawn anew in every round, after keys are committed, by nobody's choice. "
             "An honest party is summed with fewer than two other honest ones with a chance of "
-            f"{min(1.0, seated.draws * seated.among_colluders(secure.floor)):.1g} over the run."
+            f"{min(1.0, seated.draws * seated.among_colluders(secure.floor)):.1g} over the run. Sites count draws in "
+            "their own ledgers: further runs, or a restart, bring no more than charged attempts pay for."
         )
     return Clause(name="one-sum", section=_SERVER, title=title, provided=True, text=text, assuming=_protocol(resolved))
 

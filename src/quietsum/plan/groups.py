@@ -13,7 +13,7 @@ whatever the server tells others, and over all honest parties at most
 
 the expected number of honest parties in such groups. A run has at most D = (planned attempts) · :data:`SESSIONS` ·
 :data:`~quietsum.secagg.messages.DRAWS` draws, since parties take part in no more, so the chance over the run is at most
-D β. x is the smallest number for which
+D β. Sites count over all runs (:meth:`quietsum.party.books.SiteBooks.draw`). x is the smallest number for which
 
 * β ≤ 2⁻⁴⁰ a draw, where noise is added in shares, since then ε rests on it: D β is charged to δ beside the noise's own
   failure (:mod:`quietsum.plan.charging`), as total variation distance from what is priced;
@@ -56,11 +56,12 @@ from quietsum.errors import PlanRefused
 
 if TYPE_CHECKING:
     from quietsum.aggregation.robust import Rule
+    from quietsum.plan.resolved import ResolvedPlan
     from quietsum.plan.values import Plan
 
 __all__ = [
     "CONTAMINATED", "MAJORITY", "MASKS_FAIL", "SESSIONS", "Chances", "Grouping", "alone", "chances", "draws",
-    "fewest_groups", "grouping", "inside", "most_in_bound", "nearest_groups", "sizes", "unprotected",
+    "fewest_groups", "grouping", "inside", "most_in_bound", "nearest_groups", "sessions_of", "sizes", "unprotected",
 ]  # fmt: skip
 
 SESSIONS = 2
@@ -221,6 +222,12 @@ def draws(plan: Plan) -> int:
     from quietsum.secagg.messages import DRAWS
 
     return DRAWS * SESSIONS * (plan.federation.rounds + plan.federation.spare_attempts)
+
+
+def sessions_of(resolved: ResolvedPlan) -> int | None:
+    """In how many sessions of a run a party lets groups be drawn; None where none are."""
+    grouped = resolved.secure is not None and resolved.secure.grouping is not None
+    return SESSIONS * resolved.attempts if grouped else None
 
 
 # ------------------------------------------------------------------------------------------------ attackers

@@ -108,7 +108,7 @@ _REASONS = {
     Reason.TOO_FEW_SIGNATURES: "fewer parties than the threshold signed the same list of survivors",
     Reason.PLEDGE_SUBSTITUTED: "the server shows another pledge for this party than the one that it sent",
     Reason.PLEDGE_NOT_OPENED: "a pledge of the list was not opened, so that the groups are not drawn",
-    Reason.TOO_MANY_DRAWS: "groups were drawn as often for this run as this party takes part in",
+    Reason.TOO_MANY_DRAWS: "groups were drawn as often, for this run or for its data, as this party takes part in",
     Reason.WRONG_RECIPIENTS: "the shares are not addressed to exactly the neighbours of their sender",
     Reason.OTHER_SURVIVORS: "the party signed another list of survivors than the one it was sent",
     Reason.WRONG_KIND: "the party sent a share that was not asked for",
