@@ -19,9 +19,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import InvalidParameter, printable
+from quietsum.errors import InvalidParameter, printable, whole_number
 
-__all__ = ["SCORES", "Alert", "Audience", "Kind", "Severity", "Subject", "for_others", "hash_of", "moment"]
+__all__ = ["SCORES", "Alert", "Audience", "Kind", "Severity", "Subject", "as_number", "for_others", "hash_of", "moment"]
 
 SCORES: Mapping[str, bool] = {
     **dict.fromkeys(
@@ -107,6 +107,9 @@ _OUTWARD = {
 """Everything that others may be told. A kind that is not here stays with the operator."""
 _OUTWARD_SUBJECTS = (Subject.RUN, Subject.MODEL)
 _WITH_SCORE = (Kind.BUDGET_LOW, Kind.DIVERGENCE, Kind.CHANCE)
+_TEXTS = ("sentence", "time", "run", "subject", "statistic", "evidence")
+_NUMBERS = ("value", "threshold", "false_positive_rate")
+LAST_ROUND = 2**63 - 1  # what a database holds
 LONGEST = 2000
 """Letters of a sentence; an error may quote much."""
 
@@ -147,11 +150,15 @@ class Alert:
         object.__setattr__(self, "kind", _one_of("kind", self.kind, Kind))
         object.__setattr__(self, "severity", _one_of("severity", self.severity, Severity))
         object.__setattr__(self, "subject_kind", _one_of("subject_kind", self.subject_kind, Subject))
-        for name in ("sentence", "time", "run", "subject", "statistic", "evidence"):
+        for name in _TEXTS:
             object.__setattr__(self, name, printable(str(getattr(self, name)))[:LONGEST])
-        for name in ("value", "threshold", "false_positive_rate"):
+        for name in _NUMBERS:
             number = getattr(self, name)
-            object.__setattr__(self, name, None if number is None else float(number))
+            object.__setattr__(self, name, None if number is None else as_number(name, number))
+        if self.round is not None:
+            object.__setattr__(self, "round", whole_number("round", self.round))
+            if self.round > LAST_ROUND:
+                raise InvalidParameter("round", self.round, "is beyond any run", "leave it out where there is none")
         if not self.sentence:
             raise InvalidParameter("sentence", "", "says nothing", "say what happened, in one sentence")
 
@@ -182,17 +189,13 @@ class Alert:
     def from_dict(cls, values: Mapping[str, Any]) -> Alert:
         """The alert that :meth:`to_dict` wrote; InvalidParameter for anything else."""
         known = {field.name for field in dataclasses.fields(cls)}
-        if not set(values) <= known or not {"kind", "severity", "sentence", "time"} <= set(values):
-            raise InvalidParameter("alert", sorted(values), "is none", "its keys are those of quietsum.alerts.Alert")
-        number = values.get("round")
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
-            raise InvalidParameter("round", number, "is no number of a round", "leave it out where there is none")
-        try:
-            return cls(**dict(values))
-        except (TypeError, ValueError) as error:
-            if isinstance(error, InvalidParameter):
-                raise
-            raise InvalidParameter("alert", "", f"cannot be read ({error})", "restore it") from None
+        needed = {"kind", "severity", "sentence", "time"}
+        if not isinstance(values, Mapping) or not set(values) <= known or not needed <= set(values):
+            raise InvalidParameter("alert", "", "is none", "its keys are those of quietsum.alerts.Alert")
+        for name in ("kind", "severity", "subject_kind", *_TEXTS):
+            if not isinstance(values.get(name, ""), str):
+                raise InvalidParameter(name, "", "is no text", "restore it")
+        return cls(**dict(values))
 
 
 def for_others(alert: Alert) -> Alert | None:
@@ -228,6 +231,16 @@ def hash_of(values: Mapping[str, Any]) -> str:
     """The SHA-256 of plain values, written in one way: what a detector keeps as evidence, and what chains the log."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def as_number(name: str, value: Any) -> float:
+    """A float, also one that is not finite, or the text that :meth:`Alert.to_dict` writes for it."""
+    try:
+        if not isinstance(value, bool | str) or value in ("inf", "-inf", "nan"):
+            return float(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise InvalidParameter(name, "", "is no number that a float can hold", "leave it out where there is none")
 
 
 def _one_of(name: str, value: object, kinds: type[enum.StrEnum]) -> Any:

@@ -60,7 +60,7 @@ class Line:
             return None
         try:
             return Alert.from_dict(self.values)
-        except (InvalidParameter, OverflowError):
+        except InvalidParameter:
             return None
 
 
@@ -224,8 +224,8 @@ class AuditLog:
             values = json.loads(content)
             digest = str(values.pop("hash"))
             line = Line(
-                line=int(values["line"]), time=printable(str(values["time"])), event=printable(str(values["event"])),
-                values=dict(values["values"]), hash=digest,
+                line=int(values["line"]), time=_text(values["time"]), event=_text(values["event"]),
+                values=_flat(values["values"]), hash=digest,
             )  # fmt: skip
             right, known = hash_of(values) == digest, str(values["before"])
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -244,6 +244,19 @@ class AuditLog:
             return None
         except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise CorruptState(f"{self.head} cannot be read ({error}); restore it") from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("it is no text")
+    return printable(value)
+
+
+def _flat(values: object) -> dict[str, Any]:
+    """What :func:`_plain` made: a name has a text, a number or nothing."""
+    if not isinstance(values, dict) or not all(isinstance(one, str | int | float | None) for one in values.values()):
+        raise TypeError("its values are not flat")
+    return values
 
 
 def _line(number: int, event: str, values: Mapping[str, Any], before: str) -> tuple[Line, bytes]:

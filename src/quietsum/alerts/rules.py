@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-from quietsum.alerts.alert import SCORES, Alert, Kind, Severity, Subject
+from quietsum.alerts.alert import SCORES, Alert, Kind, Severity, Subject, as_number
 from quietsum.alerts.fields import key
 from quietsum.errors import InvalidParameter, finite_number, positive, probability, whole_number
 
@@ -384,6 +384,7 @@ def finding(
     >>> found.sentence
     'norms: norm 9.5 of party Basel is beyond 3; that is a measurement, and no verdict'
     """
+    value, threshold = as_number("value", value), as_number("threshold", threshold)
     kind = Subject(str(subject_kind))
     whom = "the model" if kind is Subject.MODEL else f"{kind} {subject}".strip()
     chance = "" if false_positive_rate is None else f" (by itself in {false_positive_rate:.2g} of cases)"

@@ -142,7 +142,7 @@ def _missing(place: Path, lines: list[Line]) -> list[Path]:
     from quietsum.databases import for_reading
     from quietsum.runs.folder import Workspace
 
-    known = {(line.values.get("time"), line.values.get("kind"), line.values.get("sentence")) for line in lines}
+    known = {(alert.time, alert.kind.value, alert.sentence) for line in lines if (alert := line.alert) is not None}
     found = []
     for folder in Workspace(path=place).folders():
         path = folder.path / "run.db"

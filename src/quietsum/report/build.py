@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import CorruptState
+from quietsum.errors import CorruptState, finite_number
 from quietsum.files import read_file, write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.charges import budget_to
@@ -33,7 +33,7 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.progress import NO_GUARANTEE
-from quietsum.runs.record import measured
+from quietsum.runs.record import measured, scores
 from quietsum.runs.run import claims
 
 __all__ = ["VERSION", "Look", "build", "earlier", "look", "measured_in", "require_own", "sentence", "write"]
@@ -173,7 +173,11 @@ def measured_in(
     if not number:  # the model that everybody begins with says nothing about this run
         return [], {}
     if about is not None and about.get("round") == number and "metrics" in about:
-        return list(about["metrics"]), dict(about["references"])
+        try:
+            references = {str(name): finite_number(name, value) for name, value in about["references"].items()}
+            return scores(about["metrics"]), references
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise CorruptState(f"{folder.model} cannot be read ({error}); restore it from a backup") from None
     if about is not None and (folder.path / "report.json").is_file():  # of an older version
         values = earlier(folder)
         if values["round"] == number:

@@ -17,7 +17,7 @@ from typing import Any, Self, final
 from quietsum.alerts import Alert
 from quietsum.databases import for_reading
 from quietsum.defence.detection import Finding
-from quietsum.errors import CorruptState, InvalidParameter
+from quietsum.errors import CorruptState, finite_number, printable
 from quietsum.federation.watch import (
     Found,
     GroupJudged,
@@ -33,10 +33,11 @@ from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
 
-__all__ = ["SCHEMA", "Recorder", "findings", "history", "judged_groups", "measured"]
+__all__ = ["SCHEMA", "Recorder", "findings", "history", "judged_groups", "measured", "scores"]
 
 log = logging.getLogger(__name__)
 
+LONGEST_NAME = 1000
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
   round INTEGER NOT NULL, attempt INTEGER NOT NULL, asked INTEGER, kept INTEGER,
@@ -220,12 +221,17 @@ def judged_groups(path: Path) -> list[tuple[int, tuple[str, ...], bool]]:
         found = []
         for number, text, kept in rows:
             members = json.loads(text)
-            if not isinstance(members, list) or not all(isinstance(name, str) for name in members):
+            if not isinstance(members, list) or not all(_is_name(name) for name in members):
                 raise ValueError("a group's members are no names")
             found.append((int(number), tuple(members), bool(kept)))
         return found
-    except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+    except (sqlite3.Error, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
+
+
+def _is_name(name: object) -> bool:
+    """Whether it could be a party's: a text in one line, of which a terminal obeys nothing."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name == printable(name) and name.isprintable()
 
 
 def _full(error: Exception) -> bool:
@@ -250,7 +256,7 @@ def history(
         finally:
             database.close()
         return [(int(number), _real(epsilon), _real(value)) for number, epsilon, value in rows]
-    except (sqlite3.Error, ValueError, TypeError) as error:
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
@@ -277,6 +283,7 @@ def findings(path: Path) -> list[Finding]:
                 "round", "time", "rule", "statistic", "value", "threshold", "false_positive_rate", "subject_kind",
                 "subject", "window", "evidence", "looked",
             )  # fmt: skip
+            texts = ("time", "rule", "statistic", "subject_kind", "subject", "evidence", "looked")
             chosen = ", ".join(f'"{name}"' for name in names)
             rows = database.execute(f"SELECT {chosen} FROM findings ORDER BY rowid").fetchall()
         finally:
@@ -284,12 +291,14 @@ def findings(path: Path) -> list[Finding]:
         found = []
         for row in rows:
             values = dict(zip(names, row, strict=True))
+            if not all(isinstance(values[name], str) for name in texts):
+                raise ValueError("a text of a finding is none")
             one = Finding(**{**values, "looked": dict(json.loads(values["looked"]))})
             if not one.holds():
                 raise ValueError(f"a finding of round {one.round} is not what was written")
             found.append(one)
         return found
-    except (sqlite3.Error, ValueError, LookupError, TypeError, InvalidParameter) as error:
+    except (sqlite3.Error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
@@ -302,7 +311,7 @@ def measured(path: Path, number: int) -> list[dict[str, Any]]:
         try:
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'measured'").fetchone():
                 names = "SELECT name, value, on_data FROM metrics WHERE round = ? ORDER BY rowid"
-                return [{"name": n, "value": v, "on": on} for n, v, on in database.execute(names, (number,))]
+                return scores([{"name": n, "value": v, "on": on} for n, v, on in database.execute(names, (number,))])
             row = database.execute("SELECT scores FROM measured WHERE round = ?", (number,)).fetchone()
         finally:
             database.close()
@@ -311,6 +320,19 @@ def measured(path: Path, number: int) -> list[dict[str, Any]]:
         values = checked(json.loads(row[0]))
         if values["round"] != number:
             raise ValueError("a row belongs to another round")
-        return list(values["scores"])
-    except (sqlite3.Error, ValueError, LookupError, TypeError) as error:
+        return scores(values["scores"])
+    except (sqlite3.Error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
+
+
+def scores(values: object) -> list[dict[str, Any]]:
+    """``values`` if they are scores as a run writes them: name, value and data of each; else ValueError."""
+    if not isinstance(values, list):
+        raise ValueError("scores are no list")
+    found = []
+    for one in values:
+        if not isinstance(one, dict) or not all(isinstance(one.get(name), str) for name in ("name", "on")):
+            raise ValueError("a score has no name, or no data")
+        finite_number("a score", one.get("value"))
+        found.append({**one, "name": printable(one["name"]), "on": printable(one["on"])})
+    return found
