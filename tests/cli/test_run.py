@@ -173,10 +173,10 @@ def test_without_a_terminal_there_are_plain_lines_and_no_escape_codes() -> None:
     assert 10 <= len(lines) <= 12  # not one for each of the forty
 
 
-def test_a_round_line_says_whom_it_protects_and_who_was_left_out() -> None:
+def test_a_round_line_says_whom_it_protects_and_how_many_were_lost() -> None:
     text = TINY.replace("rounds = 3", 'rounds = 3\nsimulate = { refusing = ["south"] }')
     lines = [line for line in run(text).stdout.splitlines() if line.startswith("round ")]
-    assert all("1 of 2 parties" in line and "of 2 per record · 1 left out" in line for line in lines)
+    assert all("1 of 2 parties, 1 dropped" in line and line.endswith("of 2 per record") for line in lines)
 
 
 # ------------------------------------------------------------------------- a guarantee wears its unit

@@ -245,3 +245,92 @@ def test_a_report_of_an_older_version_has_no_card_and_is_shown_all_the_same() ->
     assert "Who learns what" in page(values)
     del values["card"]
     assert "Who learns what" not in page(values)
+
+
+# ------------------------------------------------------------------------------------ for the operator alone
+
+JUDGED = """
+[task]
+name = "tiny:TinyTask"
+options = { public = "made up for a test", sizes = { a = 20, b = 20, c = 20, d = 20, e = 20, north-west = 20 } }
+[federation]
+rounds = 4
+[training]
+sample_rate = 1.0
+local_steps = 1
+[privacy]
+style = "none"
+[aggregation]
+rule = "krum"
+attackers = 1
+[attack]
+kind = "sign-flip"
+parties = ["north-west"]
+strength = 50.0
+"""
+
+
+def test_show_lists_for_the_operator_whom_the_rule_left_out_in_how_many_rounds() -> None:
+    Path("run.toml").write_text(JUDGED, encoding="utf-8")
+    printed = quietsum("run", "run.toml", "--name", "drill").stdout
+    assert "5 rejected" in printed and "in all: 20 updates left out by the rule" in printed
+    text = shown(quietsum("show", "drill"))
+    assert "left out by krum, for the operator alone, in how many of 4 rounds" in words(text)
+    lines = [line.split() for line in text.splitlines() if line.startswith("  north-west ")]
+    assert lines[0][1] == "4" and "attacks in this drill" in words(text) and text.count("this drill") == 1
+    assert "verdict" in text and "malicious" not in text
+    told = json.loads(quietsum("show", "drill", "--json").stdout)["operator_only"]["left_out"]
+    assert told["rule"] == "krum" and told["rounds"] == 4
+    assert sum(one["rounds"] for one in told["parties"]) == 20  # Krum takes one of six
+
+
+def test_whom_the_rule_left_out_is_in_no_file_for_others() -> None:
+    Path("run.toml").write_text(JUDGED, encoding="utf-8")
+    quietsum("run", "run.toml", "--name", "drill")
+    quietsum("ledger", "export", "ledger.json")
+    folder = Path("quietsum-workspace/runs/drill")
+    others = [folder / name for name in ("report.json", "report.html", "guarantee.md", "guarantee.json", "task.json")]
+    for path in (*others, folder / "model.safetensors", Path("ledger.json")):
+        text = path.read_bytes().decode("utf-8", "replace")
+        assert "left_out" not in text and "rejected" not in text and "krum, for the operator" not in text, path
+    assert "rejected" in (folder / "events.jsonl").read_text(encoding="utf-8")  # the control: the operator's own file
+
+
+def test_a_repeated_round_counts_once_and_one_that_was_never_finished_not_at_all(tmp_path: Path) -> None:
+    from quietsum.federation.watch import PartyRejected, RoundFinished, RoundStarted
+    from quietsum.runs.record import Recorder, left_out
+
+    assert left_out(tmp_path / "run.db") is None
+    with Recorder(tmp_path / "run.db") as recorder:
+        for number, attempt, party, finished in ((1, 1, "b", False), (1, 2, "b", True), (2, 1, "a", False)):
+            recorder.saw(RoundStarted(round=number, attempt=attempt))
+            recorder.saw(PartyRejected(round=number, party=party, rule="krum", reason=f"try {attempt}"))
+            if finished:
+                recorder.saw(
+                    RoundFinished(
+                        round=number, rounds=2, asked=6, kept=("a",), metrics={}, metrics_on={}, spent=(), limits={}
+                    )
+                )
+    found = left_out(tmp_path / "run.db")
+    assert found is not None and found.parties == (("b", 1, "try 2"),) and found.rounds == 1
+
+
+@pytest.mark.parametrize("bad", [("party", "\x1b[2J"), ("party", b"b"), ("reason", b"\xff"), ("rule", "")])
+def test_a_table_of_rejections_that_somebody_has_changed_is_refused_in_one_line(
+    tmp_path: Path, bad: tuple[str, object]
+) -> None:
+    import sqlite3
+
+    from quietsum.errors import CorruptState
+    from quietsum.federation.watch import PartyRejected, RoundStarted
+    from quietsum.runs.record import Recorder, left_out
+
+    with Recorder(tmp_path / "run.db") as recorder:
+        recorder.saw(RoundStarted(round=1, attempt=1))
+        recorder.saw(PartyRejected(round=1, party="b", rule="krum", reason="far away"))
+    with sqlite3.connect(tmp_path / "run.db") as database:
+        database.executescript("CREATE TABLE other AS SELECT * FROM rejected; DROP TABLE rejected;")
+        database.executescript("ALTER TABLE other RENAME TO rejected; UPDATE rounds SET finished = 1;")
+        database.execute(f"UPDATE rejected SET {bad[0]} = ?", (bad[1],))
+    with pytest.raises(CorruptState, match=r"cannot be read .*move it away"):
+        left_out(tmp_path / "run.db")

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from quietsum import Guarantee, Observer, PrivacyUnit
 from quietsum.cli.app import app
-from quietsum.federation.watch import PartyDropped, RoundFinished, RunFinished, RunStarted
+from quietsum.defence.detection import Finding
+from quietsum.federation.watch import Found, PartyDropped, RoundFinished, RunFinished, RunStarted
 from quietsum.files import NoRoom
 from quietsum.runs import progress
 from quietsum.runs.folder import Workspace
@@ -58,15 +59,59 @@ def round_finished(number: int = 12, **changes: Any) -> RoundFinished:
 # ----------------------------------------------------------------------------------------------- the line
 
 
-def test_the_line_says_round_parties_score_data_budget_and_who_was_left_out() -> None:
-    assert round_line(round_finished(), 2) == (
-        "round 12/40 · 18 of 20 parties · accuracy 0.87 on the public hold-out · ε 0.70 of 1 per record · 2 left out"
+def test_the_line_says_round_parties_who_dropped_score_and_budget() -> None:
+    assert round_line(round_finished(metrics={"auc": 0.87}), 2) == (
+        "round 12/40 · 18 of 20 parties, 2 dropped · auc 0.87 · ε 0.70 of 1 per record"
     )
 
 
 def test_the_line_tells_the_operator_how_many_the_rule_rejected() -> None:
-    line = round_line(round_finished(rejected=("site-18", "site-19")), 0)
-    assert line.endswith("· 2 rejected") and "site-18" not in line
+    line = round_line(round_finished(rejected=("site-18", "site-19")))
+    assert line == "round 12/40 · 18 of 20, 2 rejected · accuracy 0.87 · ε 0.70 of 1 per record"
+    assert "site-18" not in line
+
+
+def test_the_line_of_a_run_with_groups_counts_groups() -> None:
+    line = round_line(round_finished(9, rounds=9), groups=(13, 20))
+    assert line == "round 9/9 · 13 of 20 groups, 7 rejected · accuracy 0.87 · ε 0.70 of 1 per record"
+    assert len(line) == 80
+    assert "· 13 of 20 groups ·" in round_line(round_finished(), groups=(13, 20))  # what was rejected is the rest
+
+
+@pytest.mark.parametrize("rounds", [5, 40, 1000])
+@pytest.mark.parametrize("asked", [4, 20, 10_000])
+@pytest.mark.parametrize("losses", [(0, 0), (3, 0), (0, 3), (3, 3)])
+@pytest.mark.parametrize("groups", [None, (2, 4), (15, 20)])
+@pytest.mark.parametrize("spent", [(guarantee(7.35),), (guarantee(0.7), guarantee(3.1, CLIENT))])
+def test_the_line_is_one_line_of_80_columns_whatever_happened_in_the_round(
+    rounds: int, asked: int, losses: tuple[int, int], groups: tuple[int, int] | None, spent: tuple[Guarantee, ...]
+) -> None:
+    dropped, rejected = losses
+    event = round_finished(
+        rounds, rounds=rounds, asked=asked, kept=("a",) * (asked - min(asked, dropped + rejected)),
+        rejected=("b",) * rejected, spent=spent, limits={"record": 8.0, "client": 16.0},
+        metrics={"balanced_accuracy": 0.5}, metrics_on={"balanced_accuracy": "a hold-out"},
+    )  # fmt: skip
+    line = round_line(event, dropped, groups=groups)
+    assert len(line) <= 80, line
+    assert "per record" in line and (len(spent) == 1 or "per client" in line)
+    assert f" of {asked if groups is None else groups[1]}" in line
+    assert groups or asked > 20 or len(spent) > 1 or not rejected or "3 rejected" in line
+
+
+def test_findings_of_the_whole_run_stand_beside_the_bar_and_never_in_the_line_of_a_round() -> None:
+    one = finding()
+    events = [STARTED, one, one, round_finished(1), round_finished(4), FINISHED]
+    assert "2 findings so far" in re.sub(r"\x1b\[[0-9?;]*[A-Za-z]", "", shown_on(Terminal(), events))
+    assert "finding" not in shown_on(io.StringIO(), events)
+
+
+def finding() -> Found:
+    found = Finding(
+        time="2026-11-18T09:00:00+00:00", round=1, rule="norm", statistic="norm", value=9.0, threshold=3.0,
+        false_positive_rate=0.01, subject_kind="party", subject="site-3",
+    )  # fmt: skip
+    return Found(round=1, finding=found)
 
 
 def test_a_line_without_losses_and_without_a_score_is_shorter() -> None:
@@ -119,8 +164,9 @@ def test_without_a_terminal_about_ten_plain_lines_are_printed_the_first_and_the_
     rounds = [round_finished(number) for number in range(1, 41)]
     lines = shown_on(io.StringIO(), [STARTED, *rounds, FINISHED]).splitlines()
     assert lines[0] == "accuracy is measured on the public hold-out"
-    assert lines[1] == "ε is what has been spent, if the schedule runs as planned"
-    assert [line.split(" · ")[0] for line in lines[2:]] == [
+    assert lines[1].startswith("ε is what has been spent so far, if the schedule runs as planned; parties")
+    assert lines[2].endswith("are counted anew in every round")
+    assert [line.split(" · ")[0] for line in lines[3:]] == [
         f"round {number:>2}/40" for number in (1, *range(4, 41, 4))
     ]  # fmt: skip
     assert not any("\x1b" in line or "\r" in line for line in lines)
@@ -131,16 +177,16 @@ def test_whoever_is_dropped_is_counted_in_the_next_line_and_only_there() -> None
     dropped = [PartyDropped(round=1, party=f"site-{i}", reason="its line is dead", refunded=False) for i in range(2)]
     text = shown_on(io.StringIO(), [STARTED, *dropped, round_finished(1), round_finished(4), FINISHED])
     first, second = text.replace("\n  ", " ").split("round  ")[1:]
-    assert "2 left out" in first and "left out" not in second
+    assert "2 dropped" in first and "dropped" not in second
     assert "site-" not in text  # who it was is for -v and run.db
 
 
 def test_long_lines_are_folded_where_there_is_no_terminal() -> None:
     event = round_finished(1, metrics={"balanced_accuracy_of_the_mean_of_all_sites": 0.5}, metrics_on={
         "balanced_accuracy_of_the_mean_of_all_sites": "a hold-out"
-    }, spent=(guarantee(0.2), guarantee(3.1, CLIENT)))  # fmt: skip
+    }, spent=tuple(guarantee(123.2, unit) for unit in PrivacyUnit))  # fmt: skip
     lines = shown_on(io.StringIO(), [STARTED, event]).splitlines()
-    assert max(map(len, lines)) <= 80 and lines[-1].startswith("  ")
+    assert max(map(len, lines)) <= 80 and lines[-1].startswith("  ")  # three units do not fit in one line
 
 
 def test_a_failure_in_the_middle_gives_the_terminal_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

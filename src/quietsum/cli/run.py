@@ -348,6 +348,7 @@ def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool
     print(f"wrote {result.folder.path / 'report.html'}")
     if raised:
         print(f"alerts: {raised}; see quietsum alerts {result.folder.run}")
+    _operator_only(result.folder)
     if result.error is None:
         print_next(["show", result.folder.run, *where])
         return code
@@ -357,6 +358,19 @@ def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool
     else:
         print_next(["run", "--resume", result.folder.run, *again, *where])
     return code
+
+
+def _operator_only(folder: RunFolder) -> None:
+    """How much of the whole run the rule left out and detection found; a run.db that cannot be read says nothing."""
+    from quietsum.runs.record import findings, left_out
+
+    with contextlib.suppress(CorruptState):
+        found, rejected = len(findings(folder.path / "run.db")), left_out(folder.path / "run.db")
+        updates = 0 if rejected is None else sum(rounds for _, rounds, _ in rejected.parties)
+        told = [f"{updates} update{'s' * (updates > 1)} left out by the rule"] if updates else []
+        told += [f"{found} finding{'s' * (found > 1)}"] if found else []
+        if told:
+            print(f"in all: {', '.join(told)}; see quietsum show")
 
 
 def _scores(values: dict[str, Any]) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import console, layer_lines, print_json, print_next
-from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
+from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError, printable
 
 if TYPE_CHECKING:
     from quietsum.defence.detection import Finding
     from quietsum.runs.folder import RunFolder, Workspace
+    from quietsum.runs.record import LeftOut
 
 __all__ = ["compare", "runs", "show"]
 
@@ -24,6 +25,8 @@ OutputOption = Annotated[
 ]
 MOST_FINDINGS = 12
 """Lines of findings that ``show`` prints."""
+MOST_LEFT_OUT = 12
+"""Parties that ``show`` prints of those whom the rule left out."""
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder; latest is the newest.")]
 
 
@@ -67,12 +70,13 @@ def show(
     from quietsum import report
     from quietsum.plan.card import GuaranteeCard
     from quietsum.runs.folder import Workspace
-    from quietsum.runs.record import findings
+    from quietsum.runs.record import findings, judged_groups, left_out
 
     place = Workspace.at(workspace)
     folder = place.find(run)
     values = report.build(folder, place)
     found = findings(folder.path / "run.db")
+    rejected, groups = left_out(folder.path / "run.db"), judged_groups(folder.path / "run.db")
     if output is not None:
         from quietsum.charts import save
 
@@ -83,8 +87,12 @@ def show(
             )
         save(chart, output)
     if as_json:
-        told = {"operator_only": {"findings": [one.to_dict() for one in found]}} if found else {}
-        print_json({**values, **told})
+        told: dict[str, Any] = {"findings": [one.to_dict() for one in found]} if found else {}
+        if rejected is not None:
+            told["left_out"] = rejected.to_dict()
+        if groups:
+            told["groups"] = {"judged": len(groups), "left_out": sum(not kept for *_, kept in groups)}
+        print_json({**values, **({"operator_only": told} if told else {})})
         return
     print(textwrap.fill(values["summary"], 80), end="\n\n")
     for sentence in values["sentences"]:
@@ -102,8 +110,14 @@ def show(
             print(line)
     if values.get("card"):
         print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
+    _print_left_out(rejected, _attackers(folder))
+    if out := sum(not kept for *_, kept in groups):
+        print(f"\nfor the operator alone: the rule left out {out} of {len(groups)} group means; a party's share")
+        print(f"in that: quietsum suspects {folder.run}")
     _print_findings(found)
     print(f"\nfolder  {folder.path}")
+    if folder.model.is_file():
+        print('model   model.safetensors in it; safetensors.numpy.load_file(path)["params"]')
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "interrupted":
         sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []
@@ -138,6 +152,36 @@ def compare(
     else:
         print("\nthe plans are equal")
     print_next(["show", found[-1]["run"], *_where(workspace)])
+
+
+def _attackers(folder: RunFolder) -> frozenset[str]:
+    """Who attacks in a drill; nobody elsewhere."""
+    from quietsum.refusals import taking_part
+    from quietsum.runs.facts import TaskFacts
+
+    plan, facts = folder.plan(), TaskFacts.read(folder.path)
+    if plan.attack is None or facts is None:
+        return frozenset()
+    return frozenset(plan.attack.among([party.name for party in taking_part(plan, facts.parties)]))
+
+
+def _print_left_out(rejected: LeftOut | None, attackers: Collection[str]) -> None:
+    """Whom the rule left out, and how often. For the operator: no report holds it."""
+    if rejected is None:
+        return
+    text = (
+        f"left out by {rejected.rule}, for the operator alone, in how many of {rejected.rounds} rounds, with the "
+        "reason given last. That an update was unlike the others is no verdict"
+    )
+    print("\n" + textwrap.fill(text, 80))
+    shown = rejected.parties[:MOST_LEFT_OUT]
+    names, digits = max(len(party) for party, *_ in shown), len(str(shown[0][1]))
+    for party, rounds, reason in shown:
+        drill = "; attacks in this drill" if party in attackers else ""
+        head = f"  {printable(party):<{names}}  {rounds:>{digits}}  "
+        print(textwrap.fill(f"{printable(reason)}{drill}", 80, initial_indent=head, subsequent_indent=" " * len(head)))
+    if len(rejected.parties) > len(shown):
+        print(f"  and {len(rejected.parties) - len(shown)} more in the table rejected of run.db")
 
 
 def _print_findings(found: Sequence[Finding]) -> None:

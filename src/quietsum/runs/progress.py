@@ -13,7 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
-from quietsum.federation.watch import Found, PartyDropped, RoundFinished, RunEvent, RunFinished, RunStarted, to_dict
+from quietsum.federation.watch import (
+    Found,
+    GroupJudged,
+    PartyDropped,
+    RoundFinished,
+    RunEvent,
+    RunFinished,
+    RunStarted,
+    to_dict,
+)
 from quietsum.files import no_room
 from quietsum.privacy.guarantee import Guarantee
 
@@ -24,10 +33,14 @@ __all__ = ["NO_GUARANTEE", "JsonLines", "Pace", "Progress", "bar", "round_line",
 
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 _LONG = 10.0  # seconds after which plain lines tell the pace
+_WIDTH = 80
 
 
-def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float]) -> str:
-    """``ε 0.70 of 1 per record``, one a unit; both observers of one unit share a text where they agree."""
+def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float], *, short: bool = False) -> str:
+    """``ε 0.70 of 1 per record``, one a unit; both observers of one unit share a text where they agree.
+
+    ``short`` leaves out every ε sign but the first: ``ε 0.70 of 1 per record, 3.10 of 8 per client``.
+    """
     texts = []
     for guarantee in spent:
         epsilon = "∞" if math.isinf(guarantee.epsilon) else f"{math.ceil(guarantee.epsilon * 100 - 1e-9) / 100:.2f}"
@@ -36,23 +49,35 @@ def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float]) -> str:
         else:
             limit = limits.get(guarantee.unit.value)
             texts.append(f"ε {epsilon}" + (f" of {limit:g}" if limit else "") + f" per {guarantee.whom}")
-    return " · ".join(dict.fromkeys(texts)) or NO_GUARANTEE
+    each = list(dict.fromkeys(texts)) or [NO_GUARANTEE]
+    return ", ".join([each[0], *(text.removeprefix("ε ") for text in each[1:])]) if short else " · ".join(each)
 
 
-def round_line(event: RoundFinished, dropped: int, *, data: bool = True, found: int = 0) -> str:
-    """The one line that says how a run is doing; without ``data`` somebody has said on which data it was measured."""
-    metric = ""
-    if event.metrics:
-        name, value = next(iter(event.metrics.items()))
-        metric = f" · {name} {value:.2f}" + (f" on {event.metrics_on[name]}" if data else "")
-    left_out = f" · {dropped} left out" if dropped else ""
-    left_out += f" · {len(event.rejected)} rejected" if event.rejected else ""
-    findings = f" · {found} finding{'s' if found > 1 else ''}" if found else ""
-    number = f"{event.round:>{len(str(event.rounds))}}/{event.rounds}"
-    return (
-        f"round {number} · {len(event.kept)} of {event.asked} parties{metric} · "
-        f"{spent_text(event.spent, event.limits)}{left_out}{findings}"
-    )
+def round_line(event: RoundFinished, dropped: int = 0, *, groups: tuple[int, int] | None = None) -> str:
+    """The one line that says how a run is doing, of at most 80 columns wherever two units have a guarantee or fewer.
+
+    All counts are of this round: updates in the step, of so many parties asked, ``dropped`` before the rule saw them
+    and rejected by it; of ``groups``, those in the step and those that the rule saw. ε is of all rounds so far.
+    """
+    number = f"round {event.round:>{len(str(event.rounds))}}/{event.rounds}"
+    kept, asked, noun = (len(event.kept), event.asked, "parties") if groups is None else (*groups, "groups")
+    rejected = len(event.rejected) if groups is None else asked - kept
+    less = (f", {dropped} dropped" if dropped else "") + (f", {rejected} rejected" if rejected else "")
+    metric = next((f"{name} {value:.2f}" for name, value in event.metrics.items()), "")
+    long, short = (spent_text(event.spent, event.limits, short=short) for short in (False, True))
+    brief = f"{kept} of {asked}{less}" if groups is None else f"{kept} of {asked} groups"
+    for parts in (
+        (f"{kept} of {asked} {noun}{less}", metric, long),
+        (brief, metric, long),
+        (brief, metric, short),
+        (brief, short),
+        (brief, spent_text(event.spent, {}, short=True)),
+        (f"{kept} of {asked} {noun}", spent_text(event.spent, {}, short=True)),
+    ):
+        line = " · ".join((number, *filter(None, parts)))
+        if len(line) <= _WIDTH:
+            return line
+    return line
 
 
 @final
@@ -116,17 +141,21 @@ class Progress:
         self._pace = Pace(clock)
         self._live: Live | None = None
         self._dropped = self._found = 0
+        self._groups: tuple[int, int] | None = None
         self._headed = False
 
     def saw(self, event: RunEvent) -> None:
         """Show it."""
         match event:
             case RunStarted():
-                self._dropped = self._found = 0
+                self._dropped, self._found, self._groups = 0, 0, None
                 self._pace = Pace(self._clock)
                 self._start()
             case PartyDropped():
                 self._dropped += 1
+            case GroupJudged():
+                kept, seen = self._groups or (0, 0)
+                self._groups = kept + event.kept, seen + 1
             case Found():
                 self._found += 1
             case RoundFinished():
@@ -144,28 +173,36 @@ class Progress:
             self._live.start()
 
     def _round(self, event: RoundFinished) -> None:
-        dropped, self._dropped = self._dropped, 0
+        line = round_line(event, self._dropped, groups=self._groups)
+        self._dropped, self._groups = 0, None
         every = max(1, event.rounds // 10)
         pace = self._pace.finished(event.round, event.rounds, parties=event.asked)
         if self._live is not None:
             from rich.text import Text
 
-            text = round_line(event, dropped, found=self._found)
+            self._head(event, lambda text: self._live.console.print(Text(text)) if self._live else None)
             if event.round < event.rounds:  # what stays at the end is the line
-                text = f"{bar(event.round, event.rounds, pace)}\n{text}"
-            self._live.update(Text(text), refresh=True)
+                found = f" · {self._found} finding{'s' if self._found > 1 else ''} so far" if self._found else ""
+                line = f"{bar(event.round, event.rounds, f'{pace}{found}')}\n{line}"
+            self._live.update(Text(line), refresh=True)
         elif event.round % every == 0 or event.round in (1, event.rounds):
-            if not self._headed and event.metrics:
-                name = next(iter(event.metrics))
-                self._stream.write(f"{name} is measured on {event.metrics_on[name]}\n")
-                if event.limits:
-                    self._stream.write("ε is what has been spent, if the schedule runs as planned\n")
-                self._headed = True
-            line = round_line(event, dropped, data=False, found=self._found)
+            self._head(event, lambda text: self._stream.write(f"{text}\n"))
             if self._pace.now - self._pace.began > _LONG:
-                line += f" · {pace}"
-            self._stream.write(textwrap.fill(line, 80, subsequent_indent="  ") + "\n")
+                line += f" · {pace}" if len(line) + len(pace) + 3 <= _WIDTH else f"\n  {pace}"
+            lines = (textwrap.fill(one, _WIDTH, subsequent_indent="  ") for one in line.splitlines())
+            self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
+
+    def _head(self, event: RoundFinished, show: Callable[[str], object]) -> None:
+        """On which data the score stands, and which numbers of a line are of the round; once a run."""
+        if self._headed:
+            return
+        self._headed = True
+        for name in list(event.metrics)[:1]:
+            show(textwrap.fill(f"{name} is measured on {event.metrics_on[name]}", _WIDTH))
+        if event.limits:
+            show("ε is what has been spent so far, if the schedule runs as planned; parties (in")
+            show("the step, of those asked) are counted anew in every round")
 
     def stop(self) -> None:
         """Leave the last line standing and give the terminal back."""

@@ -6,6 +6,7 @@ the ledger are for, and a run whose run.db was deleted goes on.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -33,7 +34,9 @@ from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
 
-__all__ = ["SCHEMA", "Recorder", "findings", "history", "judged_groups", "measured", "scores"]
+__all__ = [
+    "SCHEMA", "LeftOut", "Recorder", "findings", "history", "judged_groups", "left_out", "measured", "scores",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -232,6 +235,57 @@ def judged_groups(path: Path) -> list[tuple[int, tuple[str, ...], bool]]:
 def _is_name(name: object) -> bool:
     """Whether it could be a party's: a text in one line, of which a terminal obeys nothing."""
     return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name == printable(name) and name.isprintable()
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """In how many of a run's finished ``rounds`` the rule left whose update out; most often first. Operator-only.
+
+    ``parties`` holds the party, how many rounds, and the reason that was given last.
+    """
+
+    rule: str
+    rounds: int
+    parties: tuple[tuple[str, int, str], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        each = [{"party": party, "rounds": rounds, "reason": reason} for party, rounds, reason in self.parties]
+        return {"rule": self.rule, "rounds": self.rounds, "parties": each}
+
+
+def left_out(path: Path) -> LeftOut | None:
+    """Whom the rule left out, over all finished rounds; None where it left nobody out. For the operator alone (rule 5).
+
+    A round that was repeated counts once. That an update was left out says that it was unlike the others.
+    """
+    if not path.is_file():
+        return None
+    try:
+        database = for_reading(path, TABLES)
+        try:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'rejected'").fetchone():
+                return None
+            finished = {int(number) for (number,) in database.execute("SELECT round FROM rounds WHERE finished")}
+            rows = database.execute("SELECT round, party, rule, reason FROM rejected ORDER BY rowid").fetchall()
+        finally:
+            database.close()
+        seen: dict[str, set[int]] = {}
+        last: dict[str, str] = {}
+        for number, party, rule, reason in rows:
+            if not (_is_name(party) and _is_name(rule) and isinstance(reason, str)):
+                raise ValueError("a row about who was left out holds no names")
+            if int(number) in finished:
+                seen.setdefault(party, set()).add(int(number))
+                last[party] = reason
+        if not seen:
+            return None
+        order = sorted(seen, key=lambda party: (-len(seen[party]), party))
+        parties = tuple((party, len(seen[party]), last[party]) for party in order)
+        return LeftOut(rule=str(rows[-1][2]), rounds=len(finished), parties=parties)
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
 def _full(error: Exception) -> bool:
