@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022  # in plain order: ruff takes L1 and L2 for constants
     "Accountant",
     "ApproximateDP",
     "Budget",
@@ -31,17 +31,25 @@ __all__ = [
     "DataMissing",
     "DataUnfit",
     "DiscreteGaussian",
+    "DiscreteGaussianMechanism",
     "DiscreteGaussianSum",
     "DiscreteLaplace",
+    "DiscreteLaplaceMechanism",
     "Everyone",
     "ExactAccountant",
+    "ExponentialMechanism",
     "FixedSize",
     "FixedSizeSampled",
     "Gaussian",
+    "GaussianMechanism",
     "Group",
     "Guarantee",
     "InvalidParameter",
+    "L1",
+    "L2",
+    "LInf",
     "Laplace",
+    "LaplaceMechanism",
     "Ledger",
     "LedgerBroken",
     "MixedUnits",
@@ -49,6 +57,7 @@ __all__ = [
     "Observer",
     "OneInOneOut",
     "Outcome",
+    "PermuteAndFlip",
     "Plan",
     "PlanRefused",
     "PldAccountant",
@@ -63,9 +72,11 @@ __all__ = [
     "RenyiFilter",
     "RenyiOdometer",
     "Repeated",
+    "ReportNoisyMax",
     "Shuffled",
     "ShuffledReports",
     "Skellam",
+    "SkellamMechanism",
     "TooFewParties",
     "UnsupportedEvent",
     "Zcdp",
@@ -104,6 +115,19 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         UnsupportedEvent,
     )
     from quietsum.ledger import Ledger
+    from quietsum.mechanisms.central import (
+        L1,
+        L2,
+        DiscreteGaussianMechanism,
+        DiscreteLaplaceMechanism,
+        ExponentialMechanism,
+        GaussianMechanism,
+        LaplaceMechanism,
+        LInf,
+        PermuteAndFlip,
+        ReportNoisyMax,
+        SkellamMechanism,
+    )
     from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.mechanisms.shuffle_model import ShuffledReports, largest_local_epsilon, shuffled_epsilon
     from quietsum.plan import Plan, load_plan
@@ -156,6 +180,10 @@ else:
             "QuietsumError TooFewParties UnsupportedEvent"
         ),
         "ledger": "Ledger",
+        "mechanisms.central": (
+            "DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism L1 L2 LInf "
+            "LaplaceMechanism PermuteAndFlip ReportNoisyMax SkellamMechanism"
+        ),
         "mechanisms.gaussian": "ClippedSum",
         "mechanisms.shuffle_model": "ShuffledReports largest_local_epsilon shuffled_epsilon",
         "plan": "Plan load_plan",

@@ -101,8 +101,8 @@ def test_the_failure_covers_the_distance_of_a_laplace_table(scale: float) -> Non
 def test_weights_stay_within_their_error_bound() -> None:
     mp.mp.prec = 400
     sigma = 300.0
-    weights = discrete._weights(discrete._exponential(1 / (2 * discrete.Fraction(sigma) ** 2)), (
-        discrete._exponential(1 / discrete.Fraction(sigma) ** 2)))  # fmt: skip
+    weights = discrete._weights(discrete.exponential(1 / (2 * discrete.Fraction(sigma) ** 2)), (
+        discrete.exponential(1 / discrete.Fraction(sigma) ** 2)))  # fmt: skip
     ideal = gaussian_weight(sigma)
     for k in range(0, len(weights), 37):
         assert abs(weights[k] - ideal(k) * mp.mpf(2) ** discrete.BITS) <= 2 * (k + 1) ** 2
@@ -113,7 +113,7 @@ def test_exponentials_against_mpmath(exponent: str) -> None:
     mp.mp.prec = 600
     value = discrete.Fraction(exponent)
     ideal = mp.exp(-mp.mpf(value.numerator) / value.denominator) * mp.mpf(2) ** discrete.BITS
-    assert abs(discrete._exponential(value) - ideal) <= 2
+    assert abs(discrete.exponential(value) - ideal) <= 2
 
 
 def test_pmf_is_that_of_the_law() -> None:
@@ -178,7 +178,7 @@ def test_noise_that_hardly_moves_anything_is_still_what_it_says(rng: RandomSourc
     assert DiscreteLaplaceNoise(scale=1e-3).sample((), rng).shape == ()
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "8", True, 1e6])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, "8", True, 1e16])
 def test_scales_outside_the_domain_are_refused(value: float) -> None:
     with pytest.raises(InvalidParameter, match="sigma"):
         DiscreteGaussianNoise(sigma=value)

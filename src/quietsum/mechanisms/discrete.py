@@ -7,7 +7,8 @@ then, where 63 bits tie with a table entry, with 64 more.
 
 What the table cannot do is to be infinite. ``failure`` bounds the total variation distance between a draw and the ideal
 law (the tail cut off, the last bit of every entry) and belongs to δ. These laws serve counts and single queries;
-for sums of vectors see :mod:`quietsum.mechanisms.gaussian`, and ``docs/decisions`` for why.
+for sums of vectors see :mod:`quietsum.mechanisms.gaussian`, and ``docs/decisions`` for why. Laplace noise that is wider
+than a table of moderate size comes digit by digit (:mod:`quietsum.mechanisms.geometric`).
 
 >>> from quietsum.mechanisms.rng import system_randomness
 >>> noise = DiscreteGaussianNoise(sigma=8.0)
@@ -24,7 +25,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +34,22 @@ from quietsum.errors import InvalidParameter, positive
 from quietsum.mechanisms.rng import RandomSource, Shape, dimensions
 from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace
 
-__all__ = ["BITS", "LARGEST_LAPLACE_SCALE", "LARGEST_SIGMA", "DiscreteGaussianNoise", "DiscreteLaplaceNoise", "Table"]
+if TYPE_CHECKING:
+    from quietsum.mechanisms.geometric import WideLaplace
+
+__all__ = [
+    "BITS",
+    "LARGEST_LAPLACE_SCALE",
+    "LARGEST_SIGMA",
+    "DiscreteGaussianNoise",
+    "DiscreteLaplaceNoise",
+    "Table",
+    "exponential",
+]
 
 LARGEST_SIGMA = 2.0**16
-LARGEST_LAPLACE_SCALE = 2.0**13
+LARGEST_LAPLACE_SCALE = 2.0**50
+_LARGEST_LAPLACE_TABLE = 512.0  # beyond it, digits
 
 BITS = 192
 """Of a weight: 2¹⁹² is the weight of zero."""
@@ -102,16 +115,29 @@ class DiscreteLaplaceNoise:
 
     def sample(self, shape: Shape, rng: RandomSource) -> NDArray[np.int64]:
         """Independent draws in an array of this shape."""
-        return _laplace_table(self.scale).sample(shape, rng)
+        return self._law.sample(shape, rng)
 
     def pmf(self, k: int) -> float:
-        """P(k) of the ideal law."""
-        return math.exp(-abs(k) / self.scale) * _laplace_table(self.scale).at_zero
+        """P(k) = tanh(1 / 2 scale) · exp(−|k| / scale) of the ideal law."""
+        return math.exp(-abs(k) / self.scale) * math.tanh(0.5 / self.scale)
 
     @property
     def failure(self) -> float:
         """Total variation distance of one draw from the ideal law, to be charged to δ."""
-        return _laplace_table(self.scale).failure
+        return self._law.failure
+
+    @property
+    def reach(self) -> int:
+        """The largest magnitude that is ever drawn."""
+        return self._law.reach
+
+    @property
+    def _law(self) -> Table | WideLaplace:
+        if self.scale <= _LARGEST_LAPLACE_TABLE:
+            return _laplace_table(self.scale)
+        from quietsum.mechanisms.geometric import WideLaplace  # which is made of this module's tables
+
+        return WideLaplace(self.scale)
 
     def event(self, sensitivity: int) -> DiscreteLaplace:
         """The event of one integer that one unit moves by at most ``sensitivity``."""
@@ -125,13 +151,13 @@ class DiscreteLaplaceNoise:
 def _gaussian_table(sigma: float) -> Table:
     """Weights w_k = exp(−k²/2σ²): w_{k+1} = w_k r_k with r_0 = exp(−1/2σ²) and r_{k+1} = r_k exp(−1/σ²)."""
     variance = Fraction(sigma) ** 2
-    return Table.of(_weights(_exponential(1 / (2 * variance)), _exponential(1 / variance)))
+    return Table.of(_weights(exponential(1 / (2 * variance)), exponential(1 / variance)))
 
 
 @functools.lru_cache(maxsize=8)
 def _laplace_table(scale: float) -> Table:
     """Weights w_k = exp(−k/t): the ratio stays what it is."""
-    return Table.of(_weights(_exponential(1 / Fraction(scale)), 1 << BITS))
+    return Table.of(_weights(exponential(1 / Fraction(scale)), 1 << BITS))
 
 
 def _weights(ratio: int, change: int) -> list[int]:
@@ -150,7 +176,7 @@ def _weights(ratio: int, change: int) -> list[int]:
     return weights
 
 
-def _exponential(exponent: Fraction) -> int:
+def exponential(exponent: Fraction) -> int:
     """⌊2¹⁹² e^{−exponent}⌋ within two units: Taylor's series of a small part of it, squared back."""
     if exponent > 400:
         return 0  # e^−400 is below 2^−577
@@ -189,18 +215,24 @@ class Table:
         inverse = (1 << shift + _UNITS) // total
         twice, zero = 2 * inverse, kept[0] * inverse
         parts = [value * twice - zero >> shift for value in sums]  # ⌊2^127 P(|k| ≤ …)⌋, within two units
+        return cls._cumulated(parts, (1 << BITS) / total, _distance(kept, beyond, total))
+
+    @classmethod
+    def one_sided(cls, kept: list[int], beyond: int) -> Table:
+        """The table of k = 0, 1, … with the weights ``kept``; ``beyond`` is the first one left out, 0 if none is."""
+        sums = list(accumulate(kept))
+        shift = BITS + 64
+        inverse = (1 << shift + _UNITS) // sums[-1]
+        parts = [value * inverse >> shift for value in sums]
+        return cls._cumulated(parts, (1 << BITS) / sums[-1], _distance(kept, beyond, sums[-1]))
+
+    @classmethod
+    def _cumulated(cls, parts: list[int], at_zero: float, failure: float) -> Table:
         parts[-1] = 1 << _UNITS
         octets = np.frombuffer(b"".join([part.to_bytes(16, "little") for part in parts]), dtype="<u8").reshape(-1, 2)
         first, rest = octets[:, 1].astype(np.uint64), octets[:, 0].astype(np.uint64)
         guide, shift = _guide(first)
-        return cls(
-            first=first,
-            rest=rest,
-            guide=guide,
-            shift=shift,
-            at_zero=(1 << BITS) / total,
-            failure=_distance(kept, beyond, total),
-        )
+        return cls(first=first, rest=rest, guide=guide, shift=shift, at_zero=at_zero, failure=failure)
 
     @property
     def reach(self) -> int:
@@ -217,12 +249,16 @@ class Table:
 
     def _draw(self, out: NDArray[np.int64], rng: RandomSource) -> None:
         words = rng.words(out.size)
+        self.look(words, out, rng)
+        np.negative(out, out=out, where=(words & np.uint64(1)).astype(np.bool_))
+
+    def look(self, words: NDArray[np.uint64], out: NDArray[np.int64], rng: RandomSource) -> None:
+        """The entries that the upper 63 bits of ``words`` lead to; the last bits are left for signs."""
         uniform = words >> np.uint64(1)
         out[:] = self.guide[uniform >> np.uint64(self.shift)]
         unsure = np.flatnonzero(out < 0)
         if unsure.size:
             out[unsure] = self._search(uniform[unsure], rng)
-        np.negative(out, out=out, where=(words & np.uint64(1)).astype(np.bool_))
 
     def _search(self, uniform: NDArray[np.uint64], rng: RandomSource) -> NDArray[np.int64]:
         """How many entries are ≤ the uniform, by bisection on 63 bits, and on 64 more where those tie."""

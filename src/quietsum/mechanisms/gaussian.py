@@ -39,7 +39,7 @@ from quietsum.privacy.events import Gaussian
 from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.units import Neighbours
 
-__all__ = ["ClippedSum", "Mode", "Vectors"]
+__all__ = ["LEAST_NOISE", "MOST_NOISE", "ClippedSum", "Mode", "Vectors", "least_noise"]
 
 Vectors: TypeAlias = NDArray[np.int64] | NDArray[np.float64]
 """Bounded rows or their sum: integers of the grid in secure mode, float64 in fast mode."""
@@ -48,8 +48,8 @@ _FINEST = 24  # bits of the clip norm on the grid
 _COARSEST = 8
 _WIDEST = 34  # bits of the noise on the grid, beyond which the grid gets coarser
 _LARGEST_TOTAL = 1 << 62  # noise of at most 2^39 comes on top, so int64 cannot overflow
-_MOST_NOISE = 2.0 ** (_WIDEST - _COARSEST)
-_LEAST_NOISE = 1e-9
+MOST_NOISE = 2.0 ** (_WIDEST - _COARSEST)
+LEAST_NOISE = 1e-9
 
 
 class Mode(enum.StrEnum):
@@ -81,12 +81,10 @@ class ClippedSum:
         if not SMALLEST_NORM <= norm <= LARGEST_NORM:
             problem = f"lies outside [{SMALLEST_NORM:g}, {LARGEST_NORM:g}]"
             raise InvalidParameter("max_norm", norm, problem, "rescale the rows")
-        if noise > _MOST_NOISE:
-            raise InvalidParameter(
-                "noise_multiplier", noise, f"exceeds {_MOST_NOISE:g}", "nothing would be left to see"
-            )
-        if noise < _LEAST_NOISE:
-            raise InvalidParameter("noise_multiplier", noise, f"is below {_LEAST_NOISE:g}", "it would protect nobody")
+        if noise > MOST_NOISE:
+            raise InvalidParameter("noise_multiplier", noise, f"exceeds {MOST_NOISE:g}", "nothing would be left to see")
+        if noise < LEAST_NOISE:
+            raise InvalidParameter("noise_multiplier", noise, f"is below {LEAST_NOISE:g}", "it would protect nobody")
         try:
             mode = Mode(self.mode)
         except ValueError:
@@ -111,7 +109,7 @@ class ClippedSum:
         >>> round(ClippedSum.calibrated(epsilon=1.0, delta=1e-5, max_norm=1.0).noise_multiplier, 4)
         3.7306
         """
-        noise = _least_noise(positive("epsilon", epsilon), open_probability("delta", delta))
+        noise = least_noise(positive("epsilon", epsilon), open_probability("delta", delta))
         if neighbours is Neighbours.REPLACE_ONE:  # one row becomes another: the sum moves twice as far
             noise *= 2
         return cls(max_norm=max_norm, noise_multiplier=noise, mode=mode)
@@ -224,10 +222,10 @@ def _refuse_overflow(largest: int) -> None:
         )
 
 
-def _least_noise(epsilon: float, delta: float) -> float:
+def least_noise(epsilon: float, delta: float) -> float:
     """The least noise multiplier whose δ(ε) is within ``delta``, by bisection kept on the safe side."""
     target = math.log(delta) - 1e-9
-    low, high = _LEAST_NOISE, _MOST_NOISE / 2
+    low, high = LEAST_NOISE, MOST_NOISE / 2
     if log_gaussian_delta(1 / high, epsilon) > target:
         raise QuietsumError(f"no noise up to {high:g} reaches ε = {epsilon:g} at δ = {delta:g}; allow a larger ε or δ")
     while high - low > 1e-12 * high:
