@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 from quietsum.cli.across import superlink
 from quietsum.cli.alerts import alerts
+from quietsum.cli.ask import ask
 from quietsum.cli.calibrate import calibrate
 from quietsum.cli.curve import curve
 from quietsum.cli.data import app as data
@@ -198,6 +199,7 @@ app.command(rich_help_panel=TRAIN)(new)
 app.command(rich_help_panel=TRAIN)(plan)
 app.command(rich_help_panel=TRAIN)(run)
 app.command(rich_help_panel=TRAIN)(train)
+app.command(rich_help_panel=TRAIN)(ask)
 app.command(rich_help_panel=TRAIN)(tradeoff)
 app.command(rich_help_panel=TRAIN)(drill)
 app.command(rich_help_panel=TRAIN)(selfcheck)

@@ -71,7 +71,14 @@ def _heart(options: Mapping[str, Any]) -> NumpyTask:
     return HeartTask.from_options(options)
 
 
+def _questions(options: Mapping[str, Any]) -> NumpyTask:
+    from quietsum.tasks.questions import QuestionTask
+
+    return QuestionTask.from_options(options)
+
+
 TASKS: Final[Mapping[str, Callable[[Mapping[str, Any]], NumpyTask]]] = {"heart": _heart}
+_MADE: Final = {**TASKS, "questions": _questions}  # quietsum ask writes plans of that task, and nobody else
 
 
 def task_named(name: str, options: Mapping[str, Any] | None = None) -> NumpyTask:
@@ -79,8 +86,8 @@ def task_named(name: str, options: Mapping[str, Any] | None = None) -> NumpyTask
     options = {} if options is None else options
     if not isinstance(name, str):
         raise InvalidParameter("task", name, "is no name", nearest_name("", TASKS))
-    if name in TASKS:
-        return TASKS[name](options)
+    if name in _MADE:
+        return _MADE[name](options)
     if ":" in name:
         return _from_module(name, options)
     raise InvalidParameter("task", name, "is not known", nearest_name(name, TASKS, 'or write "my_module:MyTask"'))
@@ -157,8 +164,8 @@ def _task_of(plan: Plan, device: str) -> FederatedTask | NumpyTask:
             refuse_lacking(name, task, NUMPY)
             return _as_they_are(cast(NumpyTask, task), plan)
         return _dealt_out(trainable_task(name, options, made=task), plan, device)
-    if name in TASKS:
-        return _as_they_are(TASKS[name](options), plan)
+    if name in _MADE:
+        return _as_they_are(_MADE[name](options), plan)
     if name not in TRAINABLE:
         remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)

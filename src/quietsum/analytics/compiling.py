@@ -1,0 +1,66 @@
+"""A file of questions as a plan of one round, and the noise of its answers.
+
+The clip is 1, every record is in the batch and the step is as long as all declared sizes together, so that the model
+after the round is the noisy sum itself: site i sends S_i · (n / n_i), its weight is n_i / n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from quietsum.analytics.questions import QuestionFile
+from quietsum.plan import (
+    AggregationPlan,
+    FederationPlan,
+    Plan,
+    PrivacyPlan,
+    RecordPlan,
+    ResolvedPlan,
+    TaskPlan,
+    TrainingPlan,
+)
+from quietsum.plan.values import OptimizerPlan
+from quietsum.privacy.units import PrivacyUnit
+
+__all__ = ["TASK", "deviation_of", "plan_of"]
+
+TASK = "questions"
+"""The task of such a plan."""
+
+
+def plan_of(asked: QuestionFile, tables: Mapping[str, str] | None = None) -> Plan:
+    """The plan of one round. Without ``tables`` the sites know where theirs are.
+
+    Every site must answer: a sum over some of them is no answer to the question.
+    """
+    promise = asked.privacy
+    return Plan(
+        task=TaskPlan(name=TASK, options=asked.options(tables)),
+        federation=FederationPlan(rounds=1, minimum_parties=len(asked.sites)),
+        training=TrainingPlan(
+            sample_rate=1.0,
+            local_steps=1,
+            optimizer=OptimizerPlan(learning_rate=float(sum(site.size for site in asked.sites))),
+        ),
+        privacy=PrivacyPlan(
+            record=RecordPlan(
+                epsilon=promise.epsilon,
+                delta=promise.delta,
+                noise_at="distributed" if promise.secure else "party",
+                lifetime=promise.lifetime,
+            )
+        ),
+        aggregation=AggregationPlan(secure=promise.secure, weights="size", drop_outs=0.0 if promise.secure else None),
+    )
+
+
+def deviation_of(resolved: ResolvedPlan) -> float:
+    """The standard deviation of the noise in each coordinate of the sum of all sites' vectors."""
+    count = len(resolved.parties)
+    shares = resolved.distributed(PrivacyUnit.RECORD)
+    if shares is not None:  # so many shares, of which the honest ones alone are worth the multiplier
+        return shares.noise_multiplier * shares.max_norm * math.sqrt(count / shares.honest)
+    mechanism = resolved.record_mechanism()
+    assert mechanism is not None
+    return mechanism.noise_multiplier * mechanism.max_norm * math.sqrt(count)

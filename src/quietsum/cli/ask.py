@@ -1,0 +1,320 @@
+"""``quietsum ask``: counts, means, tables and survival curves over all sites, by one noisy sum."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli import options as opt
+from quietsum.cli.across import (
+    PATIENCE,
+    InsecureOption,
+    KeysOption,
+    ListenOption,
+    SuperLinkOption,
+    WaitOption,
+    called,
+    flower,
+)
+from quietsum.cli.logs import watch_log
+from quietsum.cli.output import console, print_json, print_next
+from quietsum.cli.run import NameOption, OnOption
+from quietsum.errors import InvalidParameter, printable
+
+if TYPE_CHECKING:
+    from quietsum.analytics import Answer, QuestionFile
+    from quietsum.plan import Plan, ResolvedPlan
+    from quietsum.runs.asking import Asked
+    from quietsum.runs.folder import Workspace
+    from quietsum.tasks.questions import QuestionTask
+
+__all__ = ["ask"]
+
+FileArgument = Annotated[
+    str | None, typer.Argument(metavar="[QUESTIONS.TOML]", help="Questions, columns, sites and ε.", show_default=False)
+]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", metavar="RUN", help="Show the answers of this run again, at no cost.", show_default=False),
+]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write the answers here, as JSON.")
+]
+PlotOption = Annotated[
+    Path | None, typer.Option("--plot", metavar="FILE.svg", help="Draw a histogram, quantiles or survival curves.")
+]
+QuestionOption = Annotated[
+    str | None, typer.Option("--question", metavar="NAME", help="With --plot: which one.", show_default=False)
+]
+LevelOption = Annotated[
+    float | None, typer.Option("--level", metavar="P", help="Level of the intervals.", show_default=False)
+]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost and how noisy it is; ask nobody.")]
+
+
+def ask(
+    questions: FileArgument = None,
+    run: RunOption = None,
+    on: OnOption = "local",
+    name: NameOption = None,
+    dry_run: DryOption = False,
+    output: OutputOption = None,
+    plot: PlotOption = None,
+    question: QuestionOption = None,
+    level: LevelOption = None,
+    keys: KeysOption = None,
+    listen: ListenOption = None,
+    superlink: SuperLinkOption = None,
+    wait: WaitOption = PATIENCE,
+    insecure: InsecureOption = False,
+    same_rows: opt.SameRowsOption = "",
+    workspace: opt.WorkspaceOption = None,
+    verbose: opt.VerboseOption = 0,
+    as_json: opt.JsonOption = False,
+) -> int:
+    """Ask all sites: counts, means, quantiles, tables, survival curves.
+
+    Example: quietsum ask questions.toml
+
+    All questions of a file cost one ε together, which is reserved before any
+    row is read. Exit code 3: a budget is spent; 6: not every site answered.
+    """
+    from quietsum.runs.folder import Workspace
+
+    _check_words(questions, run, on, plot, question, keys=keys, listen=listen, superlink=superlink, insecure=insecure)
+    watch_log(verbose)
+    place = Workspace.at(workspace)
+    where = [] if workspace is None else ["--workspace", workspace]
+    if run is not None:
+        from quietsum.runs.asking import answers_in
+
+        asked = answers_in(place.find(run), level=0.95 if level is None else _level(level))
+        return _finish(asked, where, output, plot, question, as_json)
+    from quietsum.analytics import load_questions, plan_of
+    from quietsum.runs.asking import local_plan
+
+    loaded = load_questions(str(questions))
+    if plot is not None:
+        _drawable([(one.name, one.kind) for one in loaded.questions], question)
+    folder = Path(str(questions)).parent
+    plan = local_plan(loaded, folder) if on == "local" and not dry_run else plan_of(loaded)
+    if dry_run:
+        return _dry(loaded, plan, as_json, str(questions))
+    again = [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
+    if not as_json:
+        _introduce(loaded, plan)
+    with contextlib.ExitStack() as stack:
+        sites = None
+        if on == "flower":
+            sites = stack.enter_context(
+                flower(
+                    keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
+                    insecure=insecure, quiet=as_json,
+                )
+            )  # fmt: skip
+        asked = _ask(plan, place, loaded.level if level is None else _level(level), name, sites, same_rows)
+    return _finish(asked, [*again, *where], output, plot, question, as_json)
+
+
+def _check_words(
+    questions: str | None, run: str | None, on: str, plot: Path | None, question: str | None, **elsewhere: Any
+) -> None:
+    if on not in ("local", "flower"):
+        raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local or --on flower")
+    if on == "local" and any(elsewhere.values()):
+        raise InvalidParameter("on", on, "asks nobody elsewhere", "say --on flower, or leave --keys and --listen out")
+    if (questions is None) == (run is None):
+        remedy = "quietsum ask questions.toml, or quietsum ask --run latest"
+        raise InvalidParameter("questions", questions, "and --run are alternatives", remedy)
+    if question is not None and plot is None:
+        raise InvalidParameter("question", question, "is for --plot", "say --plot FILE.svg, too")
+    if plot is not None and plot.suffix != ".svg":
+        raise InvalidParameter("plot", str(plot), "is no picture that is drawn here", "name a file that ends in .svg")
+
+
+def _level(level: float) -> float:
+    if not 0.5 <= level <= 0.9999:
+        raise InvalidParameter("level", level, "lies outside [0.5, 0.9999]", "0.95 is usual")
+    return level
+
+
+def _ask(plan: Plan, place: Workspace, level: float, name: str | None, sites: Any, same_rows: str) -> Asked:
+    from quietsum.runs.asking import ask as ask_all
+
+    def check_data(task: QuestionTask, resolved: ResolvedPlan) -> None:
+        """Whoever asks here holds the tables, and is told alone."""
+        from quietsum.ledger.fingerprints import check_rows
+        from quietsum.party.fingerprints import datasets_of
+
+        remedy = 'say why with --same-rows "…"'
+        for told in check_rows(place.ledger, datasets_of(task, resolved), reason=same_rows, remedy=remedy):
+            print(textwrap.fill(told, 80), file=sys.stderr)
+
+    return ask_all(
+        plan, workspace=place, level=level, name=name, federation=sites, allowed=check_data if sites is None else None
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what is printed
+
+
+def _introduce(loaded: QuestionFile, plan: Plan) -> None:
+    from quietsum.analytics import deviation_of
+
+    resolved = _resolved(plan)
+    names = ", ".join(site.name for site in loaded.sites)
+    promise = loaded.privacy
+    told = "one noisy sum in all" if promise.secure else "one noisy sum of each site"
+    print(textwrap.fill(f"{printable(loaded.title) or 'questions'}: {names}; {told}", 80))
+    text = f"all {len(loaded.questions)} together cost ε = {promise.epsilon:g} per record at δ = {promise.delta:g}"
+    print(textwrap.fill(f"{text}; noise in the sum: {deviation_of(resolved):.4g}", 80))
+    for warning in resolved.warnings:
+        print(textwrap.fill(f"warning: {warning}", 80))
+
+
+def _resolved(plan: Plan) -> ResolvedPlan:
+    from quietsum.plan import resolve
+    from quietsum.tasks import task_of
+
+    task = task_of(plan)
+    return resolve(plan, task.parties(), task.dimension)
+
+
+def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
+    from quietsum.analytics import deviation_of
+    from quietsum.runs.asking import task_in
+
+    deviation = deviation_of(_resolved(plan))
+    rows = [
+        (block.question.name, block.question.sentence, deviation / block.scale)
+        for block in task_in(plan, "this file").design.blocks
+    ]
+    promise = loaded.privacy
+    if as_json:
+        asks = [{"name": name, "asks": sentence, "deviation": noise} for name, sentence, noise in rows]
+        print_json({
+            "epsilon": promise.epsilon, "delta": promise.delta, "unit": "record", "questions": asks,
+            "sites": [site.name for site in loaded.sites], "digest": loaded.digest,
+        })  # fmt: skip
+        return 0
+    _introduce(loaded, plan)
+    for name, sentence, noise in rows:
+        print(textwrap.fill(f"{name}: {sentence}; a count of it has noise ±{1.96 * noise:.3g} (95 %)", 80))
+    print("nobody was asked and nothing was charged")
+    print_next(["ask", path])
+    return 0
+
+
+def _finish(
+    asked: Asked, where: list[str], output: Path | None, plot: Path | None, question: str | None, as_json: bool
+) -> int:
+    from quietsum.files import write_output
+
+    if asked.error is not None:
+        raise asked.error
+    values = asked.to_dict()
+    if plot is not None:
+        _plot(asked, plot, question)
+    if output is not None:
+        write_output(output, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    if as_json:
+        print_json(values)
+        return 0
+    for answer in asked.answers:
+        _show(answer, asked.level)
+    limit = asked.resolved.limit
+    assert limit is not None
+    accounts = ", ".join(f"{facts.name} ({facts.dataset})" for facts in asked.resolved.parties)
+    text = f"charged: ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}, once for the file, at {accounts}"
+    print(textwrap.fill(text, 80))
+    print(f"wrote {asked.folder.path / 'answers.json'}")
+    if plot is not None:
+        print(f"wrote {plot}")
+    print_next(["ledger", "show", *[word for word in where if word == "--workspace" or where[0] == "--workspace"]])
+    return 0
+
+
+def _show(answer: Answer, level: float) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(f"{printable(answer.name)}: {printable(answer.sentence)}"), title_justify="left")
+    table.add_column("")
+    table.add_column("estimate", justify="right")
+    table.add_column(f"{100 * level:g} %, noise alone", justify="right")
+    table.add_column("of the population", justify="right")
+    for one in answer.estimates:
+        population = "" if one.population is None else _range(one.population)
+        table.add_row(Text(printable(one.label)), f"{one.value:.4g}", _range(one.noise), population)
+    console().print(table)
+    if answer.test is not None:
+        test = answer.test
+        print(f"test: χ² = {test['statistic']:.3f} on {test['degrees']:g} degrees of freedom, p = {test['p']:.4g}")
+    for remark in answer.remarks:
+        print(textwrap.fill(remark, 80))
+
+
+def _range(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.4g} to {interval[1]:.4g}"
+
+
+# ---------------------------------------------------------------------------------------------------- the picture
+
+
+def _drawable(known: list[tuple[str, str]], wanted: str | None) -> str:
+    """The question that is drawn: the one that is named, or the first that can be."""
+    drawn = [name for name, kind in known if kind in ("histogram", "survival", "quantiles")]
+    if wanted is not None and wanted not in drawn:
+        remedy = f"choose among {', '.join(drawn)}" if drawn else "ask for a histogram or a survival curve"
+        raise InvalidParameter("question", wanted, "cannot be drawn", remedy)
+    if not drawn:
+        raise InvalidParameter("plot", "", "has nothing to draw", "ask for a histogram or a survival curve")
+    return wanted or drawn[0]
+
+
+def _plot(asked: Asked, path: Path, wanted: str | None) -> None:
+    from quietsum import charts
+    from quietsum.runs.asking import task_in
+
+    name = _drawable([(one.name, one.kind) for one in asked.answers], wanted)
+    answer = next(one for one in asked.answers if one.name == name)
+    design = task_in(asked.resolved.plan, asked.folder.run).design
+    charts.save(picture_of(answer, design, asked.level), str(path))
+
+
+def picture_of(answer: Answer, design: Any, level: float) -> Any:
+    """A chart of one answer, its intervals as error bars."""
+    from quietsum.charts import Chart, Series
+
+    question = next(one for one in design.questions if one.name == answer.name)
+    if answer.kind == "survival":
+        from quietsum.analytics.survival import series_of
+
+        lines = series_of(design, question, answer)
+        dashes: Any = ("solid", "dashed", "dotted")
+        series = tuple(
+            Series(label=label or "all", points=points, bars=bars, dash=dashes[index % 3])
+            for index, (label, points, bars) in enumerate(lines)
+        )
+        return Chart(title=answer.name, x_label=question.time, y_label="share without event", series=series)
+    column = design.by_name[question.column]
+    if answer.kind == "quantiles":
+        points = tuple((share, one.value) for share, one in zip(question.at, answer.estimates, strict=True))
+    else:
+        places = (
+            range(len(column.labels))
+            if column.kind == "category"
+            else [(low + high) / 2 for low, high in zip(column.edges[:-1], column.edges[1:], strict=True)]
+        )
+        points = tuple((float(place), one.value) for place, one in zip(places, answer.estimates, strict=True))
+    bars = tuple(one.noise for one in answer.estimates)
+    y_label = question.column if answer.kind == "quantiles" else "records"
+    x_label = "share of records" if answer.kind == "quantiles" else question.column
+    line = Series(label=f"{100 * level:g} % for the noise", points=points, bars=bars)
+    return Chart(title=answer.name, x_label=x_label, y_label=y_label, series=(line,))

@@ -1,0 +1,174 @@
+"""Questions as a task: a record's "gradient" is minus its vector, so one step from zero is the noisy sum of them all.
+
+A file of questions becomes a plan of one round (:func:`quietsum.analytics.plan_of`): everyone takes part, every record
+is in the batch, the clip is 1 and no record's vector is longer (:mod:`quietsum.analytics.encode`). So questions are
+reserved, refused, noised, masked, committed and kept in the books by the same code as a training, and a site's policy
+sees both.
+
+The table is a CSV file at the site whose first line names the columns. What stands in its other lines never makes this
+raise: a value that is no number, or none of the categories, is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+
+from quietsum.analytics import Column, Design, Question, check_questions
+from quietsum.analytics.questions import AskedSite
+from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.plan import PartyFacts
+from quietsum.tasks.protocol import Metrics, Rows
+
+__all__ = ["QuestionTask", "read_header"]
+
+Floats = npt.NDArray[np.float64]
+_KEYS = {"questions", "columns", "sites", "title", "tables"}
+LONGEST = 1 << 20
+"""Characters of one field of a table."""
+
+
+@final
+class QuestionTask:
+    """The questions of a plan's options. ``tables`` says where each site's table lies, at the site or on one machine.
+
+    Guarantees: rows are read in :meth:`rows` and :meth:`records_of` alone. One record moves the sum of its site's
+    gradients by at most 1 in L2.
+    """
+
+    name = "questions"
+
+    def __init__(
+        self,
+        *,
+        questions: Sequence[Mapping[str, Any]] = (),
+        columns: Sequence[Mapping[str, Any]] = (),
+        sites: Sequence[Mapping[str, Any]] = (),
+        title: str = "",
+        tables: Mapping[str, str] | None = None,
+    ) -> None:
+        asked = tuple(Question.from_dict(one) for one in questions)
+        known = tuple(Column.from_dict(one) for one in columns)
+        check_questions(asked, known)
+        self.design = Design(asked, known)
+        self.title = title or f"questions: {', '.join(one.name for one in asked)}"
+        self._sites = tuple(_site(one) for one in sites)
+        self._tables = {str(name): Path(path) for name, path in (tables or {}).items()}
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> QuestionTask:
+        """The task of a plan's ``[task.options]``."""
+        unknown = sorted(set(options) - _KEYS)
+        if unknown:
+            raise InvalidParameter("task.options", unknown[0], "is unknown", f"known are {', '.join(sorted(_KEYS))}")
+        for key, kind in (("questions", tuple), ("columns", tuple), ("sites", tuple), ("title", str)):
+            if key in options and not isinstance(options[key], kind | list):
+                raise InvalidParameter(f"task.options.{key}", "…", "is not what it should be", "use quietsum ask")
+        if not isinstance(options.get("tables", {}), Mapping):
+            raise InvalidParameter("task.options.tables", "…", "is no table", "name a file for each site")
+        return cls(**options)
+
+    @property
+    def dimension(self) -> int:
+        """Coordinates of a record's vector."""
+        return self.design.dimension
+
+    def parties(self) -> tuple[PartyFacts, ...]:
+        """The sites, with their declared sizes."""
+        return tuple(
+            PartyFacts(name=one.name, dataset=one.dataset, size=one.size, public=one.public) for one in self._sites
+        )
+
+    def initial(self) -> Floats:
+        """Zeros: the sum of nobody."""
+        return np.zeros(self.dimension)
+
+    def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
+        """Minus each record's vector; the same whatever ``params`` are."""
+        return -self.design.vectors(features)
+
+    def evaluate(self, params: Floats) -> Metrics:
+        """Nothing: answers are no scores."""
+        return Metrics(values={}, on="no rows, since answers are no scores")
+
+    def example(self) -> Rows:
+        """Two made-up records, one with nothing in it."""
+        texts = {
+            column.name: (column.labels[0] if column.kind == "category" else str((column.bounds or (0,))[0]), "")
+            for column in self.design.columns
+        }
+        return self._rows(texts, 2)
+
+    # ----------------------------------------------------------------------------------------------- rows
+
+    def look_for_data(self, party: str) -> None:
+        """:class:`~quietsum.errors.DataMissing` where the party's table is not there; it is not opened."""
+        path = self._tables.get(party)
+        if path is None:
+            raise DataMissing(f"no table is named for {party}")
+        if not path.is_file():
+            raise DataMissing(f"the table {path} of {party} is not there")
+
+    def rows(self, party: str) -> Rows:
+        """The coded values of one site's table."""
+        self.look_for_data(party)
+        names = [column.name for column in self.design.columns]
+        texts: dict[str, list[str]] = {name: [] for name in names}
+        count = 0
+        with self._tables[party].open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = _lines(file)
+            header = next(lines, [])
+            places = [(name, _place(header, name)) for name in names]
+            for line in lines:
+                count += 1
+                for name, place in places:
+                    texts[name].append(line[place] if place < len(line) else "")
+        return self._rows(texts, count)
+
+    def records_of(self, party: str) -> tuple[npt.NDArray[np.uint64]]:
+        """A hash of each line of the table, for the holder's own look whether it is known under another name."""
+        self.look_for_data(party)
+        with self._tables[party].open("rb") as file:
+            next(file, b"")
+            hashes = [int.from_bytes(hashlib.blake2b(line.strip(), digest_size=8).digest()) for line in file]
+        return (np.array(hashes, dtype=np.uint64),)
+
+    def _rows(self, texts: Mapping[str, Sequence[str]], count: int) -> Rows:
+        values = self.design.coded(texts) if self.design.columns else np.zeros((count, 1))  # counts of everything
+        return Rows(features=values, labels=np.zeros(count))
+
+
+def read_header(path: Path) -> list[str]:
+    """The names in a table's first line; :class:`~quietsum.errors.InvalidParameter` where there is none."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        header = next(_lines(file), [])
+    if not any(name.strip() for name in header):
+        raise InvalidParameter("table", str(path), "is empty", "its first line names the columns")
+    return header
+
+
+def _lines(file: Any) -> Iterator[list[str]]:
+    csv.field_size_limit(LONGEST)
+    for line in csv.reader(file):
+        if line:
+            yield line
+
+
+def _place(header: Sequence[str], name: str) -> int:
+    found = [place for place, word in enumerate(header) if word.strip() == name]
+    if len(found) != 1:
+        raise InvalidParameter("column", name, "is not in the table once", "its first line names the columns")
+    return found[0]
+
+
+def _site(values: Mapping[str, Any]) -> AskedSite:
+    known = {"name", "size", "dataset", "public"}
+    if not isinstance(values, Mapping) or not set(values) <= known or not {"name", "size"} <= set(values):
+        raise InvalidParameter("task.options.sites", "…", "hold what is no site", f"known keys are {sorted(known)}")
+    return AskedSite(**values)

@@ -1,0 +1,106 @@
+"""Kaplan–Meier and log-rank: lifelines is the referee without noise; with it the test keeps its level."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from lifelines import KaplanMeierFitter
+from lifelines.datasets import load_gbsg2
+from lifelines.statistics import logrank_test, multivariate_logrank_test
+
+from analytics.asking import SURVIVAL, design, people
+from quietsum.analytics import answers_of
+from quietsum.analytics.encode import counts_of, factor, longest_column
+from quietsum.analytics.survival import curve_of, log_rank
+
+CELLS = 12
+
+
+def on_grid(weeks: np.ndarray) -> np.ndarray:
+    """The right edge of each time's cell."""
+    edges = np.linspace(0, 60, CELLS + 1)
+    return edges[np.clip(np.searchsorted(edges[1:-1], weeks, side="left"), 0, CELLS - 1) + 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_without_noise_curve_and_test_are_those_of_lifelines_on_the_grid(seed):
+    texts = people(300, np.random.default_rng(seed), ratio=1.5)
+    made = design(SURVIVAL)
+    weeks, died = np.array(texts["weeks"], dtype=float), np.array(texts["died"]) == "1"
+    arm, at = np.array(texts["arm"]), on_grid(np.array(texts["weeks"], dtype=float))
+    (answer,) = answers_of(made, made.vectors(made.coded(texts)).sum(axis=0), deviation=1e-9)
+    for group, name in enumerate(("old", "new")):
+        fitted = KaplanMeierFitter().fit(at[arm == name], died[arm == name])
+        mine = [one.value for one in answer.estimates[group * CELLS : (group + 1) * CELLS]]
+        theirs = fitted.survival_function_at_times(np.linspace(0, 60, CELLS + 1)[1:]).to_numpy()
+        assert mine == pytest.approx(theirs, abs=1e-7)
+        low = fitted.confidence_interval_.iloc[:, 0]
+        for index in (2, 5, 8):
+            edge = np.linspace(0, 60, CELLS + 1)[index + 1]
+            if edge in low.index:
+                assert answer.estimates[group * CELLS + index].population[0] == pytest.approx(low[edge], abs=1e-4)
+    theirs = logrank_test(at[arm == "old"], at[arm == "new"], died[arm == "old"], died[arm == "new"])
+    assert answer.test["statistic"] == pytest.approx(theirs.test_statistic, rel=1e-6)
+    assert answer.test["p"] == pytest.approx(theirs.p_value, rel=1e-6)
+    assert weeks.max() < 60
+
+
+def test_three_groups_are_compared_as_lifelines_compares_them():
+    rng = np.random.default_rng(4)
+    group, cell, died = rng.integers(0, 3, 400), rng.integers(0, 10, 400), rng.integers(0, 2, 400)
+    counts = np.zeros((3, 2, 10))
+    np.add.at(counts, (group, 1 - died, cell), 1)
+    found = log_rank(counts[:, 0], counts[:, 1], np.eye(10), 0.0)
+    theirs = multivariate_logrank_test(cell, group, died)
+    assert (found["statistic"], found["degrees"]) == (pytest.approx(theirs.test_statistic, rel=1e-9), 2)
+
+
+def rejected(tau: float, stated: float, repeats: int, seed: int) -> float:
+    """How often groups dealt out at random are told apart at 5 %, on the German breast cancer study."""
+    data = load_gbsg2()
+    rng, edges = np.random.default_rng(seed), np.linspace(0, 2700, 21)
+    cell = np.clip(np.searchsorted(edges[1:-1], data["time"].to_numpy(), side="left"), 0, 19)
+    died, matrix = data["cens"].to_numpy(), factor(20)
+    scaled, hits = (matrix / longest_column(matrix)).T, 0
+    for _ in range(repeats):
+        counts = np.zeros((2, 2, 20))
+        np.add.at(counts, (rng.permutation(len(cell)) % 2, 1 - died, cell), 1)
+        noisy, decode = counts_of(counts @ scaled + rng.normal(0, tau, counts.shape))
+        hits += log_rank(noisy[:, 0], noisy[:, 1], decode, stated)["p"] < 0.05
+    return hits / repeats
+
+
+@pytest.mark.parametrize("tau", [5.0, 8.0, 16.0])
+def test_the_log_rank_test_keeps_its_level_under_noise(tau):
+    assert rejected(tau, tau, 1500, 21) <= 0.057 + 2.5 * math.sqrt(0.05 * 0.95 / 1500)
+
+
+def test_leaving_the_noise_out_of_the_variance_would_break_the_level():
+    """Negative control: the same counts, judged as if they had hardly any noise."""
+    assert rejected(16.0, 0.5, 300, 22) > 0.2
+
+
+def test_curve_intervals_cover_the_datas_own_curve():
+    texts, rng = people(1500, np.random.default_rng(31)), np.random.default_rng(32)
+    made = design(SURVIVAL)
+    total = made.vectors(made.coded(texts)).sum(axis=0)
+    truth = [one.value for one in answers_of(made, total, deviation=1e-9)[0].estimates]
+    hits = []
+    for _ in range(1000):
+        (answer,) = answers_of(made, total + rng.normal(0, 8.0, made.dimension), deviation=8.0)
+        hits.append([one.noise[0] <= value <= one.noise[1] for one, value in zip(answer.estimates, truth, strict=True)])
+    found = np.array(hits).mean(axis=0).reshape(2, CELLS)
+    assert (found[:, :8] >= 0.95 - 3.3 * math.sqrt(0.95 * 0.05 / 1000)).all(), found.round(3)
+
+
+def test_a_curve_of_noise_alone_is_still_a_curve():
+    rng = np.random.default_rng(41)
+    for _ in range(50):
+        noisy, decode = counts_of(rng.normal(0, 20.0, (2, CELLS)))
+        curve = curve_of(noisy[0], noisy.sum(axis=0), decode, 20.0)
+        assert (np.diff(curve.values) <= 1e-12).all() and ((curve.values >= 0) & (curve.values <= 1)).all()
+        for cell in range(CELLS):
+            low, high = curve.interval(cell, 1.96, population=True)
+            assert 0 <= low <= curve.values[cell] + 1e-9 and curve.values[cell] - 1e-9 <= high <= 1

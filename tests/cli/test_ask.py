@@ -1,0 +1,174 @@
+"""quietsum ask on one machine: answers, books, refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from analytics.asking import EVERY, hospitals, questions_of, toml_of
+from quietsum.analytics import Question
+from quietsum.cli.app import app
+from quietsum.ledger import Ledger
+from quietsum.plan import LifetimePlan
+
+SIZES = {"bern": 300, "basel": 200, "zug": 250, "genf": 300}
+
+
+def asked(folder: Path, *questions: Question, change: str = "", to: str = "", **promise: object) -> Path:
+    """A folder with three tables and a file of questions, in which ``change`` may be replaced."""
+    hospitals(folder, np.random.default_rng(1), SIZES)
+    path = folder / "questions.toml"
+    text = toml_of(questions_of(SIZES, *questions, **promise))
+    assert change in text
+    path.write_text(text.replace(change, to, 1))
+    return path
+
+
+def run(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["ask", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_all_kinds_are_answered_by_one_charge(tmp_path):
+    path = asked(tmp_path, epsilon=8.0)
+    told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
+    found = {answer["name"]: answer["estimates"] for answer in told["answers"]}
+    assert set(found) == {question.name for question in EVERY}
+    assert found["all"][0]["value"] == pytest.approx(1050, abs=60)
+    assert found["age"][0]["value"] == pytest.approx(62, abs=6)
+    assert found["together"][0]["noise"][0] <= 0.4 <= found["together"][0]["noise"][1]
+    with Ledger.open(tmp_path / "w" / "ledger.db", read_only=True) as ledger:
+        (known,) = ledger.runs()
+        spent = {(party, str(unit)): one.epsilon for (party, unit), one in ledger.spent_by_party(known.run).items()}
+    assert spent == {(name, "record"): pytest.approx(8.0, abs=1e-6) for name in SIZES}
+    assert {one["epsilon"] for one in told["charged"]} == {8.0}
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_with_masks_the_noise_is_that_of_one_sum(tmp_path, secure):
+    path = asked(tmp_path, EVERY[0], secure=secure)
+    told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
+    alone = json.loads(run(asked(tmp_path, EVERY[0]), "--dry-run", "--json"))["questions"][0]["deviation"]
+    deviation = told["privacy"]["deviation"]  # with masks 4 shares, 3 of which are worth the noise
+    assert deviation == pytest.approx(alone if not secure else alone / np.sqrt(3), rel=0.02)
+    (one,) = told["answers"][0]["estimates"]
+    assert abs(one["value"] - 1050) < 6 * deviation
+
+
+def test_answers_are_shown_again_at_no_cost(tmp_path):
+    path = asked(tmp_path, EVERY[0], EVERY[-1])
+    first = json.loads(run(path, "--workspace", tmp_path / "w", "--json", "-o", tmp_path / "out.json"))
+    again = json.loads(run("--run", "latest", "--workspace", tmp_path / "w", "--json", "--level", "0.5"))
+    assert json.loads((tmp_path / "out.json").read_text()) == first
+    assert again["answers"][0]["estimates"][0]["value"] == first["answers"][0]["estimates"][0]["value"]
+    wide, narrow = (told["answers"][0]["estimates"][0]["noise"] for told in (first, again))
+    assert narrow[1] - narrow[0] < wide[1] - wide[0]
+    with Ledger.open(tmp_path / "w" / "ledger.db", read_only=True) as ledger:
+        assert len(list(ledger.runs())) == 1
+
+
+def test_a_picture_of_the_curve_is_drawn(tmp_path):
+    path = asked(tmp_path, EVERY[0], EVERY[5], EVERY[-1])
+    out = run(path, "--workspace", tmp_path / "w", "--plot", tmp_path / "curve.svg", "--question", "curve")
+    assert "log-rank" in out or "test: χ²" in out
+    assert (tmp_path / "curve.svg").read_text().startswith("<svg")
+    run("--run", "latest", "--workspace", tmp_path / "w", "--plot", tmp_path / "ages.svg", "--question", "ages")
+    assert "new" in (tmp_path / "curve.svg").read_text()
+
+
+def test_a_dry_run_says_what_it_would_cost_and_touches_nothing(tmp_path):
+    path = asked(tmp_path)
+    for table in tmp_path.glob("*.csv"):
+        table.unlink()
+    out = run(path, "--dry-run", "--workspace", tmp_path / "w")
+    assert "nothing was charged" in out
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_spent_lifetime_ends_it_before_any_row_is_read(tmp_path):
+    lifetime = LifetimePlan(epsilon=3.0, delta=1e-5)
+    path = asked(tmp_path, EVERY[0], epsilon=2.0, lifetime=lifetime)
+    run(path, "--workspace", tmp_path / "w")
+    out = run(path, "--workspace", tmp_path / "w", "-o", tmp_path / "out.json", code=3)
+    assert "lifetime" in out
+    assert not (tmp_path / "out.json").exists()
+
+
+AIMED = {
+    "an identifier in where": ('sex = ["f"]', 'patient_id = ["p17"]'),
+    "an identifier that is counted": (
+        'kind = "histogram"\ncolumn = "age"',
+        'kind = "histogram"\ncolumn = "patient_id"',
+    ),
+    "a column that nobody declared": ('sex = ["f"]', 'ward = ["7"]'),
+    "an identifier called a category": ('name = "sex"\nkind', 'name = "patientId"\nkind'),
+}
+
+
+@pytest.mark.parametrize("case", AIMED)
+def test_a_question_that_aims_at_one_person_is_refused_from_its_text_alone(tmp_path, case):
+    path = asked(tmp_path, change=AIMED[case][0], to=AIMED[case][1])
+    for table in tmp_path.glob("*.csv"):
+        table.unlink()  # so no row can have decided
+    out = run(path, "--workspace", tmp_path / "w", "-o", tmp_path / "out.json", code=2)
+    assert "identifier" in out or "declared column" in out or "tells people apart" in out
+    assert not (tmp_path / "w").exists() and not (tmp_path / "out.json").exists()
+
+
+BAD = {
+    "no epsilon": ("epsilon = 2.0", "epsilon = 0.0", "greater than 0"),
+    "a negative epsilon": ("epsilon = 2.0", "epsilon = -1.0", "greater than 0"),
+    "an epsilon that is no number": ("epsilon = 2.0", "epsilon = nan", "finite"),
+    "an infinite bound": ("bounds = [20.0, 100.0]", "bounds = [20.0, inf]", "finite"),
+    "bounds the wrong way round": ("bounds = [20.0, 100.0]", "bounds = [100.0, 20.0]", "smaller number first"),
+    "a key that is misspelt": ("epsilon = 2.0", "epsilom = 2.0", "did you mean privacy.epsilon"),
+    "an unknown kind": ('kind = "variance"', 'kind = "varianz"', "did you mean 'variance'"),
+    "an edge off the grid": ("from = 40.0", "from = 41.0", "no edge of its grid"),
+    "a category that is none": ('sex = ["f"]', 'sex = ["x"]', "is no category"),
+    "a delta that is too large": ("delta = 1e-05", "delta = 0.01", "1/n"),
+    "a share outside its domain": ("at = [0.25, 0.5, 0.75]", "at = [0.25, 1.5]", "strictly between 0 and 1"),
+    "masks over one site": ("delta = 1e-05", "delta = 1e-05\nsecure = true", "four sites"),
+    "a missing table": ('table = "zug.csv"', 'table = "zürich.csv"', "is no file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_a_clear_error_and_leaves_no_file(tmp_path, case):
+    change, to, told = BAD[case]
+    path = asked(tmp_path, *EVERY[:-1], change=change, to=to)
+    if case == "masks over one site":
+        begin, end = path.read_text().split("[[sites]]", 1)[0], path.read_text().split("[[columns]]", 1)[1]
+        path.write_text(f'{begin}[[sites]]\nname = "bern"\nsize = 300\ntable = "bern.csv"\n[[columns]]{end}')
+    out = run(path, "--workspace", tmp_path / "w", "-o", tmp_path / "out.json", code=2)
+    assert told in " ".join(out.split()), out
+    assert "Traceback" not in out and not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "age,sex\n50,f\n"])
+def test_a_table_that_is_empty_or_lacks_a_column_is_said_before_anything_is_charged(tmp_path, content):
+    path = asked(tmp_path, EVERY[-1])
+    (tmp_path / "zug.csv").write_text(content)
+    out = run(path, "--workspace", tmp_path / "w", code=2)
+    assert "is empty" in out or "has no column" in out
+    assert not (tmp_path / "w").exists()
+
+
+def test_values_that_are_none_count_as_missing_and_tell_nothing(tmp_path):
+    path = asked(tmp_path, EVERY[0], EVERY[3], epsilon=8.0)
+    with (tmp_path / "zug.csv").open("a") as file:
+        file.write("p1,nan,27,f,old,3,1\np2,inf,27,f,old,3,1\np3,1e400,x,?,?,?\n\np4\n")
+    told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
+    assert told["answers"][0]["estimates"][0]["value"] == pytest.approx(1054, abs=40)
+
+
+def test_the_same_table_under_another_name_is_noticed(tmp_path):
+    path = asked(tmp_path, EVERY[0])
+    run(path, "--workspace", tmp_path / "w")
+    path.write_text(path.read_text().replace("registry-zug", "another-name"))
+    out = run(path, "--workspace", tmp_path / "w", code=2)
+    assert "another-name" in out and "--same-rows" in out
