@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from party.asking import FACTS, SENT, STYLES, Place, Server, Watched, plan, policy, reason, searched
+from party.asking import FACTS, RECORD, SENT, STYLES, Place, Server, Watched, plan, policy, reason, searched
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger
+from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
-from quietsum.party.data import waited_for
+from quietsum.party.data import DataCheck, waited_for
 from quietsum.party.policy import Policy, SiteData
 from quietsum.party.refusing import Refused
 from quietsum.party.service import SiteService
+from quietsum.party.work import Site
+from quietsum.plan import PartyFacts, Plan, resolve
 from quietsum.tasks import Rows
 
 SCHEMA = """
@@ -217,6 +220,32 @@ def test_with_drop_rows_that_do_not_fit_are_left_out_and_the_others_train(
         assert server.train(place, resolved, number).kind == "update"
     assert set(place.task.seen) == {34, 56, 78}
     assert "rows that do not fit by themselves are left out: " in caplog.text and "777" not in caplog.text
+
+
+class Sums(Means):
+    """The same with a clipped sum of its own, over all its rows."""
+
+    def clipped_sum(self, party: str, params: Any, orders: Any, rng: Any, *, max_norm: float) -> Any:
+        self.gradients(params, self.rows(party).features, self.rows(party).labels)
+        return np.zeros(3)
+
+
+def test_with_drop_a_numpy_task_s_own_sum_does_not_bring_the_rows_back(tmp_path: Path) -> None:
+    """Noise of records in shares asks for a batch's clipped sum; the control is the same task without a schema."""
+    facts = [PartyFacts(name=name, dataset=f"points-{name}", size=120) for name in ("north", "a", "b", "c", "d")]
+    values = {
+        "task": {"name": "points"}, "federation": {"rounds": 2, "deadline": 20.0}, "training": {"sample_rate": 1.0},
+        "privacy": {"style": "sample", "record": {**RECORD, "noise_at": "distributed"}},
+        "aggregation": {"secure": True, "drop_outs": 0.2},
+    }  # fmt: skip
+    resolved = resolve(Plan.from_dict(values), facts, 3)
+    (tmp_path / "data.toml").write_text(SCHEMA, encoding="utf-8")
+    check = DataCheck(policy(data=SiteData(schema="data.toml", on_failure="drop"), folder=tmp_path))
+    for fits, used in ((check.fits, {34, 56}), (None, {34, 56, 999})):
+        task = Sums([34.0, 999.0, 56.0])
+        made = Site("north", task=task, resolved=resolved, rng=system_randomness(), fits=fits)
+        made.work(np.zeros(3), resolved.orders("north"))
+        assert set(task.seen) == used
 
 
 def test_with_drop_a_task_that_cannot_leave_rows_out_is_refused_before_a_row_is_read(tmp_path: Path) -> None:

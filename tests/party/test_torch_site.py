@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from party.asking import STYLES, Place, Server, hear, policy, reason
+from quietsum.learning.records import LabelsOutOfRange, cross_entropy
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, SiteData, SiteDataset, SiteName
 from quietsum.party.service import SiteService
@@ -252,3 +253,68 @@ def test_with_drop_a_torch_site_trains_on_the_records_that_fit(
     assert [ask(place, server, resolved, number).kind for number in (1, 2)] == ["update", "update"]
     assert ("left out: range in x.0" in caplog.text) == bool(broken) and "its work failed" not in caplog.text
     assert len(task._used("north", resolved.orders("north"))) == 110 - broken
+
+
+class Classes(Lines):
+    """Two classes, and a column that says which rows are meant to be left out."""
+
+    def __init__(self, *, bad: int, marked: bool = True) -> None:
+        super().__init__()
+        self.bad, self.marked = bad, marked
+
+    def model(self) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    loss = staticmethod(cross_entropy)  # type: ignore[assignment]
+
+    def example(self) -> tuple[Tensor, ...]:
+        return torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64)
+
+    def records(self) -> tuple[Tensor, ...]:
+        values, labels = torch.randn(self.count, 3).clamp(-3, 3), torch.arange(self.count) % 2
+        labels[: self.bad] = 7
+        values[: self.bad, 0] = 700.0 if self.marked else 0.0
+        return values, labels
+
+
+SCHEMA = 'columns = [{ name = "x.0", max = 120 }, { name = "x.1" }, { name = "x.2" }, { name = "label" }]\n'
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["bad-rows-left-out", "bad-rows-used"])
+def test_where_labels_are_checked_those_of_rows_that_are_left_out_are_not(
+    marked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a graphics card, where one bad label ends the work for all. The control: labels of rows that are used."""
+    monkeypatch.setattr(FederatedTorch, "_checks_labels", True)
+    (tmp_path / "data.toml").write_text(SCHEMA)
+    task = FederatedTorch(Classes(bad=5, marked=marked))
+    plan_ = Plan.from_dict({
+        "task": {"name": "lines"}, "federation": {"rounds": 2, "spare_attempts": 1, "deadline": 60.0},
+        "training": {"sample_rate": 0.25, "local_steps": 2}, "privacy": STYLES["sample"],
+    })  # fmt: skip
+    resolved = resolve(plan_, task.parties(), task.dimension)
+    held = policy(
+        "sample", dataset=SiteDataset(name="lines-north", size=120), tasks=(AllowedTask(name="lines"),),
+        data=SiteData(schema="data.toml", on_failure="drop"), folder=tmp_path,
+    )  # fmt: skip
+    place, server = Place(held), Server()
+    place.service = SiteService(held, place.ledger, task=lambda _: task)
+    assert server.enrol(place, resolved).kind == "enrolled"
+    assert ask(place, server, resolved, 1).kind == "update"  # either way (rule 17)
+    assert len(place.reserved) == place.committed == 1
+    assert ("its work failed" in caplog.text) != marked
+    assert ("LabelsOutOfRange" in caplog.text) != marked
+
+
+def test_a_rehearsal_looks_at_no_label_of_a_row_that_nobody_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FederatedTorch, "_checks_labels", True)
+    task = FederatedTorch(Classes(bad=5))
+    with pytest.raises(LabelsOutOfRange):
+        task.rehearse()
+    task.leave_out(lambda rows: (rows[0][:, 0] < 120).numpy())
+    task.rehearse()
+    task.leave_out(lambda rows: np.zeros(len(rows[0]), dtype=bool))  # not one row is left
+    task.rehearse(at_the_coordinator("sample").orders("north"))
+    task.leave_out(lambda rows: np.ones(len(rows[0]), dtype=bool))
+    with pytest.raises(LabelsOutOfRange):
+        task.rehearse()

@@ -233,9 +233,12 @@ class Site:
         return Rows(features=rows.features[kept], labels=rows.labels[kept])
 
     def _gradient_sum(self, params: Vector, orders: LocalOrders, max_norm: float) -> Vector:
-        """The clipped sum of one batch, without noise: the party's share of it comes with the grid of the sum."""
+        """The clipped sum of one batch, without noise: the party's share of it comes with the grid of the sum.
+
+        Where rows are left out, a numpy task's own sum is not asked for: it would read them all.
+        """
         task = self._task
-        if isinstance(task, SumsGradients):
+        if isinstance(task, SumsGradients) and (self._fits is None or isinstance(task, FederatedTask)):
             return task.clipped_sum(self.name, params, orders, self._rng, max_norm=max_norm)
         if isinstance(task, FederatedTask):
             raise InvalidParameter("task", task.name, NO_SUMS, "give it clipped_sum(), or choose noise_at = 'party'")

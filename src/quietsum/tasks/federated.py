@@ -176,10 +176,10 @@ class FederatedTorch:
         """
         self._fits, self._fitting = fits, {}
 
-    def _used(self, party: str, orders: LocalOrders) -> NDArray[np.int64]:
+    def _used(self, party: str, orders: LocalOrders | None) -> NDArray[np.int64]:
         """The numbers of the records that ``party`` trains on: at most so many of each person, and those that fit."""
         own = self._own(party)
-        if orders.max_records is not None:
+        if orders is not None and orders.max_records is not None:
             self._refuse_strangers(orders)
             assert self._people is not None
             own = own[bounded(self._people[own], most=orders.max_records)]
@@ -357,14 +357,22 @@ class FederatedTorch:
         """Try model and loss on made-up records of the right shape, before anything is charged.
 
         With ``orders`` that protect records, the step is also held to what it claims; with orders that bound people,
-        they must be known. Guarantees: what is raised depends on no value of a protected record.
+        they must be known. Guarantees: what is raised depends on no value of a protected record; but where one bad
+        label would end the work for all, on a graphics card, it tells that there is one among the records that some
+        party trains on. Records that are left out are not looked at.
         """
         if orders is not None:
             self._refuse_strangers(orders)
-        records = Records.of(self._records)
-        # one bad label ends a card's work for all
-        check = bool(str(self.task.public).strip()) or self._many.device.type == "cuda"
+        records, check = Records.of(self._records), self._checks_labels
+        if check and (self._fits is not None or (orders is not None and orders.max_records is not None)):
+            used = [self._used(party, orders) for party in self.partition.names]
+            records = records.only(np.concatenate(used) if used else np.zeros(0, dtype=np.int64))
         self._try(records, orders, check_labels=check)
+
+    @property
+    def _checks_labels(self) -> bool:
+        """Whether labels are looked at before the first step: public ones, and those that go to a graphics card."""
+        return bool(str(self.task.public).strip()) or self._many.device.type == "cuda"
 
     def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
         """The same with the task's own ``example()``, where it has one. Guarantees: no record is read or counted."""
