@@ -30,8 +30,7 @@ import robustness as many
 from numpy.typing import NDArray
 
 from quietsum import calibrate_noise
-from quietsum.aggregation.robust import Sent, most_attackers, rule_named
-from quietsum.aggregation.robust.trust import TrustedByTrial
+from quietsum.aggregation.robust import Sent, TrustedByTrial, most_attackers, rule_named
 from quietsum.defence import Seen, attack_named, flip_labels
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.tasks.heart import HeartTask, made_up_patients, pool

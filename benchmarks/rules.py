@@ -42,8 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from quietsum.aggregation.robust import RULES, Sent, rule_named
-from quietsum.aggregation.robust.clipped import CenteredClipping
+from quietsum.aggregation.robust import RULES, CenteredClipping, Sent, rule_named
 from quietsum.mechanisms.rng import system_randomness
 
 Call = Callable[[], Any]

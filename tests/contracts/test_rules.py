@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietsum.aggregation.robust import RULES, Facts, Rule, Sent, Verdict, rule_named
-from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
+from quietsum.aggregation.robust import (
+    RULES,
+    CenteredClipping,
+    Facts,
+    NormBounded,
+    Rule,
+    Sent,
+    Verdict,
+    rule_named,
+)
 from quietsum.contracts import RuleContract
 
 PROMISES = sorted(name for name in dir(RuleContract) if name.startswith("test_"))

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust import RobustFold, Rule, Sent, Trial, Verdict, most_attackers
-from quietsum.aggregation.robust.rule import Matrix, Vector
+from quietsum.aggregation.robust import Matrix, RobustFold, Rule, Sent, Trial, Vector, Verdict, most_attackers
 from quietsum.errors import QuietsumError, TooFewParties
 from quietsum.mechanisms.rng import TEST_SWITCH, RandomSource, randomness_for_tests
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
 from quietsum.aggregation.fold import Combined, length_of
-from quietsum.aggregation.robust import RobustFold, RobustState, Trial
+from quietsum.aggregation.robust import RobustFold, RobustState, Trial, refuse_beyond_memory
 from quietsum.defence.detection import Detector, Finding
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
@@ -45,6 +45,7 @@ from quietsum.federation.watch import Found, PartyDropped, PartyRejected, RoundS
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.plan.lengths import LARGEST, longest_update, noise_in_update
 from quietsum.privacy.units import PrivacyUnit
+from quietsum.refusals import cohort_of
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger, Receipt
@@ -263,6 +264,8 @@ def fold_of(
                 f"aggregation.rule = '{resolved.plan.aggregation.rule}' tries updates on a root set, and this round "
                 'has none: pass trial=…, or choose a rule that compares updates, "signguard" for instance'
             )
+        if resolved.robust.facts.pairs:  # before anything is charged
+            refuse_beyond_memory(cohort_of(resolved.plan, resolved.parties))
         return RobustFold(
             rule=resolved.robust, registered=tuple(registered), attackers=resolved.attackers,
             dimension=resolved.dimension, memory=state.memory, trial=trial,

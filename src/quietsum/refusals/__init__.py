@@ -21,12 +21,15 @@ from quietsum.errors import PlanRefused
 from quietsum.refusals import clients, drills, general, groups, robust, secure, trials
 from quietsum.refusals.nearest import Change
 from quietsum.refusals.nearest import nearest as _nearest
+from quietsum.refusals.robust import cohort_of
 from quietsum.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
 
 if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing of the plan
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["REFUSALS", "Change", "Refusal", "answered", "check", "found", "nearest", "taking_part", "warnings"]
+__all__ = [
+    "REFUSALS", "Change", "Refusal", "answered", "check", "cohort_of", "found", "nearest", "taking_part", "warnings",
+]  # fmt: skip
 
 REFUSALS: tuple[Refusal, ...] = (
     *general.ROWS, *robust.ROWS, *trials.ROWS, *secure.ROWS, *groups.ROWS, *clients.ROWS, *drills.ROWS,

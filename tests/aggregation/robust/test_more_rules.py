@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quietsum.aggregation.robust import Rule, Sent, most_attackers, rule_named
-from quietsum.aggregation.robust.dnc import DivideAndConquer, outlier_scores
-from quietsum.aggregation.robust.flame import densest_majority
-from quietsum.aggregation.robust.foolsgold import sybil_weights
+from quietsum.aggregation.robust.rules.dnc import DivideAndConquer, outlier_scores
+from quietsum.aggregation.robust.rules.flame import densest_majority
+from quietsum.aggregation.robust.rules.foolsgold import sybil_weights
 from quietsum.errors import TooFewParties
 from quietsum.mechanisms.rng import randomness_for_tests
 

@@ -14,11 +14,10 @@ from aggregation.robust.naive import (
     signguard,
     verdict_of,
 )
-from quietsum.aggregation.robust import rule_named
-from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
-from quietsum.aggregation.robust.distances import pairwise_distances, rough_distances
-from quietsum.aggregation.robust.krum import krum_scores
-from quietsum.aggregation.robust.meanshift import bandwidth_of, largest_cluster, mean_shift
+from quietsum.aggregation.robust import CenteredClipping, NormBounded, rule_named
+from quietsum.aggregation.robust.rows.distances import pairwise_distances, rough_distances
+from quietsum.aggregation.robust.rows.meanshift import bandwidth_of, largest_cluster, mean_shift
+from quietsum.aggregation.robust.rules.krum import krum_scores
 
 SIZES = [(3, 0, 5), (7, 2, 1), (10, 2, 40), (23, 5, 300), (50, 10, 1000)]
 
@@ -137,7 +136,7 @@ def test_distances_of_near_identical_updates_keep_their_digits(shift: float, spr
 
 
 def test_large_matrices_are_ranked_in_single_precision_only_where_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quietsum.aggregation.robust.krum._LARGE", 1)
+    monkeypatch.setattr("quietsum.aggregation.robust.rules.krum._LARGE", 1)
     rows = matrix(42, 5000, seed=8)
     exact = pairwise_distances(rows)
     rough = rough_distances(rows)

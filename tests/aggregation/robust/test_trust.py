@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quietsum.aggregation.robust import Rule, rule_named
-from quietsum.aggregation.robust.trust import TrustedByTrial
+from quietsum.aggregation.robust import Rule, TrustedByTrial, rule_named
 from quietsum.errors import InvalidParameter
 
 from .test_more_rules import sent_of

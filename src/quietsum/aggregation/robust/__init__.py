@@ -5,19 +5,28 @@ from __future__ import annotations
 from quietsum.aggregation.robust.before import BEFORE, Before
 from quietsum.aggregation.robust.fold import RobustFold, RobustState
 from quietsum.aggregation.robust.registry import RULES, most_attackers, rule_named
-from quietsum.aggregation.robust.rule import Facts, Rule, Sent, Trial, Verdict
+from quietsum.aggregation.robust.rows.distances import refuse_beyond_memory
+from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Trial, Vector, Verdict
+from quietsum.aggregation.robust.rules.clipped import CenteredClipping, NormBounded
+from quietsum.aggregation.robust.rules.trust import TrustedByTrial
 
 __all__ = [
     "BEFORE",
     "RULES",
     "Before",
+    "CenteredClipping",
     "Facts",
+    "Matrix",
+    "NormBounded",
     "RobustFold",
     "RobustState",
     "Rule",
     "Sent",
     "Trial",
+    "TrustedByTrial",
+    "Vector",
     "Verdict",
     "most_attackers",
+    "refuse_beyond_memory",
     "rule_named",
 ]

@@ -19,8 +19,9 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.geometry import squared_distances, steady_order, weighted_sum
-from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.judge import finite_rows, judged, steady_order
+from quietsum.aggregation.robust.rows.blocks import mixtures
+from quietsum.aggregation.robust.rows.distances import pairwise_distances
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter
 
@@ -78,7 +79,7 @@ class Before:
         )
         return dataclasses.replace(
             inner, title=f"{inner.title} after {first}", source=f"{inner.source}; {paper}", breakdown=told, least=least,
-            needs_individuals=True, sensitivity=None,
+            needs_individuals=True, sensitivity=None, pairs=inner.pairs or not bucketing,
         )  # fmt: skip
 
     def memory(self, registered: int, dimension: int) -> Mapping[str, Vector]:
@@ -91,7 +92,7 @@ class Before:
 
     def _combine(self, sent: Sent) -> Verdict:
         mixing = self._nearest(sent) if self.kind == "nnm" else self._buckets(sent)
-        mixed = np.stack([weighted_sum(sent.updates, shares) for shares in mixing])
+        mixed = mixtures(sent.updates, mixing)
         places = sent.places if self.kind == "nnm" else np.arange(len(mixed), dtype=np.int64)
         registered = sent.registered if self.kind == "nnm" else max(sent.registered, len(mixed))
         found = self.rule.combine(dataclasses.replace(sent, updates=mixed, places=places, registered=registered))
@@ -112,12 +113,11 @@ class Before:
         count = len(sent)
         near = max(count - sent.attackers, 1)
         order = steady_order(sent.updates)
-        distances = squared_distances(sent.updates)
+        distances = pairwise_distances(sent.updates)
         np.fill_diagonal(distances, -1.0)  # itself first, also among rows that are the same
-        distances = distances[:, order]
         mixing = np.zeros((count, count))
         for row in range(count):
-            mixing[row, order[np.argsort(distances[row], kind="stable")[:near]]] = 1 / near
+            mixing[row, order[np.argsort(distances[row, order], kind="stable")[:near]]] = 1 / near
         return mixing
 
     @staticmethod

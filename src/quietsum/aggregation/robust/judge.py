@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.blocks import NotFinite
+from quietsum.aggregation.robust.rows.blocks import NotFinite
 from quietsum.aggregation.robust.rule import Matrix, Rule, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, TooFewParties
 
-__all__ = ["finite_rows", "judged", "lowest"]
+__all__ = ["finite_rows", "judged", "lowest", "steady_order"]
 
 _TIE = 1e-9  # relative: scores closer than this differ by rounding
 
@@ -107,3 +107,11 @@ def lowest(scores: Vector, count: int, updates: Matrix) -> NDArray[np.int64]:
 
         tied = np.array(sorted(tied.tolist(), key=functools.cmp_to_key(compare)))[: count - len(sure)]
     return np.sort(np.concatenate([sure, tied])).astype(np.int64)
+
+
+def steady_order(updates: Matrix) -> NDArray[np.int64]:
+    """An order of the rows that depends on what they hold and not on where they stand, for ties and for draws."""
+    first = [np.ascontiguousarray(row[:64]).tobytes() for row in updates]
+    with np.errstate(over="ignore", invalid="ignore"):
+        rest = [float(np.nan_to_num(np.sum(row, dtype=np.float64))) for row in updates]
+    return np.array(sorted(range(len(updates)), key=lambda row: (first[row], rest[row])), dtype=np.int64)

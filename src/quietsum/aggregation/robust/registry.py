@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from quietsum.aggregation.robust.before import Before
-from quietsum.aggregation.robust.bulyan import Bulyan
-from quietsum.aggregation.robust.clipped import CenteredClipping, NormBounded
-from quietsum.aggregation.robust.dnc import DivideAndConquer
-from quietsum.aggregation.robust.flame import Flame
-from quietsum.aggregation.robust.fltrust import FLTrust
-from quietsum.aggregation.robust.foolsgold import FoolsGold
-from quietsum.aggregation.robust.geometric import GeometricMedian
-from quietsum.aggregation.robust.krum import Krum, MultiKrum
-from quietsum.aggregation.robust.order import CoordinateMedian, TrimmedMean
 from quietsum.aggregation.robust.rule import Rule
-from quietsum.aggregation.robust.signguard import SignGuard
-from quietsum.aggregation.robust.trust import TrustedByTrial
+from quietsum.aggregation.robust.rules.bulyan import Bulyan
+from quietsum.aggregation.robust.rules.clipped import CenteredClipping, NormBounded
+from quietsum.aggregation.robust.rules.dnc import DivideAndConquer
+from quietsum.aggregation.robust.rules.flame import Flame
+from quietsum.aggregation.robust.rules.fltrust import FLTrust
+from quietsum.aggregation.robust.rules.foolsgold import FoolsGold
+from quietsum.aggregation.robust.rules.geometric import GeometricMedian
+from quietsum.aggregation.robust.rules.krum import Krum, MultiKrum
+from quietsum.aggregation.robust.rules.order import CoordinateMedian, TrimmedMean
+from quietsum.aggregation.robust.rules.signguard import SignGuard
+from quietsum.aggregation.robust.rules.trust import TrustedByTrial
 from quietsum.errors import InvalidParameter
 
 __all__ = ["RULES", "most_attackers", "rule_named"]

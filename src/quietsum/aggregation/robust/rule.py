@@ -85,7 +85,7 @@ class Facts:
     ``least`` is the smallest n that it works with for f attackers, and what a plan is held to; ``breakdown`` says in
     words up to which share of attackers its result stays bounded, or that nobody has proved one. ``sensitivity`` says
     by how much one update moves the step, None where there is no bound. ``remembers``: it keeps a record of each party
-    from round to round. ``source`` names the paper.
+    from round to round. ``pairs``: it compares every two updates, so memory grows with n². ``source`` names the paper.
     """
 
     title: str
@@ -95,6 +95,7 @@ class Facts:
     needs_individuals: bool = True
     needs_trial: bool = False
     remembers: bool = False
+    pairs: bool = False
     sensitivity: str | None = None
     limits: str = ""
 

@@ -31,7 +31,8 @@ def bandwidth_of(points: Matrix, quantile: float = 0.5) -> float:
     some = points[:: -(-len(points) // MOST)]
     nearest = max(int(len(some) * quantile), 1)
     squares = _squares(some, some)
-    return float(np.mean(np.sqrt(np.partition(squares, nearest - 1, axis=1)[:, nearest - 1])))
+    squares.partition(nearest - 1, axis=1)
+    return float(np.mean(np.sqrt(squares[:, nearest - 1])))
 
 
 def mean_shift(points: Matrix, bandwidth: float) -> tuple[Matrix, NDArray[np.int64]]:
@@ -97,4 +98,8 @@ def _climb(seed: Matrix, points: Matrix, bandwidth: float) -> tuple[Matrix, int]
 
 
 def _squares(points: Matrix, others: Matrix) -> Matrix:
-    return np.asarray(np.sum((points[:, None, :] - others[None, :, :]) ** 2, axis=2))
+    total, apart = np.zeros((2, len(points), len(others)))
+    for column, other in zip(points.T, others.T, strict=True):
+        np.subtract(column[:, None], other, out=apart)
+        total += np.multiply(apart, apart, out=apart)
+    return total

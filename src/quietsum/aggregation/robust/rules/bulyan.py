@@ -14,13 +14,14 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.geometry import squared_distances, steady_order
-from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.judge import finite_rows, judged, lowest
+from quietsum.aggregation.robust.rows.blocks import LARGEST
+from quietsum.aggregation.robust.rows.distances import pairwise_distances
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
+from quietsum.aggregation.robust.rules.krum import krum_scores
+from quietsum.aggregation.robust.rules.order import by_coordinate
 
 __all__ = ["Bulyan"]
-
-_COLUMNS = 1 << 15
 
 
 @final
@@ -34,6 +35,7 @@ class Bulyan:
         source="El Mhamdi, Guerraoui, Rouault 2018",
         breakdown="each coordinate stays near honest values while at most (n − 3)/4 of the updates are anything",
         least=lambda attackers: 4 * attackers + 3,
+        pairs=True,
         limits="honest updates far from the others are left out as well: sites with unlike data lose their say",
     )
 
@@ -47,32 +49,32 @@ class Bulyan:
 
     def _combine(self, sent: Sent) -> Verdict:
         count, attackers = len(sent), sent.attackers
-        distances = squared_distances(sent.updates)
-        near = np.sort(distances, axis=1)[:, 1 : max(count - attackers - 1, 2)]
-        with np.errstate(over="ignore"):
-            scores: Vector = near.sum(axis=1)
-        order = steady_order(sent.updates)
-        ranked = order[np.argsort(scores[order], kind="stable")]
-        chosen = np.sort(ranked[: count - 2 * attackers])
+        roots = krum_scores(pairwise_distances(sent.updates), attackers)
+        chosen = lowest(roots, count - 2 * attackers, sent.updates)
         kept = np.zeros(count, dtype=np.bool_)
         kept[chosen] = True
-        step = _around_median(sent.updates[chosen], max(len(chosen) - 2 * attackers, 1))
+        near = max(len(chosen) - 2 * attackers, 1)
+        step = by_coordinate(sent.updates[chosen], lambda ordered: _around_median(ordered, near))
+        with np.errstate(over="ignore"):
+            scores = np.minimum(roots**2, LARGEST)
         told = "its distance to the updates nearest to it is among the largest"
         return Verdict(
-            step=step, kept=kept, statistics={"krum_score": np.minimum(scores, np.finfo(np.float64).max)},
+            step=step, kept=kept, statistics={"krum_score": scores},
             reasons={int(row): told for row in np.flatnonzero(~kept)},
         )  # fmt: skip
 
 
-def _around_median(chosen: Matrix, count: int) -> Vector:
-    """In each column the mean of the ``count`` values nearest to the median."""
-    step = np.empty(chosen.shape[1])
-    for start in range(0, chosen.shape[1], _COLUMNS):
-        part = np.asarray(chosen[:, start : start + _COLUMNS], dtype=np.float64) * 0.25  # no overflow in what follows
-        part.sort(axis=0)  # of two values at the same distance it is the smaller one, wherever it stood
-        away = np.abs(part - np.median(part, axis=0))
-        nearest = np.argsort(away, axis=0, kind="stable")[:count]
-        found = (np.take_along_axis(part, nearest, axis=0) / count).sum(axis=0)
-        most = np.finfo(np.float64).max / 4
-        step[start : start + _COLUMNS] = np.clip(found, -most, most) * 4
-    return step
+def _around_median(ordered: Matrix, count: int) -> Vector:
+    """In each row of ascending numbers the mean of the ``count`` nearest to its median; the smaller of two as near.
+
+    They stand side by side: the window moves up as long as its first number is further away than the one after it.
+
+    >>> _around_median(np.array([[0.0, 2.0, 3.0, 4.0, 9.0], [1.0, 1.0, 5.0, 9.0, 9.0]]), 2)
+    array([2.5, 3. ])
+    """
+    quarter = ordered.astype(np.float64) / 4  # differences and sums stay in range
+    last = quarter.shape[1] - count
+    middle = (quarter[:, (last + count - 1) // 2] + quarter[:, (last + count) // 2])[:, None] / 2
+    start = np.count_nonzero(middle - quarter[:, :last] > quarter[:, count:] - middle, axis=1)
+    window = np.take_along_axis(quarter, start[:, None] + np.arange(count), axis=1)
+    return np.asarray(np.clip(window @ np.full(count, 1 / count), -LARGEST / 4, LARGEST / 4) * 4)

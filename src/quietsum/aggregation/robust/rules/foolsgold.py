@@ -18,8 +18,9 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.geometry import cosines, weighted_sum
 from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.rows.blocks import LARGEST, mixture
+from quietsum.aggregation.robust.rows.distances import cosines
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
 __all__ = ["FoolsGold", "sybil_weights"]
@@ -36,13 +37,15 @@ def sybil_weights(similar: Matrix) -> Vector:
     count = len(similar)
     if count == 1:
         return np.ones(1)
-    others = np.where(np.eye(count, dtype=np.bool_), -np.inf, similar)
-    nearest = others.max(axis=1)
+    others = similar.copy()
+    np.fill_diagonal(others, -np.inf)
+    nearest, pardoned = others.max(axis=1), np.empty(count)
     with np.errstate(divide="ignore", invalid="ignore"):
-        pardon = np.where(nearest[None, :] > nearest[:, None], nearest[:, None] / nearest[None, :], 1.0)
-        pardoned = np.where(np.isfinite(pardon), others * pardon, others)
-    np.fill_diagonal(pardoned, -np.inf)
-    trusted = np.clip(1 - pardoned.max(axis=1), 0.0, 1.0)
+        for row, own in enumerate(nearest):
+            pardon = np.where(nearest > own, own / nearest, 1.0)
+            pardon[~np.isfinite(pardon) | (np.arange(count) == row)] = 1.0
+            pardoned[row] = (others[row] * pardon).max()
+    trusted = np.clip(1 - pardoned, 0.0, 1.0)
     if not trusted.max() > 1e-12:
         return np.zeros(count)
     trusted = np.minimum(trusted / trusted.max(), _SURE)
@@ -61,6 +64,7 @@ class FoolsGold:
         source="Fung, Yoon, Beschastnikh 2018",
         breakdown="none proved: made for any number of sybils that push the same way, and against nothing else",
         least=lambda attackers: attackers + 1,
+        pairs=True,
         remembers=True,
         limits="a single attacker is never noticed; honest sites with like data are taken for sybils, and sybils that "
         "differ by noise for honest ones. It remembers one vector for every registered party",
@@ -78,9 +82,8 @@ class FoolsGold:
         count, dimension = sent.updates.shape
         before = sent.memory.get("history")
         history = np.zeros((sent.registered, dimension)) if before is None else before.reshape(-1, dimension).copy()
-        most = np.finfo(np.float64).max
         with np.errstate(over="ignore"):
-            history[sent.places] = np.clip(history[sent.places] + sent.updates, -most, most)
+            history[sent.places] = np.clip(history[sent.places] + sent.updates, -LARGEST, LARGEST)
         weights = sybil_weights(cosines(history[sent.places]))
         if not weights.any():  # nothing tells any of them apart
             weights = np.ones(count)
@@ -88,6 +91,6 @@ class FoolsGold:
         shares = weights / weights.sum()
         told = "the sum of its updates so far points where another party's does"
         return Verdict(
-            step=weighted_sum(sent.updates, shares), kept=kept, weights=shares, statistics={"say": weights},
+            step=mixture(sent.updates, shares), kept=kept, weights=shares, statistics={"say": weights},
             reasons={int(row): told for row in np.flatnonzero(~kept)}, memory={"history": history.ravel()},
         )  # fmt: skip

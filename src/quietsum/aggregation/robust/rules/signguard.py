@@ -9,8 +9,8 @@
 3. The step is the mean over S₁ ∩ S₂ of the updates, each shortened to M at most.
 
 Where the paper divides by zero or takes the mean of nothing: a sign that no update has is no feature; M = 0 keeps the
-updates of zeros; a bandwidth of zero is dealt with in :mod:`~quietsum.aggregation.robust.meanshift`; an empty S₁ ∩ S₂
-has a step of zeros, so that the model stays as it is. The run comes from the rule's random source, never from a seed;
+updates of zeros; for a bandwidth of zero see :mod:`~quietsum.aggregation.robust.rows.meanshift`; an empty S₁ ∩ S₂ has a
+step of zeros, so that the model stays as it is. The run comes from the rule's random source, never from a seed;
 it is a tenth of the coordinates, one at least. In a small model that is a handful, and shares of a handful of signs are
 coarse; looking at more of them leaves out more honest updates (benchmarks/fraud_defence.py), since finer shares of ten
 updates are never quite alike.
@@ -25,10 +25,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.blocks import LARGEST, NotFinite, lengths, mixture, signs
-from quietsum.aggregation.robust.distances import cosines
 from quietsum.aggregation.robust.judge import judged
-from quietsum.aggregation.robust.meanshift import largest_cluster
+from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, lengths, mixture, signs
+from quietsum.aggregation.robust.rows.distances import cosines, cosines_with
+from quietsum.aggregation.robust.rows.meanshift import largest_cluster
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, whole_number
 
@@ -77,6 +77,7 @@ class SignGuard:
                 "than half are anything, and attackers must imitate the honest shares of signs"
             ),
             least=lambda attackers: 2 * attackers + 1,
+            pairs=self.form == "sim",
             limits=(
                 "an attacker who imitates the shares of signs is kept; noise on the updates hides the signs; with few "
                 "updates there is nothing to count, and below four only lengths are judged"
@@ -143,10 +144,9 @@ class SignGuard:
 def _near(sent: Sent, found: Vector, last: Vector) -> Vector:
     """clip(cosine, 0, median)/(5 · median): with the last step, or with the other updates before there is one."""
     if last.any():
-        alike = cosines(sent.updates, found, last)[:, 0]
+        alike = cosines_with(sent.updates, found, last)
     elif len(sent) > 1:
-        between = cosines(sent.updates, found)
-        alike = np.median(between[~np.eye(len(sent), dtype=np.bool_)].reshape(len(sent), -1), axis=1)
+        alike = np.array([np.median(np.delete(row, at)) for at, row in enumerate(cosines(sent.updates))])
     else:
         alike = np.ones(1)
     middle = float(np.median(alike))

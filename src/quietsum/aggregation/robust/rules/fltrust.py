@@ -5,8 +5,8 @@ brought to the length of g₀, and the step is Σ TSᵢ·gᵢ·|g₀|/|gᵢ| / �
 model stays as it is.
 
 Record noise hides the cosine: in d coordinates a noisy update is nearly at right angles to everything, and what is left
-of it is brought to the length of an update without noise, so training becomes slow. :mod:`quietsum.aggregation.robust.
-trust` is made for that.
+of it is brought to the length of an update without noise, so training becomes slow. :mod:`~quietsum.
+aggregation.robust.rules.trust` is made for that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.fold import length_of
-from quietsum.aggregation.robust.geometry import unit_rows, weighted_sum
 from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.rows.blocks import mixture, unit_rows
 from quietsum.aggregation.robust.rule import Facts, Sent, Trial, Vector, Verdict
 from quietsum.errors import InvalidParameter
 
@@ -71,7 +71,7 @@ class FLTrust:
             shares, step = np.zeros(len(sent)), np.zeros(sent.updates.shape[1])
         else:
             shares = trust / trust.sum()
-            step = weighted_sum(units, shares) * length
+            step = mixture(units, shares) * length
         return Verdict(
             step=step, kept=kept, weights=shares, statistics={"root_cosine": cosine},
             reasons={int(row): "it points away from the root update" for row in np.flatnonzero(~kept)},

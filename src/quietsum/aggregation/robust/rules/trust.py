@@ -35,10 +35,10 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.fold import length_of
-from quietsum.aggregation.robust.fltrust import trial_of
-from quietsum.aggregation.robust.geometry import lengths, unit_rows, weighted_sum
 from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.rows.blocks import lengths, mixture, unit_rows
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Trial, Vector, Verdict
+from quietsum.aggregation.robust.rules.fltrust import trial_of
 from quietsum.errors import InvalidParameter, probability, whole_number
 
 __all__ = ["TrustedByTrial"]
@@ -119,7 +119,7 @@ class TrustedByTrial:
             shares = trust**2 / (trust**2).sum()
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 cut = np.where(size > limit, limit / size, 1.0)
-            step = weighted_sum(sent.updates, shares * cut)
+            step = mixture(sent.updates, shares * cut)
         return Verdict(
             step=step, kept=kept, weights=shares, memory=memory,
             statistics={"merit": merit, "average_merit": average, "trust": trust},

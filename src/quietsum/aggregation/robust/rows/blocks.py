@@ -15,7 +15,9 @@ import numpy as np
 
 from quietsum.aggregation.robust.rule import Matrix, Vector
 
-__all__ = ["LARGEST", "NotFinite", "each_block", "lengths", "mixture", "shares", "signs", "tamed"]
+__all__ = [
+    "LARGEST", "NotFinite", "each_block", "lengths", "mixture", "mixtures", "shares", "signs", "tamed", "unit_rows",
+]  # fmt: skip
 
 
 class NotFinite(Exception):
@@ -26,6 +28,7 @@ LARGEST = float(np.finfo(np.float64).max)
 
 _BLOCK = 1 << 18  # numbers in a block: 2 MiB of float64; BLAS uses no threads of its own for a product this small
 _RUN = 1 << 14  # numbers of one row at a time, where each row is worked on alone
+_LEAST_COLUMNS = 256  # a product with fewer at a time spends its time on reading
 _SHARED = 1 << 22  # below so many numbers, threads cost more than they save
 _MOST_THREADS = 4
 _SAFE = (1e-280, 1e280)  # squares outside have left the range, or lost digits at its ends
@@ -81,10 +84,12 @@ def lengths(updates: Matrix, centre: Vector | None = None) -> Vector:
 
     def apart(part: slice, share: int) -> None:
         origin = 0.0 if centre is None else centre[part]
-        rest = np.empty(part.stop - part.start)
-        for row in range(rows):
-            np.subtract(updates[row, part], origin, out=rest)
-            sums[share, row] += np.einsum("i,i->", rest, rest)
+        many = max(_RUN // (part.stop - part.start), 1)  # short rows together
+        rest = np.empty((min(many, rows), part.stop - part.start))
+        for row in range(0, rows, many):
+            run = rest[: min(many, rows - row)]
+            np.subtract(updates[row : row + many, part], origin, out=run)
+            sums[share, row : row + many] += np.einsum("ij,ij->i", run, run)
 
     if centre is None and updates.dtype == np.float64 and updates.flags.c_contiguous:
         each_block(dimension, rows, alone, numbers=max(_SHARED // 2, dimension))
@@ -134,6 +139,21 @@ def tamed(updates: Matrix, centre: Vector | None = None, *, few: bool = True) ->
     return updates, found
 
 
+def unit_rows(updates: Matrix) -> Matrix:
+    """Each row over its length; a row of zeros stays one.
+
+    >>> unit_rows(np.array([[3.0, 4.0], [1.7e308, -1.7e308], [0.0, 5e-324], [0.0, 0.0]])).round(3).tolist()
+    [[0.6, 0.8], [0.707, -0.707], [0.0, 1.0], [0.0, 0.0]]
+    """
+    found = lengths(updates)
+    odd = ~((found > _SAFE[0]) & (found < LARGEST))  # too long, or too short for a quotient of all digits
+    units = np.asarray(updates / np.where(odd, 1.0, found)[:, None])
+    for row in np.flatnonzero(odd & (found > 0)).tolist():
+        whole = units[row] / np.abs(units[row]).max()
+        units[row] = whole / np.linalg.norm(whole)
+    return units
+
+
 def mixture(updates: Matrix, weights: Vector, start: Vector | None = None) -> Vector:
     """``start`` + Σ weights[i] · row i, in float64; ``start`` counts 1 − Σ weights where it is given.
 
@@ -161,6 +181,22 @@ def mixture(updates: Matrix, weights: Vector, start: Vector | None = None) -> Ve
         if start is not None:
             step += rest / 2 * start
     return np.clip(step, -LARGEST / 2, LARGEST / 2) * 2
+
+
+def mixtures(updates: Matrix, weights: Matrix) -> Matrix:
+    """:func:`mixture` for each row of ``weights``, in one product: (mixtures, dimension)."""
+    rows, dimension = updates.shape
+    found = np.empty((len(weights), dimension))
+    for unit in (1.0, 0.5):  # by half where a sum of finite numbers leaves float64
+        scaled = weights * unit if unit != 1 else weights
+
+        def add(part: slice, _: int, scaled: Matrix = scaled) -> None:
+            found[:, part] = scaled @ updates[:, part].astype(np.float64, copy=False)
+
+        each_block(rows, dimension, add, numbers=max(_BLOCK, rows * _LEAST_COLUMNS), alone=True)
+        if np.isfinite(found).all():
+            break
+    return found if unit == 1 else np.clip(found, -LARGEST / 2, LARGEST / 2) * 2
 
 
 def signs(updates: Matrix, part: slice) -> Matrix:

@@ -12,11 +12,13 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.blocks import LARGEST, NotFinite, each_block
 from quietsum.aggregation.robust.judge import judged
+from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, each_block
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
-__all__ = ["CoordinateMedian", "TrimmedMean"]
+__all__ = ["CoordinateMedian", "TrimmedMean", "by_coordinate"]
+
+_SORTED = 1 << 16  # numbers sorted at a time: half a MiB, within the cache of a core
 
 
 @final
@@ -52,7 +54,7 @@ class CoordinateMedian:
             found = (one + other) / 2
             return found if np.isfinite(found).all() else one / 2 + other / 2
 
-        return Verdict(step=_by_coordinate(sent.updates, middle), kept=np.ones(len(sent), dtype=np.bool_))
+        return Verdict(step=by_coordinate(sent.updates, middle), kept=np.ones(len(sent), dtype=np.bool_))
 
 
 @final
@@ -88,11 +90,11 @@ class TrimmedMean:
             kept = ordered[:, first:last]
             return np.asarray(kept.astype(np.float64, copy=False) @ shares)
 
-        step = _by_coordinate(sent.updates, inner)
+        step = by_coordinate(sent.updates, inner)
         return Verdict(step=np.clip(step, -LARGEST, LARGEST), kept=np.ones(len(sent), dtype=np.bool_))
 
 
-def _by_coordinate(updates: Matrix, take: Callable[[Matrix], Vector]) -> Vector:
+def by_coordinate(updates: Matrix, take: Callable[[Matrix], Vector]) -> Vector:
     """``take`` of each coordinate's numbers in order, a row a coordinate."""
     rows, dimension = updates.shape
     step = np.empty(dimension)
@@ -109,6 +111,3 @@ def _by_coordinate(updates: Matrix, take: Callable[[Matrix], Vector]) -> Vector:
     if any(broken):
         raise NotFinite
     return step
-
-
-_SORTED = 1 << 16  # numbers sorted at a time: half a MiB, within the cache of a core

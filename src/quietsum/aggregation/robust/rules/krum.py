@@ -12,14 +12,15 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.blocks import NotFinite, mixture
-from quietsum.aggregation.robust.distances import pairwise_distances, rough_distances
 from quietsum.aggregation.robust.judge import judged, lowest
+from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, mixture
+from quietsum.aggregation.robust.rows.distances import pairwise_distances, rough_distances
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
 
 __all__ = ["Krum", "MultiKrum", "krum_scores"]
 
 _LARGE = 1 << 22  # numbers from which on single precision is tried first
+_TILE = 256  # rows scored at a time
 _CLEAR = 1e-5  # relative: a hundred times what single precision is off by
 
 
@@ -42,6 +43,7 @@ class Krum:
             "to them"
         ),
         least=_least,
+        pairs=True,
         limits=(
             "the step is a single update, so nothing averages out; sites whose data differ from the others' are never "
             "chosen; attackers who sit close together inside the honest spread win"
@@ -71,6 +73,7 @@ class MultiKrum:
             "is close to them"
         ),
         least=_least,
+        pairs=True,
         limits=(
             "always leaves out f, also where all are honest; attackers who sit close together inside the honest "
             "spread (LIE) are kept, and honest sites whose data differ are not"
@@ -94,12 +97,18 @@ def krum_scores(distances: Matrix, attackers: int) -> Vector:
     count = len(distances)
     if count == 1:
         return np.zeros(1)
-    others = distances[~np.eye(count, dtype=np.bool_)].reshape(count, count - 1)
     neighbours = min(max(count - attackers - 2, 1), count - 1)
-    nearest = np.partition(others, neighbours - 1, axis=1)[:, :neighbours]
-    unit = nearest.max(axis=1, keepdims=True)
-    unit[unit == 0] = 1.0
-    return np.asarray(unit[:, 0] * np.sqrt(np.sum(np.sort((nearest / unit) ** 2, axis=1), axis=1)))
+    scores = np.empty(count)
+    for start in range(0, count, _TILE):  # so that no second table of all pairs is needed
+        others = distances[start : start + _TILE].copy()
+        others[np.arange(len(others)), np.arange(start, start + len(others))] = np.inf
+        others.partition(neighbours - 1, axis=1)
+        nearest = others[:, :neighbours]
+        unit = nearest.max(axis=1, keepdims=True)
+        unit[unit == 0] = 1.0
+        sums = np.sum(np.sort((nearest / unit) ** 2, axis=1), axis=1)
+        scores[start : start + _TILE] = unit[:, 0] * np.sqrt(sums)
+    return np.minimum(scores, LARGEST)
 
 
 def _scores(sent: Sent, count: int) -> Vector:

@@ -13,9 +13,9 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.blocks import LARGEST, NotFinite, lengths, mixture
-from quietsum.aggregation.robust.distances import central_row, gram
 from quietsum.aggregation.robust.judge import judged
+from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, lengths, mixture
+from quietsum.aggregation.robust.rows.distances import central_row, gram
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 from quietsum.errors import positive, whole_number
 
@@ -23,6 +23,7 @@ __all__ = ["GeometricMedian"]
 
 _FAR = 1e60  # a row so many times further than the middle one pulls in its direction alone, however far
 _SAFE = (1e-200, 1e200)  # squares outside are computed in other units
+_TILE = 256  # rows at a time
 _STILL = 1e-13  # of the middle distance: a step shorter than this ends the search
 
 
@@ -42,6 +43,7 @@ class GeometricMedian:
             "are anything (follows from Minsker 2015, Lemma 2.1)"
         ),
         least=lambda attackers: 2 * attackers + 1,
+        pairs=True,
         limits=(
             "every update pulls with the same force, so f attackers who agree move it f/n of the way that the honest "
             "spread allows (LIE, Min-Max)"
@@ -100,8 +102,10 @@ class GeometricMedian:
 
 def _medoid(products: Matrix) -> tuple[int, Vector]:
     """The row with the smallest middle distance from all rows, and every row's middle distance."""
-    squares = np.diagonal(products)
-    apart = np.median(np.maximum(squares[:, None] + squares[None, :] - 2 * products, 0.0), axis=1)
+    squares, apart = np.diagonal(products), np.empty(len(products))
+    for start in range(0, len(products), _TILE):  # so that no second table of all pairs is needed
+        tile = slice(start, start + _TILE)
+        apart[tile] = np.median(np.maximum(squares[tile, None] + squares - 2 * products[tile], 0.0), axis=1)
     return int(np.argmin(apart)), np.sqrt(apart)
 
 
@@ -138,4 +142,4 @@ class _Around:
             apart = np.asarray(updates[row], dtype=np.float64) / 4 - centre / 4
             apart /= np.abs(apart).max()
             scaled[row] = apart * (min(found[row] / unit, _FAR) / float(np.linalg.norm(apart)))
-        return cls(index=index, products=gram(scaled, np.zeros(updates.shape[1])), unit=unit, scaled=scaled)
+        return cls(index=index, products=gram(scaled), unit=unit, scaled=scaled)

@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.blocks import lengths, mixture, tamed
 from quietsum.aggregation.robust.judge import judged
+from quietsum.aggregation.robust.rows.blocks import lengths, mixture, tamed
 from quietsum.aggregation.robust.rule import Facts, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, positive, whole_number
 

@@ -18,8 +18,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.geometry import cosines, lengths, weighted_sum
 from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.rows.blocks import lengths, mixture
+from quietsum.aggregation.robust.rows.distances import cosines
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
 __all__ = ["Flame", "densest_majority"]
@@ -65,11 +66,12 @@ def _within(distances: Matrix, limit: float, start: int) -> NDArray[np.bool_]:
     """What can be reached from ``start`` in steps of at most ``limit``."""
     found = np.zeros(len(distances), dtype=np.bool_)
     found[start] = True
-    while True:
-        more = found | (distances[found] <= limit).any(axis=0)
-        if (more == found).all():
-            return found
-        found = more
+    reached = np.array([start])
+    while len(reached):  # every row is reached once, and its distances are looked at once
+        near = (distances[reached] <= limit).any(axis=0)
+        reached = np.flatnonzero(near & ~found)
+        found[reached] = True
+    return found
 
 
 @final
@@ -83,6 +85,7 @@ class Flame:
         source="Nguyen et al. 2022",
         breakdown="none proved; needs an honest majority, and no row counts for more than the median length",
         least=lambda attackers: 2 * attackers + 1,
+        pairs=True,
         limits="FLAME's noise step is left out: it is no privacy. Attackers that keep within the spread of honest "
         "directions stay in the cluster, and honest ones outside the densest majority fall out of it in every round",
     )
@@ -96,8 +99,9 @@ class Flame:
         return judged(self, sent, finite_rows(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
-        similar, size = cosines(sent.updates), lengths(sent.updates)
-        apart = 1 - similar
+        apart, size = cosines(sent.updates), lengths(sent.updates)
+        middling = np.array([np.median(row) for row in apart])
+        np.subtract(1, apart, out=apart)
         np.fill_diagonal(apart, 0.0)
         kept = densest_majority(apart)
         middle = float(np.median(size / 2)) * 2
@@ -106,7 +110,7 @@ class Flame:
             cut = np.where(size > middle, middle / size, 1.0)
         told = "its direction is not in the cluster of the majority"
         return Verdict(
-            step=weighted_sum(sent.updates, shares * cut), kept=kept, weights=shares,
-            statistics={"length": size, "median_cosine": np.median(similar, axis=1)},
+            step=mixture(sent.updates, shares * cut), kept=kept, weights=shares,
+            statistics={"length": size, "median_cosine": middling},
             reasons={int(row): told for row in np.flatnonzero(~kept)},
         )  # fmt: skip

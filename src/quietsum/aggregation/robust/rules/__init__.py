@@ -1,0 +1,1 @@
+"""The rules, one idea a file; :mod:`quietsum.aggregation.robust.registry` knows them by name."""
