@@ -21,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022  # in plain order: ruff takes L1 and L2 for constants
     "Accountant",
     "ApproximateDP",
+    "BayesianDiagnostic",
     "Budget",
     "BudgetExhausted",
     "ClassicalAccountant",
@@ -42,6 +43,7 @@ __all__ = [  # noqa: RUF022  # in plain order: ruff takes L1 and L2 for constant
     "FixedSizeSampled",
     "Gaussian",
     "GaussianMechanism",
+    "GaussianPrior",
     "Group",
     "Guarantee",
     "InvalidParameter",
@@ -54,6 +56,7 @@ __all__ = [  # noqa: RUF022  # in plain order: ruff takes L1 and L2 for constant
     "LedgerBroken",
     "MixedUnits",
     "Neighbours",
+    "ObservedNorms",
     "Observer",
     "OneInOneOut",
     "Outcome",
@@ -83,6 +86,7 @@ __all__ = [  # noqa: RUF022  # in plain order: ruff takes L1 and L2 for constant
     "__version__",
     "analyze_privacy_utility_tradeoff",
     "attacker_advantage",
+    "bayesian_loss",
     "calibrate_noise",
     "calibrate_rate",
     "calibrate_rounds",
@@ -115,6 +119,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         UnsupportedEvent,
     )
     from quietsum.ledger import Ledger
+    from quietsum.mechanisms.bayesian import BayesianDiagnostic, GaussianPrior, ObservedNorms, bayesian_loss
     from quietsum.mechanisms.central import (
         L1,
         L2,
@@ -180,6 +185,7 @@ else:
             "QuietsumError TooFewParties UnsupportedEvent"
         ),
         "ledger": "Ledger",
+        "mechanisms.bayesian": "BayesianDiagnostic GaussianPrior ObservedNorms bayesian_loss",
         "mechanisms.central": (
             "DiscreteGaussianMechanism DiscreteLaplaceMechanism ExponentialMechanism GaussianMechanism L1 L2 LInf "
             "LaplaceMechanism PermuteAndFlip ReportNoisyMax SkellamMechanism"

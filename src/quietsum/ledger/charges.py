@@ -14,18 +14,20 @@ from quietsum.errors import InvalidParameter, probability, whole_number
 from quietsum.ledger.encoding import label
 from quietsum.privacy.events import (
     Composed,
+    Diagnostic,
     FixedSizeSampled,
     Group,
     PoissonSampled,
     PrivacyEvent,
     Repeated,
     from_dict,
+    require_event,
     to_dict,
 )
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
-__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "drawn_twice"]
+__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "drawn_twice", "require_charges"]
 
 ACCOUNTINGS = ("exact", "rdp", "moments")
 
@@ -84,10 +86,8 @@ class Charge:
         object.__setattr__(self, "dataset", label("dataset", self.dataset))
         if not isinstance(self.unit, PrivacyUnit):
             raise InvalidParameter("unit", self.unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
-        if self.event is not None and not isinstance(self.event, PrivacyEvent):
-            raise InvalidParameter(
-                "event", self.event, "is not a privacy event", "pass an event, or None for an unprotected release"
-            )
+        if self.event is not None:
+            require_event("event", self.event, "pass an event, or None for an unprotected release")
         observers = tuple(self.observers)
         if not observers or len(set(observers)) < len(observers):
             raise InvalidParameter("observers", observers, "must name each observer once, and at least one")
@@ -193,6 +193,20 @@ def budget_to(budget: Budget) -> dict[str, Any]:
 def budget_from(values: Mapping[str, Any]) -> Budget:
     """The budget that :func:`budget_to` wrote; other keys are ignored."""
     return Budget(epsilon=values["epsilon"], delta=values["delta"], unit=PrivacyUnit(values["unit"]))
+
+
+def require_charges(charges: Iterable[object]) -> tuple[Charge, ...]:
+    """``charges`` as a tuple; what is no charge is refused, a diagnostic by its name."""
+    found = []
+    for charge in charges:
+        if isinstance(charge, Diagnostic):
+            require_event("charges", charge)
+        if not isinstance(charge, Charge):
+            raise InvalidParameter(
+                "charges", charge, "is no charge", "pass Charge(party=…, dataset=…, unit=…, event=…)"
+            )
+        found.append(charge)
+    return tuple(found)
 
 
 def drawn_twice(event: PrivacyEvent, drawn: bool = False) -> bool:

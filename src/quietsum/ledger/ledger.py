@@ -16,7 +16,7 @@ from typing import Any, Self, final
 
 from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
 from quietsum.ledger.accounts import Reservation, RunState, check_raise, check_reason, rounds_of
-from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
+from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, require_charges
 from quietsum.ledger.encoding import canonical, digest, label, message_to_sign
 from quietsum.ledger.entries import Entry, Kind, Receipt
 from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
@@ -172,7 +172,7 @@ class Ledger(LedgerReading):
         BudgetExhausted where the run's own limit or a lifetime would not hold; then nothing was written.
         """
         run, round = label("run", run), whole_number("round", round)
-        attempt, charges = whole_number("attempt", attempt, 1), tuple(charges)
+        attempt, charges = whole_number("attempt", attempt, 1), require_charges(charges)
         self._correct()
 
         def check() -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "VERSION",
     "ApproximateDP",
     "Composed",
+    "Diagnostic",
     "DiscreteGaussian",
     "DiscreteGaussianSum",
     "DiscreteLaplace",
@@ -55,6 +56,7 @@ __all__ = [
     "Zcdp",
     "from_dict",
     "from_json",
+    "require_event",
     "to_dict",
     "to_json",
 ]
@@ -77,9 +79,24 @@ class PrivacyEvent:
         return to_dict(self)
 
 
-def _require_event(parameter: str, value: object) -> None:
+class Diagnostic:
+    """A measurement that promises nothing, such as a Bayesian ε. Whatever takes events refuses it by name."""
+
+    __slots__ = ()
+
+
+def require_event(parameter: str, value: object, remedy: str = "pass e.g. Gaussian(noise_multiplier=1.0)") -> None:
+    """Refuse what is no event; a diagnostic with the reason."""
+    if isinstance(value, Diagnostic):
+        raise InvalidParameter(
+            parameter,
+            value,
+            f"is a {type(value).__name__}, which is no privacy event: not a worst-case guarantee, so nothing can be "
+            "charged or composed by it",
+            "charge the event of the mechanism that made the release",
+        )
     if not isinstance(value, PrivacyEvent):
-        raise InvalidParameter(parameter, value, "is not a privacy event", "pass e.g. Gaussian(noise_multiplier=1.0)")
+        raise InvalidParameter(parameter, value, "is not a privacy event", remedy)
 
 
 def _store(event: PrivacyEvent, **values: object) -> None:
@@ -293,7 +310,7 @@ class PoissonSampled(PrivacyEvent):
 
     def __post_init__(self) -> None:
         _store(self, rate=probability("sample_rate", self.rate, _RATE))
-        _require_event("event", self.event)
+        require_event("event", self.event)
 
 
 @final
@@ -312,7 +329,7 @@ class FixedSizeSampled(PrivacyEvent):
 
     def __post_init__(self) -> None:
         _store(self, rate=probability("sample_rate", self.rate, _RATE))
-        _require_event("event", self.event)
+        require_event("event", self.event)
 
 
 @final
@@ -331,7 +348,7 @@ class Shuffled(PrivacyEvent):
 
     def __post_init__(self) -> None:
         _store(self, batches=whole_number("batches", self.batches, 1))
-        _require_event("event", self.event)
+        require_event("event", self.event)
 
 
 @final
@@ -345,7 +362,7 @@ class Repeated(PrivacyEvent):
 
     def __post_init__(self) -> None:
         _store(self, times=whole_number("times", self.times, 0))
-        _require_event("event", self.event)
+        require_event("event", self.event)
 
 
 @final
@@ -361,7 +378,7 @@ class Composed(PrivacyEvent):
             raise InvalidParameter("events", self.events, "is not a list of events", "pass a tuple of events")
         _store(self, events=tuple(self.events))
         for index, event in enumerate(self.events):
-            _require_event(f"events[{index}]", event)
+            require_event(f"events[{index}]", event)
 
 
 @final
@@ -375,7 +392,7 @@ class Group(PrivacyEvent):
 
     def __post_init__(self) -> None:
         _store(self, size=whole_number("size", self.size, 1))
-        _require_event("event", self.event)
+        require_event("event", self.event)
 
 
 @final
@@ -407,7 +424,7 @@ class OneInOneOut(PrivacyEvent):
     event: PrivacyEvent
 
     def __post_init__(self) -> None:
-        _require_event("event", self.event)
+        require_event("event", self.event)
 
 
 # ---------------------------------------------------------------------------------------------- JSON

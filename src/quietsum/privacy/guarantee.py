@@ -186,6 +186,10 @@ class Budget:
 
     def allows(self, guarantee: Guarantee) -> bool:
         """Whether ``guarantee`` fits. Another unit, or a δ above the budget's, raises :class:`MixedUnits`."""
+        if not isinstance(guarantee, Guarantee):
+            raise InvalidParameter(
+                "guarantee", guarantee, "is not a worst-case guarantee", "pass an accountant's answer"
+            )
         if guarantee.unit is not self.unit:
             raise MixedUnits(
                 f"this budget is per {self.unit}, the guarantee per {guarantee.unit}; keep a budget per unit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import final
 
 from quietsum.errors import InvalidParameter, MixedUnits, open_probability, whole_number
-from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.events import PrivacyEvent, require_event
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.pairs import (
     Pair,
@@ -74,8 +74,7 @@ class History:
 
     def reduce(self, event: PrivacyEvent, times: int = 1) -> list[tuple[Pair, int]]:
         """The pairs of ``event``, checked against this history's group size; nothing is recorded."""
-        if not isinstance(event, PrivacyEvent):
-            raise InvalidParameter("event", event, "is not a privacy event", "pass e.g. Gaussian(noise_multiplier=1.0)")
+        require_event("event", event)
         times = whole_number("times", times)
         self._require_size(group_size(event))
         return reduce_event(event, self.neighbours, times)
