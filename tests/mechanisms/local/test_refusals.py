@@ -1,0 +1,105 @@
+"""What a protocol refuses: values outside the declared domain, impossible parameters, reports of others."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from quietsum.errors import InvalidParameter
+from quietsum.mechanisms.local import NAMES, Ball, Bins, Categories, Interval, Unfit, categories, protocol
+
+DOMAINS = {"duchi": Interval(low=0, high=1), "piecewise": Interval(low=0, high=1), "hybrid": Interval(low=0, high=1)}
+
+
+@pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, 21, 1e-9, True, "1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_epsilon_that_promises_nothing_or_everything_is_refused(name: str, epsilon: object) -> None:
+    domain = Ball(dimension=2) if name == "privunit" else DOMAINS.get(name, 4)
+    with pytest.raises(InvalidParameter, match="epsilon"):
+        protocol(name, domain, epsilon)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, -0.01, 1.01])
+@pytest.mark.parametrize("name", DOMAINS)
+def test_numbers_that_are_not_finite_or_out_of_bounds_are_refused_by_place_without_being_quoted(
+    name: str, bad: float
+) -> None:
+    with pytest.raises(Unfit, match=r"^answer 3 ") as caught:
+        protocol(name, DOMAINS[name], 1.0).privatize([0.1, 0.2, bad])
+    assert str(bad) not in str(caught.value).replace("answer 3", "")
+    assert caught.value.row == 2
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_answers_outside_the_list_are_refused_by_place_without_being_quoted() -> None:
+    found = protocol("k-rr", ["yes", "no"], 1.0)
+    with pytest.raises(Unfit, match=r"^answer 2 is not in the domain") as caught:
+        found.privatize(["yes", "HIV-positive"])
+    assert "HIV" not in str(caught.value)
+    with pytest.raises(Unfit):
+        protocol("oue", 4, 1.0).privatize(np.array([0, 4]))
+    with pytest.raises(Unfit):
+        protocol("oue", 4, 1.0).privatize(np.array([0, -1]))
+    with pytest.raises(Unfit):
+        protocol("oue", 4, 1.0).privatize(np.array([0.0, math.nan]))
+
+
+def test_vectors_longer_than_the_radius_or_not_finite_are_refused() -> None:
+    found = protocol("privunit", Ball(dimension=2), 1.0)
+    for bad in ([[1.0, 1.0]], [[math.nan, 0.0]], [[0.1]], [0.1, 0.2]):
+        with pytest.raises(InvalidParameter):
+            found.privatize(bad)
+
+
+def test_domains_that_are_none_are_refused() -> None:
+    for labels in (("only",), ("a", "a"), ("a", "b\nc")):
+        with pytest.raises(InvalidParameter):
+            Categories(labels=labels)
+    for edges in ((0, 1), (0, 2, 1), (0, math.nan, 1)):
+        with pytest.raises(InvalidParameter):
+            Bins(edges=edges)
+    for low, high in ((1, 1), (2, 1), (0, math.inf), (-1.7e308, 1.7e308)):
+        with pytest.raises(InvalidParameter):
+            Interval(low=low, high=high)
+    with pytest.raises(InvalidParameter):
+        categories("yes")  # type: ignore[arg-type]
+
+
+def test_a_protocol_for_shares_wants_a_list_and_one_for_means_an_interval() -> None:
+    for name, domain in (("k-rr", Interval(low=0, high=1)), ("duchi", 3), ("privunit", 3)):
+        with pytest.raises(InvalidParameter, match="needs"):
+            protocol(name, domain, 1.0)
+    with pytest.raises(InvalidParameter, match="is not known"):
+        protocol("krr", 3, 1.0)
+    with pytest.raises(InvalidParameter, match="means nothing"):
+        protocol("k-rr", 3, 1.0, seed=1)
+
+
+def test_reports_of_another_protocol_or_beyond_the_domain_are_refused() -> None:
+    four, ten = protocol("k-rr", 4, 1.0), protocol("k-rr", 10, 1.0)
+    with pytest.raises(InvalidParameter, match="are not reports of"):
+        four.estimate(protocol("olh", 4, 1.0).privatize(np.arange(4)))
+    with pytest.raises(InvalidParameter, match="no answer"):
+        four.estimate(ten.privatize(np.full(200, 9)))
+    with pytest.raises(InvalidParameter, match="beyond the domain"):
+        reports = protocol("oue", 12, 1.0).privatize(np.arange(12))
+        reports["bits"][:, 1] = 255
+        protocol("oue", 12, 1.0).estimate(reports)
+    for name in NAMES:
+        found = protocol(name, Ball(dimension=2) if name == "privunit" else DOMAINS.get(name, 5), 1.0)
+        with pytest.raises(InvalidParameter):
+            found.estimate(np.empty(0, dtype=found.layout))
+
+
+def test_rappor_refuses_a_permanent_price_below_that_of_one_report() -> None:
+    with pytest.raises(InvalidParameter, match="permanent_epsilon"):
+        protocol("rappor", 4, 2.0, permanent_epsilon=1.0)
+
+
+def test_a_filter_that_cannot_tell_answers_apart_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="share all their bits"):
+        found = protocol("rappor", 60, 2.0, size=8, cohorts=1, seed=1)
+        found.estimate(found.privatize(np.arange(60)))
