@@ -37,7 +37,9 @@ gaussian mechanism; advanced composition; naive composition; optimal composition
 randomized response; RAPPOR; count mean sketch; shuffle model; posterior sampling; max_epsilon; poisson sampling;
 fixed-size; shuffling; amplification; neighbouring relation; unit; record; person; client; observer; budget; ledger;
 filter; odometer; trade-off curve; advantage; TPR; cohort; party; trust model; input validation; outlier detection;
-honest-but-curious; η; ρ; δ; ε; Δ; is_budget_exhausted; get_budget_spent; privacy budget; threshold secret sharing
+honest-but-curious; η; ρ; δ; ε; Δ; is_budget_exhausted; get_budget_spent; privacy budget; threshold secret sharing;
+attackers; rule; robust aggregation; breakdown point; groups; root set; trust; drill; finding; alert; attack detection;
+label flip; lie; a little is enough; median; trimmed mean; multi-krum; rejected; suspects; layers of defence
 """
 
 
@@ -65,6 +67,21 @@ def test_every_entry_is_complete_and_leads_somewhere(term: Term) -> None:
     assert max(map(len, explain("--", term.name).stdout.splitlines())) <= 80
 
 
+def test_every_rule_attack_and_layer_that_a_plan_can_name_is_explained_in_the_section_on_defence() -> None:
+    from quietsum.aggregation.robust import RULES
+    from quietsum.aggregation.robust.before import BEFORE
+    from quietsum.defence.detection.findings import RULES as DETECTORS
+    from quietsum.plan.attack import ATTACK_KINDS
+    from quietsum.plan.layers import LAYERS
+
+    attacks = [kind if kind != "gaussian" else "gaussian attack" for kind in ATTACK_KINDS]  # a mechanism, too
+    for word in ("mean", *RULES, *BEFORE, *attacks):
+        assert look_up(word).section == "defence", word
+    for word in (*LAYERS, "input validation", "curious server"):
+        assert look_up(word).name, word
+    assert all(name in look_up("finding").range for name in DETECTORS)
+
+
 def test_no_two_entries_share_a_name() -> None:
     names = [term.name for term in terms()]
     assert len(set(names)) == len(names)
@@ -75,7 +92,7 @@ def test_without_a_term_all_are_listed() -> None:
     assert all(term.name in shown for term in terms())
     assert max(map(len, shown.splitlines())) <= 80
     assert len(json.loads(explain("--json").stdout)["terms"]) == len(terms())
-    assert set(sections()) == {"parameters", "definitions", "mechanisms", "federation"}
+    assert set(sections()) == {"parameters", "definitions", "mechanisms", "federation", "defence"}
 
 
 def test_json_holds_all_texts() -> None:
@@ -96,6 +113,12 @@ def test_capital_delta_is_the_sensitivity_and_small_delta_is_delta() -> None:
         ("sampel_rate", "sample_rate"),
         ("krumm", "krum"),
         ("epsilom", "epsilon"),
+        ("atackers", "attackers"),
+        ("signgard", "signguard"),
+        ("trimed-mean", "trimmed mean"),
+        ("brakedown point", "breakdown point"),
+        ("findngs", "finding"),
+        ("labelflips", "label flip"),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_nearest(word: str, meant: str) -> None:

@@ -49,6 +49,25 @@ def test_every_variant_loads_resolves_and_can_be_planned(task: str, preset: str 
     assert quietsum("plan", "run.toml").exit_code == 0
 
 
+def test_the_lines_about_a_robust_rule_make_a_plan_that_stands_where_they_are_uncommented() -> None:
+    text = template(task="heart")
+    for before, after in (('rule = "mean" ', "# "), ('# rule = "median"', 'rule = "median"'),
+                          ("# attackers = 1", "attackers = 1"), ('weights = "size"', 'weights = "equal"')):  # fmt: skip
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    known = task_named("heart", {})
+    resolved = resolve(load_plan(text), known.parties(), known.dimension)
+    assert resolved.robust is not None and resolved.attackers == 1
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("secure", [False, True])
+def test_every_template_says_where_to_read_about_rules(style: str, secure: bool) -> None:
+    text = template(task="digits", style=style, secure=secure)
+    assert "# Against bad updates" in text
+    assert max(len(line) for line in text.splitlines() if line.startswith("#")) <= 80
+
+
 @pytest.mark.parametrize("preset", [None, *PRESETS])
 def test_a_template_for_your_own_task_resolves_for_sites_of_all_sizes(preset: str | None) -> None:
     plan = load_plan(template(task="my_module:MyTask", preset=preset))

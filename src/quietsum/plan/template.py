@@ -282,11 +282,24 @@ def _aggregation(chosen: Defaults, clients: Clients | None, secure: bool) -> str
     server = f'{{ kind = "fedavgm", momentum = {momentum} }}' if momentum else '{ kind = "fedavg" }'
     return "\n".join((
         "[aggregation]",
-        'rule = "mean"',
+        *_rule(clients is None and not secure),
         _line(f'weights = "{weights[0]}"', weights[1]),
         _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
         *(_masked(chosen, clients) if secure else _unmasked(clients)),
     ))  # fmt: skip
+
+
+def _rule(judged: bool) -> tuple[str, ...]:
+    """The mean; ``judged`` is whether another rule could take its place as the plan stands."""
+    mean = _line('rule = "mean"', "believes every update")
+    if not judged:
+        return (mean, "# Against bad updates: quietsum explain robust aggregation")
+    return (
+        mean,
+        '# Against bad updates, with weights = "equal" (quietsum explain rule, or drill):',
+        _line('# rule = "median"', 'from ten sites on "signguard"'),
+        _line("# attackers = 1", "so many updates of a round may be anything"),
+    )
 
 
 def _masked(chosen: Defaults, clients: Clients | None) -> tuple[str, ...]:
