@@ -11,6 +11,7 @@ True
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import math
 import os
@@ -24,7 +25,7 @@ from typing import Literal, final
 from quietsum.errors import InvalidParameter
 from quietsum.files import DiskFull, NoRoom, write_output
 
-__all__ = ["STYLE", "Chart", "Series", "number", "save", "save_picture", "show", "svg", "terminal"]
+__all__ = ["STYLE", "Chart", "Series", "check_picture", "number", "save", "save_picture", "show", "svg", "terminal"]
 
 _COLOURS = ("cyan", "yellow", "magenta", "green")
 
@@ -305,6 +306,29 @@ def save_picture(picture: str, path: str) -> None:
     except (NoRoom, OSError, ValueError) as error:
         reason = str(error).split(": ", 1)[-1].split(";")[0]
         raise InvalidParameter("output", path, f"cannot be written ({reason})", "choose another place") from None
+
+
+def check_picture(path: str) -> None:
+    """InvalidParameter where :func:`save_picture` could not write to ``path``: ask before hours of work.
+
+    Nothing is left behind, and what is there stays.
+    """
+    if path == "-":
+        return
+    target = Path(path)
+    try:
+        if not target.exists() or target.is_file():
+            target = target.resolve() if target.is_symlink() else target
+            neighbour = target.with_name(f".{target.name}.{os.getpid()}.part")
+            with neighbour.open("wb"):
+                neighbour.unlink()
+        elif target.is_dir() or not os.access(target, os.W_OK):
+            number = errno.EISDIR if target.is_dir() else errno.EACCES
+            raise OSError(number, os.strerror(number))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "is no name of a file"
+        problem = f"cannot be written ({reason}), and nothing was trained"
+        raise InvalidParameter("output", path, problem, "choose another place") from None
 
 
 def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:

@@ -73,6 +73,28 @@ def test_a_slip_is_told_in_one_line(plan: Path, words: tuple[str, ...], told: st
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("name", ["no/such/folder/m.svg", "here.svg", "m" * 300 + ".svg", "a\0b.svg"])
+def test_a_picture_that_cannot_be_written_is_told_before_anything_is_trained(
+    plan: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here.svg").mkdir()
+    monkeypatch.setattr("quietsum.runs.drill.drilled", lambda *_, **__: pytest.fail("something was trained"))
+    done = run(plan, "-o", f"{tmp_path}/{name}", code=2)
+    assert "cannot be written" in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["here.svg", "run.toml"]
+
+
+def test_lines_end_with_a_whole_word_shares_have_percent_and_the_next_command_is_the_plan(plan: Path) -> None:
+    text = run(plan, "--rules", "mean,median,trust", "--attacks", "lie,ipm:5", "--rounds", 1).stdout
+    lines = text.splitlines()
+    refused = [line for line in lines if line.startswith("trust, ")]
+    assert refused[0].endswith(" …") and "refused: aggregation.rule = 'trust'" in refused[0]
+    assert refused[1:] == [f"trust, under {attack}: refused for the same reason" for attack in ("lie", "ipm:5")]
+    assert any("% / " in line for line in lines) and "more is better" in " ".join(text.split())
+    assert "has the best worst case" in " ".join(text.split()) and "next: quietsum plan" in text
+    assert "instance; nearest possible plan" in " ".join(text.split())
+
+
 def test_a_plan_with_an_attack_is_refused_where_sites_would_be_asked(plan: Path, tmp_path: Path) -> None:
     plan.write_text(PLAN + '[attack]\nkind = "lie"\n', encoding="utf-8")
     done = CliRunner().invoke(app, ["run", str(plan), "--on", "flower", "--workspace", str(tmp_path / "w")])

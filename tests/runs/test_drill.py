@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import tempfile
 from pathlib import Path
@@ -11,6 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.federation.drills import Drill
@@ -204,6 +207,93 @@ def test_scores_beyond_one_are_no_percentages() -> None:
     )  # fmt: skip
     assert found.figure(12.5) == "12.5"
     assert found.unit == ""
+
+
+def made(metric: str, **scores: tuple[float, ...]) -> Matrix:
+    """A matrix of scores by rule; the first is without an attack, and minus infinity is a refusal."""
+    attacks = ("none", "lie", "ipm:5", "mimic")[: len(next(iter(scores.values())))]
+    cells = [
+        Cell(rule=rule, attack=attack, refused="no")
+        if score == -math.inf
+        else Cell(rule=rule, attack=attack, runs=(Drilled(score=score, caught=0.5, accused=0.1),))
+        for rule, row in scores.items()
+        for attack, score in zip(attacks, row, strict=True)
+    ]
+    return Matrix(
+        metric=metric, on="made-up rows", parties=4, attackers=1, rounds=1, rules=tuple(scores), attacks=attacks,
+        cells=tuple(cells),
+    )  # fmt: skip
+
+
+def depths(text: str) -> dict[str, float]:
+    """How deep each cell's colour is, by what its title says."""
+    name = "{http://www.w3.org/2000/svg}"
+    found = {}
+    for group in ElementTree.fromstring(text).iter(f"{name}g"):
+        title, square = group.find(f"{name}title"), group.find(f"{name}rect")
+        if title is None:  # the worst of a rule that was refused throughout
+            continue
+        assert title.text and square is not None
+        found.setdefault(title.text.split(":")[0], float(square.get("fill-opacity", 0.0)))
+    return found
+
+
+@pytest.mark.parametrize(("metric", "turned"), [("accuracy", False), ("loss", True), ("mean_squared_error", True)])
+def test_of_a_loss_the_largest_is_the_worst_and_the_deepest_and_of_an_accuracy_the_smallest(
+    metric: str, turned: bool
+) -> None:
+    found = made(metric, mean=(0.9, 0.2, 0.8), median=(0.9, 0.7, 0.5))
+    worst = {rule: cell.score for rule in found.rules if (cell := found.worst(rule)) is not None}
+    assert worst == ({"mean": 0.8, "median": 0.7} if turned else {"mean": 0.2, "median": 0.5})
+    assert found.safest is not None and found.safest.rule == "median"
+    assert found.to_dict()["more_is_better"] is not turned and bool(found.unit) is not turned
+    seen = depths(heatmap(found, "x"))
+    best, least = ("mean, under lie", "mean, no attack") if turned else ("mean, no attack", "mean, under lie")
+    assert seen[best] == 0.0 and seen[least] == max(seen.values()) > 0.5
+    assert f"{'less' if turned else 'more'} is better" in heatmap(found, "x")
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "loss", "r2", "points"])
+@given(
+    scores=st.lists(
+        st.floats(-1e6, 1e6) | st.sampled_from([0.0, math.nan, math.inf, -math.inf, 1e308, 5e-324]),
+        min_size=4, max_size=4,
+    )
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_what_is_lost_lies_between_nothing_and_all_and_grows_as_the_score_gets_worse(
+    metric: str, scores: list[float]
+) -> None:
+    found = made(metric, mean=(scores[0], scores[1]), median=(scores[2], scores[3]))
+    lost = {(cell.rule, cell.attack): found.lost(cell) for cell in found.cells}
+    assert all(0 <= value <= 1 for value in lost.values())
+    known = [cell for cell in found.cells if math.isfinite(cell.score)]
+    for one, other in itertools.combinations(known, 2):
+        worse = one.score < other.score if found.more_is_better else one.score > other.score
+        assert not worse or found.lost(one) >= found.lost(other)
+    assert all(found.lost(cell) == 1.0 for cell in found.cells if cell.runs and not math.isfinite(cell.score))
+    ElementTree.fromstring(heatmap(found, "x"))
+
+
+def test_a_model_without_a_score_is_not_shown_like_a_refused_pair() -> None:
+    found = made("accuracy", mean=(0.9, math.nan), median=(0.8, -math.inf))
+    assert found.shown(found.cell("mean", "lie")) == "none" and found.shown(found.cell("median", "lie")) == "–"
+    assert found.worst("mean") is found.cell("mean", "lie") and found.worst("median") is None
+    seen = depths(heatmap(found, "x"))
+    assert seen["mean, under lie"] == 0.75 and seen["median, under lie"] == 0.0
+
+
+def test_everything_in_the_picture_lies_inside_it_however_long_its_words_are() -> None:
+    found = made("accuracy", **{"centered-clipping": (0.9, 0.1)})
+    text = heatmap(found, "a task with a very long title, " * 5)
+    root = ElementTree.fromstring(text)
+    width, height = float(root.get("width", 0)), float(root.get("height", 0))
+    for part in root.iter("{http://www.w3.org/2000/svg}text"):
+        if part.get("x") is not None:
+            x, y, wide = float(part.get("x", 0)), float(part.get("y", 0)), 6.0 * len(part.text or "")
+            start = x - wide if part.get("text-anchor") == "end" else x - wide / 2 if part.get("text-anchor") else x
+            assert start >= 0 and start + wide <= width and 0 < y < height, part.text
+    assert "50 % of attackers" in text
 
 
 def test_a_rule_that_nobody_knows_is_refused_before_anything_is_trained() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, final
 
 import typer
 
@@ -59,6 +60,10 @@ def drill(
         raise InvalidParameter("output", output, "is not named .svg", "the picture is an SVG")
     if output == "-" and as_json:
         raise InvalidParameter("output", output, "and --json both want stdout", "name a file for the picture")
+    if output is not None:
+        from quietsum.charts import check_picture
+
+        check_picture(output)
     wanted = _words(attacks)
     for attack in wanted:
         parse_attack(attack)
@@ -69,7 +74,7 @@ def drill(
         print(textwrap.fill(f"DRILL: {printable(task.title)}; nothing is kept, nothing is charged", WIDTH), flush=True)
     matrix = drilled(
         loaded, task, rules=_words(rules), attacks=wanted, rounds=rounds, repeats=seeds,
-        tell=(lambda cell: None) if quiet else _told,
+        tell=(lambda cell: None) if quiet else _Progress(),
     )  # fmt: skip
     if output is not None:
         from quietsum.charts import save_picture
@@ -82,7 +87,7 @@ def drill(
         _print(matrix)
         if output is not None:
             print(f"wrote {output}")
-        print_next(["run", plan])
+        print_next(["plan", plan])
     return 0
 
 
@@ -90,10 +95,21 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _told(cell: Cell) -> None:
-    """A line for each pair, as soon as it is known."""
-    told = f"refused: {cell.refused}" if cell.refused else f"{cell.score:.4f}"
-    print(f"{cell.rule} against {cell.attack}: {' '.join(told.split())}"[:WIDTH], flush=True)
+@final
+class _Progress:
+    """A line for each pair, as soon as it is known; a refusal is explained once for each rule."""
+
+    def __init__(self) -> None:
+        self._refused: set[tuple[str, str]] = set()
+
+    def __call__(self, cell: Cell) -> None:
+        told = "no score" if not math.isfinite(cell.score) else f"{cell.score:.4f}"
+        if cell.refused:
+            known = (cell.rule, cell.refused) in self._refused
+            told = "refused for the same reason" if known else f"refused: {cell.refused}"
+            self._refused.add((cell.rule, cell.refused))
+        against = "no attack" if cell.attack == "none" else f"under {cell.attack}"
+        print(textwrap.shorten(f"{cell.rule}, {against}: {told}", WIDTH, placeholder=" …"), flush=True)
 
 
 def _print(matrix: Matrix) -> None:
@@ -102,9 +118,10 @@ def _print(matrix: Matrix) -> None:
 
     screen = console()
     what = f"{matrix.metric.replace('_', ' ')} {matrix.unit}on {matrix.on}"
+    better = "more" if matrix.more_is_better else "less"
     about = (
-        f"{what}: {matrix.parties} parties, {matrix.attackers} of them attackers, {matrix.rounds} rounds. Left out: "
-        "the share in no step, over all rounds, attackers / others."
+        f"{what}, {better} is better: {matrix.parties} parties, {matrix.attackers} of them attackers, {matrix.rounds} "
+        "rounds. Left out: the share of attackers' / of others' updates that entered no step, under the worst attack."
     )
     print(f"\n{textwrap.fill(about, WIDTH)}\n")
     summary = Table(box=None, pad_edge=False)
@@ -112,11 +129,11 @@ def _print(matrix: Matrix) -> None:
         summary.add_column(name, justify="right" if side == "right" else "left")
     summary.add_column("left out", justify="right")
     for rule in matrix.rules:
-        worst, calm = matrix.worst(rule), matrix.figure(matrix.cell(rule, "none").score)
+        worst, calm = matrix.worst(rule), matrix.shown(matrix.cell(rule, "none"))
         if worst is None:
             summary.add_row(rule, calm, "–", "", "")
         else:
-            summary.add_row(rule, calm, matrix.figure(worst.score), worst.attack, _left_out(worst))
+            summary.add_row(rule, calm, matrix.shown(worst), worst.attack, _left_out(worst))
     screen.print(summary)
     attacks = [attack for attack in matrix.attacks if attack != "none"]
     room = WIDTH - max(len(rule) for rule in matrix.rules) - 2
@@ -126,7 +143,7 @@ def _print(matrix: Matrix) -> None:
         for attack in part:
             table.add_column(attack, justify="right", no_wrap=True)
         for rule in matrix.rules:
-            table.add_row(rule, *(matrix.figure(matrix.cell(rule, attack).score) for attack in part))
+            table.add_row(rule, *(matrix.shown(matrix.cell(rule, attack)) for attack in part))
         print()
         screen.print(table)
     _print_triggers(matrix)
@@ -137,7 +154,8 @@ def _print(matrix: Matrix) -> None:
     reasons: dict[str, dict[str, None]] = {}
     for cell in matrix.cells:
         if cell.refused:
-            reasons.setdefault(" ".join(cell.refused.split()), {})[cell.rule] = None
+            told = "; ".join(" ".join(line.split()) for line in cell.refused.splitlines() if line.strip())
+            reasons.setdefault(told, {})[cell.rule] = None
     for reason, rules in list(reasons.items())[:5]:
         print()
         print(textwrap.fill(f"– {', '.join(rules)}: {reason}", WIDTH))
@@ -146,6 +164,12 @@ def _print(matrix: Matrix) -> None:
         "who knows the rule and looks for another way."
     )
     print(f"\n{textwrap.fill(caution, WIDTH)}")
+    if (safest := matrix.safest) is not None and len(matrix.rules) > 1:
+        text = (
+            f"Of these rules, {safest.rule} has the best worst case: {matrix.shown(safest)} under {safest.attack}. "
+            f'To use it, say aggregation.rule = "{safest.rule}" in the plan; the next command shows what else it needs.'
+        )
+        print(f"\n{textwrap.fill(text, WIDTH)}")
 
 
 def _print_triggers(matrix: Matrix) -> None:
@@ -160,7 +184,7 @@ def _print_triggers(matrix: Matrix) -> None:
 
 def _left_out(cell: Cell) -> str:
     caught, accused = cell.mean("caught"), cell.mean("accused")
-    return " / ".join("–" if share is None else f"{100 * share:.0f}" for share in (caught, accused))
+    return " / ".join("–" if share is None else f"{100 * share:.0f} %" for share in (caught, accused))
 
 
 def _parts(names: list[str], room: int) -> list[list[str]]:

@@ -76,6 +76,10 @@ def tradeoff(
         raise InvalidParameter("tried", tried, "is more than anybody tries", f"use at most {_MOST_TRIED}")
     jobs = jobs_for(task, epsilons_in(epsilons), seeds, delta=delta, epochs=epochs)
     quiet = as_json or svg == "-"
+    if svg is not None:
+        from quietsum.charts import check_picture
+
+        check_picture(svg)
     work = trainable_task(task)
     if not quiet:
         print(textwrap.fill(f"{printable(work.title)}: {work.size} records.", 80))

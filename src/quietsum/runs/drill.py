@@ -33,6 +33,7 @@ from quietsum.plan import AttackPlan, Plan, ResolvedPlan, resolve
 from quietsum.plan.attack import ATTACK_KINDS
 from quietsum.tasks import FederatedTask, HoldsRoot, NumpyTask, own_steps
 from quietsum.tasks.roots import rehearse_root, trial_for
+from quietsum.tasks.scores import more_is_better
 
 __all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
 
@@ -113,7 +114,11 @@ class Cell:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Rules × attacks. ``metric`` is the task's first score, on the data it names."""
+    """Rules × attacks. ``metric`` is the task's first score, on the data it names.
+
+    Which way it is better is what its name says (:func:`quietsum.tasks.scores.more_is_better`): less of a loss or an
+    error, more of everything else.
+    """
 
     metric: str
     on: str
@@ -129,11 +134,14 @@ class Matrix:
         return next(cell for cell in self.cells if (cell.rule, cell.attack) == (rule, attack))
 
     @property
+    def more_is_better(self) -> bool:
+        """Whether a larger score is a better one."""
+        return more_is_better(self.metric) is not False
+
+    @property
     def unit(self) -> str:
-        """What the numbers are printed in: percent where every score lies between 0 and 1."""
-        return (
-            "in percent " if all(0 <= score <= 1 for cell in self.cells if math.isfinite(score := cell.score)) else ""
-        )
+        """What the numbers are printed in: percent where more is better and every score lies between 0 and 1."""
+        return "in percent " if self.more_is_better and all(0 <= score <= 1 for score in self._scores()) else ""
 
     def figure(self, score: float) -> str:
         """A score for people; a dash where there is none."""
@@ -141,10 +149,43 @@ class Matrix:
             return "–"
         return f"{100 * score:.1f}" if self.unit else f"{score:.3g}"
 
+    def shown(self, cell: Cell) -> str:
+        """A cell for people: its score, a dash where it was refused, ``none`` where its model has no score."""
+        return self.figure(cell.score) if not cell.runs or math.isfinite(cell.score) else "none"
+
+    def lost(self, cell: Cell) -> float:
+        """What a cell has lost against the best one, from 0 to 1; all of it where its model has no score.
+
+        Of a score s and the best one b that is 1 − s/b where more is better, 1 − b/s where less is; where such a ratio
+        has no meaning, the share of the way from the best to the worst score. A refused cell has lost nothing.
+        """
+        score = cell.score
+        if not math.isfinite(score):
+            return 1.0 if cell.runs else 0.0
+        scores, ahead = self._scores(), 1 if self.more_is_better else -1
+        best, worst = max(scores, key=lambda one: ahead * one), min(scores, key=lambda one: ahead * one)
+        if best > 0 and worst >= 0:
+            return 1 - score / best if self.more_is_better else 1 - best / score
+        return 0.0 if best == worst else (best - score) / (best - worst)
+
+    def _scores(self) -> list[float]:
+        return [cell.score for cell in self.cells if math.isfinite(cell.score)]
+
     def worst(self, rule: str) -> Cell | None:
-        """The attack with the lowest score, one without a score lowest of all; None where none was tried."""
+        """The attack with the worst score, one without a score worst of all; None where none was tried."""
         tried = [self.cell(rule, attack) for attack in self.attacks if attack != NONE]
-        return min((cell for cell in tried if cell.runs), key=_height, default=None)
+        return max((cell for cell in tried if cell.runs), key=self._badness, default=None)
+
+    def _badness(self, cell: Cell) -> float:
+        if not math.isfinite(cell.score):
+            return math.inf
+        return -cell.score if self.more_is_better else cell.score
+
+    @property
+    def safest(self) -> Cell | None:
+        """The worst cell of the rule whose worst cell is the best one; None where nothing was attacked."""
+        found = [cell for rule in self.rules if (cell := self.worst(rule)) is not None and math.isfinite(cell.score)]
+        return min(found, key=self._badness, default=None)
 
     @property
     def outnumbered(self) -> dict[str, int]:
@@ -156,7 +197,8 @@ class Matrix:
         """As plain values."""
         worst = {rule: cell for rule in self.rules if (cell := self.worst(rule)) is not None}
         return {
-            "metric": self.metric, "on": self.on, "parties": self.parties, "attackers": self.attackers,
+            "metric": self.metric, "more_is_better": self.more_is_better, "on": self.on,
+            "parties": self.parties, "attackers": self.attackers,
             "rounds": self.rounds, "rules": list(self.rules), "attacks": list(self.attacks),
             "withstand_fewer": self.outnumbered,
             "worst": {rule: {"attack": cell.attack, "score": cell.to_dict()["score"]} for rule, cell in worst.items()},
@@ -321,10 +363,6 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
         success=_success(task, plan.attack, state.model, [p.name for p in resolved.parties if p.name not in attackers]),
     )  # fmt: skip
     return outcome, (name, before.stands_on(name) if name else "")
-
-
-def _height(cell: Cell) -> float:
-    return cell.score if math.isfinite(cell.score) else -math.inf
 
 
 def _left_out(names: Sequence[str], kept: frozenset[str]) -> Iterator[float]:

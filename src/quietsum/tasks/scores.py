@@ -24,12 +24,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quietsum.alerts.alert import SCORES
 from quietsum.errors import InvalidParameter
 
-__all__ = ["accuracy", "average_precision", "best_f1_threshold", "dice", "f1_score", "majority", "roc_auc"]
+__all__ = [
+    "accuracy", "average_precision", "best_f1_threshold", "dice", "f1_score", "majority", "more_is_better", "roc_auc",
+]  # fmt: skip
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
+
+
+def more_is_better(name: str) -> bool | None:
+    """Whether a larger score of this name is a better one; None where the name does not say.
+
+    >>> more_is_better("accuracy_Basel"), more_is_better("validation-loss"), more_is_better("points")
+    (True, False, None)
+    """
+    words = name.replace("_", " ").replace("-", " ").lower().split()
+    if (known := SCORES.get(" ".join(words))) is not None:
+        return known
+    told = [SCORES[word] for word in words if word in SCORES]
+    return all(told) if told else None
 
 
 def accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
