@@ -22,6 +22,7 @@ from quietsum.plan import (
     RecordPlan,
     SamplingPlan,
     SimulatePlan,
+    TaskPlan,
     TrainingPlan,
     resolve,
 )
@@ -113,6 +114,34 @@ def test_unsaid_attackers_of_a_drawn_round_are_a_quarter_of_those_expected_not_o
     assert attackers_of(robust("median", None, drawn), banks(200)) == 5
     assert attackers_of(robust("median"), banks(200)) == 50
     assert attackers_of(Plan(), banks(200)) == 0
+
+
+@pytest.mark.parametrize("rule", ["trust", "fltrust"])
+@pytest.mark.parametrize(("count", "attackers"), [(4, 3), (4, 1), (10, 6), (2, 1)])
+def test_a_rule_without_its_root_set_is_answered_with_one_also_where_no_other_rule_withstands_as_many(
+    rule: str, count: int, attackers: int
+) -> None:
+    plan = dataclasses.replace(robust(rule, attackers), task=TaskPlan(options={"l2": 0.1}))
+    told = proposed(plan, banks(count))
+    assert told[0] == "task.options = { l2 = 0.1, root = 100 } (100 published rows are then tried and not scored)"
+    others = [name for name in ("signguard", "median") if RULES[name].facts.least(attackers) <= count]
+    assert ('aggregation.rule = "signguard"' in told) == bool(others)
+    with pytest.raises(PlanRefused) as caught:
+        check(plan, banks(count))
+    assert {"task.options": {"l2": 0.1, "root": 100}} in caught.value.nearest
+    assert others or "signguard" not in str(caught.value)
+    public = dataclasses.replace(plan, task=TaskPlan(options={"start": "public"}))
+    assert not any("root" in one for one in proposed(public, banks(count)))
+
+
+@pytest.mark.parametrize("task", ["heart", "digits"])
+def test_a_task_accepts_the_root_set_that_is_proposed(task: str) -> None:
+    from quietsum.tasks import task_of
+
+    dealt = FederationPlan() if task == "heart" else FederationPlan(parties=10, split="iid")
+    plan = dataclasses.replace(robust("trust", 1, dealt), task=TaskPlan(name=task))
+    change = nearest(plan, banks(10))[0]
+    assert task_of(change.applied(plan)).root_size == 100
 
 
 def test_moves_name_rows_that_exist() -> None:

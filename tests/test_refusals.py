@@ -104,6 +104,8 @@ def attacked(base: Plan | None = None, kind: str = "lie", **keys: Any) -> Plan:
 Case = tuple[Plan, Sequence[PartyFacts], str]
 
 # name of the row: (a plan it refuses, the parties, what the message says), (the good neighbour, its parties)
+FEW = "needs 5 parties, and a round asks 3, of which it withstands"
+
 ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
     "attack-on-protected": [
         ((attacked(), SITES, "protected rows at 'cleveland', 'hungarian' and 'va'"), (attacked(), opened(SITES))),
@@ -618,11 +620,19 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
     ],
     "few-for-rule": [
         (
-            (plan(aggregation=AggregationPlan(rule="median", attackers=2)), SITES, "it needs 5"),
+            (
+                plan(aggregation=AggregationPlan(rule="median", attackers=2)),
+                SITES,
+                FEW,
+            ),
             (plan(aggregation=AggregationPlan(rule="median", attackers=1)), SITES),
         ),
         (
-            (plan(aggregation=AggregationPlan(rule="median", attackers=1, before="bucketing")), SITES, "it needs 5"),
+            (
+                plan(aggregation=AggregationPlan(rule="median", attackers=1, before="bucketing")),
+                SITES,
+                FEW,
+            ),
             (plan(aggregation=AggregationPlan(rule="median", attackers=1, before="nnm")), SITES),
         ),
     ],

@@ -262,7 +262,7 @@ def fold_of(
         if resolved.robust.facts.needs_trial and trial is None:
             raise PlanRefused(
                 f"aggregation.rule = '{resolved.plan.aggregation.rule}' tries updates on a root set, and this round "
-                'has none: pass trial=…, or choose a rule that compares updates, "signguard" for instance'
+                "has none: pass trial=…, or choose a rule that compares updates with each other"
             )
         if resolved.robust.facts.pairs:  # before anything is charged
             refuse_beyond_memory(cohort_of(resolved.plan, resolved.parties))

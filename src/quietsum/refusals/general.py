@@ -100,8 +100,10 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     least, most = rule.facts.least(stated or 0), most_attackers(rule, cohort)
     if least <= cohort:
         return ""
-    found = f"aggregation.rule = '{name}' with attackers = {stated or 0} among {cohort} parties, where it needs {least}"
-    return found + (f" (with so many parties it withstands {most})" if most >= 0 else "")
+    return (
+        f"aggregation.rule = '{name}' with attackers = {stated or 0} needs {least} parties, and a round asks {cohort}, "
+        f"of which it withstands {f'at most {most}' if most > 0 else 'none'}"
+    )
 
 
 def _rule_with_weights(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -290,7 +292,7 @@ ROWS: tuple[Refusal, ...] = (
         name="few-for-rule",
         when=_few_for_rule,
         why="with fewer, those that may send anything could make the result whatever they like",
-        instead="state fewer attackers, ask more parties, or choose a rule that needs fewer (median, trimmed-mean)",
+        instead="state fewer attackers, ask more parties, or choose a rule that needs fewer",
     ),
     Refusal(
         name="rule-with-weights",

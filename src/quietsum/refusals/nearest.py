@@ -32,6 +32,8 @@ PARAMETERS = "secure-parameters"
 """Stands for a row where :func:`quietsum.plan.secure.secure_plan` refuses."""
 _SHOWN = 3
 _LOOKED_AT = 400
+_ROOT = 100
+"""Rows of a root set that is proposed; every task that comes with quietsum has so many to spare."""
 _SEEN = "the server then sees single updates"
 _BELIEVED = "which withstands no attacker"
 
@@ -129,6 +131,8 @@ def _promising(privacy: Any) -> Any:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple | list):
@@ -193,6 +197,9 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
 
 
 def _without_root(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
+    options = dict(plan.task.options)
+    if options.get("start") != "public":  # a start that is fitted to the rows that a root set is taken from
+        yield {"task.options": {**options, "root": _ROOT}}, f"{_ROOT} published rows are then tried and not scored"
     for name in withstanding(attackers_of(plan, parties), cohort_of(plan, parties))[:1]:
         yield {"aggregation.rule": name}, ""
 

@@ -38,7 +38,7 @@ ROWS = (
         name="rule-without-root",
         when=_no_root,
         why="this rule tries every update on a few rows that nobody protects, held by the server",
-        instead='say [task] options = { root = 100 }, or choose a rule that compares updates, "signguard" for instance',
+        instead="say [task] options = { root = 100 }, or choose a rule that compares updates with each other",
     ),
     Refusal(
         name="before-of-mean",

@@ -172,13 +172,12 @@ def refuse_without_root(task: Any, resolved: ResolvedPlan) -> None:
     if not isinstance(task, HoldsRoot):
         raise PlanRefused(
             f"aggregation.rule = '{rule}' tries updates on a root set, and {task.name} holds none: give it root_size "
-            'and trial() (quietsum.tasks.HoldsRoot), or choose a rule that compares updates, "signguard" or '
-            '"trimmed-mean"'
+            "and trial() (quietsum.tasks.HoldsRoot), or choose a rule that compares updates with each other"
         )
     if not task.root_size:
         raise PlanRefused(
             f"aggregation.rule = '{rule}' tries updates on a root set, and the task was given none: say [task] "
-            'options = { root = 100 }, or choose a rule that compares updates, "signguard" or "trimmed-mean"'
+            "options = { root = 100 }, or choose a rule that compares updates with each other"
         )
 
 
