@@ -11,7 +11,6 @@ True
 from __future__ import annotations
 
 import dataclasses
-import errno
 import itertools
 import math
 import os
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from quietsum.errors import InvalidParameter
-from quietsum.files import DiskFull, NoRoom, write_output
+from quietsum.files import DiskFull, NoRoom, check_output, write_output
 
 __all__ = ["STYLE", "Chart", "Series", "check_picture", "number", "save", "save_picture", "show", "svg", "terminal"]
 
@@ -315,18 +314,10 @@ def check_picture(path: str) -> None:
     """
     if path == "-":
         return
-    target = Path(path)
     try:
-        if not target.exists() or target.is_file():
-            target = target.resolve() if target.is_symlink() else target
-            neighbour = target.with_name(f".{target.name}.{os.getpid()}.part")
-            with neighbour.open("wb"):
-                neighbour.unlink()
-        elif target.is_dir() or not os.access(target, os.W_OK):
-            number = errno.EISDIR if target.is_dir() else errno.EACCES
-            raise OSError(number, os.strerror(number))
+        check_output(Path(path))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "is no name of a file"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no name of a file"
         problem = f"cannot be written ({reason}), and nothing was trained"
         raise InvalidParameter("output", path, problem, "choose another place") from None
 

@@ -28,6 +28,7 @@ __all__ = [
     "RESUME",
     "DiskFull",
     "NoRoom",
+    "check_output",
     "check_room",
     "drafted",
     "no_room",
@@ -182,6 +183,21 @@ def write_output(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise no_room(f"{path} cannot be written: {why(error)}; choose another place", error) from None
+
+
+def check_output(path: Path) -> None:
+    """OSError where :func:`write_output` could not write; nothing is left behind, and what is there stays.
+
+    To be asked before long work whose end it is.
+    """
+    if not path.exists() or path.is_file():
+        target = path.resolve() if path.is_symlink() else path
+        neighbour = target.with_name(f".{target.name}.{os.getpid()}.part")
+        with neighbour.open("wb"):
+            neighbour.unlink()
+    elif path.is_dir() or not os.access(path, os.W_OK):
+        number = errno.EISDIR if path.is_dir() else errno.EACCES
+        raise OSError(number, os.strerror(number))
 
 
 def check_room(folder: Path, count: int) -> None:
