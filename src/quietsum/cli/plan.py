@@ -357,6 +357,11 @@ def _longest(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> dict[st
 
 def _length_sentence(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> str:
     """What one site may send, in words."""
+    if resolved.secure is not None and resolved.secure.grouping is not None:
+        return (
+            "What a site may send: nobody sees single updates, so none is left out for its length; one bad site can "
+            "shift the sum of its group, and the rule may leave that group out."
+        )
     if resolved.secure is not None:
         return (
             "What a site may send: nobody sees single updates, so none is left out for its length; one bad site can "

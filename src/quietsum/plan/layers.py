@@ -80,7 +80,9 @@ def _communication(resolved: ResolvedPlan, sites: bool) -> Layer:
         return Layer(name=LAYERS[2], state=ON, text=text, setting="aggregation.secure = true")
     if resolved.secure is not None:
         text = f"the masks that aggregation.secure asks for are simulated: one holder has all parties and keys; {lines}"
-        return Layer(name=LAYERS[2], state=OFF, text=text, setting="aggregation.secure with parties that are own sites")
+        return Layer(
+            name=LAYERS[2], state=OFF, text=text, setting="aggregation.secure, with sites of their own as parties"
+        )
     setting = "aggregation.secure = true"
     if resolved.robust is not None:
         setting += f" with aggregation.groups, between which {resolved.robust.name} stands"

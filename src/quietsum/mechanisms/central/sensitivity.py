@@ -34,7 +34,7 @@ def _checked(value: object) -> float:
 @final
 @dataclass(frozen=True, repr=False)
 class L1:
-    """One unit moves the coordinates by at most ``bound`` in sum: Σ |aᵢ − bᵢ| ≤ bound."""
+    """One unit moves the coordinates by at most ``bound`` in sum: ``Σ |aᵢ − bᵢ| ≤ bound``."""
 
     bound: float
     name: ClassVar[str] = "L1"
@@ -64,7 +64,7 @@ class L2:
 @final
 @dataclass(frozen=True, repr=False)
 class LInf:
-    """One unit moves each coordinate by at most ``bound``, and it may move all of them: max |aᵢ − bᵢ| ≤ bound."""
+    """One unit moves each coordinate by at most ``bound``, and it may move all of them: ``max |aᵢ − bᵢ| ≤ bound``."""
 
     bound: float
     name: ClassVar[str] = "LInf"
