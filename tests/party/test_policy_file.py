@@ -105,7 +105,53 @@ def test_a_mistake_is_told_by_its_key(tmp_path: Path, line: str, by: str, told: 
     assert all(words in found for words in told), found
 
 
-@pytest.mark.parametrize("table", ["[site]", "[coordinator]", "[dataset]", "[[tasks]]"])
+def test_a_policy_that_allows_neither_tasks_nor_questions_is_refused(tmp_path: Path) -> None:
+    start = TEXT.index("[[tasks]]")
+    told = refused(tmp_path, TEXT[:start] + TEXT[TEXT.index("\n[", start) :])
+    assert "allows nothing" in told and "[questions]" in told
+
+
+QUESTIONS = """
+[questions]
+table = "visits.csv"
+epsilon = 0.5
+day = 1.0
+kinds = ["count", "survival"]
+[[questions.columns]]
+name = "age"
+kind = "number"
+bounds = [0, 110]
+[[questions.columns]]
+name = "patient_id"
+kind = "identifier"
+"""
+
+
+def test_what_may_be_asked_is_read_with_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(TEXT + QUESTIONS)
+    asked = load_policy(path).questions
+    assert asked is not None and (asked.epsilon, asked.day, asked.kinds) == (0.5, 1.0, ("count", "survival"))
+    assert [column.name for column in asked.columns] == ["age", "patient_id"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("day = 1.0", "day = 0.2", "is more than day"),
+        ("day = 1.0", "day = 9.0", "record.epsilon"),
+        ("day = 1.0", "days = 1.0", "did you mean questions.day"),
+        ("epsilon = 0.5", "epsilon = -1.0", "greater than 0"),
+        ('"survival"', '"survivals"', "is unknown"),
+        ("bounds = [0, 110]", "", "bounds = None are missing"),
+        ('kind = "identifier"', 'kind = "category"\ncategories = ["a", "b"]', "tells people apart"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert told in refused(tmp_path, TEXT + QUESTIONS.replace(old, new))
+
+
+@pytest.mark.parametrize("table", ["[site]", "[coordinator]", "[dataset]"])
 def test_a_missing_table_is_named(tmp_path: Path, table: str) -> None:
     start = TEXT.index(table)
     end = TEXT.index("\n[", start)

@@ -27,6 +27,8 @@ __all__ = ["TASK", "deviation_of", "plan_of"]
 
 TASK = "questions"
 """The task of such a plan."""
+DEADLINE = 600.0
+"""Seconds that sites elsewhere may take."""
 
 
 def plan_of(asked: QuestionFile, tables: Mapping[str, str] | None = None) -> Plan:
@@ -37,7 +39,9 @@ def plan_of(asked: QuestionFile, tables: Mapping[str, str] | None = None) -> Pla
     promise = asked.privacy
     return Plan(
         task=TaskPlan(name=TASK, options=asked.options(tables)),
-        federation=FederationPlan(rounds=1, minimum_parties=len(asked.sites)),
+        federation=FederationPlan(
+            rounds=1, minimum_parties=len(asked.sites), deadline=DEADLINE if tables is None else None
+        ),
         training=TrainingPlan(
             sample_rate=1.0,
             local_steps=1,

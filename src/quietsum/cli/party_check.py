@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quietsum.analytics import TASK
 from quietsum.errors import DataMissing, InvalidParameter, LedgerBroken, QuietsumError
 
 if TYPE_CHECKING:
@@ -129,15 +130,42 @@ def in_tasks(policy: Policy) -> Iterator[QuietsumError]:
     """Each task of the policy that cannot be made here; it is made, and not asked for a record here."""
     for allowed in policy.tasks:
         yield from _raised(partial(_make, allowed))
+    yield from _raised(partial(_check_header, policy))
+
+
+def _asked(policy: Policy) -> tuple[AllowedTask, ...]:
+    """The policy's questions as a task that counts all records of its table; () where it answers none."""
+    from quietsum.party.policy import AllowedTask
+
+    if policy.questions is None:
+        return ()
+    here = {"tables": {policy.name: str(policy.path(policy.questions.table))}}
+    return (AllowedTask(name=TASK, options={"questions": [{"name": "all", "kind": "count"}]}, here=here),)
+
+
+def _check_header(policy: Policy) -> None:
+    """The table that is asked has the columns that the policy declares; of a table that is there, one line is read."""
+    from quietsum.tasks.questions import read_header
+
+    if policy.questions is None or not (path := policy.path(policy.questions.table)).is_file():
+        return
+    header = [word.strip() for word in read_header(path)]
+    for column in policy.questions.columns:
+        if header.count(column.name) != 1:
+            problem = f"is not in the first line of {path} once"
+            remedy = f"declare what is there: {', '.join(header)[:200]}"
+            raise InvalidParameter("questions.columns", column.name, problem, remedy)
 
 
 def _make(allowed: AllowedTask) -> object:
-    from quietsum.tasks import TASKS, made_by, nearest_name
+    from quietsum.tasks import TASKS, made_by, nearest_name, task_named
     from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
     name, options = allowed.name, {**allowed.options, **allowed.here}
     if ":" in name:
         return made_by(name, options)
+    if name == TASK:
+        return task_named(name, options)
     if name in TASKS:
         return TASKS[name](options)
     if name not in TRAINABLE:
@@ -157,7 +185,7 @@ def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
     dataset, place = policy.dataset, policy.path(policy.site.ledger)
     if dataset.public or not place.parent.is_dir() or place.is_dir():
         return
-    for allowed in policy.tasks:
+    for allowed in (*policy.tasks, *_asked(policy)):
         yield from _raised(
             partial(
                 check_rows, place, {dataset.name: partial(_rows_of, allowed, policy.name)}, reason=dataset.same_rows,
@@ -206,7 +234,7 @@ def unfit(policy: Policy) -> Iterator[QuietsumError]:
         return
     if check is None or policy.data is None:
         return
-    for allowed in policy.tasks[:1] if policy.data.table else policy.tasks:
+    for allowed in (*policy.tasks, *_asked(policy))[:1] if policy.data.table else policy.tasks:
         try:
             calmly(lambda one=allowed: check.look(made_at_site(one), policy.name).require(SHOWS))  # type: ignore[misc]
         except (DataUnfit, DataMissing) as problem:
@@ -272,13 +300,14 @@ def _missing_data(policy: Policy) -> Iterator[str]:
     """Tasks whose files are not here: said to the holder, who may still bring them. No record is read."""
     from quietsum.tasks.protocol import LooksForData
 
-    for allowed in policy.tasks:
+    for allowed in (*policy.tasks, *_asked(policy)):
         try:
             task = _make(allowed)
             if isinstance(task, LooksForData):
                 task.look_for_data(policy.name)
         except DataMissing as missing:
-            yield f"task {allowed.name} would be refused, since it has no data here: {missing}"
+            what = "questions" if allowed.name == TASK else f"task {allowed.name}"
+            yield f"{what} would be refused, since it has no data here: {missing}"
         except Exception:
             continue  # a task that cannot be made has a line of its own
 

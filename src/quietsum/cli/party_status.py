@@ -44,7 +44,12 @@ def introduce(policy: Policy, kept: Mapping[PrivacyUnit, Budget]) -> None:
             print(f"    between {' or '.join(allowed.neighbours)} neighbours")
         if Observer.SERVER not in policy.observers(unit):
             print("    against recipients of the model only: by noisy-sum the server sees updates")
-    print(textwrap.fill(f"  tasks: {', '.join(task.name for task in policy.tasks)}", 80, subsequent_indent="    "))
+    known = ", ".join(task.name for task in policy.tasks) or "none"
+    print(textwrap.fill(f"  tasks: {known}", 80, subsequent_indent="    "))
+    if (asked := policy.questions) is not None:
+        columns = ", ".join(column.name for column in asked.columns if column.kind != "identifier") or "no column"
+        told = f"questions ({', '.join(asked.kinds)}) about {columns}: ε ≤ {asked.epsilon:g} per record for one file"
+        print(textwrap.fill(f"  {told}, {asked.day:g} a day", 80, subsequent_indent="    "))
     print(textwrap.fill(f"  {policy.rules.demands}", 80, subsequent_indent="    "))
     print(textwrap.fill(f"  {policy.rules.accepted}", 80, subsequent_indent="    "))
     trusted = "amplified by the server's draw" if policy.rules.trust_server_sampling else "without amplification"

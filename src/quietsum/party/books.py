@@ -16,11 +16,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
+from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
+from quietsum.ledger.journal import Clock, system_clock
 from quietsum.ledger.spending import exceeds
+from quietsum.party.questions import DAY, asked_since, is_question
 from quietsum.party.refusing import remedy_here
 from quietsum.plan.charging import charge, span, units
 from quietsum.plan.groups import SESSIONS, sessions_of
@@ -75,8 +77,8 @@ def charges_digest(charges: Sequence[Charge]) -> str:
 class SiteBooks:
     """The ledger of one site, written by its policy."""
 
-    def __init__(self, policy: Policy, ledger: Ledger) -> None:
-        self.policy, self.ledger = policy, ledger
+    def __init__(self, policy: Policy, ledger: Ledger, *, clock: Clock = system_clock) -> None:
+        self.policy, self.ledger, self._clock = policy, ledger, clock
         self._coordinators: dict[str, object] = {}
         self._chances: dict[str, float | None] = {}
 
@@ -90,6 +92,8 @@ class SiteBooks:
         name, whole = name_in_books(run, coordinator.ledger), enrolled_units(resolved)
         planned = self._planned(resolved)
         self.check_lifetimes()
+        if not self.knows(run, coordinator.ledger):
+            self.check_day(resolved)
         reach("party:before-open")
         with remedy_here(self.policy):
             self.ledger.open_run(
@@ -121,6 +125,7 @@ class SiteBooks:
         """Raise what :meth:`enrol` would raise in a new run; nothing is written."""
         self.check_name()
         self.check_lifetimes()
+        self.check_day(resolved)
         with remedy_here(self.policy):
             self.ledger.would_open(
                 "a plan that is only looked at",
@@ -186,6 +191,20 @@ class SiteBooks:
                     "while it was public or by prices that were corrected since (quietsum ledger show tells both)"
                 )
 
+    def check_day(self, resolved: ResolvedPlan) -> None:
+        """:class:`~quietsum.errors.BudgetExhausted` where one more file of questions is too much for 24 hours."""
+        asked, limit = self.policy.questions, resolved.limit_of(PrivacyUnit.RECORD)
+        if asked is None or limit is None or not is_question(resolved):
+            return
+        begin = self._clock() - DAY
+        spent = asked_since(self.ledger, begin)
+        if exceeds(spent + limit.epsilon, asked.day):
+            raise BudgetExhausted(
+                f"questions of the last 24 hours cost ε = {spent:g} per record together, and this file ε = "
+                f"{limit.epsilon:g} per record; the policy allows ε = {asked.day:g} per record a day: wait, or raise "
+                "questions.day"
+            )
+
     def knows(self, run: str, coordinator: str) -> bool:
         """Whether the site has enrolled in this run."""
         name = name_in_books(run, coordinator)
@@ -237,6 +256,7 @@ class SiteBooks:
         name = name_in_books(run, coordinator.ledger)
         if enrolled_units(resolved):  # paid for as a whole, so nothing but this count ends it
             self._check_quota(name, resolved, number)
+        self.check_day(resolved)
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
         with remedy_here(self.policy):

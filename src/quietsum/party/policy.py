@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation.robust import RULES
 from quietsum.alerts import Settings as Alerts
+from quietsum.analytics import TASK
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
 from quietsum.ledger.encoding import label
+from quietsum.party.questions import SiteQuestions, is_question
 from quietsum.plan.charging import units
 from quietsum.plan.layers import LAYERS, OFF, ON, Layer
 from quietsum.privacy.guarantee import Budget
@@ -37,6 +39,7 @@ __all__ = [
     "SiteData",
     "SiteDataset",
     "SiteName",
+    "SiteQuestions",
     "UnitPolicy",
     "layers_of",
     "mode_of",
@@ -283,12 +286,13 @@ class Policy:
     site: SiteName
     coordinator: CoordinatorAddress
     dataset: SiteDataset
-    tasks: tuple[AllowedTask, ...]
+    tasks: tuple[AllowedTask, ...] = ()
     rules: Rules = dataclasses.field(default_factory=Rules)
     record: UnitPolicy | None = None
     person: UnitPolicy | None = None
     client: UnitPolicy | None = None
     data: SiteData | None = None
+    questions: SiteQuestions | None = None
     alerts: Alerts = dataclasses.field(default_factory=Alerts)
     folder: Path = dataclasses.field(default_factory=Path)
 
@@ -296,8 +300,12 @@ class Policy:
         object.__setattr__(self, "tasks", tuple(self.tasks))
         if not isinstance(self.alerts, Alerts):  # a table of the file, which is read by the rules of alerts.toml
             object.__setattr__(self, "alerts", Alerts.from_dict(self.alerts, where="[alerts]", site=True))
-        if not self.tasks:
-            raise InvalidParameter("tasks", "[]", "allows nothing", 'name a task: [[tasks]] name = "heart"')
+        if not self.tasks and self.questions is None:
+            remedy = 'name a task: [[tasks]] name = "heart", or say under [questions] what may be asked'
+            raise InvalidParameter("tasks", "[]", "allows nothing", remedy)
+        if any(allowed.name == TASK for allowed in self.tasks):
+            raise InvalidParameter("tasks", TASK, "is no training", "say under [questions] what may be asked")
+        self._check_questions()
         if not self.budgets and not self.dataset.public:
             raise InvalidParameter(
                 "dataset", self.dataset.name, "is protected and has no budget",
@@ -317,6 +325,19 @@ class Policy:
                 f"{next(iter(self.budgets))}.neighbours", " or ".join(next(iter(self.budgets.values())).neighbours),
                 "has none in common with another unit's, and a plan has one relation for all its units",
                 "allow the same one for each unit",
+            )  # fmt: skip
+
+    def _check_questions(self) -> None:
+        """Questions promise something to records, within the same lifetime as trainings."""
+        if self.questions is None or self.dataset.public:
+            return
+        if self.record is None or self.person is not None or self.client is not None:
+            problem = "stands without [record] alone: what a question promises is per record"
+            raise InvalidParameter("questions", self.questions.table, problem, "give records a budget, and only them")
+        if self.questions.day > self.record.epsilon:
+            raise InvalidParameter(
+                "questions.day", self.questions.day, f"is more than record.epsilon = {self.record.epsilon:g}, which is "
+                "for everything together", "lower it",
             )  # fmt: skip
 
     def _check_delta(self, unit: PrivacyUnit, delta: float) -> None:
@@ -353,11 +374,22 @@ class Policy:
 
     def task(self, name: str, options: Mapping[str, Any]) -> AllowedTask:
         """The allowed task, or :class:`~quietsum.errors.PlanRefused`."""
+        if name == TASK:
+            return self._asking(options)
         for allowed in self.tasks:
             if allowed.name == name and dict(allowed.options) == dict(options):
                 return allowed
         known = " with these options" if any(allowed.name == name for allowed in self.tasks) else ""
         raise PlanRefused(f"the policy of {self.name} does not allow task {name!r}{known}")
+
+    def _asking(self, options: Mapping[str, Any]) -> AllowedTask:
+        """Questions as a task, with this site's own table."""
+        asked = self.questions
+        if asked is None:
+            raise PlanRefused(f"the policy of {self.name} answers no questions")
+        if problems := list(asked.problems(options)):
+            raise PlanRefused("; ".join(problems))
+        return AllowedTask(name=TASK, options=options, here={"tables": {self.name: str(self.path(asked.table))}})
 
     def check(self, resolved: ResolvedPlan) -> None:
         """Raise :class:`~quietsum.errors.PlanRefused` with every line of the policy that ``resolved`` breaks.
@@ -387,6 +419,10 @@ class Policy:
         if facts.account != facts.name:
             yield "the plan deals out the data of one holder, and a site's books are its own"
         yield from self._about_masks(resolved)
+        limit = resolved.limit_of(PrivacyUnit.RECORD) if is_question(resolved) else None
+        if self.questions is not None and limit is not None and limit.epsilon > self.questions.epsilon:
+            most = self.questions.epsilon
+            yield f"ε = {limit.epsilon:g} per record is more than ε = {most:g} per record for a file of questions"
         if rules.rule and plan.aggregation.rule not in rules.rule:
             yield f"aggregation.rule = {plan.aggregation.rule!r} is not accepted, only {' or '.join(rules.rule)}"
         if (mode := mode_of(resolved)) not in rules.aggregation:

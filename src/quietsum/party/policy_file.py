@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from quietsum.analytics.tables import ColumnTable
 from quietsum.party import policy as values
 from quietsum.plan.problems import keys_of, parse_toml, read_toml, value_of
 from quietsum.plan.tables import Table
@@ -143,6 +144,19 @@ with warnings.catch_warnings():
         )
 
 
+class QuestionsTable(Table):
+    """What may be asked."""
+
+    value = values.SiteQuestions
+    table: str = Field(min_length=1, description="The CSV file that is asked, beside this file.")
+    epsilon: Positive = Field(description="The largest ε of one file of questions.")
+    day: Positive = Field(description="The largest ε of all files of questions in any 24 hours, added up.")
+    kinds: list[str] = Field(default=[], description="Kinds of questions that are answered; all if unsaid.")
+    columns: list[ColumnTable] = Field(
+        default=[], description="The columns that may be read, as everybody may know them, and the identifiers."
+    )
+
+
 class PolicyTable(Table):
     """A site's policy."""
 
@@ -150,12 +164,13 @@ class PolicyTable(Table):
     site: SiteTable = Field(description="Who this site is.")
     coordinator: CoordinatorTable = Field(description="Where the coordinator is.")
     dataset: DatasetTable = Field(description="The data.")
-    tasks: list[TaskTable] = Field(min_length=1, description="What may be learned from it.")
+    tasks: list[TaskTable] = Field(default=[], description="What may be learned from it.")
     rules: RulesTable = Field(default=RulesTable(), description="Aggregation and trust.")
     record: UnitTable | None = Field(default=None, description="What a record may cost.")
     person: UnitTable | None = Field(default=None, description="What a person may cost.")
     client: UnitTable | None = Field(default=None, description="What this site as a whole may cost.")
     data: DataTable | None = Field(default=None, description="What the site's table should hold.")
+    questions: QuestionsTable | None = Field(default=None, description="What may be asked of its table.")
     alerts: dict[str, Any] = Field(
         default={}, description="Whom to tell, by the keys of alerts.toml; all of it is the site operator's alone."
     )
@@ -218,6 +233,15 @@ aggregation = ["mean"]              # also "noisy-sum", "party-noise", "distribu
 # smallest_cohort = 4               # ... of at least so many sites
 # rule = ["mean", "signguard"]      # how updates may be combined; any rule if omitted
 trust_server_sampling = false
+
+# [questions]                       # what may be asked: quietsum ask
+# table = "visits.csv"
+# epsilon = 0.5                     # for one file of questions
+# day = 1.0                         # for all of 24 hours
+#   [[questions.columns]]           # only these are read, and no identifier
+#   name = "age"
+#   kind = "number"
+#   bounds = [0, 110]
 
 # [data]                            # held to its schema before a run trains on it
 # schema = "data.toml"              # quietsum data new TABLE drafts one

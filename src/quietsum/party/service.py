@@ -32,12 +32,14 @@ from quietsum.errors import (
 from quietsum.failpoints import reach
 from quietsum.ledger import Ledger, StoreFailed
 from quietsum.ledger.encoding import label
+from quietsum.ledger.journal import Clock, system_clock
 from quietsum.ledger.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
 from quietsum.party.data import DataCheck
 from quietsum.party.peers import UnknownPeer, certificate, identity_of, peers_of
+from quietsum.party.questions import is_question
 from quietsum.party.refusing import (
     AGAIN,
     NOT_BOOKED,
@@ -103,13 +105,15 @@ class SiteService:
         clock: Callable[[], float] = time.monotonic,
         interruptible: bool = True,
         alerts: SiteAlerts | None = None,
+        now: Clock = system_clock,
     ) -> None:
         """``interruptible``: whether a KeyboardInterrupt may be the owner's, and not the task's.
 
-        ``alerts`` are the site operator's; unless stated there are none.
+        ``alerts`` are the site operator's; unless stated there are none. ``now`` is the time of day, by which the ε of
+        a day's questions is counted.
         """
         self._interruptible, self._alerts = interruptible, alerts
-        self.policy, self.books = policy, SiteBooks(policy, ledger)
+        self.policy, self.books = policy, SiteBooks(policy, ledger, clock=now)
         self._ledger, self._node_key, self._clock = ledger, node_key, clock
         self._rng, self._task = rng or system_randomness(), task or (lambda plan: own_task(policy, plan))
         self._runs: dict[tuple[str, str], Enrolled] = {}
@@ -309,7 +313,7 @@ class SiteService:
         task, due = tried(
             lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
         )
-        data = self._data
+        data = self._data_of(resolved)
         if data is not None:
             data.check_task(task)
         check = None if data is None else lambda: data.before_training(task, name, self._told_of_data)
@@ -319,7 +323,7 @@ class SiteService:
 
     def _site(self, enrolled: Enrolled) -> Site:
         """One that answers once: which attempts were answered before is for the books to say."""
-        limit = enrolled.resolved.plan.federation.deadline
+        limit, data = enrolled.resolved.plan.federation.deadline, self._data_of(enrolled.resolved)
         return Site(
             self.policy.name,
             task=enrolled.task,
@@ -330,8 +334,15 @@ class SiteService:
             first=enrolled.first,
             interruptible=self._interruptible,
             tell=self._told_here,
-            fits=self._data.fits if self._data is not None and self._data.drops else None,
+            fits=data.fits if data is not None and data.drops else None,
         )
+
+    def _data_of(self, resolved: ResolvedPlan) -> DataCheck | None:
+        """The check of what a plan reads. Rows that a task shows are none of a question's, which reads its own table
+        by declarations of its own."""
+        if is_question(resolved) and self._data is not None and not self._data.rules.table:
+            return None
+        return self._data
 
     def _told_here(self, name: str, told: str) -> None:
         """What became of the work, for the site's owner alone; once, for as long as it stays the same."""

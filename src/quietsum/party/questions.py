@@ -1,0 +1,123 @@
+"""Which questions a site answers: ``[questions]`` of its policy, held against the text of a plan.
+
+The site declares its columns itself: kind, bounds, categories and grid. A plan that describes one in another way, reads
+one that is not declared, or one that identifies people, is refused, whatever it calls it. All of that is decided by two
+texts, so a refusal tells nothing about the table: not whether anybody is in it.
+
+``epsilon`` bounds one file of questions, ``day`` all files of any 24 hours. The ε of a day are added up from the
+reservations in the site's own ledger, so they outlive a restart; entries from the future, by a clock that was set back,
+count. Both stand beside the lifetime that questions and trainings share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, final
+
+from quietsum.analytics import TASK, Column, Question, check_questions
+from quietsum.analytics.questions import ASKED
+from quietsum.errors import InvalidParameter, QuietsumError, positive
+from quietsum.ledger.entries import Kind
+
+if TYPE_CHECKING:
+    from quietsum.ledger import Ledger
+    from quietsum.plan import ResolvedPlan
+
+__all__ = ["DAY", "SiteQuestions", "asked_since", "is_question"]
+
+DAY = datetime.timedelta(hours=24)
+
+
+def is_question(resolved: ResolvedPlan) -> bool:
+    """Whether a plan asks questions, and trains nothing."""
+    return resolved.plan.task.name == TASK
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SiteQuestions:
+    """What may be asked of the site's ``table``: by which ``kinds`` (all if unsaid), about which ``columns``."""
+
+    table: str
+    columns: tuple[Column, ...]
+    epsilon: float
+    day: float
+    kinds: tuple[str, ...] = tuple(ASKED)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", tuple(self.columns))
+        object.__setattr__(self, "kinds", tuple(self.kinds) or tuple(ASKED))
+        if not self.table.strip():
+            raise InvalidParameter("table", self.table, "names no file", "name a CSV file beside the policy")
+        for kind in self.kinds:
+            if kind not in ASKED:
+                raise InvalidParameter("kinds", kind, "is unknown", f"choose among {', '.join(ASKED)}")
+        names = [column.name for column in self.columns]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise InvalidParameter("columns", twice[0], "is there twice", "declare each column once")
+        positive("epsilon", self.epsilon, "the largest ε of one file of questions")
+        positive("day", self.day, "the largest ε of all questions of 24 hours")
+        if self.epsilon > self.day:
+            raise InvalidParameter("epsilon", self.epsilon, f"is more than day = {self.day:g}", "lower one of the two")
+
+    def problems(self, options: Mapping[str, Any]) -> Iterator[str]:
+        """What is wrong with the questions of a plan's options, by its text alone; at most one reason a question."""
+        known = {column.name: column for column in self.columns}
+        try:
+            if set(options) - {"questions", "columns", "sites", "title"}:
+                yield "the plan names more than questions, columns and sites"
+                return
+            asked = [Question.from_dict(one) for one in options.get("questions", ())]
+            described = {one.name: one for one in (Column.from_dict(each) for each in options.get("columns", ()))}
+        except (QuietsumError, TypeError, ValueError, AttributeError) as error:
+            told = str(error) if isinstance(error, QuietsumError) else type(error).__name__
+            yield f"its questions cannot be read ({told})"
+            return
+        for question in asked:
+            yield from self._about(question, known, described)
+        if not asked:
+            yield "the plan asks nothing"
+
+    def _about(self, question: Question, known: Mapping[str, Column], described: Mapping[str, Column]) -> Iterator[str]:
+        if question.kind not in self.kinds:
+            yield f"question {question.name!r}: a {question.kind} is not answered, only {', '.join(self.kinds)}"
+            return
+        for name in question.reads:
+            if name not in known:
+                yield f"question {question.name!r}: column {name!r} is not declared"
+                return
+            if known[name].kind == "identifier":
+                yield f"question {question.name!r}: column {name!r} is an identifier, and no question reads one"
+                return
+            if name not in described or not described[name].alike(known[name]):
+                yield f"question {question.name!r}: column {name!r} is not described as the site declares it"
+                return
+        try:
+            check_questions([question], self.columns)
+        except QuietsumError as error:
+            yield f"question {question.name!r}: {error}"
+
+
+def asked_since(ledger: Ledger, moment: datetime.datetime) -> float:
+    """Σ ε of all files of questions of which an attempt was reserved after ``moment``: an upper bound of their cost."""
+    files: dict[str, float] = {}
+    total = 0.0
+    for entry in ledger.entries():
+        if entry.kind is Kind.RUN:
+            resolved = entry.body["plan"].get("resolved", {})
+            plan = resolved.get("plan", entry.body["plan"])
+            if plan.get("task", {}).get("name") == TASK:
+                limits = [one for one in entry.body["terms"]["limits"] if one["unit"] == "record"]
+                files[str(entry.body["run"])] = max((float(one["epsilon"]) for one in limits), default=0.0)
+        elif entry.kind is Kind.RESERVE and str(entry.body["run"]) in files:
+            try:
+                when = datetime.datetime.fromisoformat(entry.time)
+            except ValueError:
+                when = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+            if when.tzinfo is None:
+                when = when.replace(tzinfo=datetime.UTC)
+            if when > moment:
+                total += files[str(entry.body["run"])]
+    return total

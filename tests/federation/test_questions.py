@@ -1,0 +1,235 @@
+"""Questions to sites with policies and books of their own: what they answer, refuse, and stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analytics.asking import COLUMNS, EVERY, SURVIVAL, hospitals, questions_of
+from federation.sites import Carrier
+from quietsum.analytics import Column, Question, QuestionFile, plan_of
+from quietsum.analytics.questions import Promise
+from quietsum.errors import QuietsumError
+from quietsum.federation.remote import RemoteFederation
+from quietsum.ledger import Ledger
+from quietsum.party.policy import (
+    AllowedTask,
+    CoordinatorAddress,
+    Policy,
+    Rules,
+    SiteDataset,
+    SiteName,
+    SiteQuestions,
+    UnitPolicy,
+)
+from quietsum.party.service import SiteService
+from quietsum.plan import LifetimePlan
+from quietsum.privacy.units import PrivacyUnit
+from quietsum.runs.asking import Asked, ask
+from quietsum.runs.folder import Workspace
+from quietsum.runs.run import start
+from tiny import tiny_plan
+
+SIZES = {"bern": 300, "basel": 200, "zug": 250, "genf": 300}
+BEGIN = datetime.datetime(2026, 3, 1, 9, tzinfo=datetime.UTC)
+ANSWERED = SiteQuestions(table="table.csv", columns=COLUMNS, epsilon=2.0, day=4.0)
+
+
+class Clinics:
+    """Sites without a network, each with a table, a policy and a ledger; started again at any time."""
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int] = SIZES, **changes: Any) -> None:
+        self.folder, self.now, self.sizes = folder, BEGIN, dict(sizes)
+        self.changes = changes
+        for name, path in hospitals(folder, np.random.default_rng(2), sizes).items():
+            (folder / name).mkdir()
+            path.rename(folder / name / "table.csv")
+        self.workspace = Workspace.at(folder / "coordinator")
+
+    def policy(self, name: str) -> Policy:
+        values: dict[str, Any] = {
+            "site": SiteName(name=name),
+            "coordinator": CoordinatorAddress(address="127.0.0.1:9092"),
+            "dataset": SiteDataset(name=f"registry-{name}", size=self.sizes[name]),
+            "rules": Rules(aggregation=("mean", "distributed-noise")),
+            "record": UnitPolicy(epsilon=20.0, delta=1e-5),
+            "questions": ANSWERED,
+            "folder": self.folder / name,
+        }
+        return Policy(**{**values, **self.changes})
+
+    def federation(self) -> RemoteFederation:
+        self.ledgers = {
+            name: Ledger.open(self.folder / name / "ledger.db", create=True, clock=lambda: self.now)
+            for name in self.sizes
+        }
+        services = {
+            name: SiteService(self.policy(name), ledger, now=lambda: self.now) for name, ledger in self.ledgers.items()
+        }
+        carrier = Carrier({f"node-{name}": service.answer for name, service in services.items()})
+        return RemoteFederation(carrier, roster=None, patience=2.0)
+
+    def ask(self, asked: QuestionFile) -> Asked:
+        federation = self.federation()
+        try:
+            found = ask(plan_of(asked), workspace=self.workspace, federation=federation)
+        finally:
+            federation.close()
+            for ledger in self.ledgers.values():
+                ledger.close()
+        if found.error is not None:
+            raise found.error
+        return found
+
+    def spent(self, name: str) -> dict[str, float]:
+        """ε per record of every run that ``name`` has paid for, by its own books."""
+        with Ledger.open(self.folder / name / "ledger.db", read_only=True) as ledger:
+            return {run.partition(" @ ")[0]: epsilon for run, epsilon in _by_run(ledger, name).items()}
+
+    def agree(self) -> None:
+        """Both sides have the same runs at the same price, and both ledgers verify."""
+        with Ledger.open(self.workspace.ledger, read_only=True) as ledger:
+            ledger.verify()
+            for name in self.sizes:
+                assert self.spent(name) == pytest.approx(_by_run(ledger, name), rel=1e-12)
+                with Ledger.open(self.folder / name / "ledger.db", read_only=True) as own:
+                    own.verify()
+                    for book in own.lifetime():
+                        assert book.guarantee.epsilon <= book.budget.epsilon
+
+
+def _by_run(ledger: Ledger, party: str) -> dict[str, float]:
+    paid = {run.run: ledger.spent_by_party(run.run).get((party, PrivacyUnit.RECORD)) for run in ledger.runs()}
+    return {run: one.epsilon for run, one in paid.items() if one is not None and one.epsilon > 0}
+
+
+def file_of(*questions: Question, **promise: Any) -> QuestionFile:
+    lifetime = LifetimePlan(epsilon=20.0, delta=1e-5)
+    return questions_of(SIZES, *questions, tables=False, **{"lifetime": lifetime, **promise})
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_sites_answer_and_both_sides_books_agree(tmp_path, secure):
+    clinics = Clinics(tmp_path)
+    found = clinics.ask(file_of(EVERY[0], EVERY[3], SURVIVAL, secure=secure))
+    (count,) = found.answers[0].estimates
+    assert abs(count.value - 1050) < 6 * found.answers[0].deviation
+    assert 50 < found.answers[1].estimates[0].value < 75
+    clinics.agree()
+    assert list(clinics.spent("zug").values()) == [pytest.approx(2.0, abs=1e-3)]
+
+
+def refusal(clinics: Clinics, asked: QuestionFile) -> str:
+    with pytest.raises(QuietsumError) as problem:
+        clinics.ask(asked)
+    assert not any(clinics.spent(name) for name in clinics.sizes)
+    return str(problem.value)
+
+
+def columns(**changes: Any) -> tuple[Column, ...]:
+    return tuple(dataclasses.replace(one, **changes) if one.name == "age" else one for one in COLUMNS)
+
+
+OTHERWISE = {
+    "a kind that is not answered": ({"kinds": ("count",)}, file_of(EVERY[3]), "only count"),
+    "a column that is not declared": ({"columns": COLUMNS[1:]}, file_of(EVERY[3]), "is not declared"),
+    "a column that it calls an identifier": (
+        {"columns": columns(kind="identifier", bounds=None, cells=None)}, file_of(EVERY[3]), "is an identifier"
+    ),
+    "a filter on an identifier": (
+        {"columns": columns(kind="identifier", bounds=None, cells=None)}, file_of(EVERY[1]), "is an identifier"
+    ),
+    "bounds of the asker's own": ({"columns": columns(bounds=(0, 100))}, file_of(EVERY[3]), "as the site declares it"),
+    "a grid of the asker's own": ({"columns": columns(cells=8)}, file_of(EVERY[5]), "as the site declares it"),
+    "more than one file may cost": ({"epsilon": 1.0}, file_of(EVERY[0]), "for a file of questions"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERWISE)
+def test_a_site_refuses_from_the_text_alone_and_nobody_is_charged(tmp_path, case):
+    changes, asked, told = OTHERWISE[case]
+    clinics = Clinics(tmp_path, questions=dataclasses.replace(ANSWERED, **changes))
+    words = refusal(clinics, asked)
+    assert told in words
+    # the same words whatever stands in the tables: nobody, one person, everybody
+    for name in SIZES:
+        table = tmp_path / name / "table.csv"
+        table.write_text(table.read_text().splitlines(keepends=True)[0])
+    assert refusal(clinics, asked) == words
+
+
+def test_a_site_without_questions_in_its_policy_answers_none(tmp_path):
+    clinics = Clinics(tmp_path, questions=None, tasks=(AllowedTask(name="heart"),))
+    assert "answers no questions" in refusal(clinics, file_of(EVERY[0]))
+
+
+def test_the_size_of_a_cell_never_decides(tmp_path):
+    """Nobody is in the cell, and the question is answered like any other."""
+    clinics = Clinics(tmp_path)
+    where = {"age": {"from": 95, "to": 100}, "sex": "f", "arm": "old"}
+    found = clinics.ask(file_of(Question(name="nobody", kind="count", where=where)))  # type: ignore[arg-type]
+    assert abs(found.answers[0].estimates[0].value) < 6 * found.answers[0].deviation
+
+
+def test_a_days_questions_end_with_its_budget_also_after_a_restart_and_begin_anew_with_the_next(tmp_path):
+    clinics = Clinics(tmp_path)
+    for hour in (0, 8):
+        clinics.now = BEGIN + datetime.timedelta(hours=hour)
+        clinics.ask(file_of(EVERY[0]))
+    before = clinics.spent("zug")
+    clinics.now = BEGIN + datetime.timedelta(hours=23)
+    with pytest.raises(QuietsumError, match="its budget does not allow this plan"):  # every ask starts the sites anew
+        clinics.ask(file_of(EVERY[0], epsilon=0.5))
+    clinics.now = BEGIN - datetime.timedelta(days=3)  # a clock that was set back gives nothing back
+    with pytest.raises(QuietsumError, match="its budget does not allow this plan"):
+        clinics.ask(file_of(EVERY[0], epsilon=0.5))
+    assert clinics.spent("zug") == before
+    clinics.now = BEGIN + datetime.timedelta(hours=25)
+    clinics.ask(file_of(EVERY[0], epsilon=0.5))
+    assert len(clinics.spent("zug")) == len(before) + 1 == 3
+    clinics.agree()
+
+
+def test_questions_and_a_training_share_one_lifetime_and_stop_before_it_is_overspent(tmp_path):
+    """A day of questions, one training in between, until the site's own lifetime of ε = 6 allows no more."""
+    sizes = {"north": 12, "south": 8}
+    lifetime = UnitPolicy(epsilon=6.0, delta=1e-3)
+    clinics = Clinics(
+        tmp_path, sizes, record=lifetime, tasks=(AllowedTask(name="tiny:TinyTask"),),
+        questions=dataclasses.replace(ANSWERED, epsilon=2.0, day=6.0),
+    )  # fmt: skip
+    real = clinics.policy
+    clinics.policy = lambda name: dataclasses.replace(  # type: ignore[method-assign]
+        real(name), dataset=SiteDataset(name=f"points-{name}", size=sizes[name])
+    )
+    asked = QuestionFile(
+        privacy=Promise(epsilon=1.2, delta=1e-3, lifetime=LifetimePlan(epsilon=6.0, delta=1e-3)),
+        sites=tuple(
+            dataclasses.replace(file_of(EVERY[0]).sites[0], name=name, size=size, dataset=f"points-{name}")
+            for name, size in sizes.items()
+        ),
+        columns=COLUMNS,
+        questions=(EVERY[0], EVERY[6]),
+    )
+    clinics.ask(asked)
+    training = tiny_plan()
+    federation = clinics.federation()
+    result = start(training, workspace=clinics.workspace, federation=federation)
+    federation.close()
+    assert result.error is None
+    for ledger in clinics.ledgers.values():
+        ledger.close()
+    answered = 1
+    with pytest.raises(QuietsumError) as problem:
+        for _ in range(12):
+            clinics.ask(asked)
+            answered += 1
+    assert 2 <= answered <= 5 and "budget" in str(problem.value)
+    assert all(len(clinics.spent(name)) == answered + 1 for name in sizes)  # and the training
+    clinics.agree()
