@@ -231,7 +231,7 @@ def largest_local_epsilon(
 
     def fits(epsilon0: float) -> bool:
         law = _Law.of(epsilon0=epsilon0, n=n, categories=categories, blanket=None, colluders=colluders)
-        return law.delta(epsilon * (1 - 2e-6), fine=True) <= delta  # what shuffled_epsilon rounds up is left free
+        return law.delta(epsilon * (1 - 2 * law.tolerance), fine=True) <= delta  # what shuffled_epsilon rounds up
 
     # A weaker randomiser is also ε₀'-DP for every ε₀' ≥ ε₀, and its blanket only shrinks: what fits is an interval.
     low = _local(epsilon)
@@ -239,7 +239,7 @@ def largest_local_epsilon(
     if fits(high):
         return high
     for _ in range(_STEPS):
-        if high - low <= 1e-6 * low:
+        if high - low <= (1e-6 if categories is None else 1e-4) * low:
             break
         middle = 0.5 * (low + high)
         low, high = (middle, high) if fits(middle) else (low, middle)
@@ -297,6 +297,11 @@ class _Law:
             epsilon, blocks, lambda counts, at: self._three_outcomes(counts, at, 600 if fine else 150)
         )
         return min(special, dataclasses.replace(self, binary=True, blanket=self.least).delta(epsilon, fine=fine))
+
+    @property
+    def tolerance(self) -> float:
+        """By how much of itself an ε is rounded up: three outcomes take longer."""
+        return 1e-6 if self.binary else 1e-4
 
     @property
     def least(self) -> float:
@@ -371,19 +376,21 @@ def _blocks(trials: int, chance: float, blocks: int, above: float = 8.0) -> tupl
 
 
 def _smallest(law: _Law, delta: float) -> float:
-    """The smallest ε (up to 1e-6 of itself, upwards) whose δ is at most ``delta``."""
-    epsilon = _bisect(lambda value: law.delta(value, fine=False) <= delta, 0.0, law.epsilon0)
-    if not law.binary and 0 < epsilon < law.epsilon0:
-        epsilon = _bisect(lambda value: law.delta(value, fine=True) <= delta, 0.9 * epsilon, epsilon)
-    return epsilon
+    """The smallest ε, rounded up by at most the law's tolerance, whose δ is at most ``delta``."""
+    general = dataclasses.replace(law, binary=True, blanket=law.least)
+    epsilon = _bisect(lambda value: general.delta(value, fine=True) <= delta, 0.0, law.epsilon0, general.tolerance)
+    if law.binary or epsilon == 0:
+        return epsilon
+    epsilon = _bisect(lambda value: law.delta(value, fine=False) <= delta, 0.0, epsilon, 1e-3)
+    return _bisect(lambda value: law.delta(value, fine=True) <= delta, 0.96 * epsilon, epsilon, law.tolerance)
 
 
-def _bisect(fits: Callable[[float], bool], low: float, high: float) -> float:
+def _bisect(fits: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
     """The smallest value that fits, from above; ``high`` fits."""
     if fits(low):
         return low
     for _ in range(_STEPS):
-        if high - low <= 1e-6 * high:
+        if high - low <= tolerance * high:
             break
         middle = 0.5 * (low + high)
         low, high = (low, middle) if fits(middle) else (middle, high)

@@ -1,0 +1,143 @@
+"""A shuffler for files of local reports: all of them in one random order, and nothing of who sent what, when or where.
+
+It reads whole files of one survey, permutes their reports uniformly with randomness from the operating system, and
+writes one file whose header states the protocol alone: notes, versions, the cut into files and every earlier order are
+gone. What that buys is in :mod:`quietsum.mechanisms.shuffle_model`. Whoever runs it must be trusted with the link
+between people and reports, and must destroy the files it read.
+
+The reports are held in memory while they are permuted, 4 bytes each for k-ary response and d/8 for unary encodings.
+More than ``most_bytes`` of them are refused before anything is written.
+
+A person counts once. For RAPPOR, whose permanent response may be kept, the local ε is the permanent one: all reports of
+a person about one answer are then one report to the bound, and shuffling each collection by itself shows less.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from quietsum.errors import InvalidParameter, whole_number
+from quietsum.mechanisms.local.exact import share
+from quietsum.mechanisms.local.hashing import LocalHashing
+from quietsum.mechanisms.local.protocol import LocalProtocol, Reports
+from quietsum.mechanisms.local.randomized_response import KRandomizedResponse
+from quietsum.mechanisms.local.reports import PIECE, Header, read_reports, reports_file
+from quietsum.mechanisms.local.unary import Rappor, UnaryEncoding
+from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.shuffle_model import ShuffledReports, shuffled_epsilon
+
+__all__ = ["MOST_BYTES", "blanket_of", "permuted", "shuffle_reports", "shuffled_protocol"]
+
+MOST_BYTES = 1 << 31
+"""How much memory reports may take, unless said otherwise."""
+
+
+def blanket_of(protocol: LocalProtocol) -> float | None:
+    """The mass γ of the lower level of a two-level protocol, from its real chances; None for any other protocol."""
+    match protocol:
+        case KRandomizedResponse():
+            return protocol.domain.size * share(protocol.cells.low)
+        case LocalHashing():
+            return protocol.values * share(protocol.cells.low)
+        case UnaryEncoding():
+            own, other = map(share, protocol.thresholds)
+            return (1 - own) / (1 - other)
+        case _:
+            return None
+
+
+def shuffled_protocol(protocol: LocalProtocol, *, n: int, delta: float, colluders: int = 0) -> ShuffledReports:
+    """What shuffling ``n`` reports of ``protocol``, one a person, buys.
+
+    >>> from quietsum.mechanisms.local import protocol
+    >>> answers = protocol("k-rr", ["never", "monthly", "weekly", "daily"], 1.0)
+    >>> round(shuffled_protocol(answers, n=10_000, delta=1e-6).epsilon, 3)
+    0.034
+    """
+    local = protocol.permanent_epsilon if isinstance(protocol, Rappor) else protocol.epsilon
+    return shuffled_epsilon(epsilon0=local, n=n, delta=delta, blanket=blanket_of(protocol), colluders=colluders)
+
+
+def shuffle_reports(
+    files: Sequence[Path],
+    output: Path,
+    *,
+    delta: float,
+    declared: int | None = None,
+    colluders: int = 0,
+    most_bytes: int = MOST_BYTES,
+    rng: RandomSource | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ShuffledReports:
+    """Write all reports of ``files`` to ``output`` in one random order; returns what that buys.
+
+    ``declared`` is a number of people known beforehand: the central ε is stated for it, and where fewer reports come
+    nothing is written. Without it n is the number of reports, which the written file shows. Files of different surveys,
+    the same file twice and unreadable files are refused, and then nothing is written.
+    """
+    header, held = _gathered(files, output, most_bytes, progress)
+    if declared is not None and held.size < whole_number("n", declared, 1):
+        raise InvalidParameter(
+            "n",
+            declared,
+            f"was declared, and only {held.size} reports came",
+            "wait for more, or declare fewer next time",
+        )
+    bought = shuffled_protocol(
+        header.protocol, n=held.size if declared is None else declared, delta=delta, colluders=colluders
+    )
+    held = permuted(held, rng)
+    with reports_file(output, Header(protocol=header.protocol, note="shuffled")) as writer:
+        for start in range(0, held.size, PIECE):
+            writer.add(held[start : start + PIECE])
+            if progress is not None:
+                progress(min(PIECE, held.size - start))
+    return bought
+
+
+def permuted(reports: Reports, rng: RandomSource | None = None) -> Reports:
+    """``reports`` in an order of which each is equally likely."""
+    return reports[(rng or system_randomness()).permutation(reports.size)]
+
+
+def _gathered(
+    files: Sequence[Path], output: Path, most_bytes: int, progress: Callable[[int], None] | None
+) -> tuple[Header, Reports]:
+    if not files:
+        raise InvalidParameter("reports", "none", "is nothing to shuffle", "name one or more files of reports")
+    seen: dict[tuple[int, int], Path] = {}
+    header: Header | None = None
+    pieces: list[Reports] = []
+    taken = 0
+    for path in files:
+        with read_reports(path) as reader:
+            state = os.stat(path)
+            if (before := seen.get((state.st_dev, state.st_ino))) is not None:
+                raise InvalidParameter("reports", str(path), f"is the same file as {before}", "name each file once")
+            seen[state.st_dev, state.st_ino] = path
+            if header is not None and (difference := header.differs(reader.header)):
+                raise InvalidParameter(
+                    "reports", str(path), f"is of another survey: {difference}", "shuffle each survey by itself"
+                )
+            header = header or reader.header
+            for piece in reader:
+                taken += piece.nbytes
+                if taken > most_bytes:
+                    raise InvalidParameter(
+                        "reports",
+                        str(path),
+                        f"brings the reports to more than {most_bytes:,} bytes, which are permuted in memory",
+                        "raise the limit, or shuffle fewer at a time: each part has the ε of its own number",
+                    )
+                pieces.append(piece)
+                if progress is not None:
+                    progress(piece.size)
+    if output.exists() and (state := output.stat()) and (state.st_dev, state.st_ino) in seen:
+        raise InvalidParameter("output", str(output), "is one of the files that are shuffled", "name another file")
+    if header is None or not pieces:
+        raise InvalidParameter("reports", str(files[0]), "holds no report", "there is nothing to shuffle")
+    return header, np.concatenate(pieces)
