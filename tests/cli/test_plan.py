@@ -447,3 +447,15 @@ def test_a_plan_tells_programs_and_people_what_its_rule_is_made_for_and_what_noi
     shown = words_of(quietsum("plan", written(judged)).stdout)
     assert "coordinate median, for 1 that may be anything, from 3 updates on" in shown
     assert "warning: noise hides signs, directions and distances from aggregation.rule = 'median'" in shown
+
+
+def test_a_plan_says_how_much_its_rule_remembers_of_single_parties() -> None:
+    keeps, keeps_not = (
+        HEART.format(rounds=3) + f'[aggregation]\nrule = "{rule}"\n' for rule in ("foolsgold", "median")
+    )
+    size = 8 * 4 * values_of(keeps)["task"]["dimension"]
+    assert values_of(keeps)["robust"]["bytes_of_parties"] == size
+    assert values_of(keeps_not)["robust"]["bytes_of_parties"] == 0
+    shown = words_of(quietsum("plan", written(keeps)).stdout)
+    assert f"it remembers {size} bytes of single parties, in a file beside each checkpoint for the operator" in shown
+    assert "it remembers" not in words_of(quietsum("plan", written(keeps_not)).stdout)

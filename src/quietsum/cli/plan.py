@@ -161,6 +161,9 @@ def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Fo
         least = max(resolved.robust.facts.least(resolved.attackers), 1)
         about = f"{resolved.robust.facts.title}, for {resolved.attackers} that may be anything, from {least} updates on"
         facts.append(("rule", about))
+    if resolved.remembered:
+        about = f"{_large(resolved.remembered)} of single parties, in a file beside each checkpoint for the operator"
+        facts.append(("it remembers", about))
     if not resolved.limits:
         return [*facts, ("privacy", NO_GUARANTEE)]
     whole, rounds = forecast.whole[0], resolved.affordable_rounds
@@ -485,6 +488,14 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
     print_json(values)
 
 
+def _large(count: int) -> str:
+    """A number of bytes, for people."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
 def _robust_values(resolved: ResolvedPlan) -> dict[str, Any] | None:
     """The robust rule, what it is made for and what it sees through the noise; None for the mean."""
     from quietsum.plan.sight import sight
@@ -501,6 +512,7 @@ def _robust_values(resolved: ResolvedPlan) -> dict[str, Any] | None:
         "least": max(rule.facts.least(resolved.attackers), 1) if resolved.secure is None else None,
         "breakdown": rule.facts.breakdown,
         "limits": rule.facts.limits,
+        "bytes_of_parties": resolved.remembered,
         "short_round": short,
         "ends_early": ends,
         "noise": None if seen is None else seen.to_dict(),

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.aggregation.robust import Rule, rule_named
+from quietsum.aggregation.robust import Rule, bytes_remembered, rule_named
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.plan.charging import charge, observers, span, units
 from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
@@ -514,6 +514,14 @@ class ResolvedPlan:
         """The robust rule between updates; None for the mean."""
         asked = self.plan.aggregation
         return None if asked.rule == "mean" else rule_named(asked.rule, asked.before)
+
+    @property
+    def remembered(self) -> int:
+        """Bytes that the rule keeps of single parties from round to round; 0 where it keeps nothing of them."""
+        rule = self.robust
+        if rule is None or not rule.facts.remembers:
+            return 0
+        return bytes_remembered(rule, len(self.parties), self.dimension)
 
     @property
     def attackers(self) -> int:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from quietsum import refusals
+from quietsum.aggregation.robust import RULES
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
 from quietsum.plan import sight
 from quietsum.plan.forecast import Profile, smallest_noise
@@ -28,6 +29,8 @@ from quietsum.privacy.units import Neighbours, PrivacyUnit
 __all__ = ["resolve"]
 
 _SMALLEST = 1e-9  # a budget of 0 is none
+MOST_REMEMBERED = 2 * 2**30
+"""Bytes that a rule may keep of single parties: written anew in every round, three times on disk, twice in memory."""
 _STARTS = 60
 _HALVINGS = 60
 
@@ -46,6 +49,8 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
         _ = found.secure
     except PlanRefused as error:  # no parameters fit
         raise refusals.answered([str(error)], plan, parties) from None
+    if pricing is None:  # a run that has begun goes on
+        _check_memory(found, parties)
     try:
         if plan.privacy.style.records:
             found = _with_records(found, pricing)
@@ -57,6 +62,26 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
         raise PlanRefused(f"noise in shares does not fit this plan: {error}{_smaller_ball(found)}") from None
     _check_stages(found)
     return dataclasses.replace(found, warnings=(*found.warnings, *sight.warnings(found)))
+
+
+def _check_memory(found: ResolvedPlan, parties: Sequence[PartyFacts]) -> None:
+    """A rule that remembers each party must be able to write that down after every round."""
+    size = found.remembered
+    if size <= MOST_REMEMBERED:
+        return
+    offered = []
+    for name, rule in RULES.items():
+        change = refusals.Change(keys={"aggregation.rule": name})
+        if not rule.facts.remembers and not refusals.found(change.applied(found.plan), parties):
+            offered.append(change)
+    told = (
+        f"aggregation.rule = '{found.plan.aggregation.rule}' remembers {size / 2**30:,.1f} GiB of "
+        f"{len(found.parties):,} parties, which is written after every round, and {MOST_REMEMBERED / 2**30:g} GiB are "
+        "the most; use a rule that remembers no party, a smaller model or fewer parties"
+    )
+    near = offered[:3]
+    line = f"\n  nearest possible plan: {'; or '.join(map(str, near))}" if near else ""
+    raise PlanRefused(told + line, nearest=tuple(dict(change.keys) for change in near))
 
 
 def _smaller_ball(found: ResolvedPlan) -> str:

@@ -128,7 +128,7 @@ def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Look | None
     """The plan as it is priced today, and how far the run came; None in folders that keep nothing but their report."""
     require_own(folder, workspace, ledger)
     plan = folder.plan()
-    last = checkpoints.latest(folder.checkpoints)
+    last = checkpoints.latest(folder.checkpoints, of_parties=False)
     about = checkpoints.load_model(folder.model)[1] if folder.model.is_file() else None
     outcome = _outcome(folder, about)
     facts = TaskFacts.read(folder.path)

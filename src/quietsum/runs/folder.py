@@ -11,6 +11,7 @@
         task.json                     what its task says of itself: whoever looks does not make the task
         plan.toml                     the plan as it was frozen, every default spelled out
         checkpoints/round-000020.safetensors
+        checkpoints/operator-000020.safetensors       what a rule remembers of each party: the operator's alone
         run.db  events.jsonl          what the operator may see
         model.safetensors  report.html  report.json
 

@@ -19,7 +19,7 @@ from typing import Any, final
 import numpy as np
 
 from quietsum.aggregation.fold import Vector
-from quietsum.aggregation.optimizers import check_slots
+from quietsum.aggregation.optimizers import RULE, ServerState, check_slots
 from quietsum.defence.detection import Detector, Finding
 from quietsum.errors import (
     BudgetExhausted,
@@ -130,7 +130,7 @@ def start(
             first = Checkpoint(
                 run=run, plan=plan.digest, round=0, state=state, head=ledger.head, privacy=block(history, resolved)
             )
-            checkpoints.write(folder.checkpoints, first)
+            checkpoints.write(folder.checkpoints, first, of_parties=_of_parties(resolved, state))
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
@@ -193,6 +193,12 @@ def resume(
             opened(folder)
         with _federation(federation, task, resolved, workers) as parties:
             return _go_on(last, folder, task, resolved, ledger, history, parties, rng, guarded(watchers))
+
+
+def _of_parties(resolved: ResolvedPlan, state: ServerState) -> tuple[str, ...]:
+    """The slots of ``state`` that tell of single parties, which are the operator's alone (rule 5)."""
+    remembers = resolved.robust is not None and resolved.robust.facts.remembers
+    return tuple(name for name in state.slots if name.startswith(RULE)) if remembers else ()
 
 
 def check_whom(folder: RunFolder, *, sites: bool, workspace: Workspace) -> None:
@@ -335,6 +341,7 @@ def _go_on(
                     run=folder.run, plan=plan.digest, round=number, state=result.state, head=ledger.head,
                     privacy=block(history.read(), resolved),
                 ),
+                of_parties=_of_parties(resolved, result.state),
             )  # fmt: skip
             reach("run:checkpointed")
             moved = float(np.linalg.norm(result.state.params - state.params))

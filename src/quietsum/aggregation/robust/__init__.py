@@ -6,7 +6,7 @@ from quietsum.aggregation.robust.before import BEFORE, Before
 from quietsum.aggregation.robust.fold import RobustFold, RobustState
 from quietsum.aggregation.robust.registry import RULES, most_attackers, rule_named
 from quietsum.aggregation.robust.rows.distances import refuse_beyond_memory
-from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Trial, Vector, Verdict
+from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Trial, Vector, Verdict, bytes_remembered
 from quietsum.aggregation.robust.rules.clipped import CenteredClipping, NormBounded
 from quietsum.aggregation.robust.rules.trust import TrustedByTrial
 
@@ -26,6 +26,7 @@ __all__ = [
     "TrustedByTrial",
     "Vector",
     "Verdict",
+    "bytes_remembered",
     "most_attackers",
     "refuse_beyond_memory",
     "rule_named",

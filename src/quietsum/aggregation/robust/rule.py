@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from quietsum.mechanisms.rng import RandomSource
 
-__all__ = ["Facts", "Matrix", "Rule", "Sent", "Trial", "Vector", "Verdict"]
+__all__ = ["Facts", "Matrix", "Rule", "Sent", "Trial", "Vector", "Verdict", "bytes_remembered"]
 
 Matrix = NDArray[Any]
 Vector = NDArray[np.float64]
@@ -125,3 +125,16 @@ class Rule(Protocol):
     def combine(self, sent: Sent) -> Verdict:
         """The step, and what was measured on the way. ``sent`` holds at least one row."""
         ...
+
+
+def bytes_remembered(rule: Rule, registered: int, dimension: int) -> int:
+    """How large :meth:`Rule.memory` is, without making it: it grows in proportion to parties, parameters, or both."""
+
+    def numbers(parties: int, parameters: int) -> int:
+        return sum(vector.size for vector in rule.memory(parties, parameters).values())
+
+    one, wide, long, both = numbers(1, 1), numbers(1, 2), numbers(2, 1), numbers(2, 2)
+    each = both - wide - long + one  # of a party and a parameter
+    parties, parameters = long - one - each, wide - one - each
+    fixed = one - parties - parameters - each
+    return 8 * (fixed + parties * registered + parameters * dimension + each * registered * dimension)
