@@ -24,7 +24,19 @@ from typing import Literal, final
 from quietsum.errors import InvalidParameter
 from quietsum.files import DiskFull, NoRoom, check_output, write_output
 
-__all__ = ["STYLE", "Chart", "Series", "check_picture", "number", "save", "save_picture", "show", "svg", "terminal"]
+__all__ = [
+    "STYLE",
+    "Chart",
+    "Series",
+    "check_picture",
+    "interval_svg",
+    "number",
+    "save",
+    "save_picture",
+    "show",
+    "svg",
+    "terminal",
+]
 
 _COLOURS = ("cyan", "yellow", "magenta", "green")
 
@@ -388,3 +400,53 @@ def _legend(chart: Chart, left: int) -> list[str]:
         parts.append(f'  <text x="{x + 38:.1f}" y="62">{escape(text)}</text>')
         x += 38 + 7.0 * len(text) + 22
     return parts
+
+
+def interval_svg(
+    title: str, x_label: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = "", width: int = 760
+) -> str:
+    """Named values with error bars, (name, value, low, high), one below the other, as one self-contained SVG.
+
+    >>> picture = interval_svg("answers", "share", [("yes", 0.6, 0.5, 0.7), ("no", 0.4, 0.3, 0.5)])
+    >>> picture.count("<title"), "yes" in picture
+    (1, True)
+    """
+    if not rows or not all(math.isfinite(number) for _, *numbers in rows for number in numbers):
+        raise InvalidParameter("rows", len(rows), "cannot be drawn", "give at least one row of finite numbers")
+    left = min(260, 40 + 7 * max(len(name) for name, *_ in rows))
+    right, top, line = 96, 88 if note else 62, 26
+    height = top + line * len(rows) + 58
+    scale = Scale.around([0.0, *(number for _, *numbers in rows for number in numbers)], log=False, rounded=True)
+
+    def at(value: float) -> float:
+        return left + scale.place(value) * (width - left - right)
+
+    about = "; ".join(f"{name}: {number(value)}, {number(low)} to {number(high)}" for name, value, low, high in rows)
+    base = top + line * len(rows)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'role="img" aria-labelledby="chart-title chart-about">',
+        f'  <title id="chart-title">{escape(title)}</title>',
+        f'  <desc id="chart-about">{escape(about)}</desc>',
+        f"  <style>{STYLE}  </style>",
+        f'  <rect class="paper" width="{width}" height="{height}" rx="8"/>',
+        f'  <text class="title" x="24" y="32">{escape(title)}</text>',
+        f'  <text class="quiet" x="24" y="56">{escape(note)}</text>',
+    ]
+    for tick in scale.ticks(6):
+        x = at(tick)
+        parts.append(f'  <line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{base}"/>')
+        parts.append(f'  <text class="quiet" x="{x:.1f}" y="{base + 21}" text-anchor="middle">{number(tick)}</text>')
+    for place, (name, value, low, high) in enumerate(rows):
+        y = top + line * (place + 0.5)
+        shown = name if len(name) <= 34 else f"{name[:33]}…"
+        ends = "".join(f"M{at(end):.1f},{y - 5:.1f}v10" for end in (low, high))
+        parts += [
+            f'  <text x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(shown)}</text>',
+            f'  <path class="line s0" d="M{at(low):.1f},{y:.1f}H{at(high):.1f}{ends}"/>',
+            f'  <path class="line s0" style="stroke-width: 9" d="M{at(value):.1f},{y:.1f}h0"/>',
+            f'  <text class="quiet" x="{width - right + 12}" y="{y + 4:.1f}">{number(round(value, 4))}</text>',
+        ]
+    middle = left + (width - left - right) / 2
+    parts.append(f'  <text x="{middle:.1f}" y="{height - 14}" text-anchor="middle">{escape(x_label)}</text>')
+    return "\n".join([*parts, "</svg>", ""])

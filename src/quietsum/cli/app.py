@@ -29,6 +29,7 @@ from quietsum.cli.drill import drill
 from quietsum.cli.explain import explain
 from quietsum.cli.keys import app as keys
 from quietsum.cli.ledger import app as ledger
+from quietsum.cli.local import app as local
 from quietsum.cli.new import new
 from quietsum.cli.party import app as party
 from quietsum.cli.plan import plan
@@ -192,17 +193,18 @@ def quietsum(
     """
 
 
-TRAIN, ACROSS, LOOK, ACCOUNT = "Train", "Across machines", "Look", "Account"
+TRAIN, ASK, ACROSS, LOOK, ACCOUNT = "Train", "Ask", "Across machines", "Look", "Account"
 ledger.command()(receipts)
 
 app.command(rich_help_panel=TRAIN)(new)
 app.command(rich_help_panel=TRAIN)(plan)
 app.command(rich_help_panel=TRAIN)(run)
 app.command(rich_help_panel=TRAIN)(train)
-app.command(rich_help_panel=TRAIN)(ask)
 app.command(rich_help_panel=TRAIN)(tradeoff)
 app.command(rich_help_panel=TRAIN)(drill)
 app.command(rich_help_panel=TRAIN)(selfcheck)
+app.command(rich_help_panel=ASK)(ask)
+app.add_typer(local, name="local", rich_help_panel=ASK)
 app.add_typer(party, name="party", rich_help_panel=ACROSS)
 app.add_typer(data, name="data", rich_help_panel=ACROSS)
 app.add_typer(keys, name="keys", rich_help_panel=ACROSS)

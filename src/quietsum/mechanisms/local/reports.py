@@ -9,9 +9,9 @@ CSV (``.csv``) or JSON lines (``.jsonl``), with the same facts:
     # {"end": 1000, "sha256": "…"}
 
 The header states protocol, ε, the domain with its digest, hash parameters and version; the end states how many reports
-there are and a digest of their lines, so that a file that was cut or changed on its way is told from a whole one. The
-digest is no signature: who writes such a file can write any. Files are read and written in pieces, and a file that is
-being written has its name only when it is whole.
+there are and a digest of all lines before it, so that a file that was cut or changed on its way is told from a whole
+one. The digest is no signature: who writes such a file can write any. Files are read and written in pieces, and a file
+that is being written has its name only when it is whole.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ PIECE = 1 << 15
 """Reports at once."""
 FORMAT = 1
 _LONGEST = 1 << 26  # characters of a header: a domain of a million labels
+_ONCE = "choose another name; new reports about the same answers cost their ε again"
 _AGAIN = "ask for the file again, or privatize anew"
 
 
@@ -77,7 +78,9 @@ class ReportsWriter:
         self._digest, self.count = hashlib.sha256(), 0
         first = json.dumps(header.to_dict())
         names = self._layout.names or ()
-        file.write((f"{first}\n" if lines else f"# {first}\n{','.join(names)}\n").encode())
+        text = (f"{first}\n" if lines else f"# {first}\n{','.join(names)}\n").encode()
+        self._digest.update(text)
+        file.write(text)
 
     def add(self, reports: Reports) -> None:
         """Write one line for each of ``reports``."""
@@ -113,36 +116,54 @@ def _texts(values: Any) -> list[str]:
 
 @contextlib.contextmanager
 def reports_file(path: Path, header: Header) -> Iterator[ReportsWriter]:
-    """A writer for ``path``, which appears when the block ends well and not before. Empty files are refused."""
+    """A writer for ``path``, which appears when the block ends well and not before. Empty files are refused.
+
+    Nothing is overwritten: reports that were handed out cannot be taken back, and new ones about the same answers cost
+    their ε again.
+    """
     if path.suffix not in (".csv", ".jsonl"):
         raise InvalidParameter("output", str(path), "is named neither .csv nor .jsonl", "name the kind of file")
-    if path.exists() and not path.is_file():
-        raise InvalidParameter("output", str(path), "is no plain file", "name another")
+    if path.exists() or path.is_symlink():
+        raise InvalidParameter("output", str(path), "exists", _ONCE)
     if not path.parent.is_dir():
         raise InvalidParameter("output", str(path), "lies in no folder", "make the folder first")
-    with drafted(path, remedy="make room, or choose another place") as file:
-        writer = ReportsWriter(file, header, lines=path.suffix == ".jsonl")
-        yield writer
-        if not writer.count:
-            raise InvalidParameter("output", str(path), "would hold no report", "there was no answer to report")
-        writer.end()
+    try:
+        with drafted(path, replace=False, remedy="make room, or choose another place") as file:
+            writer = ReportsWriter(file, header, lines=path.suffix == ".jsonl")
+            yield writer
+            if not writer.count:
+                raise InvalidParameter("output", str(path), "would hold no report", "there was no answer to report")
+            writer.end()
+    except FileExistsError:
+        raise InvalidParameter("output", str(path), "has appeared meanwhile", _ONCE) from None
 
 
 @final
 class ReportsReader:
-    """A file of reports, open. Iterating gives them in pieces; only after the last piece is the file known whole."""
+    """A file of reports, open. Iterating gives them in pieces; only after the last piece is the file known whole.
+
+    ``count`` and ``digest`` are what its end states, known then.
+    """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
         self.path, self._file, self._lines = path, file, False
+        self.digest, self.count = "", 0
+        self._hashed = hashlib.sha256()
         self.header = self._read_header()
 
     def _fail(self, problem: str) -> Unreadable:
         return Unreadable(f"{self.path} {problem}; {_AGAIN}")
 
+    @property
+    def position(self) -> int:
+        """How many bytes have been read."""
+        return self._file.tell()
+
     def _read_header(self) -> Header:
         first = self._file.readline(_LONGEST)
         if not first:
             raise self._fail("is empty")
+        self._hashed.update(first)
         text = first.removeprefix(b"# ")
         self._lines = text == first
         try:
@@ -159,13 +180,15 @@ class ReportsReader:
             raise Unreadable(f"{self.path}: {error}") from None
         note, version = (str(values.get(key, "")) for key in ("note", "quietsum"))
         if not self._lines:
-            names = self._file.readline(1 << 16).decode("utf-8", "replace").rstrip("\n")
+            line = self._file.readline(1 << 16)
+            self._hashed.update(line)
+            names = line.decode("utf-8", "replace").rstrip("\n")
             if names != ",".join(protocol.layout.names or ()):
                 raise self._fail("has not the columns of its protocol")
         return Header(protocol=protocol, note=note, version=version)
 
     def __iter__(self) -> Iterator[Reports]:
-        digest, count, ended = hashlib.sha256(), 0, False
+        digest, count, ended = self._hashed, 0, False
         layout = self.header.protocol.layout
         widest = 64 + sum(2 * layout[name].itemsize if layout[name].shape else 64 for name in layout.names or ())
         mark = b'{"end"' if self._lines else b"#"
@@ -194,7 +217,8 @@ class ReportsReader:
         except ValueError:
             raise self._fail("was cut inside its last line") from None
         if values != {"end": count, "sha256": digest}:
-            raise self._fail(f"is not what was written: its {count:,} reports are not those that its end states")
+            raise self._fail(f"is not what was written: header and {count:,} reports are not those that its end states")
+        self.digest, self.count = digest, count
 
     def _parse(self, lines: list[bytes]) -> Reports:
         """Lines as reports."""
@@ -241,7 +265,8 @@ def read_reports(path: Path) -> Iterator[ReportsReader]:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
         raise InvalidParameter("reports", str(path), f"cannot be read ({error.strerror})", "check its name") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidParameter("reports", str(path), "is no plain file", "name a file of reports")
     with os.fdopen(descriptor, "rb", buffering=1 << 20) as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InvalidParameter("reports", str(path), "is no plain file", "name a file of reports")
         yield ReportsReader(path, file)
