@@ -67,12 +67,21 @@ def test_a_run_with_groups_is_recorded_and_scored_for_the_operator() -> None:
                 )  # fmt: skip
                 recorder.saw(event)
     text = words(quietsum("suspects", "first").output)
-    assert "suspected, score" in text and "no finding about anybody" in text and "malicious" not in text
-    assert "2 of 9 groups were left out" in text and "probability 0.6, one without with 0.25" in text
+    assert "suspicion" in text and "no finding about anybody" in text and "malicious" not in text
+    assert "2 of 9 groups were left out" in text and "60 % of groups with an attacker and 25 % of those" in text
+    assert "if there are 1 attackers" not in text and "next: quietsum show first" in text
     values = json.loads(quietsum("suspects", "first", "--json", "--true-positive", "0.8").output)
     best: dict[str, Any] = values["suspected"][0]
     assert values["true_positive"] == 0.8 and values["groups"] == 9 and values["left_out"] == 2
     assert best["flagged"] == 2 and 0 < best["score"] < 1
+
+
+def test_where_no_group_was_left_out_nobody_is_listed() -> None:
+    Path("run.toml").write_text(PLAN, encoding="utf-8")
+    quietsum("run", "run.toml", "--name", "first")
+    text = quietsum("suspects", "first").output
+    assert "0 of 3 groups were left out" in text and "site-" not in text
+    assert len(json.loads(quietsum("suspects", "first", "--json").output)["suspected"]) == 15
 
 
 def test_scores_and_groups_stay_out_of_what_recipients_get() -> None:

@@ -121,6 +121,19 @@ def test_a_hospital_that_refuses_is_on_the_terminal_in_the_database_and_in_the_l
     assert "in order" in quietsum("alerts", "--verify").stdout
 
 
+def test_the_run_and_the_command_count_the_same_alerts_those_that_the_terminal_held_back_too() -> None:
+    Path("run.toml").write_text(
+        HEART.replace("rounds = 8", "rounds = 8\nsimulate = { refusing = ['va', 'hungarian'] }")
+    )
+    Path("w").mkdir()
+    Path("w/alerts.toml").write_text("[limits]\nper_kind = 1\n")
+    done = quietsum("run", "run.toml", "--name", "r", "--workspace", "w")
+    listed = json.loads(quietsum("alerts", "r", "--json", "--workspace", "w").stdout)["alerts"]
+    shown = done.stderr.count("alert: ")
+    assert len(listed) == len(rows(workspace="w")) == len(raised("w")) == 2 and shown == 1
+    assert "alerts: 2, 1 of them shown above; see quietsum alerts r --workspace w" in done.stdout
+
+
 def test_with_json_alerts_are_lines_among_the_events() -> None:
     Path("run.toml").write_text(LOSING)
     done = quietsum("run", "run.toml", "--name", "r", "--json")

@@ -92,10 +92,16 @@ class Sender:
         for alert in alerts:
             try:
                 for line in self._lines:
-                    if not (shown and line.sink.name == Terminal.name):
+                    if shown and line.sink.name == Terminal.name:
+                        line.sent += 1
+                    else:
                         line.put(alert)
             except Exception as error:  # rule 22: an alert is optional
                 log.warning("an alert could not be passed on: %s", type(error).__name__)
+
+    def sent(self, name: str) -> int:
+        """How many alerts the sink of this name was handed; those that were held back or given up are not counted."""
+        return sum(line.sent for line in self._lines if line.sink.name == name)
 
     def note(self, event: str, **values: Any) -> None:
         """Write something down beside the alerts, with its time; nothing is sent, and it never raises."""
@@ -166,7 +172,7 @@ class _Direct:
     """A sink that is called at once. One that raises is a warning, once, and then left alone."""
 
     def __init__(self, sink: Sink, limits: Limits, clock: Callable[[], float]) -> None:
-        self.sink, self.lost, self._failed = sink, 0, False
+        self.sink, self.lost, self.sent, self._failed = sink, 0, 0, False
         self._allowance = _Allowance(sink, limits, clock)
 
     def put(self, alert: Alert) -> None:
@@ -176,6 +182,7 @@ class _Direct:
         if not self._failed:
             try:
                 self.sink.send(*admitted)
+                self.sent += 1
                 return
             except Exception as error:
                 self._failed = True
@@ -194,7 +201,7 @@ class _Queued:
     """A sink with a queue and a thread of its own."""
 
     def __init__(self, sink: Sink, limits: Limits, clock: Callable[[], float]) -> None:
-        self.sink, self.lost, self._room = sink, 0, limits.room
+        self.sink, self.lost, self.sent, self._room = sink, 0, 0, limits.room
         self._allowance = _Allowance(sink, limits, clock)
         self._pending: collections.deque[tuple[Alert, int]] = collections.deque()
         self._change = threading.Condition()
@@ -257,6 +264,7 @@ class _Queued:
                     self.lost += 1
             with self._change:
                 if not refused:
+                    self.sent += 1
                     self._told, wait = not self._pending, FIRST_WAIT
                 if self._pending and self._pending[0][0] is alert:  # the end may have come first
                     self._pending.popleft()

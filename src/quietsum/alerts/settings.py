@@ -20,6 +20,7 @@ import hashlib
 import json
 import logging
 import os
+import shlex
 import tomllib
 import types
 import typing
@@ -135,9 +136,10 @@ class Found:
         if self.trusted or not self.settings.reaches_out:
             return self.settings.sinks(folder, service=service)
         log.warning(
-            "%s names servers or files, and nobody has said yet that they may be used; alerts stay in this workspace. "
-            "Try them with: quietsum alerts --test",
+            "%s names servers or files that were never tried, so alerts stay in this workspace; "
+            "try and trust them with: quietsum alerts --test --workspace %s",
             self.path,
+            shlex.quote(str(folder)),
         )
         return dataclasses.replace(self.settings, jsonl=(), email=(), webhook=()).sinks(folder, service=service)
 

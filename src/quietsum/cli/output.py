@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 
     from quietsum.privacy.protocol import Accountant
 
-__all__ = ["bounds", "console", "facts", "figure", "layer_lines", "meaning", "print_json", "print_next", "renyi_line"]
+__all__ = [
+    "bounds",
+    "command",
+    "console",
+    "facts",
+    "figure",
+    "layer_lines",
+    "meaning",
+    "print_json",
+    "print_next",
+    "renyi_line",
+]
 
 WIDTH = 80
 
@@ -150,6 +161,11 @@ def print_next(words: Iterable[object]) -> None:
             line = "     "
         line = f"{line} {part}"
     print("\n".join([*lines, line]))
+
+
+def command(words: Iterable[object]) -> str:
+    """A command in one line, to be named in a sentence."""
+    return " ".join([_program(), *(shlex.quote(str(word)) for word in words)])
 
 
 def _program() -> str:

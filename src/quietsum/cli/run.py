@@ -23,7 +23,7 @@ from quietsum.cli.across import (
     flower,
 )
 from quietsum.cli.logs import watch_log
-from quietsum.cli.output import print_next
+from quietsum.cli.output import command, print_next
 from quietsum.cli.signals import Interruption
 from quietsum.errors import CorruptState, InvalidParameter, printable
 
@@ -143,7 +143,7 @@ def run(
                         result = _resumed(place, kept.folder, watcher, how)
                     else:
                         result = _started(place, str(plan), name, watcher, how)
-                return _finish(result, place, where, as_json, again, alerts.raised)
+                return _finish(result, place, where, as_json, again, alerts)
         except KeyboardInterrupt:
             return _interrupted(kept.folder, interruption.exit_code, where, as_json, again)
 
@@ -330,7 +330,9 @@ def _interrupted(folder: RunFolder | None, code: int, where: list[str], as_json:
     return code
 
 
-def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool, again: list[str], raised: int) -> int:
+def _finish(
+    result: RunResult, place: Workspace, where: list[str], as_json: bool, again: list[str], alerts: AlertWatcher
+) -> int:
     from quietsum import report
     from quietsum.cli.output import print_json
 
@@ -346,9 +348,8 @@ def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool
         print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
     _scores(values)
     print(f"wrote {result.folder.path / 'report.html'}")
-    if raised:
-        print(f"alerts: {raised}; see quietsum alerts {result.folder.run}")
-    _operator_only(result.folder)
+    _print_alerts(alerts, result.folder.run, place, where)
+    _operator_only(result.folder, where)
     if result.error is None:
         print_next(["show", result.folder.run, *where])
         return code
@@ -360,7 +361,23 @@ def _finish(result: RunResult, place: Workspace, where: list[str], as_json: bool
     return code
 
 
-def _operator_only(folder: RunFolder) -> None:
+def _print_alerts(alerts: AlertWatcher, run: str, place: Workspace, where: list[str]) -> None:
+    """How many there were, those that the terminal held back included, and the command that lists all of them."""
+    from quietsum.alerts import LOG, AuditLog, Severity
+
+    count, shown = alerts.raised, alerts.shown
+    if not count:
+        return
+    more = "" if shown >= count else f", {shown or 'none'} of them shown above"
+    with contextlib.suppress(CorruptState):  # a log that is damaged is told by the command that reads it
+        logged = [line.alert for line in AuditLog(place.path / LOG).lines() if line.values.get("run") == run]
+        before = sum(one is not None and one.severity is not Severity.NOTICE for one in logged) - count
+        more += f", and {before} before it was resumed" if before > 0 else ""
+    see = command(["alerts", run, *where])
+    print(textwrap.fill(f"alerts: {count}{more}; see {see}", 80, break_on_hyphens=False))
+
+
+def _operator_only(folder: RunFolder, where: list[str]) -> None:
     """How much of the whole run the rule left out and detection found; a run.db that cannot be read says nothing."""
     from quietsum.runs.record import findings, left_out
 
@@ -370,7 +387,8 @@ def _operator_only(folder: RunFolder) -> None:
         told = [f"{updates} update{'s' * (updates > 1)} left out by the rule"] if updates else []
         told += [f"{found} finding{'s' * (found > 1)}"] if found else []
         if told:
-            print(f"in all: {', '.join(told)}; see quietsum show")
+            see = command(["show", folder.run, *where])
+            print(textwrap.fill(f"in all: {', '.join(told)}; see {see}", 80, break_on_hyphens=False))
 
 
 def _scores(values: dict[str, Any]) -> None:

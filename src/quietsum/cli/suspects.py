@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quietsum.cli import options as opt
-from quietsum.cli.output import console, print_json
+from quietsum.cli.output import console, print_json, print_next
 from quietsum.cli.runs import RunArgument
 
 if TYPE_CHECKING:
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["suspects"]
 
+MOST = 20
 TrueOption = Annotated[
-    float, typer.Option("--true-positive", metavar="RATE", help="Assumed: how often a group with one is left out.")
+    float,
+    typer.Option("--true-positive", metavar="RATE", help="Assumed share of groups with an attacker left out."),
 ]
 FalseOption = Annotated[
-    float, typer.Option("--false-positive", metavar="RATE", help="Assumed: how often one without is left out.")
+    float, typer.Option("--false-positive", metavar="RATE", help="Assumed share of groups without one left out.")
 ]
 
 
@@ -33,7 +35,15 @@ def suspects(
     false_positive: FalseOption = 0.25,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Score the parties of a run with groups by how often their groups were left out. For the operator alone."""
+    """Score parties by how often their random groups were left out by the rule.
+
+    Example: quietsum suspects latest
+
+    Under secure aggregation with groups nobody sees a single update. Groups are
+    drawn anew in each round, so a party whose groups are left out again and
+    again stands out. A score is a suspicion and no verdict; for the operator
+    alone.
+    """
     from quietsum.defence.attribution import Flag, Rates, scores
     from quietsum.runs.folder import Workspace
     from quietsum.runs.record import judged_groups
@@ -53,19 +63,29 @@ def suspects(
             }
         )  # fmt: skip
         return
+    where = [] if workspace is None else ["--workspace", workspace]
     if not flags:
-        print(f"{folder.run} has judged no groups; aggregation.groups with secure = true makes them")
+        text = f"{folder.run} has judged no groups: only runs with aggregation.secure and aggregation.groups have some."
+        print(textwrap.fill(text, 80))
+        print_next(["show", folder.run, *where])
         return
-    _print(found[:20], len(found))
-    print(
-        textwrap.fill(
-            f"{left_out} of {len(flags)} groups were left out. Scores assume {attackers} attackers among "
-            f"{parties} parties, and that a group with one is left out with probability "
-            f"{rates.true_positive:g}, one without with {rates.false_positive:g}. A score is a suspicion, no finding "
-            "about anybody: look before you exclude somebody, and show this to nobody else.",
-            80,
-        )
+    print(textwrap.fill(f"{left_out} of {len(flags)} groups were left out by the rule of {folder.run}.", 80))
+    if not left_out:
+        print("So nobody is suspected more than anybody else.")
+        print_next(["show", folder.run, *where])
+        return
+    print()
+    _print(found[:MOST], len(found))
+    several = f"{attackers} attacker{'s' * (attackers != 1)}"
+    text = (
+        f"The score is the probability that a party attacks, if there are {several} among {parties} parties and the "
+        f"rule leaves out {100 * rates.true_positive:g} % of groups with an attacker and "
+        f"{100 * rates.false_positive:g} % of those without. These rates are assumed (--true-positive, "
+        "--false-positive). A score is a suspicion, no finding about anybody: look before you exclude somebody, and "
+        "show this to nobody else."
     )
+    print(f"\n{textwrap.fill(text, 80)}")
+    print_next(["show", folder.run, *where])
 
 
 def _counted(folder: RunFolder, flags: Sequence[Flag]) -> tuple[int, int]:
@@ -85,10 +105,12 @@ def _print(rows: Sequence[Score], every: int) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for title in ("party", "suspected, score", "rounds", "left out"):
+    for title in ("party", "suspicion", "rounds", "its group left out"):
         table.add_column(title, justify="left" if title == "party" else "right")
     for one in rows:
-        table.add_row(one.party, f"{one.score:.3f}", str(one.rounds), str(one.flagged))
+        table.add_row(
+            one.party, f"{one.score:.3f}", str(one.rounds), f"{one.flagged} times" if one.flagged != 1 else "once"
+        )
     console().print(table)
     if every > len(rows):
-        print(f"and {every - len(rows)} more")
+        print(f"and {every - len(rows)} more with lower scores; --json lists all")

@@ -28,6 +28,7 @@ from quietsum.alerts import (
     Sender,
     Severity,
     Subject,
+    Terminal,
     Thresholds,
     ledger_broken,
 )
@@ -82,6 +83,11 @@ class AlertWatcher:
         self._shares: dict[tuple[str, str, str], float] = {}
         self.raised = 0
         """Alerts so far; notices are not counted."""
+
+    @property
+    def shown(self) -> int:
+        """Alerts that stand on the terminal; others were held back there, or are less grave than it shows."""
+        return self._sender.sent(Terminal.name)
 
     def opened(self, recorder: Recorder | None, tracker: MlflowWatcher | None) -> None:
         """The run's own places are there."""
