@@ -29,7 +29,7 @@ from quietsum.refusals import warnings
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
-from quietsum.tasks import task_of
+from quietsum.tasks import Rows, task_of
 from tiny import TinyTask, tiny_plan
 
 KINDS = ("CrowdTask", "CrowdTogether")
@@ -161,6 +161,29 @@ def test_a_median_withstands_what_ruins_a_mean(tmp_path: Path) -> None:
         result = start(plan, workspace=Workspace(path=tmp_path / rule), name="run", task=task)
         found[rule] = result.metrics.values["distance"]
     assert found["median"] < 0.1 < found["mean"]
+
+
+class Around(TinyTask):
+    """Ten sites whose points lie 0.3 away from the common mean, each in its own direction."""
+
+    def rows(self, party: str) -> Rows:
+        rows, angle = super().rows(party), 2 * np.pi * int(party[1:]) / len(self.sizes)
+        return Rows(features=rows.features + 0.3 * np.array([np.cos(angle), np.sin(angle)]), labels=rows.labels)
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "lie", "ipm", "min-max", "byzmean", "adaptive"])
+def test_a_crafted_update_that_carries_a_mean_away_leaves_a_median_among_the_honest(kind: str, tmp_path: Path) -> None:
+    """Two of ten attack, with a strength at which the mean leaves the honest sites by more than thrice their spread."""
+    base = tiny_plan(privacy={**NONE}, federation={"rounds": 8}, training={"sample_rate": 1.0})
+    base = dataclasses.replace(base, attack=AttackPlan(kind=kind, parties=2, strength=20.0))
+    found = {}
+    for rule, attackers in (("mean", None), ("median", 2)):
+        aggregation = dataclasses.replace(base.aggregation, rule=rule, attackers=attackers)
+        task = Around(sizes={f"c{at}": 12 for at in range(10)}, public="made up")
+        plan = dataclasses.replace(base, aggregation=aggregation)
+        result = start(plan, workspace=Workspace(path=tmp_path / rule), name="run", task=task)
+        found[rule] = result.metrics.values["distance"]
+    assert found["median"] < 0.3 and found["mean"] > 0.9
 
 
 def test_a_drill_says_so_in_its_plan_its_model_its_database_and_its_report(tmp_path: Path) -> None:
