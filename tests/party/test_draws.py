@@ -6,6 +6,7 @@ asking for an update, under one name of a run or many, before and after the site
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 import party.asking as asking
 from party.asking import Place, Server, fresh
 from quietsum import failpoints
+from quietsum.cli.party_status import print_draws
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger, StoreFailed
 from quietsum.ledger.entries import Kind
@@ -34,6 +36,7 @@ from quietsum.party.policy import (
     UnitPolicy,
 )
 from quietsum.party.secure import model_hash, sessions_of, terms_of
+from quietsum.party.status import status_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.plan.groups import SESSIONS
 from quietsum.secagg import Identity
@@ -276,6 +279,20 @@ def test_over_a_dataset_s_life_draws_are_those_of_charged_attempts_and_of_one_pl
     assert charged > 9
 
 
+def test_two_processes_of_one_site_share_one_count() -> None:
+    resolved, site = asked(), Books()
+    told = site.server.ledger.testimony()
+    both = [SiteBooks(LARGE, Ledger.on(site.place.store, site.place.key)) for _ in range(2)]
+    taken = 0
+    for at in range(3 * allowed(resolved)):
+        run = f"run-{at % 3}"
+        both[at % 2].enrol(run, resolved, told)
+        with contextlib.suppress(PlanRefused):
+            both[1 - at % 2].draw(run, resolved, told)
+            taken += 1
+    assert taken == allowed(resolved)
+
+
 def mixed() -> list[ResolvedPlan]:
     stated = {**PLAN["aggregation"], "groups": 6}
     return [asked(48, aggregation={**stated, "colluders": colluders}) for colluders in (6, 5)]
@@ -375,3 +392,15 @@ def test_the_list_of_entries_calls_a_session_by_its_name() -> None:
     ledger = liar.place.ledger
     told = [_when(ledger, entry) for entry in ledger.entries() if entry.kind is Kind.WITNESS]
     assert told[-2:] == ["groups drawn, session 1", "groups drawn, session 2"]
+
+
+def test_a_site_s_status_says_how_often_groups_were_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    resolved, site = asked(), Books()
+    assert site.draw("first", resolved) and site.draw("first", resolved)
+    site.charge("first", resolved)
+    values = status_of(LARGE, site.place.ledger)
+    assert values["draws"] == {"sessions": 2, "charged": 1}
+    print_draws(values)
+    assert capsys.readouterr().out == "random groups were drawn in 2 sessions, 1 of them charged\n"
+    print_draws(status_of(asking.policy(), Place().ledger))
+    assert capsys.readouterr().out == ""

@@ -15,7 +15,7 @@ import typer
 from quietsum.cli import options as opt
 from quietsum.cli.across import require_flower
 from quietsum.cli.output import layer_lines, print_json, print_next
-from quietsum.cli.party_status import introduce, lifetimes_of, print_budgets, print_runs
+from quietsum.cli.party_status import introduce, lifetimes_of, print_budgets, print_draws, print_runs
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
@@ -296,6 +296,7 @@ def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> 
         return
     introduce(loaded, kept)
     print_budgets(values)
+    print_draws(values)
     print_runs(values)
     for warning in values["warnings"]:
         _say(f"warning: {warning}")

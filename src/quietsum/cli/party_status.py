@@ -76,6 +76,14 @@ def print_budgets(values: dict[str, Any]) -> None:
             print(textwrap.fill(told, 80))
 
 
+def print_draws(values: dict[str, Any]) -> None:
+    """How often random groups were drawn, where they were."""
+    found = values["draws"]
+    if found["sessions"]:
+        told = f"random groups were drawn in {found['sessions']:,} sessions, {found['charged']:,} of them charged"
+        print(textwrap.fill(told, 80))
+
+
 def share(line: dict[str, Any]) -> str:
     """What was spent, in the words of ``quietsum ledger show``."""
     from quietsum.party.status import FILTER, NO_GATE, NOTHING, OVERDRAWN

@@ -42,9 +42,16 @@ def status_of(policy: Policy, ledger: Ledger) -> dict[str, Any]:
         "head": ledger.head.to_dict(),
         "budgets": _budgets(policy, ledger),
         "secure": policy.rules.to_dict(),
+        "draws": _draws(policy, ledger),
         "runs": _runs(policy, ledger),
         "warnings": list(_warnings(policy, ledger)),
     }
+
+
+def _draws(policy: Policy, ledger: Ledger) -> dict[str, int]:
+    """In how many sessions groups were drawn over the dataset's life, and how many of them led to a charge."""
+    found = ledger.drawn(policy.name, policy.dataset.name).values()
+    return {"sessions": sum(sessions for sessions, _ in found), "charged": sum(charged for _, charged in found)}
 
 
 def _budgets(policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
