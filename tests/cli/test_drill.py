@@ -92,7 +92,7 @@ def test_lines_end_with_a_whole_word_shares_have_percent_and_the_next_command_is
     assert refused[1:] == [f"trust, under {attack}: refused for the same reason" for attack in ("lie", "ipm:5")]
     assert any("% / " in line for line in lines) and "more is better" in " ".join(text.split())
     assert "has the best worst case" in " ".join(text.split()) and "next: quietsum plan" in text
-    assert "instance; nearest possible plan" in " ".join(text.split())
+    assert "with each other; nearest possible plan" in " ".join(text.split())
 
 
 def test_a_plan_with_an_attack_is_refused_where_sites_would_be_asked(plan: Path, tmp_path: Path) -> None:
@@ -111,3 +111,59 @@ def test_plan_and_run_say_that_it_is_a_drill(plan: Path, tmp_path: Path) -> None
         assert "DRILL: 1 party attacking by 'lie'" in " ".join(done.stdout.split())
     shown = CliRunner().invoke(app, ["show", "latest", "--workspace", str(tmp_path / "w")])
     assert "This was a drill." in " ".join(shown.stdout.split())
+
+
+# ----------------------------------------------------------------------------- a backdoor in a finished model
+
+DIGITS = """
+[task]
+name = "digits"
+[federation]
+split = "iid"
+parties = 4
+rounds = 4
+[training]
+batch_size = 32
+local_steps = 15
+optimizer = { learning_rate = 0.2 }
+[privacy]
+style = "none"
+"""
+BACKDOOR = """
+[attack]
+kind = "backdoor"
+parties = 1
+"""
+
+
+def finished(folder: Path, name: str, plan: str) -> None:
+    path = folder / f"{name}.toml"
+    path.write_text(plan, encoding="utf-8")
+    done = CliRunner().invoke(app, ["run", str(path), "--name", name, "--workspace", str(folder)])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_a_backdoor_is_found_in_the_finished_model_of_a_run_and_none_in_a_run_without(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    finished(tmp_path, "attacked", DIGITS + BACKDOOR)
+    finished(tmp_path, "calm", DIGITS)
+    told = run("attacked", "--triggers", "--workspace", tmp_path).stdout
+    assert "the model of attacked; nothing is" in told and "no clean bill" in told
+    assert "size of a trigger for class 0" in " ".join(told.split()) and "in 100 models" in " ".join(told.split())
+    assert all(len(line) <= 80 for line in told.splitlines())
+    calm = json.loads(run("calm", "--triggers", "--workspace", tmp_path, "--json").stdout)
+    assert not any("class 0" in one["statistic"] for one in calm["findings"])  # another by chance, once in a hundred
+    assert [one["class"] for one in calm["triggers"]] == [*range(10)]
+    mixed = run("calm", "--triggers", "--workspace", tmp_path, "--rules", "mean", code=2)
+    assert "leave out --rules" in mixed.stderr
+
+
+def test_triggers_are_refused_where_there_is_no_model_or_nothing_to_look_with(plan: Path, tmp_path: Path) -> None:
+    assert "does not exist" in run("nobody", "--triggers", "--workspace", tmp_path, code=2).stderr
+    finished(tmp_path, "two-classes", PLAN)
+    refused = run("two-classes", "--triggers", "--workspace", tmp_path, code=2).stderr
+    assert "shows no public rows" in " ".join(refused.split())
+    (tmp_path / "runs" / "two-classes" / "model.safetensors").unlink()
+    unfinished = run("two-classes", "--triggers", "--workspace", tmp_path, code=2).stderr
+    assert "has no finished model" in unfinished

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["drill"]
 
-PlanArgument = Annotated[str, typer.Argument(metavar="RUN.TOML", help="The plan; [attack] in it says who attacks.")]
+PlanArgument = Annotated[
+    str, typer.Argument(metavar="RUN.TOML", help="The plan; \\[attack] in it says who attacks. With --triggers, a run.")
+]
+TriggersOption = Annotated[
+    bool, typer.Option("--triggers", help="Look for a backdoor in the finished model of a run; nothing is trained.")
+]
 RulesOption = Annotated[
     str, typer.Option("--rules", metavar="A,B,…", help="\\[default: mean and every rule that fits]", show_default=False)
 ]
@@ -43,11 +48,14 @@ def drill(
     seeds: SeedsOption = 1,
     output: OutputOption = None,
     device: DeviceOption = "cpu",
+    triggers: TriggersOption = False,
+    workspace: opt.WorkspaceOption = None,
     as_json: opt.JsonOption = False,
 ) -> int:
     """Try rules against attacks: train a plan once for each pair, on public rows.
 
     Example: quietsum drill run.toml --rules mean,signguard --attacks lie,ipm:5
+    Example: quietsum drill latest --triggers
 
     Nothing is kept and nothing is charged, so protected rows are refused: put
     \\[attack] into the plan and use quietsum run, which charges it.
@@ -56,6 +64,11 @@ def drill(
     from quietsum.runs.drill import drilled, parse_attack
     from quietsum.tasks import task_of
 
+    if triggers:
+        if rules or attacks or rounds is not None or output is not None:
+            remedy = "leave out --rules, --attacks, --rounds and --output"
+            raise InvalidParameter("--triggers", triggers, "looks at a model that is finished", remedy)
+        return _look(plan, workspace, device, as_json=as_json)
     if output is not None and output != "-" and not output.endswith(".svg"):
         raise InvalidParameter("output", output, "is not named .svg", "the picture is an SVG")
     if output == "-" and as_json:
@@ -88,6 +101,48 @@ def drill(
         if output is not None:
             print(f"wrote {output}")
         print_next(["plan", plan])
+    return 0
+
+
+def _look(run: str, workspace: str | None, device: str, *, as_json: bool) -> int:
+    """Look for triggers in the finished model of ``run``, on the task's public rows."""
+    from quietsum.defence.detection import anomaly_indices, model_triggers, trigger_findings
+    from quietsum.runs.checkpoint import load_model
+    from quietsum.runs.folder import Workspace
+    from quietsum.tasks import task_of
+
+    folder = Workspace.at(workspace).find(run)
+    if not folder.model.is_file():
+        raise InvalidParameter("run", folder.run, "has no finished model", f"finish it with --resume {folder.run}")
+    params = load_model(folder.model)[0]
+    task = task_of(folder.plan(), device=device)
+    if not as_json:
+        about = f"TRIGGERS: {printable(task.title)}, the model of {folder.run}; nothing is trained, nothing is charged"
+        print(textwrap.fill(about, WIDTH), flush=True)
+    found = model_triggers(task, params)
+    indices, findings = anomaly_indices([one.size for one in found]), trigger_findings(found)
+    if as_json:
+        rows = [
+            {"class": one.target, "size": one.size, "turned": one.success, "index": float(index)}
+            for one, index in zip(found, indices, strict=True)
+        ]
+        print_json({"run": folder.run, "triggers": rows, "findings": [one.to_dict() for one in findings]})
+        return 0
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("class", "smallest trigger", "rows turned", "index"):
+        table.add_column(title, justify="right")
+    for one, index in zip(found, indices, strict=True):
+        table.add_row(str(one.target), f"{one.size:.1f}", f"{100 * one.success:.0f} %", f"{index:.1f}")
+    console().print(table)
+    told = [finding.sentence for finding in findings] or ["No class has a trigger that is smaller than chance allows."]
+    told.append(
+        f"Sizes are in inputs of {len(found[0].mask)}; the index is how far a size lies below the middle one, in "
+        "deviations. Triggers that are spread out or depend on the input are not seen: nothing found is no clean bill."
+    )
+    for text in told:
+        print(f"\n{textwrap.fill(text, WIDTH)}")
     return 0
 
 

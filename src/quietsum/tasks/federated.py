@@ -34,8 +34,8 @@ from quietsum.learning.together import SideBySide
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
-from quietsum.tasks.inference import outputs
-from quietsum.tasks.protocol import Floats, LooksForData, Metrics
+from quietsum.tasks.inference import input_gradient, outputs
+from quietsum.tasks.protocol import Floats, LooksForData, Metrics, Slope
 from quietsum.tasks.roots import bounded_update, root_orders
 from quietsum.tasks.torch_protocol import (
     DeclaresSites,
@@ -433,6 +433,25 @@ class FederatedTorch:
         found = np.zeros((scores.shape[1],) * 2, dtype=np.int64)
         np.add.at(found, (labels.numpy(), scores.argmax(dim=1).numpy()), 1)
         return found
+
+    def slopes(self, params: Floats, *, most: int) -> tuple[Slope, Floats, NDArray[np.int64]] | None:
+        """How the answers of these weights change with the input, on rows that the task shows; None without any."""
+        if not isinstance(self.task, HasHoldOut):
+            return None
+        rows, labels = self.task.hold_out()
+        if not rows.is_floating_point():
+            return None
+        some = slice(None, None, -(-len(rows) // most))
+        rows, labels = rows[some], labels[some]
+        model = copy.deepcopy(self._shown)
+        self._steps.layout.write(model, params)
+        asked, shape = input_gradient(model), rows.shape[1:]
+
+        def slope(flat: Floats, target: int) -> tuple[Floats, Floats]:
+            scores, found = asked(flat.reshape(len(flat), *shape), target)
+            return scores, found.reshape(flat.shape)
+
+        return slope, rows.double().flatten(1).numpy(), labels.numpy()
 
 
 @final

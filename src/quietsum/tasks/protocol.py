@@ -29,6 +29,7 @@ __all__ = [
     "CountsConfusion",
     "FederatedTask",
     "HasClassRows",
+    "HasSlopes",
     "HoldsRoot",
     "LeavesOut",
     "LooksForData",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 Floats = npt.NDArray[np.float64]
+Slope = Callable[[Floats, int], tuple[Floats, Floats]]
 
 
 @final
@@ -216,6 +218,19 @@ class CountsConfusion(Protocol):
 
     def confusion(self, params: Floats) -> npt.NDArray[np.int64] | None:
         """Rows by true class (first index) and answer; None where the task shows no such rows."""
+        ...
+
+
+@runtime_checkable
+class HasSlopes(Protocol):
+    """A task of several classes whose model says how its answers change with its input, on unprotected rows."""
+
+    def slopes(self, params: Floats, *, most: int) -> tuple[Slope, Floats, npt.NDArray[np.int64]] | None:
+        """The model's slope, ``most`` rows at most as (n, k), and their classes; None where the task shows none.
+
+        The slope takes rows of that form and a class, and answers the scores, rows × classes, and the gradient of
+        Σ −ln p(class) at each row.
+        """
         ...
 
 

@@ -7,7 +7,13 @@ of them finds is a ``Finding``: a measurement, and no verdict.
 
 from __future__ import annotations
 
-from quietsum.defence.detection.backdoors import find_triggers, spectral_outliers, trigger_findings
+from quietsum.defence.detection.backdoors import (
+    anomaly_indices,
+    find_triggers,
+    model_triggers,
+    spectral_outliers,
+    trigger_findings,
+)
 from quietsum.defence.detection.confusion import confused, confusing, confusion_matrix
 from quietsum.defence.detection.detector import RATE, Detector, Measured
 from quietsum.defence.detection.drift import Cusum, Drift
@@ -22,10 +28,12 @@ __all__ = [
     "Finding",
     "Measured",
     "Outlier",
+    "anomaly_indices",
     "confused",
     "confusing",
     "confusion_matrix",
     "find_triggers",
+    "model_triggers",
     "opposed",
     "outlying",
     "spectral_outliers",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,11 @@ from scipy.special import ndtri
 from quietsum.defence.detection.findings import Finding
 from quietsum.defence.detection.outliers import FEWEST, outlying
 from quietsum.errors import InvalidParameter, positive, probability, whole_number
+from quietsum.tasks import HasSlopes
 
-__all__ = ["FoundTrigger", "anomaly_indices", "find_triggers", "spectral_outliers", "trigger_findings"]
+__all__ = [
+    "FoundTrigger", "anomaly_indices", "find_triggers", "model_triggers", "spectral_outliers", "trigger_findings",
+]  # fmt: skip
 
 Floats = NDArray[np.float64]
 Gradient = Callable[[Floats, int], tuple[Floats, Floats]]
@@ -107,6 +110,25 @@ def _smallest(
         fair = (first / (1 - 0.5**step)) / (np.sqrt(second / (1 - 0.9**step)) + 1e-8)
         knobs = np.clip(knobs - rate * fair, -6, 6)
     return best
+
+
+def model_triggers(task: Any, params: Floats, *, most: int = 500, steps: int = 300) -> list[FoundTrigger]:
+    """:func:`find_triggers` for a finished model of ``task``, on at most ``most`` of the public rows it is scored on.
+
+    Raises :class:`~quietsum.errors.InvalidParameter` for a task that shows no such rows, or has fewer than four
+    classes: among three nothing can stand out.
+    """
+    found = task.slopes(params, most=whole_number("most", most)) if isinstance(task, HasSlopes) else None
+    if found is None:
+        problem = "shows no public rows with a class each, and triggers are looked for on such rows"
+        raise InvalidParameter("task", task.name, problem, "give its torch task a hold_out()")
+    slope, rows, labels = found
+    classes = slope(rows[:1], 0)[0].shape[1]
+    if classes < FEWEST:
+        problem = f"tells {classes} classes apart, and a trigger stands out among the others' triggers"
+        raise InvalidParameter("task", task.name, problem, f"look where there are {FEWEST} classes or more")
+    low, high = float(rows.min()), float(rows.max())
+    return find_triggers(slope, rows, labels, classes=classes, low=low, high=high, steps=steps)
 
 
 def anomaly_indices(sizes: Sequence[float]) -> Floats:

@@ -117,7 +117,8 @@ class Finding:
         what = RULES[self.rule][self.above] or RULES[self.rule][not self.above]
         whom = "the model" if self.subject_kind == Subject.MODEL else self.subject
         over = f" over {self.window} rounds" if self.window > 1 else ""
-        often = f"expected once in {_round_number(self.window / self.false_positive_rate)} rounds" if (
+        units = "models" if self.rule == "trigger" else "rounds"
+        often = f"expected once in {_round_number(self.window / self.false_positive_rate)} {units}" if (
             self.false_positive_rate
         ) else "never expected"  # fmt: skip
         return f"{whom}: {what} ({self.statistic} {self.value:.3g}{over}, {side} {self.threshold:.3g}; {often})"
