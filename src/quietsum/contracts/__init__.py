@@ -18,5 +18,6 @@ from quietsum.contracts.accountant import AccountantContract
 from quietsum.contracts.aggregators import RuleContract
 from quietsum.contracts.exchanges import ExchangesContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
+from quietsum.contracts.mechanisms import MechanismContract
 
-__all__ = ["AccountantContract", "ExchangesContract", "LedgerStoreContract", "RuleContract"]
+__all__ = ["AccountantContract", "ExchangesContract", "LedgerStoreContract", "MechanismContract", "RuleContract"]
