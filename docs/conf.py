@@ -11,6 +11,7 @@ version = release = quietsum.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
+highlight_language = "none"  # what a terminal prints is no Python; code says what it is
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

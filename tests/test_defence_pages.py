@@ -28,7 +28,9 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def blocks(page: str, kind: str) -> list[str]:
     """The fenced blocks of one kind on a page, in their order."""
-    return re.findall(rf"```{kind}\n(.*?)```", (HOW_TO / page).read_text(encoding="utf-8"), re.DOTALL)
+    text = (HOW_TO / page).read_text(encoding="utf-8")
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block for fence, block in found if fence == kind]
 
 
 def block(page: str, kind: str, word: str) -> str:
@@ -78,6 +80,28 @@ def test_the_model_of_a_run_is_loaded_as_the_page_says_and_has_the_score_of_the_
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     report = json.loads(Path("quietsum-workspace/runs/first/report.json").read_text(encoding="utf-8"))
     assert float(told) == pytest.approx(report["metrics"][0]["value"], abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("begins", "changes"),
+    [
+        ("error: ", [('rule = "signguard"', 'rule = "multi-krum"'), ("attackers = 2 ", "attackers = 4 ")]),
+        ("warning: noise hides", [("epsilon = 8.0", "epsilon = 1.0")]),
+    ],
+)
+def test_what_the_page_shows_of_the_plan_is_what_the_plan_prints(begins: str, changes: list[tuple[str, str]]) -> None:
+    text = (ROOT / "examples" / "defended.toml").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    try:
+        task_of(load_plan(text)).parties()
+    except DataMissing as missing:
+        pytest.skip(str(missing))
+    Path("run.toml").write_text(text, encoding="utf-8")
+    printed = " ".join(CliRunner().invoke(app, ["plan", "run.toml"]).output.split())
+    (shown,) = (block for block in blocks("defend.md", "") if block.startswith(begins))
+    assert " ".join(shown.split()) in printed
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])

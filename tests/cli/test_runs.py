@@ -284,6 +284,19 @@ def test_show_lists_for_the_operator_whom_the_rule_left_out_in_how_many_rounds()
     assert sum(one["rounds"] for one in told["parties"]) == 20  # Krum takes one of six
 
 
+def test_a_drill_promises_nothing_wherever_it_is_shown() -> None:
+    text = JUDGED.replace('style = "none"', 'style = "sample"\nrecord = { epsilon = 2.0, delta = 1e-3 }')
+    Path("run.toml").write_text(text, encoding="utf-8")
+    printed = words(quietsum("run", "run.toml", "--name", "drill").stdout)
+    for said in (printed, words(quietsum("show", "drill").stdout)):
+        assert "A drill promises nobody anything" in said and "From this run alone" not in said
+    assert "This is a drill; the card is that of the plan without [attack]" in words(quietsum("show", "drill").stdout)
+    listed = quietsum("runs").stdout
+    assert "none: a drill" in listed and "ε" not in listed
+    run(TINY, "honest")
+    assert "ε ≤ 2" in quietsum("runs").stdout and "From this run alone" in words(quietsum("show").stdout)  # the control
+
+
 def test_whom_the_rule_left_out_is_in_no_file_for_others() -> None:
     Path("run.toml").write_text(JUDGED, encoding="utf-8")
     quietsum("run", "run.toml", "--name", "drill")

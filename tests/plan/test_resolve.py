@@ -490,3 +490,20 @@ def test_refusals_come_before_calibration() -> None:
         resolve(plan(epsilon=1.0, noise_multiplier=1.0, delta=1e-4), sites(), 15)
     with pytest.raises(PlanRefused, match="without a number for clients"):
         resolve(plan(privacy=PrivacyPlan(style="user")), sites(), 15)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("attacking", "stated", "warned"), [(2, 1, True), (2, 2, False), (3, None, True)])
+def test_a_drill_with_more_attackers_than_its_rule_is_set_up_for_is_said_to_be_one(
+    attacking: int, stated: int | None, warned: bool
+) -> None:
+    from quietsum.plan import AggregationPlan
+    from quietsum.plan.attack import AttackPlan
+
+    sites = tuple(PartyFacts(name=f"s{at}", dataset=f"d{at}", size=50, public="made up") for at in range(9))
+    plan = Plan(
+        privacy=PrivacyPlan(style="none"), attack=AttackPlan(kind="sign-flip", parties=attacking),
+        aggregation=AggregationPlan(rule="median", attackers=stated),
+    )  # fmt: skip
+    told = [one for one in resolve(plan, sites, 5).warnings if "is set up for aggregation.attackers" in one]
+    assert bool(told) is warned
+    assert not told or f"DRILL: {attacking} parties attack" in told[0]

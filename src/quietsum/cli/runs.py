@@ -260,6 +260,8 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
             + "".join(f", {w}" for w in g["warnings"])
             for g in row["guarantees"]
         ]
+        if row["drill"]:
+            claims = ["none: a drill"]
         measured = "" if row["metric"] is None else f"{row['metric']} {row['value']:.3f}"
         table.add_row(
             row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", "\n".join(claims) or NO_GUARANTEE, measured

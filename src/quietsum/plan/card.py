@@ -175,6 +175,7 @@ def _summary(resolved: ResolvedPlan, clauses: tuple[Clause, ...]) -> str:
     return (
         f"Task {plan.task.name}, style {plan.privacy.style}, {len(resolved.parties):,} parties, {rounds} rounds: "
         f"{len(clauses) - missing - apart} of {len(clauses)} clauses are provided, {missing} are not{rest}."
+        + (" This is a drill; the card is that of the plan without [attack]." if plan.attack is not None else "")
     )
 
 

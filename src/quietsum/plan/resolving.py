@@ -61,7 +61,21 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
             raise
         raise PlanRefused(f"noise in shares does not fit this plan: {error}{_smaller_ball(found)}") from None
     _check_stages(found)
-    return dataclasses.replace(found, warnings=(*found.warnings, *sight.warnings(found)))
+    return dataclasses.replace(found, warnings=(*found.warnings, *_outnumbered(found), *sight.warnings(found)))
+
+
+def _outnumbered(resolved: ResolvedPlan) -> tuple[str, ...]:
+    """A sentence where more parties attack in a drill than the rule is set up for; () elsewhere."""
+    attack, rule = resolved.plan.attack, resolved.robust
+    if attack is None or rule is None:
+        return ()
+    many = len(attack.among([party.name for party in resolved.parties]))
+    if many <= resolved.attackers:
+        return ()
+    return (
+        f"DRILL: {many} parties attack, and aggregation.rule = '{rule.name}' is set up for aggregation.attackers = "
+        f"{resolved.attackers}, so this attack is beyond what the rule was asked to withstand",
+    )
 
 
 def _check_memory(found: ResolvedPlan, parties: Sequence[PartyFacts]) -> None:

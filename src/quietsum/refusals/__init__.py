@@ -68,7 +68,7 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
     if plan.privacy.style.records and delta is not None and most and delta > 1 / (10 * most):
         told.append(
             f"privacy.record.delta = {delta:g} is more than 1/(10 n) = {1 / (10 * most):g} for the {most:,} "
-            "records of the largest party; δ is the chance of the worst case, so keep it small against one in n"
+            "records of the largest data set; δ is the chance of the worst case, so keep it small against one in n"
         )
     if plan.privacy.style == "none":
         told += [

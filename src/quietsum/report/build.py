@@ -229,6 +229,13 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     guarantee = max(guarantees, key=lambda one: one.epsilon)
     if math.isinf(guarantee.epsilon):
         return NO_GUARANTEE
+    epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"
+    figure = f"ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for {_which(guarantee, resolved)}."
+    if resolved.plan.attack is not None:
+        return (
+            "A drill promises nobody anything: its attackers see what the other parties send. The same plan without "
+            f"[attack] promises {figure}"
+        )
     observers = {one.observer for one in guarantees}
     who = {
         frozenset({Observer.SERVER, Observer.RECIPIENTS}): "neither the server nor anyone who receives the models",
@@ -244,11 +251,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
         else "what any one client holds",
     }[guarantee.unit]
     right = min(100.0, math.ceil(10 * 50 * (1 + _advantage(guarantee, resolved))) / 10)
-    epsilon = f"{math.ceil(guarantee.epsilon * 1000 - 1e-9) / 1000:g}"
     return (
         f"From this run alone, {who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, "
-        f"where a coin is right half of the time: ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for "
-        f"{_which(guarantee, resolved)}."
+        f"where a coin is right half of the time: {figure}"
     )
 
 

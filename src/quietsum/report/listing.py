@@ -33,7 +33,7 @@ def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str,
     if about is not None and _borne_out(about, folder, ledger):
         return _line(
             folder.run, str(about["outcome"]), about["round"], plan.federation.rounds, about["guarantees"],
-            measured_in(folder, about["round"], about)[0],
+            measured_in(folder, about["round"], about)[0], drill=plan.attack is not None,
         )  # fmt: skip
     found = look(folder, workspace, ledger)
     if found is None:
@@ -43,7 +43,9 @@ def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str,
         )
     metrics, _ = measured_in(folder, found.round, found.about)
     claimed = [guarantee.to_dict() for guarantee in found.claimed]
-    return _line(folder.run, found.outcome, found.round, plan.federation.rounds, claimed, metrics)
+    return _line(
+        folder.run, found.outcome, found.round, plan.federation.rounds, claimed, metrics, drill=plan.attack is not None
+    )
 
 
 def _line(
@@ -53,12 +55,14 @@ def _line(
     rounds: int,
     guarantees: Sequence[Mapping[str, Any]],
     metrics: Sequence[Mapping[str, Any]],
+    *,
+    drill: bool = False,
 ) -> dict[str, Any]:
     metric = metrics[0] if metrics else {"name": None, "value": None, "on": ""}
     spent = [guarantee for guarantee in guarantees if guarantee["observer"] == "recipients"]
     return {
         "run": run, "outcome": outcome, "round": number, "rounds": rounds, "guarantees": spent,
-        "metric": metric["name"], "value": metric["value"], "metric_on": metric["on"],
+        "metric": metric["name"], "value": metric["value"], "metric_on": metric["on"], "drill": drill,
     }  # fmt: skip
 
 
