@@ -54,7 +54,7 @@ def test_a_table_that_fits_ends_with_0_and_one_that_does_not_with_2(folder: Path
     told = said(quietsum("data", "check", "bad.csv", "--schema", "data.toml", code=2))
     assert "bad.csv does not fit data.toml: 2 problems" in told
     assert "age: is no whole number (1 row: line 32)" in told and "age: lies outside 0 … 120 (1 row: line 33)" in told
-    assert SECRET not in told and "700" not in told and "Values are shown on a terminal alone." in told
+    assert SECRET not in told and "700" not in told and "The values themselves are shown on a terminal only." in told
 
 
 def test_json_has_lines_and_counts_and_no_value(folder: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_first_schema_is_a_private_draft_that_its_table_fits_and_nothing_is_ov
     text = (folder / "data.toml").read_text(encoding="utf-8")
     assert stat.S_IMODE((folder / "data.toml").stat().st_mode) == 0o600
     assert "READ OFF ROWS" in text and "reviewed = false" in text and 'classes = ["no", "yes"]' in text
-    assert "reviewed = false: its bounds were read off rows" in said(quietsum("data", "check", "good.csv"))
+    assert "is still a draft (reviewed = false)" in said(quietsum("data", "check", "good.csv"))
     assert "exists" in said(quietsum("data", "new", "good.csv", code=2))
 
 
@@ -176,7 +176,10 @@ def test_labels_are_looked_at_when_it_is_asked_for(folder: Path) -> None:
     fine = said(quietsum("data", "check", "t.npz", "--schema", "t.toml", "--labels"))
     assert "a simple model labels otherwise" in fine and "than the declared" not in fine
     told = said(quietsum("data", "check", "mixed.npz", "--schema", "t.toml", "--labels"))
-    assert "labels more of its rows otherwise than the declared 5 %" in told and "at a rate of 0.001 a class" in told
+    assert (
+        "labels more of its rows otherwise than the declared 5 %" in told
+        and "by chance once in 1,000 checks a class" in told
+    )
     values = json.loads(quietsum("data", "check", "mixed.npz", "--schema", "t.toml", "--labels", "--json").stdout)
     assert values["counts"]["labels"]["0"]["otherwise"] >= values["counts"]["labels"]["0"]["threshold"]
     assert (

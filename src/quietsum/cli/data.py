@@ -36,7 +36,7 @@ TableArgument = Annotated[
 SchemaOption = Annotated[
     Path | None,
     typer.Option(
-        "--schema", metavar="DATA.TOML", help="What it should hold. \\[default: data.toml]", show_default=False
+        "--schema", metavar="DATA.TOML", help="What the table should hold. \\[default: data.toml]", show_default=False
     ),
 ]
 TaskOption = Annotated[
@@ -45,7 +45,7 @@ TaskOption = Annotated[
                  show_default=False),
 ]  # fmt: skip
 PartyOption = Annotated[
-    str | None, typer.Option("--party", metavar="NAME", help="The party whose rows are meant.", show_default=False)
+    str | None, typer.Option("--party", metavar="NAME", help="With --task or --plan: whose rows.", show_default=False)
 ]
 PlanOption = Annotated[
     Path | None,
@@ -53,14 +53,15 @@ PlanOption = Annotated[
 ]
 PolicyOption = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="POLICY.TOML", help="Check what the site would, by its policy.",
+    typer.Option("--policy", metavar="POLICY.TOML", help="Check what this site's policy names under \\[data].",
                  show_default=False),
 ]  # fmt: skip
 LabelsOption = Annotated[
-    bool, typer.Option("--labels", help="Also: how well a simple model agrees with the labels, class by class.")
+    bool, typer.Option("--labels", help="Also train a simple model, and tell where it disagrees with the labels.")
 ]
 PartiesOption = Annotated[
-    int | None, typer.Option("--parties", metavar="N", help="With --task: dealt out to N.", show_default=False)
+    int | None,
+    typer.Option("--parties", metavar="N", help="With --task: deal rows out to N.", show_default=False),
 ]
 
 
@@ -68,15 +69,18 @@ PartiesOption = Annotated[
 def new(
     table: Annotated[Path, typer.Argument(metavar="TABLE", help="A CSV, npz or Parquet file.")],
     path: Annotated[Path, typer.Argument(metavar="[DATA.TOML]", help="The file to write.")] = _SCHEMA,
-    label: Annotated[str, typer.Option("--label", metavar="COLUMN", help="What is learned.", show_default=False)] = "",
+    label: Annotated[
+        str, typer.Option("--label", metavar="COLUMN", help="The column to learn.", show_default=False)
+    ] = "",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Write a first data.toml from a table, for you to correct.
 
     Example: quietsum data new visits.csv --label back
 
-    Its bounds are read off rows. Keep it at the site, and put what you know
-    in their place.
+    TABLE is a CSV, npz or Parquet file. The draft says what its rows show:
+    columns, types, bounds and classes. Those are facts about people: keep the
+    file at the site, and write what should be instead of what was seen.
     """
     from quietsum.defence.validation import first_schema, parse_schema
     from quietsum.files import write_atomically
@@ -90,8 +94,15 @@ def new(
     if as_json:
         print_json({"written": str(path), "columns": len(schema.columns), "reviewed": False})
         return
-    print(f"wrote {path}: {len(schema.columns)} columns, a draft")
-    _say("Its bounds were read off rows: keep it here, correct it line by line, then set reviewed = true.")
+    print(f"wrote {path}, a draft: {len(schema.columns)} columns")
+    _say(
+        "It says what the rows show, not what is right. Go through it line by line, write what should be, and set "
+        "reviewed = true. Keep it at this site: it tells of the people in the rows."
+    )
+    if schema.label is None:
+        _say("No label was found: add [label], or write the draft again with --label COLUMN.")
+    elif not label:
+        _say(f"{printable(schema.label.column)} was taken for the label; --label COLUMN names another.")
     print_next(["data", "check", str(table), *([] if path == _SCHEMA else ["--schema", str(path)])])
 
 
@@ -112,8 +123,9 @@ def check(
     Example: quietsum data check visits.csv --schema data.toml
     Example: quietsum data check --task fraud --parties 10 --party client-0003
 
-    Lines and columns are named; values are shown on a terminal alone, and in
-    no file. The command ends with code 2 where the data does not fit.
+    TABLE is a CSV, npz or Parquet file, held against data.toml. Problems are
+    told by line and column; their values are shown on a terminal only, never
+    in a pipe or a file. Exit code 2 where the data does not fit.
     """
     from quietsum.defence.validation import load_schema, look_at_labels, read_table, validate
 
@@ -148,7 +160,10 @@ def check(
         print_json(_told(found, what, against))
     else:
         _print(found, what, against, held)
-        if found.ok:
+        if not found.ok and table is not None:
+            print("Correct the table, or the schema where that is wrong, and check again.")
+            print_next(["data", "check", str(table), *([] if schema is None else ["--schema", str(schema)])])
+        elif found.ok:
             print_next(["party", "check"] if table is not None else ["plan", "run.toml" if plan is None else str(plan)])
     return 0 if found.ok else UNFIT
 
@@ -216,7 +231,8 @@ def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: in
     made = task_of(loaded)
     names = [facts.name for facts in made.parties()]
     if party is None:
-        raise InvalidParameter("--party", None, "is missing", f"one of {', '.join(names[:12])}")
+        known = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+        raise InvalidParameter("--party", None, "is missing", f"say whose rows: {known}")
     if party not in names:
         raise InvalidParameter("--party", party, f"is no party of {made.name}", nearest_name(party, names))
     return rows_of(made, party), f"{made.name} at {party}"
@@ -242,7 +258,7 @@ def _print(found: Result, what: str, against: str, schema: Schema | None) -> Non
     told += [f"{others} thing{'s' * (others != 1)} to look at"] if others else []
     _say(f"{printable(what)} {verdict}{by}" + (f": {', '.join(told)}" if told else ""))
     rows, columns = found.counts["rows"], found.counts["columns"]
-    print(f"{rows:,} rows, {columns:,} columns; what follows stays at this site")
+    print(f"{rows:,} rows, {columns:,} columns; for this site's operator alone")
     shows = sys.stdout.isatty()
     told_of: dict[tuple[str, str], int] = {}
     for problem in sorted(found.problems, key=lambda one: one.severity != "error"):
@@ -254,13 +270,13 @@ def _print(found: Result, what: str, against: str, schema: Schema | None) -> Non
         if count > _OF_A_KIND:
             print(f"{name}: {count - _OF_A_KIND} more columns; --json lists them all")
     if not shows and any(problem.examples for problem in found.problems):
-        _say("Values are shown on a terminal alone.")
+        _say("The values themselves are shown on a terminal only.")
     for line in _counted(found):
         _say(line)
     if schema is not None and not schema.reviewed:
         _say(
-            f"{against} says reviewed = false: its bounds were read off rows. Put what you know in their place, and "
-            "set it to true."
+            f"{against} is still a draft (reviewed = false): it says what rows show. Write what should be, and set "
+            "reviewed = true."
         )
 
 
@@ -299,23 +315,26 @@ def _counted(found: Result) -> list[str]:
         told.append(f"classes: {shares}" + (", …" if len(classes) > 12 else ""))
     if looked := counts.get("labels"):
         shares = ", ".join(f"{name} {100 * one['otherwise'] / one['rows']:.3g} %" for name, one in looked.items())
-        told.append(f"labels: a simple model labels otherwise, of each class: {shares}")
+        told.append(f"labels: the share of each class that a simple model labels otherwise: {shares}")
         if any(one["declared"] is not None for one in looked.values()):
             least = ", ".join(f"{name} {one['threshold']:,}" for name, one in looked.items())
-            told.append(f"labels: told from so many rows on: {least} (by chance at a rate of {_rate(looked)} a class)")
-        told.append("labels that are all exchanged agree as well as before: only declared shares of classes show them")
+            told.append(
+                f"labels: a class is told from so many such rows on: {least} (by chance once in "
+                f"{1 / _rate(looked):,.0f} checks a class)"
+            )
+        told.append("labels: classes that are exchanged throughout are not seen so; declare label.shares")
     if cleaned := counts.get("cleaned"):
         told.append("cleaned, row by row: " + ", ".join(f"{rule} {count:,}" for rule, count in cleaned.items()))
     if skipped := counts.get("outliers_not_judged"):
         told.append(
-            f"outliers: {skipped} column{'s' * (skipped != 1)} not judged (fewer than 30 values, or more than half of "
-            "them equal)"
+            f"outliers: not looked for in {skipped} column{'s' * (skipped != 1)} (fewer than 30 values, or more than "
+            "half of them equal)"
         )
     return told
 
 
-def _rate(looked: dict[str, Any]) -> str:
-    return f"{next(iter(looked.values()))['rate']:g}"
+def _rate(looked: dict[str, Any]) -> float:
+    return float(next(iter(looked.values()))["rate"])
 
 
 def _say(words: str) -> None:

@@ -147,9 +147,9 @@ def _of_column(table: Table, column: Column, cells: Cells, schema: Schema) -> It
         yield _problem(table, cells, cells.wrong, column, check="type", message=f"is no {_NOUNS[column.type]}",
                        remedy=_hint(column, cells, schema))  # fmt: skip
     if cells.missing.mean() > column.missing if len(cells) else False:
-        share = f"at most {100 * column.missing:.3g} % may be" if column.missing else "none may be"
-        yield _problem(table, None, cells.missing, column, check="missing", message=f"is missing, and {share}",
-                       remedy="fill in a public constant, leave the row out, or declare a larger share")  # fmt: skip
+        share = f"at most {100 * column.missing:.3g} % may lack one" if column.missing else "every row must have one"
+        yield _problem(table, None, cells.missing, column, check="missing", message=f"has no value, and {share}",
+                       remedy="fill in a public constant, leave the row out, or allow some: missing = 0.05")  # fmt: skip
     if cells.numbers is not None:
         yield from _of_numbers(table, column, cells, cells.numbers)
     if column.allowed:
@@ -167,7 +167,7 @@ def _hint(column: Column, cells: Cells, schema: Schema) -> str:
         return 'a decimal comma? say decimal = "," under [file]'
     if all(_plain(text.replace("'", "").replace(" ", "")) for text in texts):
         return "write numbers without marks between thousands"
-    return "mend the cells, or name their word under file.missing if it stands for no value"
+    return "correct the cells, or name their word under file.missing if it stands for no value"
 
 
 def _plain(text: str) -> bool:
@@ -193,7 +193,7 @@ def _of_numbers(table: Table, column: Column, cells: Cells, numbers: Floats) -> 
     outside = finite & ((numbers < low) | (numbers > high))
     if outside.any():
         yield _problem(table, cells, outside, column, check="range", message=f"lies {_range(column)}",
-                       remedy="mend the cells, or the bounds if they are wrong")  # fmt: skip
+                       remedy="correct the cells, or the bounds in the schema if they are wrong")  # fmt: skip
 
 
 def _range(column: Column) -> str:
@@ -230,7 +230,7 @@ def _among(cells: Cells, values: tuple[Any, ...]) -> tuple[Mask, Mask]:
 def _near(count: int) -> str:
     if count:
         return f"{count} of them {'differs' if count == 1 else 'differ'} by spaces or letter case alone"
-    return "mend the cells, or declare what they hold"
+    return "correct the cells, or declare what they hold"
 
 
 # ------------------------------------------------------------------------------------------------- rows and labels
@@ -256,16 +256,16 @@ def _of_rows(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[P
     if again.any():
         much = again.mean() > rules.duplicates
         yield _problem(
-            table, None, again, None, check="duplicates", message="repeats an earlier row exactly",
+            table, None, again, None, check="duplicates", message="a row repeats an earlier one exactly",
             severity=ERROR if much else WARNING,
-            remedy="whoever is behind two records has about twice the ε of one; leave copies out, or declare a share",
+            remedy="somebody behind two records has about twice the ε; leave copies out, or raise rows.duplicates",
         )  # fmt: skip
     for key in rules.keys:
         if all(name in table.cells for name in key):
             twice = repeated(_key_hashes(table, key))
             if twice.any():
                 yield _problem(table, None, twice, None, check="keys",
-                               message=f"has the same {' + '.join(key)} as an earlier row",
+                               message=f"a row has the same {' + '.join(key)} as an earlier one",
                                remedy="one record for each key, or take it out of rows.keys")  # fmt: skip
 
 

@@ -252,23 +252,25 @@ def _toml(mark: str) -> str:
 def _flaws(lines: Lines, long: list[int], ragged: list[int], width: int) -> Iterator[Problem]:
     if lines.not_text:
         yield Problem(
-            check="encoding", message="holds bytes that are no text in this encoding", count=len(lines.not_text),
+            check="encoding", message="a line holds bytes that are no text in this encoding", count=len(lines.not_text),
             lines=tuple(lines.not_text[:MOST_SHOWN]), remedy='say encoding = "cp1252" under [file], or save as UTF-8',
         )  # fmt: skip
     if lines.nul:
         yield Problem(
-            check="encoding", message="holds NUL bytes", count=len(lines.nul), lines=tuple(lines.nul[:MOST_SHOWN]),
+            check="encoding", message="a line holds NUL bytes", count=len(lines.nul),
+            lines=tuple(lines.nul[:MOST_SHOWN]),
             remedy="the file is damaged, or no text; export it again",
         )  # fmt: skip
     if long:
         yield Problem(
-            check="lines", message=f"has a cell of more than {csv.field_size_limit():,} characters or {_LONG:,} lines",
+            check="lines",
+            message=f"a line has a cell of more than {csv.field_size_limit():,} characters or {_LONG:,} lines",
             count=len(long), lines=tuple(long[:MOST_SHOWN]),
             remedy="a quotation mark is probably not closed; rows after it are not checked",
         )  # fmt: skip
     if ragged:
         yield Problem(
-            check="lines", message=f"has more or fewer than {width} columns", count=len(ragged),
+            check="lines", message=f"a line has more or fewer than {width} columns", count=len(ragged),
             lines=tuple(ragged[:MOST_SHOWN]), remedy="look for a separator inside a text without quotation marks",
         )  # fmt: skip
 

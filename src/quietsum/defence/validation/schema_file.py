@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -120,7 +121,8 @@ class SchemaTable(Table):
 
 def load_schema(path: str | os.PathLike[str]) -> values.Schema:
     """The schema in the file at ``path``; all its problems are told at once."""
-    return _read(read_toml(path, "data.toml", _NEW), os.fspath(path))
+    fresh = _NEW if os.path.exists(path) else f"quietsum data new TABLE {shlex.quote(os.fspath(path))} writes a draft"
+    return _read(read_toml(path, "data.toml", fresh), os.fspath(path))
 
 
 def parse_schema(text: str, where: str = "data.toml") -> values.Schema:
