@@ -149,7 +149,7 @@ def _of_column(table: Table, column: Column, cells: Cells, schema: Schema) -> It
     if cells.missing.mean() > column.missing if len(cells) else False:
         share = f"at most {100 * column.missing:.3g} % may lack one" if column.missing else "every row must have one"
         yield _problem(table, None, cells.missing, column, check="missing", message=f"has no value, and {share}",
-                       remedy="fill in a public constant, leave the row out, or allow some: missing = 0.05")  # fmt: skip
+                       remedy="fill in a public constant, leave the row out, or say missing = 0.05")  # fmt: skip
     if cells.numbers is not None:
         yield from _of_numbers(table, column, cells, cells.numbers)
     if column.allowed:
