@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli import options as opt
+from quietsum.cli.local_shuffle import shuffle
 from quietsum.cli.output import print_json, print_next
 from quietsum.errors import InvalidParameter, printable, whole_number
 
@@ -275,6 +276,9 @@ def simulate(
     given = ["--domain", domain] if domain else ["--bins", bins] if bins else ["--range", bounds] if bounds else []
     print_next(["local", "privatize", "data.csv", "--column", "C", "--epsilon", f"{cost:g}",
                 *(given or ["--values", str(values or "answers.txt")]), "-o", "reports.csv"])  # fmt: skip
+
+
+app.command()(shuffle)
 
 
 # --------------------------------------------------------------------------------------------- what may be answered

@@ -45,7 +45,7 @@ def files(folder: Path, name: str = "k-rr", suffix: str = ".csv") -> list[Path]:
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_the_same_reports_come_out_in_another_order(tmp_path: Path, name: str, suffix: str) -> None:
     paths = files(tmp_path, name, suffix)
-    bought = shuffle_reports(paths, tmp_path / f"shuffled{suffix}", delta=1e-5)
+    bought = shuffle_reports(paths, tmp_path / f"shuffled{suffix}", delta=1e-5).bought
     before, after = np.concatenate([read(path) for path in paths]), read(tmp_path / f"shuffled{suffix}")
     assert sorted(row.tobytes() for row in before) == sorted(row.tobytes() for row in after)
     assert before.tobytes() != after.tobytes()
@@ -91,7 +91,7 @@ def test_every_order_is_equally_likely_and_rotations_alone_are_caught() -> None:
 
 def test_the_central_epsilon_is_stated_for_the_declared_number(tmp_path: Path) -> None:
     paths = files(tmp_path)
-    bought = shuffle_reports(paths, tmp_path / "out.csv", delta=1e-5, declared=500, colluders=100)
+    bought = shuffle_reports(paths, tmp_path / "out.csv", delta=1e-5, declared=500, colluders=100).bought
     assert bought.n == 500
     assert bought.epsilon == pytest.approx(shuffled_epsilon(epsilon0=1.0, n=400, delta=1e-5, categories=4).epsilon)
     with pytest.raises(InvalidParameter, match="only 600 reports came"):

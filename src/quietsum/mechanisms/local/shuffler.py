@@ -5,8 +5,8 @@ writes one file whose header states the protocol alone: notes, versions, the cut
 gone. What that buys is in :mod:`quietsum.mechanisms.shuffle_model`. Whoever runs it must be trusted with the link
 between people and reports, and must destroy the files it read.
 
-The reports are held in memory while they are permuted, 4 bytes each for k-ary response and d/8 for unary encodings.
-More than ``most_bytes`` of them are refused before anything is written.
+Reports are permuted in memory: twice their own bytes (4 each for k-ary response, d/8 for unary encodings) and 32 for
+the place of each. What needs more than ``most_bytes`` is refused before anything is written.
 
 A person counts once. For RAPPOR, whose permanent response may be kept, the local ε is the permanent one: all reports of
 a person about one answer are then one report to the bound, and shuffling each collection by itself shows less.
@@ -14,9 +14,11 @@ a person about one answer are then one report to the bound, and shuffling each c
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import final
 
 import numpy as np
 
@@ -30,10 +32,22 @@ from quietsum.mechanisms.local.unary import Rappor, UnaryEncoding
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.shuffle_model import ShuffledReports, shuffled_epsilon
 
-__all__ = ["MOST_BYTES", "blanket_of", "permuted", "shuffle_reports", "shuffled_protocol"]
+__all__ = ["MOST_BYTES", "Shuffling", "blanket_of", "permuted", "shuffle_reports", "shuffled_protocol"]
 
 MOST_BYTES = 1 << 31
-"""How much memory reports may take, unless said otherwise."""
+"""How much memory reports and their order may take, unless said otherwise."""
+ORDER = 32  # bytes for the place of one report, while keys are sorted
+TELLING = 128  # so many reports never come out the same twice
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shuffling:
+    """What was written, and what it bought."""
+
+    protocol: str
+    reports: int
+    bought: ShuffledReports
 
 
 def blanket_of(protocol: LocalProtocol) -> float | None:
@@ -69,15 +83,17 @@ def shuffle_reports(
     delta: float,
     declared: int | None = None,
     colluders: int = 0,
+    note: str = "",
     most_bytes: int = MOST_BYTES,
     rng: RandomSource | None = None,
     progress: Callable[[int], None] | None = None,
-) -> ShuffledReports:
+) -> Shuffling:
     """Write all reports of ``files`` to ``output`` in one random order; returns what that buys.
 
     ``declared`` is a number of people known beforehand: the central ε is stated for it, and where fewer reports come
     nothing is written. Without it n is the number of reports, which the written file shows. Files of different surveys,
-    the same file twice and unreadable files are refused, and then nothing is written.
+    the same file twice and unreadable files are refused, and then nothing is written. ``note`` is a public name for
+    what was asked; the notes of the files are not taken over.
     """
     header, held = _gathered(files, output, most_bytes, progress)
     if declared is not None and held.size < whole_number("n", declared, 1):
@@ -91,12 +107,12 @@ def shuffle_reports(
         header.protocol, n=held.size if declared is None else declared, delta=delta, colluders=colluders
     )
     held = permuted(held, rng)
-    with reports_file(output, Header(protocol=header.protocol, note="shuffled")) as writer:
+    with reports_file(output, Header(protocol=header.protocol, note=note)) as writer:
         for start in range(0, held.size, PIECE):
             writer.add(held[start : start + PIECE])
             if progress is not None:
                 progress(min(PIECE, held.size - start))
-    return bought
+    return Shuffling(protocol=header.protocol.name, reports=held.size, bought=bought)
 
 
 def permuted(reports: Reports, rng: RandomSource | None = None) -> Reports:
@@ -110,6 +126,7 @@ def _gathered(
     if not files:
         raise InvalidParameter("reports", "none", "is nothing to shuffle", "name one or more files of reports")
     seen: dict[tuple[int, int], Path] = {}
+    digests: dict[str, Path] = {}
     header: Header | None = None
     pieces: list[Reports] = []
     taken = 0
@@ -125,19 +142,33 @@ def _gathered(
                 )
             header = header or reader.header
             for piece in reader:
-                taken += piece.nbytes
+                _require_possible(header.protocol, piece)
+                taken += piece.size * (2 * piece.itemsize + ORDER)
                 if taken > most_bytes:
                     raise InvalidParameter(
                         "reports",
                         str(path),
-                        f"brings the reports to more than {most_bytes:,} bytes, which are permuted in memory",
+                        f"brings the reports, which are permuted in memory, to more than {most_bytes:,} bytes",
                         "raise the limit, or shuffle fewer at a time: each part has the ε of its own number",
                     )
                 pieces.append(piece)
                 if progress is not None:
                     progress(piece.size)
+            if reader.count >= TELLING and (twice := digests.setdefault(reader.digest, path)) is not path:
+                raise InvalidParameter(
+                    "reports", str(path), f"holds the same reports as {twice}", "name each file once"
+                )
     if output.exists() and (state := output.stat()) and (state.st_dev, state.st_ino) in seen:
         raise InvalidParameter("output", str(output), "is one of the files that are shuffled", "name another file")
     if header is None or not pieces:
         raise InvalidParameter("reports", str(files[0]), "holds no report", "there is nothing to shuffle")
     return header, np.concatenate(pieces)
+
+
+def _require_possible(protocol: LocalProtocol, reports: Reports) -> None:
+    """Refuse reports that the protocol cannot have made, while their file is still known."""
+    if isinstance(protocol, LocalHashing):  # whose tally takes d hashes a report; its answers are checked here
+        if int(reports["answer"].max(initial=0)) >= protocol.values:
+            raise InvalidParameter("reports", int(reports["answer"].max()), "is no value of the hash", "check the file")
+    else:
+        protocol.tally(reports)
