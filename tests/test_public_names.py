@@ -28,6 +28,31 @@ def test_public_name_stands_in_the_reference(name: str) -> None:
     assert re.search(rf"^\.\. auto\w+:: quietsum\.{name}$", text, re.MULTILINE), f"document {name} in docs/reference"
 
 
+SUBSTITUTION = re.compile(
+    r"""(?:^|(?<=[\s'"(\[{<\-/:]))\|(?=\S)[^|\n]*?(?<=\S)\|(?=$|[\s'")\]}>\-/:.,;!?])""", re.MULTILINE
+)
+
+
+def bars(text: str) -> list[str]:
+    """What the documentation would take for the name of a substitution: |x| outside of literals."""
+    plain = re.sub(r"``.*?``", "", "\n".join(line for line in text.splitlines() if ">>>" not in line), flags=re.DOTALL)
+    return SUBSTITUTION.findall(plain)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_documentation_reads_no_absolute_value_as_a_name(name: str) -> None:
+    thing = getattr(quietsum, name)
+    members = vars(thing).values() if isinstance(thing, type) else ()
+    for one in (thing, *members):
+        text = getattr(one, "__doc__", None)
+        assert not isinstance(text, str) or not bars(text), f"write ``|x|`` in {name}: {bars(text)}"
+
+
+def test_the_control_a_bare_absolute_value_is_found() -> None:
+    assert bars("at most max(|lowest|, |highest|), verified") and bars("in sum: Σ |aᵢ − bᵢ| ≤ bound.")
+    assert not bars("in sum: ``Σ |a − b| ≤ bound``, D(P‖Q) and a | b")
+
+
 def test_the_reference_documents_no_name_that_is_gone() -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(REFERENCE.rglob("*.md")))
     documented = re.findall(r"^\.\. auto(?:class|function|exception):: quietsum\.(\w+)$", text, re.MULTILINE)

@@ -98,7 +98,7 @@ class NoisyCount:
 class NoisySum:
     """The sum of rows clamped to public ``bounds``.
 
-    Guarantees: one row moves the sum by at most max(|lowest|, |highest|), verified in integers; float sums, whose
+    Guarantees: one row moves the sum by at most ``max(|lowest|, |highest|)``, verified in integers; float sums, whose
     rounding depends on all rows, take no part. ``event()`` describes the noise.
     """
 
