@@ -203,3 +203,5 @@ def test_a_run_goes_through_and_remembers_every_site(tmp_path: Path, root: objec
     assert last is not None
     memory = last.state.memory
     assert set(memory) == {"merit", "evidence", "chance"} and (memory["evidence"] > 0.3).all()
+    handed_on = checkpoint.latest(result.folder.checkpoints, of_parties=False)
+    assert handed_on is not None and not handed_on.state.memory  # the rest is the operator's alone
