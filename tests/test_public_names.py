@@ -59,6 +59,14 @@ def test_the_reference_documents_no_name_that_is_gone() -> None:
     assert sorted(documented) == NAMES
 
 
+def test_every_name_of_a_room_in_the_reference_is_behind_that_rooms_door() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in sorted(REFERENCE.rglob("*.md")))
+    named = re.findall(r"^\.\. auto(?:class|function):: (quietsum\.[\w.]+)\.(\w+)$", text, re.MULTILINE)
+    assert {"quietsum.alerts", "quietsum.defence", "quietsum.defence.detection"} <= {room for room, _ in named}
+    for room, name in named:
+        assert name in importlib.import_module(room).__all__, f"{room}.{name}"
+
+
 def test_type_checkers_and_the_interpreter_see_the_same_names_from_the_same_modules() -> None:
     tree = ast.parse(Path(quietsum.__file__).read_text(encoding="utf-8"))
     branch = next(node for node in tree.body if isinstance(node, ast.If))

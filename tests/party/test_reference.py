@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from quietsum.party.__main__ import page
-from quietsum.party.policy_file import load_policy, policy_keys
+from quietsum.party.policy_file import load_policy, parse_policy, policy_keys
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference" / "policy-toml.md"
@@ -38,3 +38,11 @@ def test_the_example_is_a_policy_that_takes_the_example_plan() -> None:
     policy, plan = load_policy(ROOT / "examples" / "policy.toml"), load_plan(ROOT / "examples" / "heart.toml")
     task = task_of(plan)
     policy.check(resolve(plan, task.parties(), task.dimension))
+
+
+def test_what_the_example_leaves_out_by_a_comment_is_right_as_well() -> None:
+    text = (ROOT / "examples" / "policy.toml").read_text(encoding="utf-8")
+    whole = re.sub(r"^# (?=\[|[a-z_]+ = (?!\"…))", "", text, flags=re.MULTILINE)
+    found = parse_policy(whole, "policy.toml")
+    assert found.data is not None and found.data.on_failure == "drop" and found.alerts.email[0].to
+    assert "signguard" in found.rules.rule and found != parse_policy(text, "policy.toml")
