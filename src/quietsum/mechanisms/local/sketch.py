@@ -35,7 +35,7 @@ from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins
 from quietsum.mechanisms.local.hadamard import odd, transformed
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally
-from quietsum.mechanisms.local.unary import packed, pieces, seed_of, sums_by_row, unpacked
+from quietsum.mechanisms.local.unary import packed, pieces, seed_of, sums_by_row
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 
 __all__ = ["CountMeanSketch"]
@@ -142,9 +142,7 @@ class CountMeanSketch(FrequencyProtocol):
             cells = chosen * self.width + index
             signs = np.bincount(2 * cells + held["bit"], minlength=2 * self.functions * self.width).reshape(-1, 2)
             return Tally(users=held.size, sums=(signs[:, 0] - signs[:, 1]).reshape(shape))
-        sums = np.zeros(shape, dtype=np.int64)
-        for piece in pieces(held.size, self.width):
-            sums += 2 * sums_by_row(unpacked(held["bits"][piece], self.width), chosen[piece], self.functions)
+        sums = 2 * sums_by_row(held["bits"], chosen, self.functions, self.width)
         return Tally(users=held.size, sums=sums - np.bincount(chosen, minlength=self.functions)[:, None])
 
     @property

@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable
 from fractions import Fraction
@@ -272,8 +273,7 @@ class Rappor(FrequencyProtocol):
             raise InvalidParameter("reports", int(cohorts.max()), "is no cohort of this protocol", "check the file")
         sums = np.zeros((self.cohorts, self.size + 1), dtype=np.int64)
         sums[:, -1] = np.bincount(cohorts, minlength=self.cohorts)
-        for piece in pieces(held.size, self.size):
-            sums[:, :-1] += sums_by_row(unpacked(held["bits"][piece], self.size), cohorts[piece], self.cohorts)
+        sums[:, :-1] = sums_by_row(held["bits"], cohorts, self.cohorts, self.size)
         return Tally(users=held.size, sums=sums)
 
     @functools.cached_property
@@ -340,13 +340,20 @@ def column_sums(bits: NDArray[np.uint8]) -> NDArray[np.int64]:
     return np.asarray(total + bits[whole:].sum(axis=0, dtype=np.int64))
 
 
-def sums_by_row(bits: NDArray[np.uint8], rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Sums of 0s and 1s by column, apart for each of ``count`` kinds of rows."""
-    total = np.zeros((count, bits.shape[1]), dtype=np.int64)
+def sums_by_row(held: NDArray[np.uint8], rows: NDArray[np.int64], count: int, size: int) -> NDArray[np.int64]:
+    """Sums of packed bits by column, apart for each of ``count`` kinds of rows."""
+    total = np.zeros((count, size), dtype=np.int64)
     order = np.argsort(rows, kind="stable")
-    kinds, starts = np.unique(rows[order], return_index=True)
-    if kinds.size:
-        total[kinds] = np.add.reduceat(bits[order], starts, axis=0, dtype=np.int64)
+    held, rows = held[order], rows[order]
+    if rows.size >= 16 * count:  # many of a kind: byte sums, kind by kind
+        edges = np.searchsorted(rows, np.arange(count + 1))
+        for kind, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
+            for piece in pieces(stop - start, size):
+                total[kind] += column_sums(unpacked(held[start:stop][piece], size))
+        return total
+    for piece in pieces(rows.size, size):
+        kinds, starts = np.unique(rows[piece], return_index=True)
+        total[kinds] += np.add.reduceat(unpacked(held[piece], size), starts, axis=0, dtype=np.int64)
     return total
 
 

@@ -1,0 +1,216 @@
+"""How fast are mechanisms? Ours beside the other libraries', in one process on one thread.
+
+    python benchmarks/mechanisms.py --what local [--peers SITE-PACKAGES] [--markdown] [--users 100000] [--answers 64]
+
+``--what local``: local protocols, encode and estimate for 100,000 people and 64 answers at ε = 1, beside pure-ldp and
+multi-freq-ldpy. These two are optional; ``--peers`` names the site-packages of an environment that has them
+(``pip install pure-ldp statsmodels 'xxhash<4' multi-freq-ldpy``), and one that is missing is said and left out. Both
+encode one person a call, as their documentation shows it; numba compiles before the clock starts. What is compared is
+not the same promise: theirs draw from seeded generators in floating point, ours from the operating system's in whole
+words, and ours have intervals.
+
+Times are CPU seconds of one thread: the best of several runs of ours, and one run of a library that takes seconds.
+"""
+
+from __future__ import annotations
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
+
+import argparse
+import importlib
+import importlib.metadata
+import math
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+EPSILON = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line: what was done, by whom, in how many seconds, and how far estimates were off."""
+
+    what: str
+    who: str
+    encode: float
+    estimate: float
+    error: float
+
+    @property
+    def seconds(self) -> float:
+        """Of both halves."""
+        return self.encode + self.estimate
+
+
+# ------------------------------------------------------------------------------------------------- local protocols
+
+
+def local(users: int, answers: int) -> list[Row]:
+    """Every protocol of ours, and each one that a library has too."""
+    weights = 1 / np.arange(1, answers + 1)
+    counts = np.floor(weights / weights.sum() * users).astype(int)
+    counts[0] += users - counts.sum()
+    values, shares = np.repeat(np.arange(answers), counts), counts / users
+    rows = [measured(name, "quietsum", *ours(name, answers), values, shares, runs=7) for name in OURS]
+    for library, cases in (("pure-ldp", pure_ldp), ("multi-freq-ldpy", multi_freq)):
+        try:
+            found = cases(answers)
+        except ImportError as error:
+            print(f"{library} is not installed here ({error.name or error}); left out", file=sys.stderr)
+            continue
+        rows += [measured(name, library, *halves, values, shares, runs=1) for name, halves in found.items()]
+    return rows
+
+
+OURS: dict[str, dict[str, int]] = {
+    "k-rr": {}, "oue": {}, "sue": {}, "olh": {}, "hadamard": {}, "cms": {"functions": 64, "width": 256},
+    "hcms": {"functions": 64, "width": 256}, "rappor": {"size": 64, "cohorts": 8},
+}  # fmt: skip
+Halves = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def ours(name: str, answers: int) -> Halves:
+    from quietsum.mechanisms.local import protocol
+
+    found = protocol(name, answers, EPSILON, **OURS[name])
+    found.estimate(found.privatize(np.arange(answers)))  # hash tables are built before the clock starts
+    return found.privatize, lambda reports: found.estimate(reports).values
+
+
+def pure_ldp(answers: int) -> dict[str, Halves]:
+    """pure-ldp 1.2: a client and a server object for each protocol; values start at 1."""
+    oracles = importlib.import_module("pure_ldp.frequency_oracles")
+    importlib.import_module("pure_ldp.core._freq_oracle_server").np = _OldNumpy()
+    cms, hcms = (oracles.CMSServer(EPSILON, 64, 256, is_hadamard=form) for form in (False, True))
+    olh, response = oracles.LHServer(EPSILON, answers, use_olh=True), oracles.HadamardResponseServer(EPSILON, answers)
+    blur = 2 / (1 + math.exp(EPSILON / 4))  # f, with two hashes
+    filtered = oracles.RAPPORServer(blur, 64, 2, answers, num_of_cohorts=8)
+    pairs = {
+        "k-rr": (oracles.DEClient(EPSILON, answers), oracles.DEServer(EPSILON, answers)),
+        "oue": (oracles.UEClient(EPSILON, answers, use_oue=True), oracles.UEServer(EPSILON, answers, use_oue=True)),
+        "sue": (oracles.UEClient(EPSILON, answers), oracles.UEServer(EPSILON, answers)),
+        "olh": (oracles.LHClient(EPSILON, answers, use_olh=True), olh),
+        "hadamard": (oracles.HadamardResponseClient(EPSILON, answers, response.get_hash_funcs()), response),
+        "cms": (oracles.CMSClient(EPSILON, cms.get_hash_funcs(), 256), cms),
+        "hcms": (oracles.CMSClient(EPSILON, hcms.get_hash_funcs(), 256, is_hadamard=True), hcms),
+        "rappor": (oracles.RAPPORClient(blur, 64, filtered.get_hash_funcs(), num_of_cohorts=8), filtered),
+    }
+
+    def halves(client: Any, server: Any) -> Halves:
+        def estimate(reports: Any) -> Any:
+            for report in reports:
+                server.aggregate(report)
+            found = [server.estimate(value, suppress_warnings=True) for value in range(1, answers + 1)]
+            return np.array(found, dtype=float) / len(reports)
+
+        return lambda values: [client.privatise(int(value) + 1) for value in values], estimate
+
+    return {name: halves(*pair) for name, pair in pairs.items()}
+
+
+class _OldNumpy:
+    """numpy, with the zeros(None) that pure-ldp still asks it for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    @staticmethod
+    def zeros(shape: Any, *more: Any) -> Any:
+        return np.zeros(() if shape is None else shape, *more)
+
+
+def multi_freq(answers: int) -> dict[str, Halves]:
+    """multi-freq-ldpy 0.2.5: functions, some of them compiled by numba; estimates are clipped and normalised."""
+    grr, ue, lh = (
+        importlib.import_module(f"multi_freq_ldpy.pure_frequency_oracles.{name}") for name in ("GRR", "UE", "LH")
+    )
+    grr.GRR_Client(0, answers, EPSILON), ue.UE_Client(0, answers, EPSILON, True)  # compiled now
+    ue.UE_Client(0, answers, EPSILON, False), lh.LH_Client(0, answers, EPSILON, True)
+    return {
+        "k-rr": (
+            lambda values: [grr.GRR_Client(value, answers, EPSILON) for value in values],
+            lambda reports: grr.GRR_Aggregator_MI(reports, answers, EPSILON),
+        ),
+        "oue": (
+            lambda values: [ue.UE_Client(value, answers, EPSILON, True) for value in values],
+            lambda reports: ue.UE_Aggregator_MI(reports, EPSILON, True),
+        ),
+        "sue": (
+            lambda values: [ue.UE_Client(value, answers, EPSILON, False) for value in values],
+            lambda reports: ue.UE_Aggregator_MI(reports, EPSILON, False),
+        ),
+        "olh": (
+            lambda values: [lh.LH_Client(value, answers, EPSILON, True) for value in values],
+            lambda reports: lh.LH_Aggregator_MI(reports, answers, EPSILON, True),
+        ),
+    }
+
+
+def measured(
+    what: str, who: str, encode: Callable[[Any], Any], estimate: Callable[[Any], Any], values: Any, shares: Any, *,
+    runs: int,
+) -> Row:  # fmt: skip
+    """The best of several runs of both halves."""
+    best = (math.inf, math.inf)
+    squares = []
+    for _ in range(runs):
+        begun = time.process_time()
+        reports = encode(values)
+        between = time.process_time()
+        found = estimate(reports)
+        took = (between - begun, time.process_time() - between)
+        best = min(best, took, key=sum)
+        squares.append(float(np.square(found - shares).mean()))
+    print(f"{what:9s} {who:16s} {sum(best):9.4f} s", file=sys.stderr, flush=True)
+    return Row(what=what, who=who, encode=best[0], estimate=best[1], error=math.sqrt(np.mean(squares)))
+
+
+def show(rows: list[Row], *, markdown: bool) -> None:
+    mine = {row.what: row.seconds for row in rows if row.who == "quietsum"}
+    heads = ("protocol", "library", "encode, ms", "estimate, ms", "both, ms", "× ours", "error, r.m.s.")
+    lines = [
+        (
+            row.what, row.who, f"{1e3 * row.encode:,.1f}", f"{1e3 * row.estimate:,.1f}", f"{1e3 * row.seconds:,.1f}",
+            "" if row.who == "quietsum" else f"{row.seconds / mine[row.what]:,.0f}", f"{row.error:.4f}",
+        )
+        for row in sorted(rows, key=lambda row: (list(OURS).index(row.what), row.who != "quietsum", row.who))
+    ]  # fmt: skip
+    if markdown:
+        print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
+        print("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        return
+    for line in (heads, *lines):
+        print("  ".join(f"{cell:>16}" for cell in line))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", choices=["local"], default="local")
+    parser.add_argument("--peers", help="site-packages of an environment with the other libraries")
+    parser.add_argument("--users", type=int, default=100_000)
+    parser.add_argument("--answers", type=int, default=64)
+    parser.add_argument("--markdown", action="store_true")
+    given = parser.parse_args()
+    if given.peers:
+        sys.path.append(given.peers)
+    warnings.simplefilter("ignore")
+    rows = local(given.users, given.answers)
+    names = ("quietsum", "numpy", "pure-ldp", "multi-freq-ldpy", "numba")
+    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in names}
+    print(f"{given.users:,} people, {given.answers} answers, ε = {EPSILON:g}; Python {platform.python_version()}, "
+          + ", ".join(f"{name} {one.version}" for name, one in found.items() if one is not None) + "\n")  # fmt: skip
+    show(rows, markdown=given.markdown)
+
+
+if __name__ == "__main__":
+    main()
