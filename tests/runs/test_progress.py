@@ -198,10 +198,10 @@ def test_a_failure_in_the_middle_gives_the_terminal_back(monkeypatch: pytest.Mon
 
     write = checkpoints.write
 
-    def no_room(folder: Path, checkpoint: Any) -> Path:
+    def no_room(folder: Path, checkpoint: Any, **keys: Any) -> Path:
         if checkpoint.round == 2:
             raise NoRoom("the disk is full")
-        return write(folder, checkpoint)
+        return write(folder, checkpoint, **keys)
 
     monkeypatch.setattr(checkpoints, "write", no_room)
     (tmp_path / "run.toml").write_text(tiny_plan().to_toml(), encoding="utf-8")

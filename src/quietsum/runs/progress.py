@@ -188,7 +188,8 @@ class Progress:
         elif event.round % every == 0 or event.round in (1, event.rounds):
             self._head(event, lambda text: self._stream.write(f"{text}\n"))
             if self._pace.now - self._pace.began > _LONG:
-                line += f" · {pace}" if len(line) + len(pace) + 3 <= _WIDTH else f"\n  {pace}"
+                fits = len(line) + len(pace) + 3 <= _WIDTH
+                line += f" · {pace}" if fits else f"\n  {pace}" if event.round < event.rounds else ""
             lines = (textwrap.fill(one, _WIDTH, subsequent_indent="  ") for one in line.splitlines())
             self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
