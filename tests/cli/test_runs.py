@@ -291,10 +291,14 @@ def test_a_drill_promises_nothing_wherever_it_is_shown() -> None:
     for said in (printed, words(quietsum("show", "drill").stdout)):
         assert "A drill promises nobody anything" in said and "From this run alone" not in said
     assert "This is a drill; the card is that of the plan without [attack]" in words(quietsum("show", "drill").stdout)
+    page = Path("quietsum-workspace/runs/drill/report.html").read_text(encoding="utf-8")
+    assert "The guarantee of the same plan without [attack]" in page
     listed = quietsum("runs").stdout
     assert "none: a drill" in listed and "ε" not in listed
     run(TINY, "honest")
-    assert "ε ≤ 2" in quietsum("runs").stdout and "From this run alone" in words(quietsum("show").stdout)  # the control
+    honest = Path("quietsum-workspace/runs/honest/report.html").read_text(encoding="utf-8")
+    assert "<h2>The guarantee</h2>" in honest and "ε ≤ 2" in quietsum("runs").stdout  # the control
+    assert "From this run alone" in words(quietsum("show").stdout)
 
 
 def test_whom_the_rule_left_out_is_in_no_file_for_others() -> None:

@@ -70,7 +70,8 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
         yield f'<p class="quiet">{escape(note)}</p>'
     if not values["guarantees"]:
         return
-    yield "<h2>The guarantee</h2>"
+    drill = " of the same plan without [attack]" if values.get("plan", {}).get("attack") else ""
+    yield f"<h2>The guarantee{drill}</h2>"
     yield _table(
         ["protects one", "against", "ε at most", "ε at least", "δ", "neighbours", "method"],
         [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.special import ndtr
+from scipy.special import ive, ndtr
 
-from mechanisms.laws import FITS, MISSES, ks_p
+from mechanisms.laws import FITS, MISSES, chi_square_p, ks_p
 from quietsum import (
     L1,
     L2,
@@ -30,6 +31,7 @@ from quietsum import (
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.additive import _gaussian_grid, _laplace_grid
 from quietsum.mechanisms.central.lattice import Lattice
+from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 
 N = 200_000
@@ -73,6 +75,37 @@ def test_gaussian_releases_fit_their_law_and_not_that_of_another_scale(
     sigma = mechanism.event().noise_multiplier * sensitivity
     for factor, fits in FACTORS:
         p = ks_p(draws / (factor * sigma), ndtr)
+        assert p > FITS if fits else p < MISSES
+
+
+def skellam_pmf(variance: float) -> Callable[[int], float]:
+    return lambda k: float(ive(abs(k), variance))
+
+
+def gaussian_pmf(sigma: float) -> Callable[[int], float]:
+    total = math.fsum(
+        math.exp(-0.5 * (k / sigma) ** 2) for k in range(-math.ceil(40 * sigma), math.ceil(40 * sigma) + 1)
+    )
+    return lambda k: math.exp(-0.5 * (k / sigma) ** 2) / total
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "pmf", "scale"),
+    [
+        (DiscreteLaplaceMechanism(epsilon=0.3), lambda scale: DiscreteLaplaceNoise(scale=scale).pmf, 1 / 0.3),
+        (DiscreteGaussianMechanism(sigma=2.5, sensitivity=L2(1), dimension=N), gaussian_pmf, 2.5),
+        (DiscreteGaussianMechanism(sigma=70, sensitivity=L2(1), dimension=N), gaussian_pmf, 70.0),
+        (SkellamMechanism(variance=6.25, dimension=N), lambda scale: skellam_pmf(scale**2), 2.5),
+        (SkellamMechanism(variance=4900, dimension=N), lambda scale: skellam_pmf(scale**2), 70.0),
+    ],
+    ids=["discrete laplace", "discrete gaussian", "wide discrete gaussian", "skellam", "wide skellam"],
+)
+def test_releases_of_integers_fit_the_exact_pmf_and_not_that_of_another_scale(
+    rng: RandomSource, mechanism: Any, pmf: Callable[[float], Callable[[int], float]], scale: float
+) -> None:
+    draws = mechanism.release(np.full(N, 1000), rng) - 1000
+    for factor, fits in FACTORS:
+        p = chi_square_p(draws, pmf(scale * factor))
         assert p > FITS if fits else p < MISSES
 
 
@@ -287,7 +320,10 @@ def test_integer_noise_takes_whole_sensitivities_and_its_own_dimension() -> None
             make()
     with pytest.raises(InvalidParameter, match="dimension=5"):
         DiscreteGaussianMechanism(sigma=3).release(np.zeros(5, dtype=np.int64))
-    assert DiscreteLaplaceMechanism(epsilon=1, sensitivity=LInf(2), dimension=3).event().sensitivity == 6
+    three = DiscreteLaplaceMechanism(epsilon=1, sensitivity=LInf(2), dimension=3)
+    assert three.event().sensitivity == 6 and three.scale == 6.0
+    with pytest.raises(InvalidParameter, match="dimension=5"):  # its noise is for three
+        three.release(np.zeros(5, dtype=np.int64))
     event = SkellamMechanism(variance=9, sensitivity=L2(3), dimension=4).event()
     assert (event.l1_sensitivity, event.l2_sensitivity, event.dimension) == (6.0, 3.0, 4)
     assert SkellamMechanism(variance=9, sensitivity=L1(3), dimension=4).event().l1_sensitivity == 3
@@ -307,3 +343,9 @@ def test_failures_add_up_and_stay_far_below_any_delta() -> None:
     )
     assert DiscreteGaussianMechanism(sigma=3, dimension=7).failure() == 7 * DiscreteGaussianMechanism(sigma=3).failure()
     assert SkellamMechanism(variance=9, dimension=7).failure() < 1e-30
+
+
+def test_the_names_that_a_reader_of_textbooks_imports_are_there() -> None:
+    from quietsum import GaussianMechanism, LaplaceMechanism, PrivacyAccountant, get_privacy_spent
+
+    assert all((GaussianMechanism, LaplaceMechanism, PrivacyAccountant, get_privacy_spent))

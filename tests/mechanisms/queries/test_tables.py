@@ -158,12 +158,15 @@ def test_quantiles_have_the_law_of_permute_and_flip(rng: RandomSource) -> None:
     assert stats.chisquare(counts, permute_and_flip_law(score, 1.05 * 2.0 / (2 * 0.75)) * N).pvalue < 1e-4
 
 
-@given(st.lists(st.floats(0, 9), max_size=12), st.floats(0, 9), st.sampled_from([0.1, 0.25, 0.5, 0.9, 1 / 3]))
+@given(
+    st.lists(st.floats(0, 9), min_size=1, max_size=12), st.floats(0, 9), st.sampled_from([0.1, 0.25, 0.5, 0.9, 1 / 3]),
+    st.sampled_from([Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE]),
+)  # fmt: skip
 @settings(max_examples=100)
 def test_one_row_moves_the_score_of_a_candidate_by_at_most_the_sensitivity(
-    values: list[float], row: float, quantile: float
+    values: list[float], row: float, quantile: float, relation: Neighbours
 ) -> None:
-    query = NoisyQuantile(epsilon=1.0, candidates=range(10), quantile=quantile)
+    query = NoisyQuantile(epsilon=1.0, candidates=range(10), quantile=quantile, neighbours=relation)
     seen: list[NDArray[np.int64]] = []
 
     class Spy:
@@ -174,7 +177,7 @@ def test_one_row_moves_the_score_of_a_candidate_by_at_most_the_sensitivity(
     sensitivity = query._mechanism.sensitivity
     query.__dict__["_mechanism"] = Spy()
     query.release(values)
-    query.release([*values, row])
+    query.release([*values, row] if relation is Neighbours.ADD_REMOVE else [*values[1:], row])
     assert np.abs(seen[0] - seen[1]).max() <= sensitivity.bound  # type: ignore[union-attr]
 
 

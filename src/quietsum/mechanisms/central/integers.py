@@ -61,18 +61,16 @@ class DiscreteLaplaceMechanism:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
         norm = in_l1(self.sensitivity)
-        dimension = whole_number("dimension", self.dimension, 1)
-        if isinstance(norm, LInf):
-            norm = L1(whole_number("sensitivity", norm.bound, 1, _WHOLE) * dimension)
-        object.__setattr__(self, "dimension", dimension)
-        object.__setattr__(self, "sensitivity", L1(whole_number("sensitivity", norm.bound, 1, _WHOLE)))
+        whole_number("sensitivity", norm.bound, 1, _WHOLE)
+        object.__setattr__(self, "dimension", whole_number("dimension", self.dimension, 1))
+        object.__setattr__(self, "sensitivity", norm)
         checked_noise("epsilon", self.epsilon, 1 / self.epsilon)
         _ = self._law  # refuses what is too wide
 
     @property
     def scale(self) -> float:
         """The noise's scale, sensitivity / ε, rounded up."""
-        return above(Fraction(_bound(self.sensitivity)) / Fraction(self.epsilon))
+        return above(Fraction(self._moved) / Fraction(self.epsilon))
 
     @overload
     def release(self, value: int, rng: RandomSource | None = None) -> int: ...
@@ -80,15 +78,20 @@ class DiscreteLaplaceMechanism:
     def release(self, value: ArrayLike, rng: RandomSource | None = None) -> NDArray[np.int64]: ...
     def release(self, value: Any, rng: RandomSource | None = None) -> Any:
         """``value`` with noise: an int for an int, an array for an array. If omitted, ``rng`` is the system's."""
-        return _released(value, self._law.sample, None, rng)
+        return _released(value, self._law.sample, self.dimension if isinstance(self.sensitivity, LInf) else None, rng)
 
     def event(self) -> DiscreteLaplace:
         """The event to account for, of the whole value."""
-        return DiscreteLaplace(scale=self.scale, sensitivity=int(_bound(self.sensitivity)))
+        return DiscreteLaplace(scale=self.scale, sensitivity=self._moved)
 
     def failure(self, coordinates: int = 1) -> float:
         """Total variation distance of that many draws from the ideal law, to be charged to δ."""
         return min(1.0, whole_number("coordinates", coordinates) * self._law.failure)
+
+    @property
+    def _moved(self) -> int:
+        """How far one unit moves the value in the L1 norm."""
+        return int(_bound(self.sensitivity)) * (self.dimension if isinstance(self.sensitivity, LInf) else 1)
 
     @property
     def _law(self) -> DiscreteLaplaceNoise:
@@ -297,7 +300,7 @@ def _released(
     if size is not None and given.size != size:
         raise InvalidParameter(
             "dimension", size, f"is not the {given.size} coordinates of the value",
-            f"make the mechanism with dimension={given.size}, since the event depends on it",
+            f"make the mechanism with dimension={given.size}, since its noise or its event depends on it",
         )  # fmt: skip
     noisy = given + sample(given.shape, rng or system_randomness())
     return int(noisy) if single else np.asarray(noisy)

@@ -8,6 +8,9 @@ never its score.
 >>> PermuteAndFlip(epsilon=1, sensitivity=1).release([3.0, 4.5, 4.0]) in (0, 1, 2)
 True
 
+The event is a pure ε. It holds for the relation that the sensitivity was stated for: unlike events of added noise it is
+not doubled by an accountant that is asked about replaced units, so state how far a *replaced* unit moves a score there.
+
 No float decides a draw that it cannot decide. Scores are rounded to a public grid, so that the distance k of a score
 from the best is a whole number and its weight exp(−γk) has a rational γ. Weights are compared with random bits in
 float64 first; where the two lie within a margin that covers every rounding error, 128 more bits are read and weights

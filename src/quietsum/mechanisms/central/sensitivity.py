@@ -4,8 +4,9 @@ A sensitivity without its norm is half a statement: noise of Laplace's law hides
 Gaussian noise what moves by at most Δ in the L2 norm, and between the two lies a factor of √d for d coordinates. A
 plain number means the norm that the noise needs, which for a single number is the same as every other.
 
-The move is that of one unit which comes or goes, or becomes null. Accountants double it themselves where they are asked
-about a unit that is replaced by another one (:mod:`quietsum.privacy.units`).
+The move is that of one unit which comes or goes, or becomes null. For added noise accountants double it themselves
+where they are asked about a unit that is replaced by another one (:mod:`quietsum.privacy.units`); for choices the
+sensitivity is stated for the relation itself (:mod:`quietsum.mechanisms.central.selection`).
 
 >>> L1(2), L2(0.5).bound
 (L1(2.0), 0.5)

@@ -38,7 +38,8 @@ class TopK:
     One unit moves every score by at most ``sensitivity``; ``monotone`` if it only raises or only lowers them, as with
     counts. Each choice costs ε / k.
 
-    Guarantees: pure ε for the whole list (k choices compose); scores are not released.
+    Guarantees: pure ε for the whole list (k choices compose), under the relation that the sensitivity was stated for;
+    scores are not released.
     """
 
     k: int

@@ -48,6 +48,7 @@ from quietsum.mechanisms.queries.rows import (
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy.events import Composed, Gaussian, Laplace, PrivacyEvent, PureDP
+from quietsum.privacy.units import Neighbours
 
 __all__ = ["NoisyCount", "NoisyHistogram", "NoisyMean", "NoisyQuantile", "NoisySum"]
 
@@ -272,18 +273,22 @@ class NoisyQuantile:
     """A quantile, chosen from public ``candidates`` by permute-and-flip.
 
     The score of a candidate c is −|(1 − q) · #{x < c} − q · #{x > c}|, in whole numbers: zero where c splits the rows
-    as the quantile q says (Smith 2011, with candidates for intervals). One row moves it by at most max(q, 1 − q).
+    as the quantile q says (Smith 2011, with candidates for intervals). A row that comes or goes moves it by at most
+    max(q, 1 − q), a replaced one by at most 1.
 
-    Guarantees: pure ε; the answer is one of the candidates, whatever the rows.
+    Guarantees: pure ε under ``neighbours``, the relation to account under; the answer is one of the candidates,
+    whatever the rows.
     """
 
     epsilon: float
     candidates: Sequence[float]
     quantile: float = 0.5
     missing: Missing = "refuse"
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
+        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
         chosen = tuple(sorted({finite_number("candidates", each) for each in self.candidates}))
         if not chosen:
             raise InvalidParameter("candidates", (), "are none", "list public values that the quantile may take")
@@ -318,6 +323,8 @@ class NoisyQuantile:
     def _mechanism(self) -> PermuteAndFlip:
         share = self._share
         most = max(share.numerator, share.denominator - share.numerator)
+        if self.neighbours is Neighbours.REPLACE_ONE:  # from one side of a candidate to the other
+            most = share.denominator
         return PermuteAndFlip(epsilon=self.epsilon, sensitivity=most)
 
 
