@@ -1,6 +1,10 @@
 """How fast are mechanisms? Ours beside the other libraries', in one process on one thread.
 
+    python benchmarks/mechanisms.py --what central [--markdown] [--values 1000000]
     python benchmarks/mechanisms.py --what local [--peers SITE-PACKAGES] [--markdown] [--users 100000] [--answers 64]
+
+``--what central``: vectors of a million values with secure noise, beside torch's and numpy's float64 normals, which are
+not secure, and OpenDP on a fiftieth of them; then one choice among 1,000 and 100,000 options.
 
 ``--what local``: local protocols, encode and estimate for 100,000 people and 64 answers at ε = 1, beside pure-ldp and
 multi-freq-ldpy. These two are optional; ``--peers`` names the site-packages of an environment that has them
@@ -22,6 +26,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import math
 import platform
 import sys
@@ -29,11 +34,13 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 EPSILON = 1.0
+FEWER = 50  # OpenDP draws this many times fewer values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,126 @@ class Row:
     def seconds(self) -> float:
         """Of both halves."""
         return self.encode + self.estimate
+
+
+# ---------------------------------------------------------------------------------------------- central mechanisms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One line of the central table: CPU seconds for ``draws`` values, scaled up where fewer were drawn."""
+
+    what: str
+    who: str
+    seconds: float
+    scaled: bool = False
+
+
+def cpu(work: Callable[[], object], runs: int = 7) -> float:
+    """CPU seconds of the best of several runs, after one to warm up."""
+    work()
+    times = []
+    for _ in range(runs):
+        start = time.process_time()
+        work()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def central(draws: int) -> list[Timed]:
+    """Vectors with secure noise beside torch's float64 normals, and OpenDP on a fiftieth of the values."""
+    import quietsum as q
+
+    values, counts = np.zeros(draws), np.zeros(draws, dtype=np.int64)
+    whole = {"sensitivity": q.L2(1), "dimension": draws}
+    cases: dict[str, Callable[[], object]] = {
+        "GaussianMechanism, L2": partial(
+            q.GaussianMechanism(epsilon=1, delta=1e-6, sensitivity=q.L2(1)).release, values
+        ),
+        "LaplaceMechanism, L1": partial(q.LaplaceMechanism(epsilon=1, sensitivity=q.L1(1)).release, values),
+        "LaplaceMechanism, LInf": partial(q.LaplaceMechanism(epsilon=1, sensitivity=q.LInf(1)).release, values),
+        "DiscreteLaplaceMechanism": partial(q.DiscreteLaplaceMechanism(epsilon=0.01).release, counts),
+        "DiscreteGaussianMechanism": partial(q.DiscreteGaussianMechanism(sigma=100, **whole).release, counts),
+        "SkellamMechanism": partial(q.SkellamMechanism(variance=1e4, **whole).release, counts),
+    }
+    rows = [Timed(what=name, who="quietsum", seconds=cpu(release)) for name, release in cases.items()]
+    if importlib.util.find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+        seconds = cpu(lambda: torch.randn(draws, dtype=torch.float64))
+        rows.insert(0, Timed(what="normals, float64, not secure", who="torch", seconds=seconds))
+    generator = np.random.default_rng()
+    seconds = cpu(lambda: generator.standard_normal(draws))
+    rows.insert(1, Timed(what="normals, float64, not secure", who="numpy", seconds=seconds))
+    return rows + opendp_vectors(draws // FEWER, FEWER)
+
+
+def opendp_vectors(few: int, times: int) -> list[Timed]:
+    """OpenDP's Gaussian and Laplace noise on vectors of floats and of integers."""
+    if not importlib.util.find_spec("opendp"):
+        print("opendp is not installed here; left out", file=sys.stderr)
+        return []
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    rows = []
+    laws = (("Gaussian", dp.m.make_gaussian, dp.l2_distance), ("Laplace", dp.m.make_laplace, dp.l1_distance))
+    for name, make, metric in laws:
+        for kind, zeros in ((float, [0.0] * few), (int, [0] * few)):
+            domain = dp.vector_domain(dp.atom_domain(T=kind, nan=False) if kind is float else dp.atom_domain(T=kind))
+            measure = make(domain, metric(T=float if name == "Gaussian" else kind), scale=100.0)
+            seconds = cpu(partial(measure, zeros), runs=1) * times
+            rows.append(Timed(what=f"{name}, {kind.__name__}", who="OpenDP", seconds=seconds, scaled=True))
+    return rows
+
+
+def choices(options: int) -> list[Timed]:
+    """One choice among many options, in CPU seconds of a single release."""
+    import quietsum as q
+
+    scores = np.random.default_rng(1).integers(0, 1000, options)
+    rows = []
+    for kind in (q.ExponentialMechanism, q.PermuteAndFlip, q.ReportNoisyMax):
+        seconds = cpu(partial(kind(epsilon=1).release, scores))
+        rows.append(Timed(what=f"{kind.__name__}, {options:,} options", who="quietsum", seconds=seconds))
+    if importlib.util.find_spec("opendp"):
+        import opendp.prelude as dp
+
+        dp.enable_features("contrib")
+        space = dp.vector_domain(dp.atom_domain(T=int)), dp.linf_distance(T=int)
+        measure = dp.m.make_noisy_max(*space, dp.max_divergence(), scale=2.0)
+        seconds = cpu(partial(measure, scores.tolist()), runs=2)
+        rows.append(Timed(what=f"noisy max (permute and flip), {options:,} options", who="OpenDP", seconds=seconds))
+    return rows
+
+
+def show_central(draws: int, *, markdown: bool) -> None:
+    """The tables, and whether secure vector noise keeps its limit beside torch."""
+    edge, bar, end = ("| ", " | ", " |") if markdown else ("", "  ", "")
+
+    def line(what: str, who: str, *figures: str) -> None:
+        print(f"{edge}{what:<45}{bar}{who:<9}{bar}{bar.join(f'{each:>10}' for each in figures)}{end}")
+
+    rows = central(draws)
+    base = next((row.seconds for row in rows if row.who == "torch"), math.nan)
+    line(f"{draws:,} values", "by", "CPU ms", "× torch")
+    if markdown:
+        print("|---|---|---:|---:|")
+    for row in rows:
+        line(row.what, row.who, f"{1000 * row.seconds:.1f}{' *' if row.scaled else ''}", f"{row.seconds / base:.1f}")
+    worst = max(row.seconds for row in rows if row.who == "quietsum") / base
+    verdict = "met" if worst <= 10 else "missed"
+    print(f"\nsecure noise takes {worst:.1f} times torch's float64 normals or less (wanted 10: {verdict}); ", end="")
+    print(f"* on {draws // FEWER:,} values, scaled up\n")
+    line("one choice", "by", "CPU ms")
+    if markdown:
+        print("|---|---|---:|")
+    for row in [*choices(1000), *choices(100_000)]:
+        line(row.what, row.who, f"{1000 * row.seconds:.2f}")
+    names = ("quietsum", "numpy", "torch", "opendp")
+    found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in names}
+    print(f"\nPython {platform.python_version()}, " + ", ".join(f"{k} {v.version}" for k, v in found.items() if v))
 
 
 # ------------------------------------------------------------------------------------------------- local protocols
@@ -195,8 +322,9 @@ def show(rows: list[Row], *, markdown: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=["local"], default="local")
+    parser.add_argument("--what", choices=["central", "local"], required=True)
     parser.add_argument("--peers", help="site-packages of an environment with the other libraries")
+    parser.add_argument("--values", type=int, default=1_000_000, help="of a vector, for --what central")
     parser.add_argument("--users", type=int, default=100_000)
     parser.add_argument("--answers", type=int, default=64)
     parser.add_argument("--markdown", action="store_true")
@@ -204,6 +332,9 @@ def main() -> None:
     if given.peers:
         sys.path.append(given.peers)
     warnings.simplefilter("ignore")
+    if given.what == "central":
+        show_central(given.values, markdown=given.markdown)
+        return
     rows = local(given.users, given.answers)
     names = ("quietsum", "numpy", "pure-ldp", "multi-freq-ldpy", "numba")
     found = {name: next(iter(importlib.metadata.distributions(name=name)), None) for name in names}
