@@ -82,6 +82,26 @@ def test_leaving_the_noise_out_of_the_variance_would_break_the_level():
     assert rejected(16.0, 0.5, 300, 22) > 0.2
 
 
+def test_a_hazard_ratio_of_two_is_found_at_two_thousand_patients_of_five_sites():
+    """At ε = 0.5 and δ = 1e-5 the noise of five sites together has a deviation of 16; without privacy all are found."""
+    rng, matrix = np.random.default_rng(23), factor(CELLS)
+    hits = plain = 0
+    for _ in range(100):
+        texts = people(2000, rng, ratio=2.0)
+        cell = (on_grid(np.array(texts["weeks"], dtype=float)) / 5).astype(int) - 1
+        counts = np.zeros((2, 2, CELLS))
+        np.add.at(
+            counts,
+            ((np.array(texts["arm"]) == "new").astype(int), (np.array(texts["died"]) == "0").astype(int), cell),
+            1,
+        )
+        noise = rng.normal(0, 16.0, counts.shape)
+        noisy, decode = counts_of(counts @ (matrix / longest_column(matrix)).T + noise)
+        hits += log_rank(noisy[:, 0], noisy[:, 1], decode, 16.0)["p"] < 0.05
+        plain += log_rank(counts[:, 0], counts[:, 1], np.eye(CELLS), 0.0)["p"] < 0.05
+    assert hits >= 0.8 * plain >= 75
+
+
 def test_curve_intervals_cover_the_datas_own_curve():
     texts, rng = people(1500, np.random.default_rng(31)), np.random.default_rng(32)
     made = design(SURVIVAL)

@@ -12,7 +12,9 @@ rounded up to their cell's right edge.
 
 **The curve.** Numbers at risk that never rise are made first (isotonic regression), then the product, then a curve that
 never rises. Deaths are not cut to lie between 0 and the exits of their cell before that: where hardly anybody was
-censored, such a cut would lose deaths in half of all cells. A point's interval is symmetric for log(−log S), with
+censored, such a cut would lose deaths in half of all cells. Where hardly more are at risk than the noise alone would
+show, a cell's hazard is drawn towards that of all cells, by n² / (n² + Var n). A point's interval is symmetric for
+log(−log S), with
 
     Var log S(c) = Σ_{s ≤ c} d_s / (n_s (n_s − d_s))                        (Greenwood 1926: the population's)
                  + τ² ‖∇ log S(c) M‖²                                       (the noise's, by the delta method)
@@ -50,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Curve", "Survival", "curve_of", "curves_of", "log_rank", "series_of"]
 
 Floats = npt.NDArray[np.float64]
-SAFE = 4.0
-"""A cell is in the test while each group's number at risk is at least so many deviations of its own noise."""
+SAFE = 3.0
+"""A cell is in the test while the smallest group's share of those at risk is so many deviations of its own noise."""
 
 
 @final
@@ -95,12 +97,15 @@ def curve_of(deaths: Floats, exits: Floats, decode: Floats, noise: float) -> Cur
     cells = len(deaths)
     later = np.triu(np.ones((cells, cells)))
     risk = _falling(np.maximum(later @ exits, 0.0))
-    died = np.minimum(deaths, risk)
-    left = np.maximum(risk - np.maximum(died, 0.0), 0.0)
-    safe = np.maximum(risk, 1e-9)
-    steps = np.where(risk > 0, np.clip(1 - died / safe, 0.0, 2.0), 1.0)
-    values = np.asarray(np.clip(_falling(np.cumprod(steps, dtype=np.float64)), 0.0, 1.0), dtype=np.float64)
+    deviation = math.sqrt(2) * noise * np.linalg.norm(later @ decode, axis=1)
+    died, safe = np.minimum(deaths, risk), np.maximum(risk, 1e-9)
+    # a cell's own hazard as far as its number at risk stands out from the noise, else that of all cells that do
+    trusted = np.where(risk > 0, safe**2 / (safe**2 + deviation**2), 0.0)
+    usual = float(np.clip((trusted * died).sum() / max((trusted * risk).sum(), 1e-9), 0.0, 1.0))
+    hazard = trusted * np.clip(died / safe, -1.0, 1.0) + (1 - trusted) * usual * (deviation > 0.5)
+    values = np.asarray(np.clip(_falling(np.cumprod(1 - hazard, dtype=np.float64)), 0.0, 1.0), dtype=np.float64)
     died = np.maximum(died, 0.0)
+    left = np.maximum(risk - died, 0.0)
     ended = (left <= 0) & (died > 0)
     greenwood = np.where(ended, np.inf, died / (safe * np.maximum(left, 1e-9)))
     # log(1 − d/n): by d it falls by 1/(n − d), by n it rises by d/(n (n − d)); n is made of deaths and censorings
@@ -134,7 +139,10 @@ def log_rank(deaths: Floats, censored: Floats, decode: Floats, noise: float) -> 
     later = np.triu(np.ones((cells, cells)))
     risk = (deaths + censored) @ later.T
     deviation = math.sqrt(2) * noise * np.linalg.norm(later @ decode, axis=1)
-    enough = (risk > np.maximum(SAFE * deviation, 0.5)).all(axis=0) if noise else risk.sum(axis=0) > 0.5
+    # the numbers at risk of all groups decide, by the groups' first shares: their noise has next to nothing to do with
+    # the differences between groups, so that stopping early favours no outcome
+    least = float(np.clip(risk[:, 0] / max(risk[:, 0].sum(), 1e-9), 0.0, 1.0).min())
+    enough = least * risk.sum(axis=0) > np.maximum(SAFE * deviation, 0.5 * least)
     used = int(np.argmin(enough)) if not enough.all() else cells
     if not used:
         return {"statistic": 0.0, "degrees": float(groups - 1), "p": 1.0, "cells": 0.0}
@@ -143,10 +151,11 @@ def log_rank(deaths: Floats, censored: Floats, decode: Floats, noise: float) -> 
     p, died = n / whole, d.sum(axis=0)
     hazard = np.clip(died / whole, 0.0, 1.0)
     u = (d - p * died).sum(axis=1)
-    # the deaths of a cell, given how many there are and who is at risk (hypergeometric)
-    spread = np.clip(died, 0.0, whole) * np.where(
-        whole > 1, (whole - np.clip(died, 0.0, whole)) / np.maximum(whole - 1, 1e-9), 0.0
-    )
+    # the deaths of a cell, given how many there are and who is at risk (hypergeometric); a standard error more of them
+    # all, spread like those at risk, so that a variance that the noise has made small rejects nothing
+    error = noise * math.sqrt(groups) * float(np.linalg.norm(decode[:used].sum(axis=0)))
+    likely = np.clip(died + error * whole / whole.sum(), 0.0, whole)
+    spread = likely * np.where(whole > 1, (whole - likely) / np.maximum(whole - 1, 1e-9), 0.0)
     covariance = np.zeros((groups, groups))
     for one in range(groups):
         for other in range(groups):

@@ -299,7 +299,12 @@ def picture_of(answer: Answer, design: Any, level: float) -> Any:
         lines = series_of(design, question, answer)
         dashes: Any = ("solid", "dashed", "dotted")
         series = tuple(
-            Series(label=label or "all", points=points, bars=bars, dash=dashes[index % 3])
+            Series(
+                label=f"{question.group} = {label}" if label else "all",
+                points=points,
+                bars=bars,
+                dash=dashes[index % 3],
+            )
             for index, (label, points, bars) in enumerate(lines)
         )
         return Chart(title=answer.name, x_label=question.time, y_label="share without event", series=series)
