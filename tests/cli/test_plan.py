@@ -459,3 +459,16 @@ def test_a_plan_says_how_much_its_rule_remembers_of_single_parties() -> None:
     shown = words_of(quietsum("plan", written(keeps)).stdout)
     assert f"it remembers {size} bytes of single parties, in a file beside each checkpoint for the operator" in shown
     assert "it remembers" not in words_of(quietsum("plan", written(keeps_not)).stdout)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("", "an update that is too long is left out; each site has its own limit, "),
+        ("[aggregation]\nsecure = true\ndrop_outs = 0.0\n", "none is left out for its length; one bad site can shift"),
+    ],
+)  # fmt: skip
+def test_what_a_site_may_send_is_said_in_a_plain_sentence(more: str, told: str) -> None:
+    Path("run.toml").write_text(HEART.format(rounds=3) + more, encoding="utf-8")
+    text = " ".join(quietsum("plan", "run.toml").stdout.split())
+    assert f"What a site may send: {'nobody sees single updates, so ' if more else ''}{told}" in text
