@@ -42,7 +42,7 @@ class SiteTable(Table):
     value = questions.AskedSite
     name: str = Field(min_length=1, description="The site's name.")
     size: int = Field(ge=1, description="Its declared, public number of records: at least as many as its table has.")
-    dataset: str = Field(default="", description="The name under which its budget is kept; the site's own if unsaid.")
+    dataset: str = Field(default="", description="The name under which its budget is kept; the site's own if omitted.")
     table: str = Field(default="", description="On one machine: its CSV table, seen from the folder of this file.")
     public: str = Field(default="", description="Why nobody in it needs protection; leave it out for protected data.")
 
@@ -72,7 +72,7 @@ class QuestionTable(Table):
     kind: str = Field(min_length=1, description="What is asked: count, sum, mean, variance, histogram, and so on.")
     column: str = Field(default="", description="The column that is asked about.")
     columns: list[str] = Field(default=[], description="The two columns of a contingency table or a correlation.")
-    at: list[float] = Field(default=[], description="Which quantiles; the quartiles if unsaid.")
+    at: list[float] = Field(default=[], description="Which quantiles; the quartiles if omitted.")
     time: str = Field(default="", description="Survival: the column of times, on its grid.")
     event: str = Field(default="", description="Survival: the column that says how observation ended.")
     event_value: str = Field(default="", description="Survival: the category of event that is the event.")

@@ -151,7 +151,7 @@ class QuestionsTable(Table):
     table: str = Field(min_length=1, description="The CSV file that is asked, beside this file.")
     epsilon: Positive = Field(description="The largest ε of one file of questions.")
     day: Positive = Field(description="The largest ε of all files of questions in any 24 hours, added up.")
-    kinds: list[str] = Field(default=[], description="Kinds of questions that are answered; all if unsaid.")
+    kinds: list[str] = Field(default=[], description="Kinds of questions that are answered; all if omitted.")
     columns: list[ColumnTable] = Field(
         default=[], description="The columns that may be read, as everybody may know them, and the identifiers."
     )

@@ -38,7 +38,7 @@ def is_question(resolved: ResolvedPlan) -> bool:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteQuestions:
-    """What may be asked of the site's ``table``: by which ``kinds`` (all if unsaid), about which ``columns``."""
+    """What may be asked of the site's ``table``: by which ``kinds`` (all if omitted), about which ``columns``."""
 
     table: str
     columns: tuple[Column, ...]
