@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -180,6 +181,7 @@ def test_a_bad_privatization_ends_with_2_and_leaves_no_file(options: tuple[objec
         ("x\n1\n1e999\n", "row 2, column 'x': is not a finite number"),
         ("x,y\n1,2\n3\n", "row 2, column 'x': has not 2 cells"),
         ("x,y\n1,2\n,5\n", "row 2, column 'x': is empty"),
+        ("x\n1\n\n2\n", "row 2, column 'x': is empty"),
         ("x,x\n1,2\n", "holds the column twice"),
         ('x\n1\n"2\n', "is no CSV in UTF-8"),
     ],
@@ -288,6 +290,18 @@ def test_estimates_refuse_what_makes_no_sense() -> None:
         refused(local("estimate", *options), told)
     refused(local("simulate", "-e", 1), "is missing")
     refused(local("simulate", "-e", 1, "--answers", 5, "-n", 10**9), "200 million")
+
+
+def test_a_terminal_sees_a_bar_and_a_pipe_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quietsum.cli.local import _progress
+
+    for terminal in (True, False):
+        stream = io.StringIO()
+        stream.isatty = lambda terminal=terminal: terminal  # type: ignore[method-assign, misc]
+        monkeypatch.setattr(sys, "stderr", stream)
+        with _progress(Path("survey.csv"), False) as seen:
+            seen(Path("survey.csv").stat().st_size)
+        assert ("survey.csv" in stream.getvalue() and "100%" in stream.getvalue()) is terminal
 
 
 @pytest.mark.slow

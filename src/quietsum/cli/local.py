@@ -360,7 +360,8 @@ def _cells(path: Path, column: str) -> Iterator[tuple[int, list[str], int]]:
                 raise InvalidParameter("data", str(path), problem, "its first line must name the columns")
             place = names.index(column.strip())
             while piece := list(itertools.islice(rows, PIECE)):
-                piece = [row for row in piece if row]  # an empty line is nobody's answer
+                # an empty line is an empty cell where there is one column, and nobody's answer where there are several
+                piece = [row or [""] for row in piece if row or len(names) == 1]
                 for offset, row in enumerate(piece):
                     if len(row) != len(names):
                         raise _unfit(path, first + offset, column, f"has not {len(names)} cells", "mend the row")

@@ -26,6 +26,7 @@ from quietsum.errors import InvalidParameter, Unreadable, finite_number, positiv
 __all__ = ["Ball", "Bins", "Categories", "Domain", "Interval", "categories", "domain_from_dict"]
 
 MOST_LABELS = 1 << 20
+MOST_COORDINATES = 1 << 22
 _OUTSIDE = "declare a domain that holds every answer people may give, 'other' included"
 
 
@@ -165,6 +166,8 @@ class Ball:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", whole_number("dimension", self.dimension, 1))
+        if self.dimension > MOST_COORDINATES:
+            raise InvalidParameter("dimension", self.dimension, "is too large", f"use at most {MOST_COORDINATES:,}")
         object.__setattr__(self, "radius", positive("radius", self.radius))
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,6 +41,7 @@ from quietsum.mechanisms.rng import RandomSource, system_randomness
 __all__ = ["CountMeanSketch"]
 
 _MOST_PLACES = 1 << 27  # of answers times functions
+_MOST_CELLS = 1 << 24
 
 
 @final
@@ -66,6 +67,8 @@ class CountMeanSketch(FrequencyProtocol):
         store("functions", whole_number("functions", self.functions, 1))
         store("width", whole_number("width", self.width, 8))
         store("seed", seed_of(self.seed))
+        if self.functions * self.width > _MOST_CELLS:
+            raise InvalidParameter("width", self.width, "times functions is too large a sketch", "256 of each will do")
         if self.width & (self.width - 1) or self.width > 1 << 16:
             raise InvalidParameter("width", self.width, "is no power of two up to 65,536", "for instance 256 or 1024")
         if self.functions > 1 << 16 or self.functions * self.domain.size > _MOST_PLACES:

@@ -53,6 +53,8 @@ __all__ = [
 ]
 
 _PIECE = 1 << 20  # bits of reports that are worked on at once
+_MOST_BITS = 1 << 24  # of all filters of all answers
+_FILTER = "for instance size = 128, hashes = 2, cohorts = 16"
 
 
 @final
@@ -162,7 +164,7 @@ class Rappor(FrequencyProtocol):
                 "permanent_epsilon", self.permanent_epsilon, f"is below that of one report, {self.epsilon!r}",
                 "what is kept for ever costs at least as much as one report of it",
             )  # fmt: skip
-        if self.domain.size > 4096:
+        if self.domain.size > 1024:
             raise InvalidParameter(
                 "domain", self.domain.size, "is too large to decode a Bloom filter", "use hadamard or olh"
             )
@@ -170,11 +172,10 @@ class Rappor(FrequencyProtocol):
         store("cohorts", whole_number("cohorts", self.cohorts, 1))
         size = self.size or max(32, 1 << (self.domain.size // 4 - 1).bit_length())
         store("size", whole_number("size", size, 8))
-        if self.size & (self.size - 1) or self.size > 1 << 16 or self.hashes > 16 or self.cohorts > 1024:
-            raise InvalidParameter(
-                "size", self.size, "is no power of two up to 65,536, or there are over 16 hashes or 1,024 cohorts",
-                "for instance size = 128, hashes = 2, cohorts = 16",
-            )  # fmt: skip
+        if self.size & (self.size - 1) or self.hashes > 16:
+            raise InvalidParameter("size", self.size, "is no power of two, or there are over 16 hashes", _FILTER)
+        if self.size * self.cohorts * self.domain.size > _MOST_BITS:
+            raise InvalidParameter("size", self.size, "times cohorts times answers is too large to decode", _FILTER)
         store("seed", seed_of(self.seed))
 
     @functools.cached_property
@@ -280,11 +281,12 @@ class Rappor(FrequencyProtocol):
     def decoder(self) -> NDArray[np.float64]:
         """The least-squares decoder: answers × (cohorts · bits), the left inverse of the filters."""
         design = self.filters.transpose(0, 2, 1).reshape(-1, self.domain.size).astype(np.float64)
-        if int(np.linalg.matrix_rank(design)) < self.domain.size:
+        left, lengths, right = np.linalg.svd(design, full_matrices=False)
+        if lengths[-1] <= 1e-9 * lengths[0] or design.shape[0] < self.domain.size:
             raise InvalidParameter(
                 "size", self.size, "leaves answers that share all their bits with others", "use more bits or cohorts"
             )
-        return np.asarray(np.linalg.pinv(design), dtype=np.float64)
+        return np.asarray((right.T / lengths) @ left.T, dtype=np.float64)
 
     def shares(self, tally: Tally) -> NDArray[np.float64]:
         """Bits without the flips, then least squares; E[bits of cohort i] · cohorts is the mixture of filters."""
