@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -159,7 +160,7 @@ def test_a_table_that_is_empty_or_lacks_a_column_is_said_before_anything_is_char
 
 
 def test_values_that_are_none_count_as_missing_and_tell_nothing(tmp_path):
-    path = asked(tmp_path, EVERY[0], EVERY[3], epsilon=8.0)
+    path = asked(tmp_path, EVERY[0], EVERY[3], change="size = 250", to="size = 260", epsilon=8.0)
     with (tmp_path / "zug.csv").open("a") as file:
         file.write("p1,nan,27,f,old,3,1\np2,inf,27,f,old,3,1\np3,1e400,x,?,?,?\n\np4\n")
     told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
@@ -172,3 +173,34 @@ def test_the_same_table_under_another_name_is_noticed(tmp_path):
     path.write_text(path.read_text().replace("registry-zug", "another-name"))
     out = run(path, "--workspace", tmp_path / "w", code=2)
     assert "another-name" in out and "--same-rows" in out
+
+
+def test_a_declared_size_below_the_rows_is_said_to_the_holder_before_anything_is_charged(tmp_path):
+    path = asked(tmp_path, EVERY[0], change="size = 250", to="size = 240")
+    out = run(path, "--workspace", tmp_path / "w", code=2)
+    assert "is too small" in out and "more rows" in out
+    with Ledger.open(tmp_path / "w" / "ledger.db", read_only=True) as ledger:
+        assert not list(ledger.runs())
+
+
+def test_a_column_that_hardly_reads_is_told_to_the_holder(tmp_path):
+    path = asked(tmp_path, EVERY[3])
+    table = tmp_path / "zug.csv"
+    lines = table.read_text().splitlines()
+    table.write_text(
+        "\n".join([lines[0], *(re.sub(r",(\d+)\.(\d+),", r',"\1,\2",', line, count=1) for line in lines[1:])])
+    )
+    result = CliRunner().invoke(app, ["ask", str(path), "--workspace", str(tmp_path / "w")])
+    assert result.exit_code == 0 and "most values of age are no number" in result.stderr
+
+
+def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_path):
+    path = asked(tmp_path, EVERY[5])
+    for words in (
+        ("-o", tmp_path / "nowhere" / "a.json"),
+        ("--plot", tmp_path / "nowhere" / "a.svg"),
+        ("-o", tmp_path),
+    ):
+        out = run(path, "--workspace", tmp_path / "w", *words, code=2)
+        assert "folder" in out
+    assert not (tmp_path / "w").exists()

@@ -380,3 +380,36 @@ def test_with_drop_the_operator_is_told_that_rows_are_left_out(heart: Path) -> N
     change(heart, ('\nschema = "data.toml"', '\nschema = "data.toml"\non_failure = "drop"'))
     assert "rows that do not fit by themselves are left out" in said(quietsum("party", "check", heart))
     assert "rows that do not fit by themselves are left out" in said(quietsum("party", "serve", "--policy", heart))
+
+
+QUESTIONS = """
+[questions]
+table = "points.csv"
+epsilon = 0.5
+day = 1.0
+[[questions.columns]]
+name = "x"
+kind = "number"
+bounds = [0, 1]
+"""
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "told"),
+    [
+        (None, 0, "questions would be refused, since it has no data here"),
+        ("x,y\n0.5,1\n", 0, ""),
+        ("y\n1\n", 2, "is not in the first line"),
+        ("", 2, "is empty"),
+        ('x,y\n"0,5",1\n"0,7",1\n', 0, "most values of x are no number"),
+        ("x,y\n" + "0.5,1\n" * 130, 0, "has more rows than its declared size"),
+    ],
+)
+def test_the_table_that_is_asked_is_looked_at_for_its_operator(policy, table, code, told) -> None:
+    policy.write_text(policy.read_text(encoding="utf-8") + QUESTIONS, encoding="utf-8")
+    if table is not None:
+        (policy.parent / "points.csv").write_text(table)
+    words = said(quietsum("party", "check", policy, code=code))
+    assert told in words
+    if table == "x,y\n0.5,1\n":
+        assert "points.csv" not in words and "questions (count" in words

@@ -87,7 +87,9 @@ def ask(
     """
     from quietsum.runs.folder import Workspace
 
-    _check_words(questions, run, on, plot, question, keys=keys, listen=listen, superlink=superlink, insecure=insecure)
+    _check_words(
+        questions, run, on, output, plot, question, keys=keys, listen=listen, superlink=superlink, insecure=insecure
+    )
     watch_log(verbose)
     place = Workspace.at(workspace)
     where = [] if workspace is None else ["--workspace", workspace]
@@ -123,7 +125,13 @@ def ask(
 
 
 def _check_words(
-    questions: str | None, run: str | None, on: str, plot: Path | None, question: str | None, **elsewhere: Any
+    questions: str | None,
+    run: str | None,
+    on: str,
+    output: Path | None,
+    plot: Path | None,
+    question: str | None,
+    **elsewhere: Any,
 ) -> None:
     if on not in ("local", "flower"):
         raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local or --on flower")
@@ -134,6 +142,10 @@ def _check_words(
         raise InvalidParameter("questions", questions, "and --run are alternatives", remedy)
     if question is not None and plot is None:
         raise InvalidParameter("question", question, "is for --plot", "say --plot FILE.svg, too")
+    for path, word in ((output, "output"), (plot, "plot")):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            problem = "is a folder" if path.is_dir() else "lies in a folder that is not there"
+            raise InvalidParameter(word, str(path), problem, "name a file, before anything is charged")
     if plot is not None and plot.suffix != ".svg":
         raise InvalidParameter("plot", str(plot), "is no picture that is drawn here", "name a file that ends in .svg")
 
@@ -152,6 +164,11 @@ def _ask(plan: Plan, place: Workspace, level: float, name: str | None, sites: An
         from quietsum.ledger.fingerprints import check_rows
         from quietsum.party.fingerprints import datasets_of
 
+        for facts in resolved.parties:
+            for told in task.oddities(facts.name):
+                if "declared size" in told:
+                    raise InvalidParameter(f"size of {facts.name}", facts.size, "is too small", told)
+                print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
         remedy = 'say why with --same-rows "…"'
         for told in check_rows(place.ledger, datasets_of(task, resolved), reason=same_rows, remedy=remedy):
             print(textwrap.fill(told, 80), file=sys.stderr)

@@ -157,6 +157,18 @@ def _check_header(policy: Policy) -> None:
             raise InvalidParameter("questions.columns", column.name, problem, remedy)
 
 
+def _odd_table(policy: Policy) -> Iterator[str]:
+    """What the site's operator should know of the table that is asked; nobody else hears of it."""
+    from quietsum.tasks.questions import oddities
+
+    asked = policy.questions
+    if asked is not None and policy.path(asked.table).is_file():
+        try:
+            yield from oddities(policy.path(asked.table), asked.columns, policy.dataset.size)
+        except Exception as error:  # what it says may quote a row
+            yield f"{asked.table} cannot be read ({type(error).__name__}), so noise alone would leave"
+
+
 def _make(allowed: AllowedTask) -> object:
     from quietsum.tasks import TASKS, made_by, nearest_name, task_named
     from quietsum.tasks.trainable import TRAINABLE, trainable_task
@@ -286,6 +298,7 @@ def hints(policy: Policy) -> Iterator[str]:
         yield f"quietsum ledger looks for ledger.db in a folder, and this one is called {place.name}"
     yield from _certificate_hints(policy)
     yield from _missing_data(policy)
+    yield from _odd_table(policy)
     rules = policy.rules
     if (rules.secure == "required" or "distributed-noise" in rules.aggregation) and not rules.peers:
         yield (

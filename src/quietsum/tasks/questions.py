@@ -26,7 +26,7 @@ from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.plan import PartyFacts
 from quietsum.tasks.protocol import Metrics, Rows
 
-__all__ = ["QuestionTask", "read_header"]
+__all__ = ["QuestionTask", "oddities", "read_header"]
 
 Floats = npt.NDArray[np.float64]
 _KEYS = {"questions", "columns", "sites", "title", "tables"}
@@ -131,6 +131,12 @@ class QuestionTask:
                     texts[name].append(line[place] if place < len(line) else "")
         return self._rows(texts, count)
 
+    def oddities(self, party: str) -> list[str]:
+        """What the holder of the party's table should know: :func:`oddities`."""
+        self.look_for_data(party)
+        size = next(one.size for one in self._sites if one.name == party)
+        return oddities(self._tables[party], self.design.columns, size)
+
     def records_of(self, party: str) -> tuple[npt.NDArray[np.uint64]]:
         """A hash of each line of the table, for the holder's own look whether it is known under another name."""
         self.look_for_data(party)
@@ -142,6 +148,30 @@ class QuestionTask:
     def _rows(self, texts: Mapping[str, Sequence[str]], count: int) -> Rows:
         values = self.design.coded(texts) if self.design.columns else np.zeros((count, 1))  # counts of everything
         return Rows(features=values, labels=np.zeros(count))
+
+
+def oddities(path: Path, columns: Sequence[Column], size: int) -> list[str]:
+    """What the holder of a table should know before it is asked, in words for the holder alone: it reads all rows.
+
+    More rows than the declared size make a sum that nobody takes for this site's; a column of which hardly a value can
+    be read has perhaps another decimal sign, or other words than its categories.
+    """
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        lines = _lines(file)
+        header = [word.strip() for word in next(lines, [])]
+        rows = list(lines)
+    found = []
+    if len(rows) > size:
+        found.append(f"{path.name} has more rows than its declared size of {size}: declare a larger one")
+    for column in columns:
+        if column.kind == "identifier" or header.count(column.name) != 1 or not rows:
+            continue
+        place = header.index(column.name)
+        missing = np.isnan(column.coded([row[place] if place < len(row) else "" for row in rows])).mean()
+        if missing > 0.5:
+            what = "none of its categories" if column.kind == "category" else "no number"
+            found.append(f"{path.name}: most values of {column.name} are {what}, and count as missing")
+    return found
 
 
 def read_header(path: Path) -> list[str]:
