@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from quietsum.cli.app import app
 from quietsum.defence.detection import Finding
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.files import NoRoom
-from quietsum.runs.record import SCHEMA, TABLES, findings, history, judged_groups, measured
+from quietsum.runs.record import SCHEMA, TABLES, findings, history, judged_groups, left_out, measured
 from quietsum.runs.sealed import sealed
 
 SCALARS = (
@@ -29,9 +30,15 @@ SCALARS = (
 JSON = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
 )
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 WHOLE = Alert(kind=Kind.FINDING, severity=Severity.WARNING, sentence="odd", run="r", round=3, value=1.0).to_dict()
 KEYS = sorted({*WHOLE, "subject", "subject_kind", "statistic", "threshold", "false_positive_rate", "evidence"})
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here is about a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 # --------------------------------------------------------------------------------------------------- alerts
@@ -45,7 +52,8 @@ def test_any_value_in_any_field_of_an_alert_is_an_alert_or_refused(values: Any, 
         alert = Alert.from_dict(given)
     except InvalidParameter:
         return
-    assert Alert.from_dict(alert.to_dict()) == alert or alert.value != alert.value or "nan" in str(alert.to_dict())
+    again = Alert.from_dict(alert.to_dict())
+    assert again.to_dict() == alert.to_dict()
     line_of(alert)
     for_others(alert)
     json.dumps(alert.to_dict(), allow_nan=False)
@@ -131,26 +139,29 @@ CELLS = (
 )  # fmt: skip
 
 
+LOOSE = SCHEMA.replace("STRICT", "").replace("NOT NULL", "").replace("INTEGER PRIMARY KEY", "")
+
+
 def loose(path: Path, table: str, row: list[Any]) -> None:
     """A database as no run writes it: its tables take anything."""
     path.unlink(missing_ok=True)
-    database = sqlite3.connect(path)
-    database.executescript(SCHEMA.replace("STRICT", "").replace("NOT NULL", "").replace("INTEGER PRIMARY KEY", ""))
+    database = sqlite3.connect(path, isolation_level=None)
+    database.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF; BEGIN;" + LOOSE)
     columns = [name for _, name, *_ in database.execute(f"PRAGMA table_info({table})")]
     filled = (row * len(columns))[: len(columns)]
     database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(columns))})", filled)
-    database.commit()
+    database.execute("COMMIT")
     database.close()
 
 
 @given(table=st.sampled_from(TABLES), row=st.lists(CELLS, min_size=1, max_size=13))
-@settings(QUICK, max_examples=120)
+@settings(QUICK, max_examples=100)
 def test_any_value_in_any_column_of_run_db_is_read_or_told_as_damage(
     tmp_path: Path, table: str, row: list[Any]
 ) -> None:
     path = tmp_path / "run.db"
     loose(path, table, row)
-    for read in (findings, judged_groups, lambda it: history(it, "accuracy"), lambda it: measured(it, 1)):
+    for read in (findings, judged_groups, left_out, lambda it: history(it, "accuracy"), lambda it: measured(it, 1)):
         try:
             read(path)
         except CorruptState:

@@ -161,6 +161,8 @@ class Alert:
                 raise InvalidParameter("round", self.round, "is beyond any run", "leave it out where there is none")
         if not self.sentence:
             raise InvalidParameter("sentence", "", "says nothing", "say what happened, in one sentence")
+        if not self.time:
+            raise InvalidParameter("time", "", "is no moment", "leave it out for now")
 
     @property
     def audience(self) -> Audience:
