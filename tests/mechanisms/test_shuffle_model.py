@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import mpmath as mp
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 from scipy.special import betainc
@@ -25,6 +26,7 @@ from quietsum.mechanisms.shuffle_model import (
 from quietsum.privacy.units import Neighbours, Observer
 
 Law = dict[tuple[int, ...], float]
+Array = npt.NDArray[np.float64]
 
 
 def clone_laws(n: int, epsilon0: float, chance: float) -> tuple[dict[tuple[int, int], mp.mpf], ...]:
@@ -50,11 +52,11 @@ def divergence(one: dict[tuple[int, int], mp.mpf], other: dict[tuple[int, int], 
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 20, 45])
-@pytest.mark.parametrize("epsilon0", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("epsilon0", [0.1, 1.0, 4.0, 40.0])
 def test_delta_is_the_divergence_of_the_two_laws_of_the_papers_in_both_directions(n: int, epsilon0: float) -> None:
     with mp.workdps(30):
         laws = clone_laws(n, epsilon0, 2 / (mp.exp(mp.mpf(epsilon0)) + 1))
-        for share in (0.02, 0.3, 0.9):
+        for share in (0.02, 0.3, 0.9, 0.99):
             epsilon = share * epsilon0
             forward, backward = divergence(*laws, epsilon), divergence(*laws[::-1], epsilon)
             ours = shuffled_delta(epsilon0=epsilon0, n=n, epsilon=epsilon)
@@ -163,6 +165,59 @@ def test_no_randomiser_among_many_exceeds_the_bound_and_some_reach_it() -> None:
     assert nearest > 0.999
 
 
+@pytest.mark.parametrize("epsilon0", [0.3, 1.0, 3.0])
+def test_every_law_of_ratios_is_below_the_binary_one_in_the_convex_order(epsilon0: float) -> None:
+    """Steps 3 and 4 of the proof: E(Z − t)₊ for every t, Z of a random randomiser against that of binary response."""
+    rng = np.random.default_rng(23)
+    growth = math.exp(epsilon0)
+
+    def above(ratios: Array, masses: Array, blanket: Array, epsilon: float, t: Array) -> Array:
+        """E(Z − t)₊, where a ratio r = R(x)/R(x') has the mass given under R(x'), and the blanket that given."""
+        values = (ratios - math.exp(epsilon)) / blanket
+        covered = (masses * blanket) @ np.maximum(values[:, None] - t, 0)
+        return covered + (1 - masses @ blanket) * np.maximum(-t, 0)
+
+    ends, weights = np.array([1 / growth, growth]), np.array([growth, 1.0]) / (growth + 1)
+    caught = 0
+    for _ in range(200):
+        epsilon = epsilon0 * rng.uniform(0, 1)
+        t = np.linspace(-growth * math.exp(epsilon), growth, 400)
+        low, high = np.sort(rng.uniform(1 / growth, 1, 3)), np.sort(rng.uniform(1, growth, 3))
+        ratios, masses = np.concatenate([low, high]), rng.dirichlet(np.full(6, 0.5))
+        up, down = masses[3:] @ (high - 1), masses[:3] @ (1 - low)
+        masses[3:] *= down  # so that the mean ratio is one
+        masses[:3] *= up
+        masses /= masses.sum()
+        binary = above(ends, weights, np.maximum(ends, 1) / growth, epsilon, t)
+        assert np.all(above(ratios, masses, np.maximum(ratios, 1) / growth, epsilon, t) <= binary + 1e-12)
+        # Negative control: with half the blanket, Z is too wide for the binary law.
+        caught += bool(np.any(above(ends, weights, 0.5 * np.maximum(ends, 1) / growth, epsilon, t) > binary + 1e-9))
+    assert caught > 150
+
+
+@pytest.mark.parametrize(
+    ("n", "epsilon0", "delta"), [(2, 1.0, 1e-3), (9, 0.5, 1e-2), (30, 2.0, 1e-3), (300, 1.0, 1e-5)]
+)
+def test_the_lower_bound_is_an_attack_on_binary_response(n: int, epsilon0: float, delta: float) -> None:
+    q = 1 / (math.exp(epsilon0) + 1)
+    answer = shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta).guarantee
+    others = stats.binom.pmf(np.arange(n), n - 1, q)
+    one, zero = np.convolve(others, [q, 1 - q]), np.convolve(others, [1 - q, q])
+
+    def true_delta(epsilon: float) -> float:
+        factor = math.exp(epsilon)
+        return max(float(np.maximum(a - factor * b, 0).sum()) for a, b in ((one, zero), (zero, one)))
+
+    assert true_delta(answer.epsilon_lower * (1 - 1e-5)) > delta >= true_delta(answer.epsilon)
+    assert 0 < answer.epsilon_lower <= answer.epsilon
+
+
+def test_at_ten_thousand_reports_the_two_bounds_are_a_fifth_apart() -> None:
+    answer = shuffled_epsilon(epsilon0=1.0, n=10_000, delta=1e-6).guarantee
+    assert 0.8 * answer.epsilon < answer.epsilon_lower < answer.epsilon
+    assert shuffled_epsilon(epsilon0=1.0, n=10_000, delta=1e-6, categories=5).guarantee.epsilon_lower == 0
+
+
 @pytest.mark.parametrize("epsilon0", [0.5, 2.0])
 def test_kary_response_and_unary_encoding_keep_to_their_own_smaller_bound(epsilon0: float) -> None:
     growth = math.exp(epsilon0)
@@ -221,7 +276,7 @@ def test_scipy_s_binomial_tails_are_ten_times_better_than_the_margin() -> None:
 def test_more_reports_more_categories_and_fewer_colluders_never_cost_more() -> None:
     by_n = [shuffled_epsilon(epsilon0=2.0, n=n, delta=1e-6).epsilon for n in (1, 10, 300, 10_000, 10**6, 10**12)]
     assert by_n == sorted(by_n, reverse=True) and by_n[0] == 2.0
-    by_k = [shuffled_epsilon(epsilon0=1.0, n=2_000, delta=1e-5, categories=k).epsilon for k in (2, 3, 8, 40)]
+    by_k = [shuffled_epsilon(epsilon0=1.0, n=400, delta=1e-4, categories=k).epsilon for k in (2, 3, 8, 40)]
     assert by_k == sorted(by_k, reverse=True)
     known = shuffled_epsilon(epsilon0=1.0, n=2_000, delta=1e-5, colluders=1_000)
     assert known.epsilon == shuffled_epsilon(epsilon0=1.0, n=1_000, delta=1e-5).epsilon
@@ -230,10 +285,10 @@ def test_more_reports_more_categories_and_fewer_colluders_never_cost_more() -> N
 
 @pytest.mark.parametrize("categories", [None, 5])
 def test_the_largest_local_epsilon_fits_and_one_percent_more_does_not(categories: int | None) -> None:
-    local = largest_local_epsilon(epsilon=0.2, n=800, delta=1e-6, categories=categories)
-    assert shuffled_epsilon(epsilon0=local, n=800, delta=1e-6, categories=categories).epsilon <= 0.2
-    assert shuffled_epsilon(epsilon0=local * 1.01, n=800, delta=1e-6, categories=categories).epsilon > 0.2
-    assert largest_local_epsilon(epsilon=0.2, n=1, delta=1e-6, categories=categories) == 0.2
+    local = largest_local_epsilon(epsilon=0.2, n=150, delta=1e-5, categories=categories)
+    assert shuffled_epsilon(epsilon0=local, n=150, delta=1e-5, categories=categories).epsilon <= 0.2
+    assert shuffled_epsilon(epsilon0=local * 1.01, n=150, delta=1e-5, categories=categories).epsilon > 0.2
+    assert largest_local_epsilon(epsilon=0.2, n=1, delta=1e-5, categories=categories) == 0.2
 
 
 def test_the_answer_says_of_whom_against_whom_and_on_whose_word() -> None:
@@ -245,6 +300,23 @@ def test_the_answer_says_of_whom_against_whom_and_on_whose_word() -> None:
     assert answer.to_dict()["guarantee"]["epsilon"] == answer.epsilon
     with pytest.raises(dataclasses.FrozenInstanceError):
         answer.n = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("epsilon0", [1e-3, 0.2, 3.0, 9.0, 20.0, 40.0, 200.0])
+@pytest.mark.parametrize("n", [1, 5, 100, 10**5, 10**9])
+@pytest.mark.parametrize("delta", [0.1, 1e-3, 1e-12])
+def test_the_two_bounds_never_contradict_each_other(epsilon0: float, n: int, delta: float) -> None:
+    answer = shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta).guarantee  # which raises where they do
+    assert 0 <= answer.epsilon_lower <= answer.epsilon <= epsilon0
+
+
+@pytest.mark.parametrize("epsilon0", [30.0, 36.7, 37.5, 60.0, 500.0])
+@pytest.mark.parametrize("categories", [None, 4])
+def test_a_local_epsilon_that_hides_nothing_stays_as_large_among_a_thousand(
+    epsilon0: float, categories: int | None
+) -> None:
+    answer = shuffled_epsilon(epsilon0=epsilon0, n=1_000, delta=1e-6, categories=categories)
+    assert answer.epsilon > 0.9 * epsilon0
 
 
 def test_what_buys_nothing_and_a_large_delta_are_said() -> None:

@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc
 
-from quietsum.errors import InvalidParameter, finite_number, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError, finite_number, open_probability, positive, whole_number
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -162,6 +162,8 @@ def shuffled_epsilon(
     arguments are refused. It needs no computer and is several times larger.
 
     Guarantees: an upper bound, for one person who exchanges her value for another one while the others keep theirs.
+    ``guarantee.epsilon_lower`` is what an attack on binary randomised response shows: no bound for every ε₀-DP
+    randomiser can be smaller (0 for a stated randomiser, of which this attack says nothing).
 
     >>> numerical = shuffled_epsilon(epsilon0=1.0, n=10_000, delta=1e-6)
     >>> closed = shuffled_epsilon(epsilon0=1.0, n=10_000, delta=1e-6, method="closed form")
@@ -169,16 +171,23 @@ def shuffled_epsilon(
     0.0432 0.214
     """
     law = _Law.of(epsilon0=epsilon0, n=n, categories=categories, blanket=blanket, colluders=colluders)
-    delta = open_probability("delta", delta)
+    delta, lower = open_probability("delta", delta), 0.0
     if method == "closed form":
         epsilon, how = _closed_form(law, delta), "closed form of the clone (2021)"
     elif method == "numerical":
         epsilon = _smallest(law, delta)
+        if law.binary and law.n <= _MOST_USERS:
+            lower = _attacked(law, delta)
+            if lower > epsilon:
+                raise QuietsumError(
+                    f"the bounds {lower} and {epsilon} contradict each other; please report the arguments"
+                )
         how = "stronger clone, numerical" if law.binary else "blanket of a two-level randomiser, numerical"
     else:
         raise InvalidParameter("method", method, "is no bound", "choose 'numerical' or 'closed form'")
     guarantee = Guarantee(
         epsilon=epsilon,
+        epsilon_lower=lower,
         delta=delta,
         unit=unit,
         observer=Observer.RECIPIENTS,
@@ -322,9 +331,11 @@ class _Law:
         scale = 1 + math.exp(-self.epsilon0)
         gain = -math.expm1(epsilon - self.epsilon0) / scale  # c₁ γ/2
         loss = (math.exp(epsilon) - math.exp(-self.epsilon0)) / scale  # c₂ γ/2
-        least = np.floor(counts * (loss / (gain + loss))) + 1  # the smallest A with c₁ A > c₂ (N − A)
-        upper = _at_least(least - 1, counts - 1, 0.5) * (1 + _MARGIN)
-        return gain * upper - loss * _at_least(least, counts - 1, 0.5) * (1 - _MARGIN)
+        best = np.zeros_like(counts)
+        for least in _just_above(counts * (loss / (gain + loss))):  # the smallest A with c₁ A > c₂ (N − A)
+            upper = gain * _at_least(least - 1, counts - 1, 0.5) * (1 + _MARGIN)
+            best = np.maximum(best, upper - loss * _at_least(least, counts - 1, 0.5) * (1 - _MARGIN))
+        return best
 
     def _three_outcomes(self, counts: Array, epsilon: float, blocks: int) -> Array:
         """γ E[((e^{ε₀} − 1)(A − e^ε B) − N (e^ε − 1))₊] / N, where N reports fall on A and B equally often.
@@ -339,12 +350,23 @@ class _Law:
         b, below = _blocks(int(count), each, blocks, above=1.5)
         rest, share = count - b, each / (1 - each)
         needed = math.exp(epsilon) * b + count * (math.expm1(epsilon) / ratio)  # A must exceed it
-        least = np.floor(needed) + 1
-        mean = rest * share * _at_least(least - 1, rest - 1, share) * (1 + _MARGIN)
-        value = np.maximum(mean - needed * _at_least(least, rest, share) * (1 - _MARGIN), 0.0)
+        value = np.zeros_like(b)
+        for least in _just_above(needed):
+            mean = rest * share * _at_least(least - 1, rest - 1, share) * (1 + _MARGIN)
+            value = np.maximum(value, mean - needed * _at_least(least, rest, share) * (1 - _MARGIN))
         value = np.minimum.accumulate(value)
         total = value[-1] + float(np.sum((value[:-1] - value[1:]) * below[1:] * (1 + _MARGIN)))
         return self.blanket * ratio * float(total) / count
+
+
+def _just_above(bound: Array) -> list[Array]:
+    """The smallest integers above ``bound``; where rounding could have moved one across, its neighbours too.
+
+    An expectation of a positive part is the largest over all sets {A ≥ k}, so a wrong k among others does no harm, and
+    a right one must be there. Below 10⁹ a bound is off by less than 1e-5.
+    """
+    low, high = np.floor(bound - 1e-5) + 1, np.floor(bound + 1e-5) + 1
+    return [low] if np.array_equal(low, high) else [low, high]
 
 
 def _at_least(k: Array, trials: Array, chance: float) -> Array:
@@ -383,6 +405,32 @@ def _smallest(law: _Law, delta: float) -> float:
         return epsilon
     epsilon = _bisect(lambda value: law.delta(value, fine=False) <= delta, 0.0, epsilon, 1e-3)
     return _bisect(lambda value: law.delta(value, fine=True) <= delta, 0.96 * epsilon, epsilon, law.tolerance)
+
+
+def _attacked(law: _Law, delta: float) -> float:
+    """An ε below which no bound for every ε₀-DP randomiser can go: what binary randomised response really costs.
+
+    All others hold 0 and report 1 with chance q = 1/(e^{ε₀} + 1). The recipient counts ones and asks whether there are
+    at least k, or fewer. With S(k) = P(Bin(n − 1, q) ≥ k) the answer is yes with probability p S(k − 1) + q S(k) if the
+    person holds 1, and q S(k − 1) + p S(k) if she holds 0.
+    """
+    q = 1 / (math.exp(law.epsilon0) + 1)
+    p, others = 1 - q, law.n - 1
+    centre, spread = others * q, math.sqrt(others * q * p)
+    k = np.unique(np.floor(np.linspace(max(0.0, centre - 9 * spread), min(others, centre + 9 * spread) + 1, 4096)))
+    trials = np.full_like(k, others)
+    before, here = _at_least(k - 1, trials, q), _at_least(k, trials, q)
+    fewer, few = _at_least(trials - k + 2, trials, p), _at_least(trials - k + 1, trials, p)  # 1 − before, 1 − here
+    yes = p * before + q * here, q * before + p * here
+    no = q * fewer + p * few, p * fewer + q * few
+
+    def fits(epsilon: float) -> bool:
+        """Whether no such question shows more than δ; the margin is on the other side here."""
+        factor = math.exp(epsilon) * (1 + _MARGIN)
+        return all(float((one * (1 - _MARGIN) - factor * other).max()) <= delta for one, other in (yes, no))
+
+    epsilon = _bisect(fits, 0.0, law.epsilon0, 1e-6)
+    return max(0.0, epsilon * (1 - 2e-6))
 
 
 def _bisect(fits: Callable[[float], bool], low: float, high: float, tolerance: float) -> float:
