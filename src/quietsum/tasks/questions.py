@@ -5,8 +5,11 @@ is in the batch, the clip is 1 and no record's vector is longer (:mod:`quietsum.
 reserved, refused, noised, masked, committed and kept in the books by the same code as a training, and a site's policy
 sees both.
 
-The table is a CSV file at the site whose first line names the columns. What stands in its other lines never makes this
-raise: a value that is no number, or none of the categories, is missing.
+The table is a CSV file at the site whose first line names the columns; each other line is one record, read by itself. A
+quote that is never closed therefore ends with its line: the usual reader would take all that follows for one field, and
+one record would move the sum by many. What stands in those lines never makes this raise: a value that is no number, or
+none of the categories, is missing, and a line that is no record of the table (its quotes are not closed, it has fewer
+or more fields, it is longer than ``LONGEST``) counts as nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import csv
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, final
+from typing import IO, Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +33,9 @@ __all__ = ["QuestionTask", "oddities", "read_header"]
 
 Floats = npt.NDArray[np.float64]
 _KEYS = {"questions", "columns", "sites", "title", "tables"}
+_ENDS = ("\n", "\r")
 LONGEST = 1 << 20
-"""Characters of one field of a table."""
+"""Characters of one line of a table."""
 
 
 @final
@@ -125,10 +129,13 @@ class QuestionTask:
             lines = _lines(file)
             header = next(lines, [])
             places = [(name, _place(header, name)) for name in names]
+            named = 1 + max(place for place, word in enumerate(header) if word.strip()) if any(header) else 0
             for line in lines:
+                if len(line) < named or any(line[named:]):
+                    continue
                 count += 1
                 for name, place in places:
-                    texts[name].append(line[place] if place < len(line) else "")
+                    texts[name].append(line[place])
         return self._rows(texts, count)
 
     def oddities(self, party: str) -> list[str]:
@@ -183,11 +190,23 @@ def read_header(path: Path) -> list[str]:
     return header
 
 
-def _lines(file: Any) -> Iterator[list[str]]:
+def _lines(file: IO[str]) -> Iterator[list[str]]:
+    """The fields of each line that is not empty; none where it cannot be read by itself."""
     csv.field_size_limit(LONGEST)
-    for line in csv.reader(file):
-        if line:
-            yield line
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST and not line.endswith(_ENDS):
+            while (rest := file.readline(LONGEST)) and not rest.endswith(_ENDS):
+                pass
+            yield []
+        elif text := line.rstrip("\r\n"):
+            yield text.split(",") if '"' not in text else _quoted(text)
+
+
+def _quoted(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error:
+        return []
 
 
 def _place(header: Sequence[str], name: str) -> int:

@@ -1,0 +1,62 @@
+"""The table behind questions: whatever one line holds, the others are read as if it were not there."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quietsum.tasks.questions import LONGEST, QuestionTask
+
+OTHERS = ["f,40,x", 'm,50,"a, b"', "f,60,"] * 100
+BROKEN = {
+    "a quote that is never closed": 'f,"40,x',
+    "a quote that is never closed, at the end": 'f,40,"x',
+    "a letter behind a quote": 'f,40,"x"y',
+    "half of a note of two lines": 'f,40,"first line\nsecond line"',
+    "a note of four lines": 'f,40,"one\ntwo\nthree\nfour"',
+    "a field beyond every limit": f"f,40,{'x' * LONGEST}y",
+    "a quoted field beyond every limit": f'f,40,"{"x" * LONGEST}y"',
+    "one field": "f",
+    "a field too many": "f,40,x,y",
+    "bytes that are no text": "f,40,\x00\udcff",
+    "an end of line of old": "f,40,x\rf",
+}
+
+
+def total(folder: Path, lines: list[str]) -> np.ndarray:
+    path = folder / "table.csv"
+    path.write_bytes("\n".join(["sex,age,note", *lines, ""]).encode("utf-8", "surrogateescape"))
+    task = QuestionTask(
+        questions=[{"name": "all", "kind": "count"}, {"name": "age", "kind": "mean", "column": "age"}],
+        columns=[{"name": "age", "kind": "number", "bounds": [0, 100]}],
+        sites=[{"name": "bern", "size": 400}], tables={"bern": str(path)},
+    )  # fmt: skip
+    rows = task.rows("bern")
+    return -task.gradients(task.initial(), rows.features, rows.labels).sum(axis=0)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize("place", [0, 150, 300])
+def test_one_line_moves_the_sum_by_one_at_most_whatever_it_holds(tmp_path, case, place):
+    without = total(tmp_path, OTHERS)
+    moved = total(tmp_path, [*OTHERS[:place], BROKEN[case], *OTHERS[place:]]) - without
+    assert np.linalg.norm(moved) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("case", ["a quote that is never closed", "a field beyond every limit"])
+def test_the_usual_reader_would_lose_all_lines_behind_it_or_fail(tmp_path, case):
+    (tmp_path / "table.csv").write_text("\n".join([BROKEN[case], *["f,40,x"] * 300]))
+    csv.field_size_limit(LONGEST)
+    with (tmp_path / "table.csv").open(newline="") as file:
+        try:
+            assert len(list(csv.reader(file))) < 10
+        except csv.Error as error:
+            assert "limit" in str(error)
+
+
+def test_whole_lines_count_also_with_quotes_other_ends_of_lines_and_a_comma_more(tmp_path):
+    assert total(tmp_path, ['f,40,"x, ""y"""']) == pytest.approx(total(tmp_path, ["f,40,x"]))
+    assert total(tmp_path, ["f,40,x\r", "", "f,40,x,"]) == pytest.approx(total(tmp_path, ["f,40,x"] * 2))
