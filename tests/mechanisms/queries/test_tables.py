@@ -243,6 +243,13 @@ def test_counts_take_a_number_or_flags(rng: RandomSource) -> None:
         lambda: NoisyHistogram(epsilon=1, edges=(1, 1)),
         lambda: NoisyHistogram(epsilon=1, categories="ab", outside="clamp"),
         lambda: NoisyQuantile(epsilon=1, candidates=()),
+        lambda: NoisyQuantile(epsilon=1, candidates=5),  # type: ignore[arg-type]
+        lambda: NoisyQuantile(epsilon=1, candidates=(1,), neighbours="nearby"),  # type: ignore[arg-type]
+        lambda: NoisyHistogram(epsilon=1, categories=5),  # type: ignore[arg-type]
+        lambda: NoisyHistogram(epsilon=1, categories=[[1]]),  # type: ignore[list-item]
+        lambda: NoisyHistogram(epsilon=1, categories="ab").release(None),  # type: ignore[arg-type]
+        lambda: NoisyMean(epsilon=1, bounds=(0, 1)).release([[1.0], [1.0, 2.0]]),  # type: ignore[arg-type]
+        lambda: NoisySum(epsilon=5e-324, bounds=(0, 1)),
         lambda: NoisyQuantile(epsilon=1, candidates=(1, math.nan)),
         lambda: NoisyQuantile(epsilon=1, candidates=(1, 2), quantile=1),
     ],

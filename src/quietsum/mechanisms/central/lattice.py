@@ -34,36 +34,44 @@ _FEWEST = 4
 
 def above(value: Fraction) -> float:
     """The smallest float that is at least ``value``."""
-    nearest = float(value)
+    try:
+        nearest = float(value)
+    except OverflowError:
+        return math.inf
     return nearest if Fraction(nearest) >= value else math.nextafter(nearest, math.inf)
 
 
-def numbers(value: object) -> NDArray[Any]:
+def numbers(value: object, name: str = "value") -> NDArray[Any]:
     """``value`` as an array of finite float64, or of integers where it has integers.
 
     The message names neither the number nor its place, since both are private.
     """
-    given = np.asarray(value)
+    given = _array(value, name)
     if given.dtype == object and given.size and all(type(entry) is int for entry in given.flat):
         return given  # Python's own integers, beyond 64 bits
     if given.dtype.kind not in "fiu" or given.dtype.itemsize > 8:
         kind = str(given.dtype) if isinstance(value, np.ndarray) else type(value).__name__
-        raise InvalidParameter(
-            "value", kind, "does not hold real numbers of at most 64 bits", "pass floats or integers"
-        )
+        raise InvalidParameter(name, kind, "does not hold real numbers of at most 64 bits", "pass floats or integers")
     if given.dtype.kind == "f":
         given = given.astype(np.float64)
         if not np.isfinite(given).all():
             raise InvalidParameter(
-                "value", "NaN or an infinity", "cannot be released",
+                name, "NaN or an infinity", "cannot be released",
                 "bound every unit's part before they are summed, by a rule that looks at one unit at a time",
             )  # fmt: skip
     return given
 
 
+def _array(value: object, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except ValueError:  # rows of different lengths
+        raise InvalidParameter(name, type(value).__name__, "is not a rectangle of numbers") from None
+
+
 def integers(value: object) -> tuple[NDArray[np.int64], bool]:
     """``value`` as int64 clamped to ±2⁶² (which moves no two values apart), and whether it was a single number."""
-    given = np.asarray(value)
+    given = _array(value, "value")
     python = given.dtype == object and given.size and all(type(entry) is int for entry in given.flat)
     if given.dtype.kind not in "iu" and not python:
         kind = str(given.dtype) if isinstance(value, np.ndarray) else type(value).__name__

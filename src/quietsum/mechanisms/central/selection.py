@@ -200,7 +200,7 @@ def _chosen(
 ) -> Any:  # fmt: skip
     """The option that ``draw`` chooses by the scores' distances from the best."""
     names = list(scores) if isinstance(scores, Mapping) else None
-    values = numbers([scores[name] for name in names] if names is not None else scores)
+    values = numbers([scores[name] for name in names] if names is not None else scores, "scores")
     if values.ndim != 1 or not values.size:
         raise InvalidParameter(
             "scores", values.shape, "is not a list of at least one score", "pass one for each option"

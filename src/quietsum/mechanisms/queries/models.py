@@ -20,7 +20,7 @@ from quietsum.errors import InvalidParameter, whole_number
 from quietsum.mechanisms.central.additive import target
 from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import choose
-from quietsum.mechanisms.queries.rows import Bounds, bounded, checked_bounds, grid_for
+from quietsum.mechanisms.queries.rows import Bounds, bounded, checked_bounds, checked_relation, grid_for
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP, RandomizedResponse, Repeated
 from quietsum.privacy.units import Neighbours
@@ -124,9 +124,10 @@ class PosteriorSample:
             )  # fmt: skip
         low, high = checked_bounds(self.bounds)
         object.__setattr__(self, "bounds", (low, high))
-        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
+        object.__setattr__(self, "neighbours", checked_relation(self.neighbours))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
+        target("epsilon", self._cost)  # the width of the bounds, if no ε was stated
 
     @property
     def temperature(self) -> float:
@@ -145,7 +146,10 @@ class PosteriorSample:
         self, log_likelihoods: ArrayLike, rng: RandomSource | None = None, *, log_prior: ArrayLike | None = None
     ) -> int:
         """The index of one candidate. ``log_likelihoods`` has a row for each record and a column for each candidate."""
-        table = np.asarray(log_likelihoods)
+        try:
+            table = np.asarray(log_likelihoods)
+        except ValueError:  # rows of different lengths
+            table = np.empty(0)
         if table.ndim != 2 or not table.shape[1] or (table.dtype.kind not in "fiu" and table.size):
             raise InvalidParameter(
                 "log_likelihoods", f"{table.dtype} of shape {table.shape}", "is not a table of numbers",
@@ -176,7 +180,10 @@ class PosteriorSample:
 
 
 def _distribution(probabilities: ArrayLike, size: int) -> NDArray[np.float64]:
-    chances = np.asarray(probabilities)
+    try:
+        chances = np.asarray(probabilities)
+    except ValueError:  # not a list
+        chances = np.empty(0)
     if chances.shape != (size,) or chances.dtype.kind not in "fiu":
         problem = f"is not a list of {size} chances"
         raise InvalidParameter("probabilities", f"{chances.dtype} of shape {chances.shape}", problem)

@@ -59,7 +59,7 @@ class TopK:
     def release(self, scores: Any, rng: RandomSource | None = None) -> list[Any]:
         """The chosen options, best first: indices, or names where ``scores`` has names."""
         names = list(scores) if isinstance(scores, Mapping) else None
-        values = numbers([scores[name] for name in names] if names is not None else scores)
+        values = numbers([scores[name] for name in names] if names is not None else scores, "scores")
         if values.ndim != 1 or values.size < self.k:
             raise InvalidParameter("scores", values.shape, f"are fewer than k = {self.k} scores", "ask for fewer")
         source = rng or system_randomness()
@@ -111,14 +111,19 @@ class PrivateRanking:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
         _ = self._way
 
-    def release(self, scores: ArrayLike, rng: RandomSource | None = None) -> list[int]:
-        """Indices of the documents, best first: ``k`` of them, or all."""
+    @overload
+    def release(self, scores: Mapping[Name, float], rng: RandomSource | None = None) -> list[Name]: ...
+    @overload
+    def release(self, scores: ArrayLike, rng: RandomSource | None = None) -> list[int]: ...
+    def release(self, scores: Any, rng: RandomSource | None = None) -> list[Any]:
+        """The documents, best first, ``k`` of them or all: indices, or names where ``scores`` has names."""
         way = self._way
         if isinstance(way, TopK):
             return way.release(scores, rng)
-        noisy = way.release(_scores(scores), rng)
-        order = [int(index) for index in np.argsort(-noisy, kind="stable")]
-        return order if self.k is None else order[: self.k]
+        names = list(scores) if isinstance(scores, Mapping) else None
+        noisy = way.release(_scores([scores[name] for name in names] if names is not None else scores), rng)
+        order = [int(index) for index in np.argsort(-noisy, kind="stable")][: self.k]
+        return order if names is None else [names[index] for index in order]
 
     def event(self) -> PrivacyEvent:
         """The event to account for, of the whole order."""
@@ -172,7 +177,7 @@ class ScoreRelease:
     def release(self, score: Any, rng: RandomSource | None = None) -> Any:
         """The noisy score, within the bounds."""
         low, high = self.bounds
-        noisy = self._mechanism.release(np.clip(numbers(score).astype(np.float64), low, high), rng)
+        noisy = self._mechanism.release(np.clip(numbers(score, "score").astype(np.float64), low, high), rng)
         return float(np.clip(noisy, low, high)) if np.ndim(noisy) == 0 else np.clip(noisy, low, high)
 
     def event(self) -> Gaussian | Laplace:
@@ -206,7 +211,7 @@ def _part(epsilon: float, parts: int) -> float:
 
 
 def _scores(scores: ArrayLike) -> NDArray[Any]:
-    values = numbers(scores)
+    values = numbers(scores, "scores")
     if values.ndim != 1 or not values.size:
         raise InvalidParameter("scores", values.shape, "is not a list of at least one score", "pass one a document")
     return values

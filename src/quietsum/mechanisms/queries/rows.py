@@ -7,16 +7,29 @@ So rows become integers of a public grid one by one, are clipped there once more
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter, finite_number
 from quietsum.mechanisms.central.lattice import Lattice
+from quietsum.privacy.units import Neighbours
 
-__all__ = ["Bounds", "Missing", "bounded", "checked_bounds", "checked_missing", "column", "grid_for", "total"]
+__all__ = [
+    "Bounds",
+    "Missing",
+    "bounded",
+    "checked_bounds",
+    "checked_missing",
+    "checked_relation",
+    "column",
+    "grid_for",
+    "listed",
+    "total",
+]
 
 Bounds: TypeAlias = tuple[float, float]
 Missing: TypeAlias = Literal["refuse", "skip"] | float
@@ -46,12 +59,31 @@ def checked_missing(missing: object) -> Missing:
     return finite_number("missing", missing, "choose 'refuse', 'skip', or a number to stand for it")
 
 
+def checked_relation(neighbours: object) -> Neighbours:
+    """The relation that a query's ε is stated for."""
+    try:
+        return Neighbours(str(neighbours))
+    except ValueError:
+        known = ", ".join(f"'{each}'" for each in Neighbours)
+        raise InvalidParameter("neighbours", neighbours, "is unknown", f"choose one of {known}") from None
+
+
+def listed(name: str, values: object, remedy: str) -> list[Any]:
+    """``values`` as a list."""
+    if not isinstance(values, Iterable):
+        raise InvalidParameter(name, type(values).__name__, "is not a list", remedy)
+    return list(values)
+
+
 def column(rows: ArrayLike, missing: Missing) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """The rows as float64, and which of them count.
 
     The message of a refusal names neither the row nor the number, since both are private.
     """
-    given = np.asarray(rows)
+    try:
+        given = np.asarray(rows)
+    except ValueError:  # rows of different lengths
+        given = np.empty((0, 0))
     if given.ndim != 1 or (given.dtype.kind not in "fiu" and given.size):
         kind = f"{given.dtype} of shape {given.shape}"
         raise InvalidParameter("rows", kind, "are not a list of numbers", "pass one number a row")

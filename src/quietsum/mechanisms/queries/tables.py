@@ -41,8 +41,10 @@ from quietsum.mechanisms.queries.rows import (
     bounded,
     checked_bounds,
     checked_missing,
+    checked_relation,
     column,
     grid_for,
+    listed,
     total,
 )
 from quietsum.mechanisms.rng import RandomSource, system_randomness
@@ -206,12 +208,14 @@ class NoisyHistogram:
         if (self.categories is None) == (self.edges is None):
             raise InvalidParameter("categories", self.categories, "or edges must be given, and not both")
         if self.categories is not None:
-            names = tuple(self.categories)
+            names = tuple(listed("categories", self.categories, "list the public categories"))
+            if not all(isinstance(name, Hashable) for name in names):
+                raise InvalidParameter("categories", names, "cannot be told apart", "use strings or numbers")
             if not names or len(set(names)) != len(names):
                 raise InvalidParameter("categories", names, "are empty or repeat", "list each public category once")
             object.__setattr__(self, "categories", names)
         if self.edges is not None:
-            edges = tuple(finite_number("edges", edge) for edge in self.edges)
+            edges = tuple(finite_number("edges", edge) for edge in listed("edges", self.edges, "list public edges"))
             if len(edges) < 2 or any(a >= b for a, b in itertools.pairwise(edges)):
                 raise InvalidParameter("edges", edges, "do not increase", "list two or more public edges in order")
             object.__setattr__(self, "edges", edges)
@@ -227,7 +231,7 @@ class NoisyHistogram:
 
     def release(self, rows: Iterable[Any], rng: RandomSource | None = None) -> NDArray[np.int64]:
         """The noisy counts of all cells, in their public order."""
-        cells = self._places(rows)
+        cells = self._places(listed("rows", rows, "pass one value a row") if not isinstance(rows, np.ndarray) else rows)
         if (cells < 0).any():
             if self.outside == "refuse":
                 raise InvalidParameter(
@@ -244,14 +248,14 @@ class NoisyHistogram:
         """Total variation distance of the noise from the ideal law, to be charged to δ."""
         return self._mechanism.failure(self.cells)
 
-    def _places(self, rows: Iterable[Any]) -> NDArray[np.int64]:
+    def _places(self, rows: list[Any] | NDArray[Any]) -> NDArray[np.int64]:
         """The cell of each row, −1 for none."""
         if self.categories is not None:
             where = {name: index for index, name in enumerate(self.categories)}
             places = [where.get(row, -1) if isinstance(row, Hashable) else -1 for row in rows]
             return np.array(places, dtype=np.int64)
         edges = np.array(self.edges)
-        values, good = column(rows if isinstance(rows, np.ndarray) else list(rows), "skip")
+        values, good = column(rows, "skip")
         if self.outside == "clamp":
             values = np.clip(values, edges[0], edges[-1])
         cells = np.searchsorted(edges, values, side="right") - 1
@@ -288,8 +292,9 @@ class NoisyQuantile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
-        object.__setattr__(self, "neighbours", Neighbours(self.neighbours))
-        chosen = tuple(sorted({finite_number("candidates", each) for each in self.candidates}))
+        object.__setattr__(self, "neighbours", checked_relation(self.neighbours))
+        given = listed("candidates", self.candidates, "list public values that the quantile may take")
+        chosen = tuple(sorted({finite_number("candidates", each) for each in given}))
         if not chosen:
             raise InvalidParameter("candidates", (), "are none", "list public values that the quantile may take")
         object.__setattr__(self, "candidates", chosen)
