@@ -349,7 +349,7 @@ def _finish(
     _scores(values)
     print(f"wrote {result.folder.path / 'report.html'}")
     _print_alerts(alerts, result.folder.run, place, where)
-    _operator_only(result.folder, where)
+    _operator_only(result.folder)
     if result.error is None:
         print_next(["show", result.folder.run, *where])
         return code
@@ -373,11 +373,11 @@ def _print_alerts(alerts: AlertWatcher, run: str, place: Workspace, where: list[
         logged = [line.alert for line in AuditLog(place.path / LOG).lines() if line.values.get("run") == run]
         before = sum(one is not None and one.severity is not Severity.NOTICE for one in logged) - count
         more += f", and {before} before it was resumed" if before > 0 else ""
-    see = command(["alerts", run, *where])
-    print(textwrap.fill(f"alerts: {count}{more}; see {see}", 80, break_on_hyphens=False))
+    text, see = f"alerts: {count}{more}; see", command(["alerts", run, *where])
+    print(f"{text} {see}" if len(text) + len(see) < 80 else f"{text}\n  {see}")
 
 
-def _operator_only(folder: RunFolder, where: list[str]) -> None:
+def _operator_only(folder: RunFolder) -> None:
     """How much of the whole run the rule left out and detection found; a run.db that cannot be read says nothing."""
     from quietsum.runs.record import findings, left_out
 
@@ -387,8 +387,7 @@ def _operator_only(folder: RunFolder, where: list[str]) -> None:
         told = [f"{updates} update{'s' * (updates > 1)} left out by the rule"] if updates else []
         told += [f"{found} finding{'s' * (found > 1)}"] if found else []
         if told:
-            see = command(["show", folder.run, *where])
-            print(textwrap.fill(f"in all: {', '.join(told)}; see {see}", 80, break_on_hyphens=False))
+            print(f"in all: {', '.join(told)}; see quietsum show")
 
 
 def _scores(values: dict[str, Any]) -> None:
