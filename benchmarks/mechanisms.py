@@ -2,6 +2,7 @@
 
     python benchmarks/mechanisms.py --what central [--markdown] [--values 1000000]
     python benchmarks/mechanisms.py --what local [--peers SITE-PACKAGES] [--markdown] [--users 100000] [--answers 64]
+    python benchmarks/mechanisms.py --what survey --users 1000000 [--markdown] [--answers 64]
 
 ``--what central``: vectors of a million values with secure noise, beside torch's and numpy's float64 normals, which are
 not secure, and OpenDP on a fiftieth of them; then one choice among 1,000 and 100,000 options.
@@ -12,6 +13,9 @@ multi-freq-ldpy. These two are optional; ``--peers`` names the site-packages of 
 encode one person a call, as their documentation shows it; numba compiles before the clock starts. What is compared is
 not the same promise: theirs draw from seeded generators in floating point, ours from the operating system's in whole
 words, and ours have intervals.
+
+``--what survey``: the commands ``quietsum local privatize`` and ``estimate`` on files of ``--users`` answers and of a
+tenth of them: CPU seconds and peak memory of the whole process.
 
 Times are CPU seconds of one thread: the best of several runs of ours, and one run of a library that takes seconds.
 """
@@ -29,12 +33,15 @@ import importlib.metadata
 import importlib.util
 import math
 import platform
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -302,6 +309,38 @@ def measured(
     return Row(what=what, who=who, encode=best[0], estimate=best[1], error=math.sqrt(np.mean(squares)))
 
 
+def survey(users: int, answers: int, *, markdown: bool) -> None:
+    """Both commands in processes of their own, on files of two sizes."""
+    code = (
+        "import resource, sys; from quietsum.cli.app import app; app(sys.argv[1:], standalone_mode=False); "
+        "found = resource.getrusage(resource.RUSAGE_SELF); "
+        "print(found.ru_maxrss / 1024, found.ru_utime + found.ru_stime, file=sys.stderr)"
+    )
+    heads = ("answers", "protocol", "privatize, s", "estimate, s", "peak, MiB", "reports, MB")
+    print("| " + " | ".join(heads) + " |\n|" + "---|" * len(heads) if markdown else "  ".join(heads))
+    labels = [f"a{place}" for place in range(answers)]
+    for people in (users // 10, users):
+        for name in ("k-rr", "oue", "olh", "hadamard"):
+            with tempfile.TemporaryDirectory() as folder:
+                data, reports = Path(folder, "data.csv"), Path(folder, "reports.csv")
+                with data.open("w") as file:
+                    file.write("x\n")
+                    file.writelines(f"{labels[place % answers]}\n" for place in range(people))
+                peaks, seconds = [], []
+                for words in (
+                    ["privatize", data, "-c", "x", "-e", 1, "--domain", ",".join(labels), "-p", name, "-o", reports],
+                    ["estimate", reports],
+                ):
+                    line = [sys.executable, "-c", code, "local", *map(str, words)]
+                    done = subprocess.run(line, capture_output=True, text=True, check=True)
+                    peak, took = map(float, done.stderr.split()[-2:])
+                    peaks.append(peak)
+                    seconds.append(took)
+                cells = (f"{people:,}", name, *(f"{took:.1f}" for took in seconds), f"{max(peaks):.0f}",
+                         f"{reports.stat().st_size / 1e6:.1f}")  # fmt: skip
+                print("| " + " | ".join(cells) + " |" if markdown else "  ".join(cells), flush=True)
+
+
 def show(rows: list[Row], *, markdown: bool) -> None:
     mine = {row.what: row.seconds for row in rows if row.who == "quietsum"}
     heads = ("protocol", "library", "encode, ms", "estimate, ms", "both, ms", "× ours", "error, r.m.s.")
@@ -322,7 +361,7 @@ def show(rows: list[Row], *, markdown: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", choices=["central", "local"], required=True)
+    parser.add_argument("--what", choices=["central", "local", "survey"], required=True)
     parser.add_argument("--peers", help="site-packages of an environment with the other libraries")
     parser.add_argument("--values", type=int, default=1_000_000, help="of a vector, for --what central")
     parser.add_argument("--users", type=int, default=100_000)
@@ -334,6 +373,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if given.what == "central":
         show_central(given.values, markdown=given.markdown)
+        return
+    if given.what == "survey":
+        survey(given.users, given.answers, markdown=given.markdown)
         return
     rows = local(given.users, given.answers)
     names = ("quietsum", "numpy", "pure-ldp", "multi-freq-ldpy", "numba")

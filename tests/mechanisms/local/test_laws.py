@@ -9,12 +9,14 @@ from fractions import Fraction
 import mpmath as mp
 import numpy as np
 import pytest
+from hypothesis import given, strategies
 from scipy import stats
 
 from mechanisms.laws import FITS, MISSES
 from mechanisms.local.surveys import WORD, Law, law_of, report_tuples, small, window_weights
 from quietsum.mechanisms.local import Ball, Interval, LocalHashing, MeanProtocol, PrivUnit, Rappor, categories, protocol
 from quietsum.mechanisms.local.exact import Cells, coins, exp_below
+from quietsum.mechanisms.local.mean import Window
 from quietsum.mechanisms.local.vectors import directions
 from quietsum.mechanisms.rng import randomness_for_tests
 
@@ -254,6 +256,22 @@ def test_where_16_bits_tie_the_other_48_decide() -> None:
             return (np.array([999, 1000, 1001, 1002], dtype=np.uint64) << np.uint64(16))[:count]
 
     assert coins(Counting(), 1000 << 0, 4).tolist() == [True, False, False, False]  # type: ignore[arg-type]
+
+
+@given(epsilon=strategies.floats(1e-6, 20), others=strategies.integers(1, 1 << 20))
+def test_cells_keep_any_epsilon_for_any_number_of_answers(epsilon: float, others: int) -> None:
+    cells = Cells.private(epsilon, others=others)
+    assert cells.high + others * cells.low == WORD
+    assert cells.high > cells.low > 0
+    assert keeps(Fraction(cells.high, cells.low), epsilon)
+    assert not keeps(Fraction(cells.high + others + 1, cells.low - 1), epsilon)  # no larger share would
+
+
+@given(epsilon=strategies.floats(1e-6, 20))
+def test_windows_keep_any_epsilon_and_fill_the_word(epsilon: float) -> None:
+    window = Window.private(epsilon)
+    assert window.inside * window.high + window.outside * window.low == WORD
+    assert keeps(Fraction(window.high, window.low), epsilon)
 
 
 def test_the_lower_bound_of_e_to_the_epsilon_is_one() -> None:

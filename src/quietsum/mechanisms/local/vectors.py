@@ -9,7 +9,7 @@ vectors.
 A report is not V but the 64-bit seed from which everybody derives V (after Feldman, Talwar 2021): the person draws
 seeds until one lies where the coin says. So the report is a whole number whose chance depends on two counts alone,
 those of seeds inside and outside the cap, and no rounding of V can give u away. It takes about 1 / P seeds; the
-cap is kept above P = 2⁻¹².
+cap is kept above P = 2⁻¹⁰.
 
 Guarantees: p is rounded down in whole words. P is known up to rounding and to how evenly 2⁶⁴ mixed seeds fill the
 sphere; p is chosen as if P were smaller by 2⁻²⁰ of itself, which covers both under the assumption that the mixing
@@ -42,7 +42,7 @@ from quietsum.mechanisms.rng import RandomSource, system_randomness
 
 __all__ = ["PrivUnit", "directions"]
 
-_LEAST_CAP = 2.0**-12
+_LEAST_CAP = 2.0**-10  # the best cap up to about ε = 9
 _MARGIN = Fraction(1, 1 << 20)
 _PIECE = 1 << 19  # coordinates at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
