@@ -100,11 +100,11 @@ def test_the_credible_interval_of_the_mean_loss_covers_at_its_level() -> None:
 
 def test_units_that_all_have_the_full_norm_have_the_worst_case() -> None:
     answer = bayesian_loss(noise_multiplier=2.0, steps=3, delta=1e-5, prior=ObservedNorms([1.0] * 50))
-    assert answer.epsilon_interval == pytest.approx((answer.worst_case, answer.worst_case))
+    assert answer.epsilon_interval == pytest.approx((answer.epsilon_at_clip, answer.epsilon_at_clip))
     exact = ExactAccountant().compose(ev.Gaussian(noise_multiplier=2.0), times=3).epsilon(delta=1e-5)
-    assert answer.worst_case == pytest.approx(exact.epsilon, rel=1e-6)
+    assert answer.epsilon_at_clip == pytest.approx(exact.epsilon, rel=1e-6)
     assert answer.epsilon <= answer.epsilon_by_moments
-    assert answer.epsilon >= answer.worst_case  # the tail of the loss is above the hockey stick
+    assert answer.epsilon >= answer.epsilon_at_clip  # the tail of the loss is above the hockey stick
 
 
 def test_more_credibility_and_more_steps_never_lower_the_estimate() -> None:

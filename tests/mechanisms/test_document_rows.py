@@ -168,14 +168,14 @@ def test_one_posterior_sample_has_a_price_and_a_chain_is_refused() -> None:
 def test_data_dependent_bounds_are_below_the_worst_case_and_say_what_they_are() -> None:
     norms = np.abs(np.random.default_rng(2).normal(scale=0.1, size=2_000)).clip(max=1.0)
     seen = bayesian_loss(noise_multiplier=1.0, steps=10, delta=1e-5, prior=ObservedNorms(norms))
-    assert seen.epsilon < seen.epsilon_by_moments < seen.worst_case
+    assert seen.epsilon < seen.epsilon_by_moments < seen.epsilon_at_clip
     assert str(seen).startswith("not a worst-case guarantee")
 
 
 def test_epsilon_is_a_random_variable_with_a_credible_interval_under_a_prior() -> None:
     look = bayesian_loss(noise_multiplier=1.0, delta=1e-5, prior=GaussianPrior(scale=0.2, dimension=2), level=0.9)
     low, high = look.epsilon_interval
-    assert 0 < low < high < look.worst_case
+    assert 0 < low < high < look.epsilon_at_clip
     assert look.loss.quantile(0.1) < look.loss.mean < look.loss.quantile(0.95)
 
 

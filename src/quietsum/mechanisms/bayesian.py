@@ -20,8 +20,8 @@ All T steps concern the same x, so the mean over x is taken once, of all steps t
 >>> prior = GaussianPrior(scale=0.1, dimension=1)
 >>> print(bayesian_loss(noise_multiplier=1.0, steps=10, delta=1e-5, prior=prior))  # doctest: +NORMALIZE_WHITESPACE
 not a worst-case guarantee: under the prior "contributions N(0, 0.1² I) in 1 dimension(s), in units of C" the loss
-exceeds ε = 3.511 with probability 1e-05 (by moments 4.974); 95 % of units have ε between 0.02695 and 2.951; in the
-worst case ε = 17.86
+exceeds ε = 3.511 with probability 1e-05 (by moments 4.974); 95 % of units have ε between 0.02695 and 2.951; at
+the clip norm, which is charged, ε = 17.86
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ class BayesianDiagnostic(Diagnostic):
 
     ``epsilon``: the loss that is exceeded with probability δ over coins and units. ``epsilon_by_moments``: the estimate
     of the paper, larger, at credible ``level``. ``epsilon_interval``: holds ε(x) at δ of a share ``level`` of units x.
-    ``mean_loss_interval``: the credible interval of the mean loss, where the prior is a sample. ``worst_case``: the ε
-    of a unit with norm C, which is what is charged.
+    ``mean_loss_interval``: the credible interval of the mean loss, where the prior is a sample. ``epsilon_at_clip``:
+    the ε of a unit with norm C, which is what is charged and the worst case of clipped contributions.
     """
 
     noise_multiplier: float
@@ -227,21 +227,25 @@ class BayesianDiagnostic(Diagnostic):
     epsilon: float
     epsilon_by_moments: float
     epsilon_interval: tuple[float, float]
-    worst_case: float
+    epsilon_at_clip: float
     mean_loss_interval: tuple[float, float] | None
     loss: PrivacyLoss
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values; the first key says what this is not."""
         fields = [field.name for field in dataclasses.fields(self) if field.name != "loss"]
-        return {"label": LABEL, "kind": "bayesian diagnostic", **{name: getattr(self, name) for name in fields}}
+        values: dict[str, Any] = {"label": LABEL, "kind": "bayesian diagnostic"}
+        for name in fields:
+            value = getattr(self, name)
+            values[name] = "Infinity" if value == math.inf else value
+        return values
 
     def __str__(self) -> str:
         low, high = self.epsilon_interval
         text = (
             f'{LABEL}: under the prior "{self.prior}" the loss exceeds ε = {self.epsilon:.4g} with probability '
             f"{self.delta:g} (by moments {self.epsilon_by_moments:.4g}); {self.level * 100:g} % of units have ε "
-            f"between {low:.4g} and {high:.4g}; in the worst case ε = {self.worst_case:.4g}"
+            f"between {low:.4g} and {high:.4g}; at the clip norm, which is charged, ε = {self.epsilon_at_clip:.4g}"
         )
         return f"{text}\n{_PRIVATE}" if self.private else text
 
@@ -284,7 +288,7 @@ def bayesian_loss(
         epsilon=max(0.0, loss.falls_to(delta)),
         epsilon_by_moments=max(0.0, moments),
         epsilon_interval=(interval[0], interval[1]),
-        worst_case=gaussian_epsilon(math.sqrt(growth), delta),
+        epsilon_at_clip=gaussian_epsilon(math.sqrt(growth), delta),
         mean_loss_interval=_mean_interval(loss, level) if prior.private else None,
         loss=loss,
     )

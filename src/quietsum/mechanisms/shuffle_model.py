@@ -282,7 +282,8 @@ class _Law:
             raise InvalidParameter("blanket", blanket, "is known from categories", "state one of the two")
         if categories is not None:
             blanket = kary_blanket(epsilon0=epsilon0, categories=categories)
-        mass = least if blanket is None else open_probability("blanket", blanket)
+        # Rounded down: a smaller blanket is the safe side, and 1 − γ is what counts where ε₀ is tiny.
+        mass = least if blanket is None else open_probability("blanket", blanket) * (1 - 1e-15)
         # A smaller lower level is possible (large overlapping sets); the general bound covers it.
         binary = mass <= least * (1 + 1e-12)
         return cls(
@@ -330,7 +331,7 @@ class _Law:
         """γ E[(c₁ A − c₂ (N − A))₊] / N, A ~ Bin(N, ½): γ/2 (c₁ P(A' ≥ k − 1) − c₂ P(A' ≥ k)), A' ~ Bin(N − 1, ½)."""
         scale = 1 + math.exp(-self.epsilon0)
         gain = -math.expm1(epsilon - self.epsilon0) / scale  # c₁ γ/2
-        loss = (math.exp(epsilon) - math.exp(-self.epsilon0)) / scale  # c₂ γ/2
+        loss = (math.expm1(epsilon) - math.expm1(-self.epsilon0)) / scale  # c₂ γ/2
         best = np.zeros_like(counts)
         for least in _just_above(counts * (loss / (gain + loss))):  # the smallest A with c₁ A > c₂ (N − A)
             upper = gain * _at_least(least - 1, counts - 1, 0.5) * (1 + _MARGIN)
