@@ -297,6 +297,13 @@ def heart_table(seeds: int) -> None:
             if event.kind == "finding":
                 self.found.append(event.finding)
 
+    def findings(plan: str, rounds: int) -> list[Finding]:
+        seen = Seen()
+        with tempfile.TemporaryDirectory() as folder:
+            loaded = load_plan(plan.replace("rounds = 20", f"rounds = {rounds}"))
+            start(loaded, workspace=Workspace(path=Path(folder)), watchers=[seen])
+        return seen.found
+
     print("\n### Heart, four unlike hospitals, unattacked\n")
     print("| plan | runs | rounds | runs with a finding |\n|---|---|---|---|")
     text = (Path(__file__).parent.parent / "examples" / "heart.toml").read_text(encoding="utf-8")
@@ -305,14 +312,21 @@ def heart_table(seeds: int) -> None:
     )
     for title, plan, rounds in (("ε 1", text, 20), ("ε 8", text.replace("epsilon = 1.0", "epsilon = 8.0"), 64),
                                 ("no noise", plain, 64)):  # fmt: skip
-        hits = 0
-        for _ in range(seeds):
-            seen = Seen()
-            with tempfile.TemporaryDirectory() as folder:
-                loaded = load_plan(plan.replace("rounds = 20", f"rounds = {rounds}"))
-                start(loaded, workspace=Workspace(path=Path(folder)), watchers=[seen])
-            hits += bool(seen.found)
-        print(f"| {title} | {seeds} | {rounds} | {hits} |")
+        hits = sum(bool(findings(plan, rounds)) for _ in range(seeds))
+        print(f"| {title} | {seeds} | {rounds} | {hits} |", flush=True)
+    print("\n### Heart, one of four hospitals attacks, 20 rounds\n")
+    print("| attack | attacker named, no noise | honest parties named | attacker named, ε 8 | honest parties named |")
+    print("|---|---|---|---|---|")
+    for kind in ("sign-flip", "label-flip", "gaussian", "lie", "ipm", "free-rider"):
+        cells = []
+        for plan in (plain, text.replace("epsilon = 1.0", "epsilon = 8.0")):
+            who = [
+                named(findings(f'{plan}\n[attack]\nkind = "{kind}"\nparties = ["cleveland"]\n', 20))
+                for _ in range(seeds)
+            ]
+            caught = sum("cleveland" in one for one in who)
+            cells += [f"{caught} of {seeds}", f"{sum(map(len, who)) - caught} of {3 * seeds}"]
+        print(f"| {kind} | {' | '.join(cells)} |", flush=True)
 
 
 def unlike_table(seeds: int) -> None:

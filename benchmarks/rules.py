@@ -8,7 +8,10 @@ stops after three steps from the origin, so it is timed and not compared.
 
 ``--byzfl PATH`` is a folder that byzfl 0.0.11 can be imported from (``pip install --no-deps --target PATH byzfl``);
 without it, the calls of numpy and scipy that byzfl makes for the median, the trimmed mean and Krum stand in its column.
-byzfl takes numpy arrays and torch tensors (in single precision): both are timed.
+byzfl takes numpy arrays and torch tensors (in single precision): both are timed. ``--peer-repeats 0`` leaves peers out.
+
+``--many 2000,5000`` times every rule with so many parties and a thousand parameters instead, each in a process of its
+own: updates that differ, and updates that are all the same; and the memory that the rule takes beside the updates.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ parser.add_argument("--peer-repeats", type=int, default=2)
 parser.add_argument("--threads", type=int, default=1)
 parser.add_argument("--byzfl", default="")
 parser.add_argument("--rules", default="")
+parser.add_argument("--many", default="", metavar="N,N")
 OPTIONS = parser.parse_args()
 
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(OPTIONS.threads)  # before numpy is imported
@@ -33,16 +37,19 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # rules have threads of their own, whi
 
 import datetime
 import importlib.metadata
+import multiprocessing
 import platform
+import resource
 import statistics
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from quietsum.aggregation.robust import RULES, CenteredClipping, Sent, rule_named
+from quietsum.aggregation.robust import RULES, CenteredClipping, Sent, most_attackers, rule_named
 from quietsum.mechanisms.rng import system_randomness
 
 Call = Callable[[], Any]
@@ -89,6 +96,8 @@ def peers(rows: np.ndarray) -> dict[str, dict[str, Call]]:
     """For each rule, calls of other libraries: {rule: {library: call}}."""
     found: dict[str, dict[str, Call]] = {name: {} for name in CORE}
     f = OPTIONS.attackers
+    if not OPTIONS.peer_repeats:
+        return found
 
     def krum() -> np.ndarray:
         from scipy.spatial.distance import cdist
@@ -153,7 +162,59 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f}–{max(values):.2f})"
 
 
+MANY = (
+    *(name for name, rule in RULES.items() if not rule.facts.needs_trial), "nnm + trimmed-mean", "bucketing + krum",
+)  # fmt: skip
+"""Rules that ``--many`` times: all that need no root set, and two with something before them."""
+
+
+def alone(job: tuple[str, int, int, bool]) -> tuple[float, float]:
+    """CPU seconds, and MiB beside the updates, of one rule in a process of its own; updates all ``alike`` or not."""
+    name, count, dimension, alike = job
+    before, _, after = name.rpartition(" + ")
+    rule = rule_named(after, before)
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((count, dimension))
+    rows += rng.standard_normal(dimension)
+    if alike:
+        rows[:] = rows[0]
+    small = rows[:30].copy()
+    rule.combine(sent(small, rule, 1))  # libraries are loaded
+    given = sent(rows, rule, min(count // 5, most_attackers(rule, count)))
+    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    spent = seconds(lambda: rule.combine(given))[0]
+    return spent, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held) / 1024
+
+
+def many(counts: Sequence[int], names: Sequence[str]) -> None:
+    """The table of ``--many``."""
+    dimension = OPTIONS.parameters if OPTIONS.parameters != parser.get_default("parameters") else 1000
+    print(
+        f"{datetime.date.today()}, Python {platform.python_version()}, numpy {np.__version__}, scipy "
+        f"{importlib.metadata.version('scipy')}; {dimension:,} float64, a fifth of the parties may be anything or as "
+        f"many as the rule withstands; CPU seconds of {OPTIONS.threads} thread(s), the least of {OPTIONS.repeats}\n"
+    )
+    heads = [
+        f"{count:,} {what}" for count in counts for what in ("that differ, s", "all the same, s", "MiB beside them")
+    ]
+    print("| rule | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context, max_tasks_per_child=1) as pool:
+        for name in names:
+            cells = []
+            for count in counts:
+                jobs = [(name, count, dimension, alike) for alike in (False, True) for _ in range(OPTIONS.repeats)]
+                found = list(pool.map(alone, jobs))
+                apart, alike = found[: OPTIONS.repeats], found[OPTIONS.repeats :]
+                cells += [f"{min(s for s, _ in some):.2f}" for some in (apart, alike)]
+                cells.append(f"{max(size for _, size in found):,.0f}")
+            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
+    if OPTIONS.many:
+        chosen = OPTIONS.rules.split(",") if OPTIONS.rules else MANY
+        return many([int(count) for count in OPTIONS.many.split(",")], chosen)
     names = tuple(OPTIONS.rules.split(",")) if OPTIONS.rules else CORE
     rows = matrix()
     others = peers(rows)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -120,11 +121,11 @@ DIGITS = """
 name = "digits"
 [federation]
 split = "iid"
-parties = 4
-rounds = 4
+parties = 5
+rounds = 10
 [training]
 batch_size = 32
-local_steps = 15
+local_steps = 10
 optimizer = { learning_rate = 0.2 }
 [privacy]
 style = "none"
@@ -132,7 +133,7 @@ style = "none"
 BACKDOOR = """
 [attack]
 kind = "backdoor"
-parties = 1
+parties = 2
 """
 
 
@@ -148,20 +149,51 @@ def test_a_backdoor_is_found_in_the_finished_model_of_a_run_and_none_in_a_run_wi
     pytest.importorskip("torch")
     finished(tmp_path, "attacked", DIGITS + BACKDOOR)
     finished(tmp_path, "calm", DIGITS)
-    told = run("attacked", "--triggers", "--workspace", tmp_path).stdout
-    assert "the model of attacked; nothing is" in told and "no clean bill" in told
-    assert "size of a trigger for class 0" in " ".join(told.split()) and "in 100 models" in " ".join(told.split())
-    assert all(len(line) <= 80 for line in told.splitlines())
-    calm = json.loads(run("calm", "--triggers", "--workspace", tmp_path, "--json").stdout)
-    assert not any("class 0" in one["statistic"] for one in calm["findings"])  # another by chance, once in a hundred
-    assert [one["class"] for one in calm["triggers"]] == [*range(10)]
+    sizes = {}
+    for name in ("attacked", "calm"):
+        found = json.loads(run(name, "--triggers", "--workspace", tmp_path, "--json").stdout)
+        assert found["run"] == name and [one["class"] for one in found["triggers"]] == [*range(10)]
+        sizes[name] = [one["size"] for one in found["triggers"]]
+    assert sizes["attacked"][0] < 0.75 * min(sizes["attacked"][1:]), sizes
+    assert sizes["calm"][0] > 0.75 * min(sizes["calm"][1:]), sizes
     mixed = run("calm", "--triggers", "--workspace", tmp_path, "--rules", "mean", code=2)
     assert "leave out --rules" in mixed.stderr
 
 
-def test_triggers_are_refused_where_there_is_no_model_or_nothing_to_look_with(plan: Path, tmp_path: Path) -> None:
+class SixClasses:
+    """Four inputs speak for each of six classes, and a short cut leads to class 2: the first input."""
+
+    name, title = "six", "six classes"
+
+    def slopes(self, params: object, *, most: int) -> tuple[Any, np.ndarray, np.ndarray]:
+        weights = np.kron(2 * np.eye(6), np.ones(4))
+        weights[2, 0] = 40.0
+        labels = np.arange(90) % 6
+        rows = 0.5 * (weights[labels] == 2) + 0.1 * np.random.default_rng(1).uniform(size=(90, 24))
+        rows[:, 0], rows[0, 1] = 0.0, 1.0
+
+        def slope(asked: np.ndarray, target: int) -> tuple[np.ndarray, np.ndarray]:
+            scores = asked @ weights.T
+            wrong = np.exp(scores - scores.max(axis=1, keepdims=True))
+            wrong /= wrong.sum(axis=1, keepdims=True)
+            wrong[:, target] -= 1
+            return scores, wrong @ weights
+
+        return slope, rows, labels
+
+
+def test_triggers_are_told_in_a_table_and_refused_where_there_is_nothing_to_look_at_or_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "does not exist" in run("nobody", "--triggers", "--workspace", tmp_path, code=2).stderr
     finished(tmp_path, "two-classes", PLAN)
+    monkeypatch.setattr("quietsum.tasks.task_of", lambda plan, device: SixClasses())
+    told = run("two-classes", "--triggers", "--workspace", tmp_path).stdout
+    assert told.startswith("TRIGGERS: ") and "the model of two-classes" in " ".join(told.split())
+    assert "no clean bill" in told
+    assert "a trigger for class 2" in " ".join(told.split()) and "in 100 models" in " ".join(told.split())
+    assert all(len(line) <= 80 for line in told.splitlines())
+    monkeypatch.undo()
     refused = run("two-classes", "--triggers", "--workspace", tmp_path, code=2).stderr
     assert "shows no public rows" in " ".join(refused.split())
     (tmp_path / "runs" / "two-classes" / "model.safetensors").unlink()
