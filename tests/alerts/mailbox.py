@@ -7,10 +7,11 @@ import contextlib
 import datetime
 import http.server
 import ipaddress
+import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from pathlib import Path
@@ -208,3 +209,52 @@ def context_of(paths: tuple[Path, Path]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*paths)
     return context
+
+
+# ------------------------------------------------------------------------------------------------- hostile ones
+
+Behaviour = Callable[[socket.socket, threading.Event], None]
+GREETING = b"220 localhost\r\n"
+
+
+@contextlib.contextmanager
+def server(behaviour: Behaviour) -> Iterator[int]:
+    """A server on loopback that does ``behaviour`` with whoever calls, one at a time."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.02)
+
+        def serve() -> None:
+            while not over.is_set():
+                with contextlib.suppress(OSError):
+                    caller, _ = listening.accept()
+                    with caller:
+                        caller.settimeout(30.0)
+                        behaviour(caller, over)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield int(listening.getsockname()[1])
+        finally:
+            over.set()
+            thread.join()
+
+
+def repeats(first: bytes, again: bytes, pause: float = 0.0, most: int = 1 << 40) -> Behaviour:
+    """Says ``first``, waits for the client where it is its turn, then says ``again`` and ``again``."""
+
+    def talk(caller: socket.socket, over: threading.Event) -> None:
+        caller.sendall(first)
+        if first == GREETING or b"HTTP" in first + again:  # it is the client's turn
+            caller.recv(1 << 16)
+        for _ in range(most):
+            if over.wait(pause) if pause else over.is_set():
+                return
+            caller.sendall(again)
+
+    return talk
+
+
+def silent(caller: socket.socket, over: threading.Event) -> None:
+    over.wait()

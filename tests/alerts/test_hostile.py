@@ -11,13 +11,12 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from alerts.mailbox import certificate, context_of
+from alerts.mailbox import GREETING, Behaviour, certificate, context_of, repeats, server, silent
 from quietsum.alerts import Alert, Audience, Kind, Limits, Sender, Severity
 from quietsum.alerts.connection import MOST, Connection
 from quietsum.alerts.servers import Email, EmailSettings, Webhook, WebhookSettings
@@ -25,51 +24,6 @@ from quietsum.alerts.sinks import Refusal
 
 ALERT = Alert(kind=Kind.TEST, severity=Severity.CRITICAL, sentence="hello", run="r")
 SHORT, LONG = 0.3, 30.0
-Behaviour = Callable[[socket.socket, threading.Event], None]
-GREETING = b"220 localhost\r\n"
-
-
-@contextlib.contextmanager
-def server(behaviour: Behaviour) -> Iterator[int]:
-    """A server on loopback that does ``behaviour`` with whoever calls, one at a time."""
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.02)
-
-        def serve() -> None:
-            while not over.is_set():
-                with contextlib.suppress(OSError):
-                    caller, _ = listening.accept()
-                    with caller:
-                        caller.settimeout(LONG)
-                        behaviour(caller, over)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield int(listening.getsockname()[1])
-        finally:
-            over.set()
-            thread.join()
-
-
-def repeats(first: bytes, again: bytes, pause: float = 0.0, most: int = 1 << 40) -> Behaviour:
-    """Says ``first``, waits for the client where it is its turn, then says ``again`` and ``again``."""
-
-    def talk(caller: socket.socket, over: threading.Event) -> None:
-        caller.sendall(first)
-        if first == GREETING or b"HTTP" in first + again:  # it is the client's turn
-            caller.recv(1 << 16)
-        for _ in range(most):
-            if over.wait(pause) if pause else over.is_set():
-                return
-            caller.sendall(again)
-
-    return talk
-
-
-def silent(caller: socket.socket, over: threading.Event) -> None:
-    over.wait()
 
 
 def mail(port: int, timeout: float, **more: Any) -> Email:

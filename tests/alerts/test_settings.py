@@ -156,7 +156,7 @@ def test_a_file_that_nobody_vouched_for_opens_no_sink_and_reads_no_secret(
     path = write(tmp_path)
     monkeypatch.delenv("HOOK_SECRET")  # it would be an error to look for it
     assert [type(sink) for sink in find(tmp_path).sinks()] == [Terminal]
-    assert "quietsum alerts --test" in caplog.text
+    assert f"quietsum alerts --test --workspace {tmp_path}" in caplog.text
     trust(path)
     monkeypatch.setenv("HOOK_SECRET", "s")
     assert len(find(tmp_path).sinks()) == 4

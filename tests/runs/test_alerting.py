@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from alerts.mailbox import Hook, MailServer, serving
+from alerts.mailbox import GREETING, Hook, MailServer, repeats, server, serving
 from quietsum.alerts import Alert, Audience, AuditLog, Kind, Limits, Sender, Severity, Thresholds
 from quietsum.alerts.settings import trust
 from quietsum.cli.app import app
@@ -391,6 +391,34 @@ def settings(text: str, *, vouched: bool = True) -> Iterator[None]:
     if vouched:
         trust(path)
     yield
+
+
+def test_a_run_goes_to_its_end_beside_servers_that_never_stop_talking_or_drip() -> None:
+    Path("run.toml").write_text(LOSING)
+    with (
+        server(repeats(GREETING, b"250-SIZE 1000000\r\n" * 100)) as mail,
+        server(repeats(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n", 0.01)) as hook,
+    ):
+        text = f"""
+        [limits]
+        patience = 0.3
+        [[email]]
+        host = "127.0.0.1"
+        port = {mail}
+        security = "none"
+        sender = "q@example.org"
+        to = ["ann@example.org"]
+        audience = "operator"
+        [[webhook]]
+        url = "http://127.0.0.1:{hook}/"
+        audience = "operator"
+        timeout = 0.2
+        """
+        with settings(text):
+            done = quietsum("run", "run.toml", "--name", "r")
+    assert "round 8/8" in done.output and raised() == ["drop-outs"] and len(rows()) == 1
+    lost = {line.values["sink"]: line.values["count"] for line in log().lines() if line.event == "not-sent"}
+    assert lost == {"mail by 127.0.0.1": 1, "the webhook at 127.0.0.1": 1} and log().verify()
 
 
 def test_quietsum_run_tells_mail_webhook_and_file_what_each_may_hear() -> None:
