@@ -119,3 +119,20 @@ def test_columns_that_have_nothing_to_do_with_each_other_are_rarely_called_depen
         for _ in range(400)
     ]
     assert np.mean(found) <= 0.05 + 3.3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+@pytest.mark.parametrize("deviation", [1e-6, 1.0, 30.0, 1e4])
+@pytest.mark.parametrize("count", [0, 1, 40])
+def test_whatever_the_noise_shows_is_answered(count, deviation):
+    """Hardly anybody, and any noise: no warning, no error, and every estimate lies in its own intervals."""
+    made, rng = design(), np.random.default_rng(count)
+    texts = people(count, rng)
+    for _ in range(25):
+        noisy = total_of(made, texts) + rng.normal(0, deviation, made.dimension)
+        for answer in answers_of(made, noisy, deviation=deviation):
+            for one in answer.estimates:
+                for low, high in (one.noise, one.population or one.noise):
+                    assert low <= high and math.isfinite(high - low)
+                    value = one.value if low < 0 else max(one.value, 0.0)  # a count may be negative, its source not
+                    assert math.isnan(value) or low - 1e-6 <= value <= high + 1e-6, (answer.name, one)
+            assert answer.test is None or 0 <= answer.test["p"] <= 1

@@ -124,3 +124,17 @@ def test_a_curve_of_noise_alone_is_still_a_curve():
         for cell in range(CELLS):
             low, high = curve.interval(cell, 1.96, population=True)
             assert 0 <= low <= curve.values[cell] + 1e-9 and curve.values[cell] - 1e-9 <= high <= 1
+
+
+def test_population_intervals_of_a_curve_cover_the_source():
+    """New patients in every repetition; S(t) of the source is exp(−t / 25) in both arms, on the grid exactly."""
+    made, rng = design(SURVIVAL), np.random.default_rng(51)
+    edges = np.linspace(0, 60, CELLS + 1)[1:]
+    hits = []
+    for _ in range(300):
+        total = made.vectors(made.coded(people(1200, rng))).sum(axis=0) + rng.normal(0, 8.0, made.dimension)
+        (answer,) = answers_of(made, total, deviation=8.0)
+        pairs = zip(answer.estimates, np.tile(np.exp(-edges / 25), 2), strict=True)
+        hits.append([one.population[0] <= value <= one.population[1] for one, value in pairs])
+    found = np.array(hits).mean(axis=0).reshape(2, CELLS)
+    assert (found[:, :8] >= 0.95 - 3.3 * math.sqrt(0.95 * 0.05 / 300)).all(), found.round(3)

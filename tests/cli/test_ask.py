@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -204,3 +205,20 @@ def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_pa
         out = run(path, "--workspace", tmp_path / "w", *words, code=2)
         assert "folder" in out
     assert not (tmp_path / "w").exists()
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_the_noise_that_is_drawn_is_the_noise_that_is_stated(tmp_path, secure):
+    """A histogram of 900 empty cells is noise alone."""
+    from quietsum.analytics import Column
+
+    column = Column(name="age", kind="number", bounds=(1000, 2000), cells=1000)
+    asked_for = dataclasses.replace(
+        questions_of(SIZES, Question(name="ages", kind="histogram", column="age"), secure=secure), columns=(column,)
+    )
+    hospitals(tmp_path, np.random.default_rng(1), SIZES)
+    (tmp_path / "questions.toml").write_text(toml_of(asked_for))
+    told = json.loads(run(tmp_path / "questions.toml", "--workspace", tmp_path / "w", "--json"))
+    values = np.array([one["value"] for one in told["answers"][0]["estimates"]])[1:]
+    assert np.std(values) == pytest.approx(told["privacy"]["deviation"], rel=0.1)
+    assert abs(np.mean(values)) < 5 * told["privacy"]["deviation"] / np.sqrt(len(values))

@@ -233,3 +233,15 @@ def test_questions_and_a_training_share_one_lifetime_and_stop_before_it_is_overs
     assert 2 <= answered <= 5 and "budget" in str(problem.value)
     assert all(len(clinics.spent(name)) == answered + 1 for name in sizes)  # and the training
     clinics.agree()
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe" * 1000, b"age,sex\n1,f\n", b'age\n"' + b"x" * (1 << 21)])
+def test_a_table_that_cannot_be_read_leaves_noise_and_tells_nobody_else(tmp_path, content, caplog):
+    """The answer comes as from any site, and is charged; without the records of zug."""
+    clinics = Clinics(tmp_path)
+    (tmp_path / "zug" / "table.csv").write_bytes(content)
+    found = clinics.ask(file_of(EVERY[6]))
+    assert abs(sum(one.value for one in found.answers[0].estimates) - 800) < 8 * found.answers[0].deviation
+    clinics.agree()
+    assert len(clinics.spent("zug")) == 1
+    assert "zug: its work failed" in caplog.text or content.startswith(b"age,sex")
