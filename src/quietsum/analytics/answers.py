@@ -132,9 +132,8 @@ def _answer(design: Design, block: Block, sums: Floats, noise: float, z: float) 
 def _count(label: str, value: float, noise: float, z: float) -> Estimate:
     """A count; for the population as a Poisson count, whose variance is about itself."""
     own, wide = z * noise, z * math.sqrt(noise**2 + max(value, 0.0))
-    return Estimate(
-        label=label, value=value, noise=(value - own, value + own), population=(max(0.0, value - wide), max(0.0, value + wide))
-    )
+    population = max(0.0, value - wide), max(0.0, value + wide)
+    return Estimate(label=label, value=value, noise=(value - own, value + own), population=population)
 
 
 # ------------------------------------------------------------------------------------------ means and variances
