@@ -69,6 +69,16 @@ def test_a_survey_goes_from_csv_to_estimates_near_the_truth(protocol: str, kind:
         assert one["low"] < one["value"] < one["high"]
 
 
+def test_the_answers_may_stand_in_a_public_file_too() -> None:
+    Path("answers.txt").write_text("never\nsometimes\n\ndaily\n", encoding="utf-8")
+    one = privatize("one.csv", "--values", "answers.txt")
+    two = privatize("two.csv", "--domain", "answers.txt")
+    three = privatize("three.csv", *DOMAIN, "--protocol", "KRR")
+    assert one["domain"] == two["domain"] == three["domain"]
+    assert three["protocol"] == "k-rr"
+    assert values_of("estimate", "one.csv", "two.csv", "three.csv")["users"] == 12_000
+
+
 def test_the_header_states_protocol_epsilon_domain_digest_hashes_and_version() -> None:
     privatize("reports.csv", *DOMAIN, "--protocol", "cms", "--seed", 5)
     lines = Path("reports.csv").read_text().splitlines()
@@ -155,7 +165,7 @@ BAD = [
     (("-c", "age", "-e", 1, "--range", "5"), "is not a lower and an upper bound"),
     (("-c", "age", "-e", 1, "--bins", "0,x"), "is no list of numbers"),
     (("-c", "gone", "-e", 1, *DOMAIN), "has no column 'gone'"),
-    (("-c", "smokes", "-e", 1, *DOMAIN, "--protocol", "krr"), "choose one of"),
+    (("-c", "smokes", "-e", 1, *DOMAIN, "--protocol", "warner"), "choose one of"),
     (("-c", "smokes", "-e", 1, *DOMAIN, "--protocol", "duchi"), "needs bounds for numbers"),
     (("-c", "smokes", "-e", 1, *DOMAIN, "--seed", 1), "takes no seed"),
     (("-c", "smokes", "-e", 1, *DOMAIN, "--like", "x.csv"), "does not go with --like"),

@@ -308,13 +308,16 @@ def _domain(domains: dict[str, Any], data: Path | None) -> Categories | Bins | I
     from quietsum.mechanisms.local import Bins, Categories, Interval
 
     _only(domains)
-    if (text := domains["--domain"]) is not None:
+    text, path = domains["--domain"], domains["--values"]
+    if text is not None and "," not in text and Path(text).is_file():  # one answer is no list, so it names the file
+        text, path = None, Path(text)
+    if text is not None:
         try:
             labels = next(csv.reader([text], strict=True), [])
         except csv.Error:
             raise InvalidParameter("domain", text, "is no list", "separate answers by commas") from None
         return Categories(labels=tuple(label.strip() for label in labels))
-    if (path := domains["--values"]) is not None:
+    if path is not None:
         if data is not None and data.exists() and path.exists() and os.path.samefile(path, data):
             raise InvalidParameter("values", str(path), "is the private file itself", "name the answers in another")
         from quietsum.files import read_file

@@ -73,7 +73,7 @@ def test_a_protocol_for_shares_wants_a_list_and_one_for_means_an_interval() -> N
         with pytest.raises(InvalidParameter, match="needs"):
             protocol(name, domain, 1.0)
     with pytest.raises(InvalidParameter, match="is not known"):
-        protocol("krr", 3, 1.0)
+        protocol("warner", 3, 1.0)
     with pytest.raises(InvalidParameter, match="means nothing"):
         protocol("k-rr", 3, 1.0, seed=1)
 

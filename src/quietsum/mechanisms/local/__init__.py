@@ -4,7 +4,7 @@ A protocol has two halves: ``privatize`` for the people, ``estimate`` for the co
 report; reports of the same person add up.
 
 >>> from quietsum.mechanisms.local import choose
->>> survey = choose(["never", "monthly", "weekly", "daily"], epsilon=1.0, users=1000).protocol
+>>> survey = choose(["never", "monthly", "weekly", "daily"], epsilon=1.0, n=1000).protocol
 >>> reports = survey.privatize(["never"] * 600 + ["daily"] * 400)
 >>> estimate = survey.estimate(reports)
 >>> estimate.labels[0], bool(abs(estimate.values[0] - 0.6) < 0.3)

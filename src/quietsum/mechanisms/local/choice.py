@@ -40,6 +40,11 @@ _SHARES: dict[str, Callable[..., FrequencyProtocol]] = {
 _MEANS: tuple[Literal["duchi", "piecewise", "hybrid"], ...] = ("duchi", "piecewise", "hybrid")
 NAMES = (*_SHARES, *_MEANS, "privunit")
 """Every protocol's name."""
+_ALIASES = {
+    **dict.fromkeys(("rr", "krr", "grr", "randomized-response", "randomised-response"), "k-rr"),
+    **dict.fromkeys(("hr", "hadamard-response"), "hadamard"),
+    **dict.fromkeys(("count-mean-sketch", "countmeansketch"), "cms"),
+}
 _PARAMETERS: dict[str, tuple[str, ...]] = {
     "rappor": ("permanent_epsilon", "size", "hashes", "cohorts", "seed"),
     "cms": ("functions", "width", "seed"),
@@ -57,6 +62,7 @@ def protocol(
     >>> protocol("oue", ["red", "green", "blue"], 2.0).bits
     3
     """
+    name = _ALIASES.get(str(name).casefold().replace("_", "-"), str(name).casefold())
     if name not in NAMES:
         raise InvalidParameter("protocol", name, "is not known", f"choose one of {', '.join(NAMES)}")
     if unknown := sorted(set(parameters) - set(_PARAMETERS.get(name, ()))):
@@ -104,39 +110,39 @@ class Choice:
     left_out: dict[str, str]
 
 
-def choose(domain: int | Sequence[str] | Categories | Bins | Interval | Ball, epsilon: float, users: int) -> Choice:
+def choose(domain: int | Sequence[str] | Categories | Bins | Interval | Ball, epsilon: float, n: int) -> Choice:
     """The protocol with the smallest standard error among those whose reports and whose work are bearable.
 
     For shares the variance of a rare answer counts, for means the largest over all values. Ties go to the shorter
     report. k-rr wins up to d = 3e^ε + 2 answers; from there oue and olh have the same variance, and hadamard has a
     little more for far less work.
     """
-    epsilon, users = checked_epsilon(epsilon), whole_number("users", users, 1)
+    epsilon, n = checked_epsilon(epsilon), whole_number("n", n, 1)
     left_out: dict[str, str] = {}
     if isinstance(domain, Ball):
         vectors = PrivUnit(domain=domain, epsilon=epsilon)
-        found: list[tuple[float, LocalProtocol]] = [(vectors.variance(users), vectors)]
+        found: list[tuple[float, LocalProtocol]] = [(vectors.variance(n), vectors)]
         what = "the mean vector's root mean square error is"
     elif isinstance(domain, Interval):
         means = [MeanProtocol(domain=domain, epsilon=epsilon, method=name) for name in _MEANS]
-        found = [(one.variance(users), one) for one in means]
+        found = [(one.variance(n), one) for one in means]
         what = "the mean's standard error is at most"
     else:
         answers = categories(domain)
         shares = [_SHARES[name](domain=answers, epsilon=epsilon) for name in ("k-rr", "oue", "sue", "olh", "hadamard")]
-        found = [(one.variance(users), one) for one in shares]
+        found = [(one.variance(n), one) for one in shares]
         what = "a rare answer's standard error is"
         for one in shares:
             if one.bits > _MOST_BITS:
                 left_out[one.name] = f"a report has {one.bits:,.0f} bits"
-            elif one.name in ("oue", "sue", "olh") and users * answers.size > _MOST_WORK:
-                left_out[one.name] = f"the collector would look at {users * answers.size:.0e} bits or hashes"
+            elif one.name in ("oue", "sue", "olh") and n * answers.size > _MOST_WORK:
+                left_out[one.name] = f"the collector would look at {n * answers.size:.0e} bits or hashes"
     errors = {one.name: math.sqrt(variance) for variance, one in found}
     able = [one for _, one in found if one.name not in left_out]
     least = min(errors[one.name] for one in able)
     ordered = sorted(able, key=lambda one: (round(errors[one.name] / least, 3), one.bits))
     best = ordered[0]
-    reason = f"{best.name}: {what} {errors[best.name]:.3g} with {users:,} people, {best.bits:,.0f} bits a report"
+    reason = f"{best.name}: {what} {errors[best.name]:.3g} with {n:,} people, {best.bits:,.0f} bits a report"
     if len(ordered) > 1:
         reason += f"; next best {ordered[1].name}, {errors[ordered[1].name]:.3g}"
     reason += "".join(f"; not {name}: {why}" for name, why in left_out.items()) + "."

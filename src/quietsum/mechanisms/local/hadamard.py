@@ -116,13 +116,13 @@ class HadamardResponse(FrequencyProtocol):
         places = np.arange(self.domain.size)
         return sums[places % self.blocks, places // self.blocks + 1] / (tally.users * self._gain)
 
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """(P(signal in the block) − f gain²) / (n gain²)."""
         blocks = np.arange(self.domain.size) % self.blocks
         mass = np.bincount(blocks, weights=frequencies, minlength=self.blocks)[blocks]
         rest = frequencies.sum() - mass
         seen = (mass * (self.cells.high + self.cells.low) + rest * 2 * self.cells.low) / WORD
-        return np.asarray((seen - frequencies * self._gain**2) / (users * self._gain**2))
+        return np.asarray((seen - frequencies * self._gain**2) / (n * self._gain**2))
 
 
 def odd(values: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -125,6 +125,6 @@ class LocalHashing(FrequencyProtocol):
         p, q = self.chances
         return (tally.sums / tally.users - q) / (p - q)
 
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Wang et al. 2017, equation 3, with the chance of a collision."""
-        return two_chances(users, frequencies, *self.chances)
+        return two_chances(n, frequencies, *self.chances)

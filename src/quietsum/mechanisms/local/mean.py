@@ -201,12 +201,12 @@ class MeanProtocol(LocalProtocol):
             ("mean",), users, np.array([middle + half * mean]), np.array([half**2 * spread / users]), confidence
         )
 
-    def variance(self, users: int, value: float | None = None) -> float:
+    def variance(self, n: int, value: float | None = None) -> float:
         """The variance of the mean where everybody answers ``value``; if omitted, the largest over all values."""
         half = self.domain.high / 2 - self.domain.low / 2
         constant, slope = self._line
         number = float(slope > 0) if value is None else float(self.domain.scaled([value])[0])
-        return (constant + slope * number**2) * half**2 / users
+        return (constant + slope * number**2) * half**2 / n
 
     @functools.cached_property
     def _line(self) -> tuple[float, float]:

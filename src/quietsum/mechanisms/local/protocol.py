@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from quietsum.errors import InvalidParameter, open_probability, whole_number
+from quietsum.errors import InvalidParameter, open_probability, probability, whole_number
 from quietsum.mechanisms.local.domain import Bins, Categories, Domain
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.events import PrivacyEvent, PureDP
@@ -61,6 +61,11 @@ class Estimate:
     high: NDArray[np.float64]
     confidence: float
     projected: bool = False
+
+    @property
+    def intervals(self) -> NDArray[np.float64]:
+        """Low and high, one row for each label."""
+        return np.column_stack([self.low, self.high])
 
     def on_simplex(self) -> Estimate:
         """The nearest shares that are not negative and add up to one: post-processing, it costs no privacy."""
@@ -185,16 +190,17 @@ class FrequencyProtocol(LocalProtocol):
         """Unbiased estimates of all shares."""
 
     @abc.abstractmethod
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The variance of each estimate, where ``frequencies`` are the true shares among ``users`` people."""
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The variance of each estimate, where ``frequencies`` are the true shares among ``n`` people."""
 
     @final
-    def variance(self, users: int, frequency: float = 0.0) -> float:
+    def variance(self, n: int, frequency: float = 0.0) -> float:
         """The variance of the estimate of one share; all other answers are equally frequent."""
+        n, frequency = whole_number("n", n, 1), probability("frequency", frequency)
         rest = (1.0 - frequency) / (self.domain.size - 1)
         frequencies = np.full(self.domain.size, rest)
         frequencies[0] = frequency
-        return float(self.variances(users, frequencies)[0])
+        return float(self.variances(n, frequencies)[0])
 
     @final
     def conclude(self, tally: Tally, *, confidence: float = 0.95) -> Estimate:
@@ -205,12 +211,12 @@ class FrequencyProtocol(LocalProtocol):
         return self.interval(self.domain.labels, tally.users, values, variances, confidence)
 
 
-def two_chances(users: int, frequencies: NDArray[np.float64], p: float, q: float) -> NDArray[np.float64]:
+def two_chances(n: int, frequencies: NDArray[np.float64], p: float, q: float) -> NDArray[np.float64]:
     """The variance of (count / n − q) / (p − q), where a supporter is counted with chance p and anybody else with q.
 
     Wang, Blocki, Li, Jha 2017, equation 3: (f p(1 − p) + (1 − f) q(1 − q)) / (n (p − q)²).
     """
-    return (frequencies * p * (1 - p) + (1 - frequencies) * q * (1 - q)) / (users * (p - q) ** 2)
+    return (frequencies * p * (1 - p) + (1 - frequencies) * q * (1 - q)) / (n * (p - q) ** 2)
 
 
 def on_simplex(values: NDArray[np.float64]) -> NDArray[np.float64]:

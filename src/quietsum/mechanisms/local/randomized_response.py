@@ -97,6 +97,6 @@ class KRandomizedResponse(FrequencyProtocol):
         p, q = share(self.cells.high), share(self.cells.low)
         return (tally.sums / tally.users - q) / (p - q)
 
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Wang et al. 2017, equation 3."""
-        return two_chances(users, frequencies, share(self.cells.high), share(self.cells.low))
+        return two_chances(n, frequencies, share(self.cells.high), share(self.cells.low))

@@ -163,13 +163,13 @@ class CountMeanSketch(FrequencyProtocol):
         met = found / users if self.hadamard else (found / users + 1) / 2
         return (met - 1 / width) * (width / (width - 1))
 
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """The module's formula: coins, then collisions."""
         gain, width = self._gain**2, self.width
-        crowd = frequencies * np.maximum(frequencies - 1 / users, 0.0)
+        crowd = frequencies * np.maximum(frequencies - 1 / n, 0.0)
         collisions = (crowd.sum() - crowd) / (self.functions * (width - 1))
         if self.hadamard:
             own = frequencies * (gain - 1) + (1 - frequencies) * (gain - 1 / width**2)
         else:
             own = (gain - 1) / 4 + (1 - frequencies) * (width - 1) / width**2
-        return np.asarray(own * (width / (width - 1)) ** 2 / users + collisions)
+        return np.asarray(own * (width / (width - 1)) ** 2 / n + collisions)

@@ -127,10 +127,10 @@ class UnaryEncoding(FrequencyProtocol):
         p, q = map(share, self.thresholds)
         return (tally.sums / tally.users - q) / (p - q)
 
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Wang et al. 2017, equation 3."""
         p, q = map(share, self.thresholds)
-        return two_chances(users, frequencies, p, q)
+        return two_chances(n, frequencies, p, q)
 
 
 @final
@@ -294,7 +294,7 @@ class Rappor(FrequencyProtocol):
         cleaned = (tally.sums[:, :-1] - wrong * tally.sums[:, -1:]) / (1 - 2 * wrong)
         return np.asarray(self.decoder @ (cleaned.reshape(-1) * (self.cohorts / tally.users)), dtype=np.float64)
 
-    def variances(self, users: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
+    def variances(self, n: int, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         """Exact. A report is g = cohorts · Σⱼ decoderⱼ (bitⱼ − wrong) / (1 − 2 wrong) over the bits of its cohort i.
 
         Given the answer v: Var g = C Σᵢ (Σⱼ decoder²ᵢⱼ · s² + (Σⱼ decoderᵢⱼ filterᵢⱼᵥ)²) − [this answer is v], with the
@@ -308,7 +308,7 @@ class Rappor(FrequencyProtocol):
         for cohort in range(self.cohorts):
             met = decoder[:, cohort] @ self.filters[cohort].T.astype(np.float64)  # answers × answers
             spread += self.cohorts * (met**2 @ frequencies)
-        return np.asarray((flips + spread - frequencies) / users, dtype=np.float64)
+        return np.asarray((flips + spread - frequencies) / n, dtype=np.float64)
 
 
 # ------------------------------------------------------------------------------------------------- bits and seeds

@@ -187,7 +187,7 @@ class PrivUnit(LocalProtocol):
         labels = tuple(f"[{place}]" for place in range(self.domain.dimension))
         return self.interval(labels, users, scale * mean, scale**2 * spread / users, confidence)
 
-    def variances(self, users: int, vector: ArrayLike) -> NDArray[np.float64]:
+    def variances(self, n: int, vector: ArrayLike) -> NDArray[np.float64]:
         """The variance of each coordinate of the mean, where everybody answers ``vector``.
 
         With T = E⟨V, u⟩²: (T uᵢ² + (1 − T)(1 − uᵢ²) / (D − 1)) / m² − uᵢ². Over all D coordinates 1 / m² − 1.
@@ -199,11 +199,11 @@ class PrivUnit(LocalProtocol):
         along = chance * beyond / inside + (1 - chance) * (1 / self.sphere - beyond) / (1 - inside)
         across = (1 - along) / (self.sphere - 1)
         spread = (along * unit**2 + across * (1 - unit**2)) / self.length**2 - unit**2
-        return np.asarray(self.domain.radius**2 * spread / users, dtype=np.float64)
+        return np.asarray(self.domain.radius**2 * spread / n, dtype=np.float64)
 
-    def variance(self, users: int) -> float:
+    def variance(self, n: int) -> float:
         """E‖estimate − mean‖² at most: (1 / m² − 1) · radius² / n, reached by vectors of full length in the limit."""
-        return self.domain.radius**2 * (1 / self.length**2 - 1) / users
+        return self.domain.radius**2 * (1 / self.length**2 - 1) / n
 
 
 def directions(seeds: NDArray[np.uint64], dimension: int) -> NDArray[np.float64]:
