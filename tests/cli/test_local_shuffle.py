@@ -87,3 +87,31 @@ def test_an_output_that_exists_is_left_as_it_was() -> None:
 def test_too_large_a_delta_is_said() -> None:
     result = local("shuffle", "reports-one.csv", "-o", "out.csv", "--delta", 0.01)
     assert "not below 1/n" in " ".join(result.stdout.split())
+
+
+def test_amplify_prints_both_bounds_and_the_attack_without_any_file() -> None:
+    text = " ".join(local("amplify", "--epsilon", 1, "--n", 10_000).stdout.split())
+    for told in ("ε ≤ 0.04321 at δ = 1e-06", "at least 0.03566", "ε ≤ 0.214 by the closed form", "20,000 messages"):
+        assert told in text
+    smaller = json.loads(local("amplify", "-e", 1, "--n", 500, "--categories", 9, "--json").stdout)
+    assert smaller["guarantee"]["epsilon"] < shuffled_epsilon(epsilon0=1.0, n=500, delta=1e-6).epsilon
+
+
+def test_amplify_goes_back_from_a_central_epsilon() -> None:
+    values = json.loads(local("amplify", "--central", 0.1, "--n", 10_000, "--json").stdout)
+    assert values["local_epsilon"] == pytest.approx(1.83, abs=0.01)
+    assert values["guarantee"]["epsilon"] <= values["wanted"] == 0.1
+
+
+def test_amplify_says_where_the_closed_form_ends_and_what_is_missing() -> None:
+    assert "no ε₀ at all at n = 50" in " ".join(local("amplify", "-e", 5, "--n", 50).stdout.split())
+    for given, told in (
+        (("--n", 5), "is missing"),
+        (("--n", 5, "-e", 1, "--central", 1), "does not go with --central"),
+        (("--n", 0, "-e", 1), "n = 0"),
+        (("--n", 5, "-e", -1), "epsilon"),
+        (("--n", 5, "-e", "nan"), "epsilon"),
+        (("--n", 5, "--central", 0), "epsilon"),
+        (("--n", 5, "-e", 1, "--categories", 1), "categories"),
+    ):
+        refused(local("amplify", *given), told)

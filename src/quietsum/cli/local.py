@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from quietsum.cli import options as opt
-from quietsum.cli.local_shuffle import shuffle
+from quietsum.cli.local_shuffle import amplify, shuffle
 from quietsum.cli.output import print_json, print_next
 from quietsum.errors import InvalidParameter, printable, whole_number
 
@@ -279,6 +279,7 @@ def simulate(
 
 
 app.command()(shuffle)
+app.command()(amplify)
 
 
 # --------------------------------------------------------------------------------------------- what may be answered

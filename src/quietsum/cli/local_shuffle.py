@@ -1,8 +1,9 @@
-"""``quietsum local shuffle``: reports of one survey in random order, and the central ε that this buys."""
+"""``quietsum local shuffle`` and ``amplify``: reports in random order, and the central ε that this buys."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -13,9 +14,9 @@ import typer
 
 from quietsum.cli import options as opt
 from quietsum.cli.output import print_json, print_next
-from quietsum.errors import positive
+from quietsum.errors import InvalidParameter, positive
 
-__all__ = ["shuffle"]
+__all__ = ["amplify", "shuffle"]
 
 
 def shuffle(
@@ -89,6 +90,74 @@ def shuffle(
         _say("warning", warning)
     _say("next", "destroy the files that were read, and whatever tells when and from where they came")
     print_next(["local", "estimate", str(output)])
+
+
+def amplify(
+    people: Annotated[int, typer.Option("--n", metavar="N", help="People with one report each.", show_default=False)],
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-e", metavar="ε₀", help="What one report costs.", show_default=False)
+    ] = None,
+    central: Annotated[
+        float | None,
+        typer.Option("--central", metavar="ε", help="Instead: the central ε to stay within.", show_default=False),
+    ] = None,
+    delta: Annotated[float, typer.Option("--delta", "-d", metavar="δ", help="δ of the central guarantee.")] = 1e-6,
+    categories: Annotated[
+        int | None,
+        typer.Option(
+            "--categories", metavar="K", help="For k-rr among K answers. \\[default: any protocol]", show_default=False
+        ),
+    ] = None,
+    colluders: Annotated[
+        int, typer.Option("--colluders", metavar="K", help="People who may tell the recipient what they sent.")
+    ] = 0,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """What shuffling would buy: from a local to a central ε, or back.
+
+    Example: quietsum local amplify --epsilon 1 --n 10000
+
+    No data is read. The numerical bound holds for every randomiser that is
+    ε₀-private by itself; with --categories it is smaller.
+    """
+    from quietsum.mechanisms.shuffle_model import largest_local_epsilon, shuffled_epsilon
+
+    if (epsilon is None) == (central is None):
+        problem = "is missing" if epsilon is None else "does not go with --central"
+        raise InvalidParameter("epsilon", epsilon, problem, "state --epsilon ε₀ of one report, or --central ε")
+    if central is not None:
+        local = largest_local_epsilon(
+            epsilon=central, n=people, delta=delta, categories=categories, colluders=colluders
+        )
+    else:
+        local = positive("epsilon", epsilon)
+    bound = functools.partial(
+        shuffled_epsilon, epsilon0=local, n=people, delta=delta, categories=categories, colluders=colluders
+    )
+    answer = bound()
+    closed: float | None
+    try:
+        closed, why = bound(method="closed form").epsilon, ""
+    except InvalidParameter as error:
+        closed, why = None, error.problem
+    if as_json:
+        print_json({**answer.to_dict(), "closed_form": closed, "wanted": central})
+        return
+    found = answer.guarantee
+    if central is not None:
+        _say("local", f"each of {people:,} people may use ε₀ = {local:.4g}")
+    _say("central", f"ε ≤ {answer.epsilon:.4g} at δ = {delta:g} against recipients of {people:,} shuffled reports; "
+         f"{found.neighbours.value} neighbours; {found.method}")  # fmt: skip
+    if found.epsilon_lower:
+        _say("", f"at least {found.epsilon_lower:.4g} for binary randomised response, by an attack")
+    _say("closed", f"ε ≤ {closed:.4g} by the closed form of 2021" if closed is not None else f"none: ε₀ {why}")
+    _say("local" if central is None else "", f"ε₀ = {local:.4g} against the shuffler, and if the shuffler fails")
+    for trust in answer.trusted:
+        _say("trusted", trust)
+    _say("cost", f"{answer.messages:,} messages, two for each report")
+    for warning in found.warnings:
+        _say("warning", warning)
+    print_next(["explain", "shuffle", "model"])
 
 
 @contextlib.contextmanager
