@@ -66,7 +66,7 @@ def show(
     output: OutputOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Show one run: its guarantee, its metrics and where its files are."""
+    """Show one run: its guarantee, its metrics, its defence and where its files are."""
     from quietsum import report
     from quietsum.plan.card import GuaranteeCard
     from quietsum.runs.folder import Workspace
