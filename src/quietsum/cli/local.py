@@ -311,7 +311,7 @@ def _domain(domains: dict[str, Any], data: Path | None) -> Categories | Bins | I
     _only(domains)
     text, path = domains["--domain"], domains["--values"]
     if text is not None and "," not in text and Path(text).is_file():  # one answer is no list, so it names the file
-        text, path = None, Path(text)
+        path, text = Path(text), None
     if text is not None:
         try:
             labels = next(csv.reader([text], strict=True), [])
