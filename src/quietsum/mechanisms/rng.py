@@ -33,7 +33,15 @@ from scipy.special import ndtri
 from quietsum.errors import InvalidParameter, QuietsumError, probability, whole_number
 from quietsum.mechanisms.rounded import rounded_normals
 
-__all__ = ["RandomSource", "Shape", "dimensions", "random_keys", "randomness_for_tests", "system_randomness"]
+__all__ = [
+    "RandomSource",
+    "Shape",
+    "dimensions",
+    "given_or_system",
+    "random_keys",
+    "randomness_for_tests",
+    "system_randomness",
+]
 
 Shape: TypeAlias = int | Sequence[int]
 Octets: TypeAlias = bytes  # inside the class below, ``bytes`` is the name of a method
@@ -95,6 +103,16 @@ def system_randomness() -> RandomSource:
     Guarantees: no two sources, processes or forks share a key; the key is in no repr, copy or pickle.
     """
     return _Source(_Keystream(lambda: os.urandom(32)), for_tests=False)
+
+
+def given_or_system(rng: RandomSource | None) -> RandomSource:
+    """``rng``, or a new source of the system's if it is None. A generator of numpy's or of Python's is refused."""
+    if rng is None:
+        return system_randomness()
+    if not callable(getattr(rng, "words", None)):
+        remedy = "leave it out: whoever knows the state of another generator can subtract the noise"
+        raise InvalidParameter("rng", type(rng).__name__, "is not a random source of quietsum", remedy)
+    return rng
 
 
 def randomness_for_tests(seed: int) -> RandomSource:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -25,6 +26,7 @@ from quietsum import (
     Laplace,
     LaplaceMechanism,
     LInf,
+    PermuteAndFlip,
     RenyiAccountant,
     SkellamMechanism,
 )
@@ -334,6 +336,15 @@ def test_integer_noise_takes_whole_sensitivities_and_its_own_dimension() -> None
 def test_coins_come_from_the_system_unless_others_are_given() -> None:
     mechanism = LaplaceMechanism(epsilon=1)
     assert len({mechanism.release(0.0) for _ in range(20)}) > 15
+
+
+@pytest.mark.parametrize("generator", [np.random.default_rng(1), random.Random(1), 7, "seed"])
+def test_a_generator_that_can_be_replayed_is_refused(generator: Any) -> None:
+    for mechanism in (LaplaceMechanism(epsilon=1), GaussianMechanism(noise_multiplier=1)):
+        with pytest.raises(InvalidParameter, match="can subtract the noise"):
+            mechanism.release(1.0, generator)
+    with pytest.raises(InvalidParameter, match="can subtract the noise"):
+        PermuteAndFlip(epsilon=1).release([1, 2], generator)
 
 
 def test_failures_add_up_and_stay_far_below_any_delta() -> None:

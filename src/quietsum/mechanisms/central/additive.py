@@ -32,7 +32,7 @@ from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitiv
 from quietsum.mechanisms.discrete import LARGEST_LAPLACE_SCALE
 from quietsum.mechanisms.gaussian import LEAST_NOISE, MOST_NOISE, least_noise
 from quietsum.mechanisms.geometric import RoundedLaplaceNoise
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW, LARGEST_SCALE
 from quietsum.privacy.events import Gaussian, Laplace
 
@@ -80,7 +80,7 @@ class LaplaceMechanism:
         """``value`` with noise: a float for a number, an array for an array. If omitted, ``rng`` is the system's."""
         given = numbers(value)
         lattice, noise = self._noise(given.size)
-        noisy = lattice.round(given) + noise.sample(given.shape, rng or system_randomness())
+        noisy = lattice.round(given) + noise.sample(given.shape, given_or_system(rng))
         return _returned(lattice.back(np.asarray(noisy)))
 
     def event(self) -> Laplace:
@@ -156,7 +156,7 @@ class GaussianMechanism:
         """``value`` with noise: a float for a number, an array for an array. If omitted, ``rng`` is the system's."""
         given = numbers(value)
         lattice, scale = self._grid(given.size)
-        noisy = lattice.round(given) + (rng or system_randomness()).rounded_normals(scale, given.shape)
+        noisy = lattice.round(given) + given_or_system(rng).rounded_normals(scale, given.shape)
         return _returned(lattice.back(np.asarray(noisy)))
 
     def event(self) -> Gaussian:

@@ -28,7 +28,7 @@ from quietsum.mechanisms.central.lattice import above, integers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity, in_l1, in_l2
 from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
 from quietsum.mechanisms.gaussian import MOST_NOISE, least_noise
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.skellam import SkellamNoise
 from quietsum.mechanisms.wide import WideGaussian
 from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace, PrivacyEvent, Skellam
@@ -302,5 +302,5 @@ def _released(
             "dimension", size, f"is not the {given.size} coordinates of the value",
             f"make the mechanism with dimension={given.size}, since its noise or its event depends on it",
         )  # fmt: skip
-    noisy = given + sample(given.shape, rng or system_randomness())
+    noisy = given + sample(given.shape, given_or_system(rng))
     return int(noisy) if single else np.asarray(noisy)

@@ -35,7 +35,7 @@ from quietsum.mechanisms.central.additive import checked_noise, target
 from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Sensitivity
 from quietsum.mechanisms.discrete import BITS, DiscreteLaplaceNoise, exponential
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy.events import PureDP
 
 __all__ = ["ExponentialMechanism", "PermuteAndFlip", "ReportNoisyMax", "choose", "flips"]
@@ -206,7 +206,7 @@ def _chosen(
             "scores", values.shape, "is not a list of at least one score", "pass one for each option"
         )
     lattice, rate = _grid(mechanism)
-    index = draw(_distances(lattice.round(values), rate), rate, rng or system_randomness())
+    index = draw(_distances(lattice.round(values), rate), rate, given_or_system(rng))
     return index if names is None else names[index]
 
 

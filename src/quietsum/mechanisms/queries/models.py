@@ -21,7 +21,7 @@ from quietsum.mechanisms.central.additive import target
 from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import choose
 from quietsum.mechanisms.queries.rows import Bounds, bounded, checked_bounds, checked_relation, grid_for
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy.events import PrivacyEvent, PureDP, RandomizedResponse, Repeated
 from quietsum.privacy.units import Neighbours
 
@@ -75,7 +75,7 @@ class PrivateNextToken:
     def release(self, probabilities: ArrayLike, rng: RandomSource | None = None) -> int:
         """The index of one token. ``probabilities`` is the model's distribution; it need not sum to one exactly."""
         chances = _distribution(probabilities, self.vocabulary)
-        source = rng or system_randomness()
+        source = given_or_system(rng)
         sums = np.cumsum(chances)
         models = int(np.searchsorted(sums, source.uniforms(1)[0] * sums[-1], side="right"))
         anyone = _uniform(self.vocabulary, source)
@@ -168,7 +168,7 @@ class PosteriorSample:
             scores = [score + more for score, more in zip(scores, _prior(log_prior, len(scores), rate), strict=True)]
         best, far = max(scores), math.ceil(800 / rate)
         distances = np.array([min(far, best - score) for score in scores], dtype=np.int64)
-        return choose(distances, rate, rng or system_randomness())
+        return choose(distances, rate, given_or_system(rng))
 
     def event(self) -> PureDP:
         """The event to account for, under ``neighbours``."""

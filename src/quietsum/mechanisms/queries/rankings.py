@@ -22,7 +22,7 @@ from quietsum.mechanisms.central.lattice import numbers
 from quietsum.mechanisms.central.selection import PermuteAndFlip
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity
 from quietsum.mechanisms.queries.rows import Bounds, checked_bounds
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent, PureDP, Repeated
 
 __all__ = ["PrivateRanking", "ScoreRelease", "TopK"]
@@ -62,7 +62,7 @@ class TopK:
         values = numbers([scores[name] for name in names] if names is not None else scores, "scores")
         if values.ndim != 1 or values.size < self.k:
             raise InvalidParameter("scores", values.shape, f"are fewer than k = {self.k} scores", "ask for fewer")
-        source = rng or system_randomness()
+        source = given_or_system(rng)
         left = list(range(values.size))
         chosen = []
         for _ in range(self.k):

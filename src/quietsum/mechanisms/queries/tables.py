@@ -47,7 +47,7 @@ from quietsum.mechanisms.queries.rows import (
     listed,
     total,
 )
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy.events import Composed, Gaussian, Laplace, PrivacyEvent, PureDP
 from quietsum.privacy.units import Neighbours
@@ -166,7 +166,7 @@ class NoisyMean:
         grid = grid_for(half)
         with np.errstate(over="ignore"):
             steps = total(bounded(values - middle, -half, half, grid)[counts])
-        source = rng or system_randomness()
+        source = given_or_system(rng)
         noisy = _float(steps + self._noise.draw(grid.largest, source), grid.lattice.exponent)
         number = self.size
         if number is None:
@@ -355,7 +355,7 @@ class _Noise:
     def draw(self, largest: int, rng: RandomSource | None) -> int:
         """One draw for a sum that one row moves by at most ``largest``."""
         scale = above(Fraction(self.multiplier) * largest)
-        source = rng or system_randomness()
+        source = given_or_system(rng)
         if self.gaussian:
             return int(source.rounded_normals(scale, 1)[0])
         return int(RoundedLaplaceNoise(scale=scale).sample(1, source)[0])
