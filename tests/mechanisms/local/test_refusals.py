@@ -103,3 +103,11 @@ def test_a_filter_that_cannot_tell_answers_apart_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="share all their bits"):
         found = protocol("rappor", 60, 2.0, size=8, cohorts=1, seed=1)
         found.estimate(found.privatize(np.arange(60)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_generator_that_can_be_replayed_is_refused(name: str) -> None:
+    found = protocol(name, Ball(dimension=2) if name == "privunit" else DOMAINS.get(name, 5), 1.0)
+    values: object = [[0.1, 0.2]] if name == "privunit" else [1]
+    with pytest.raises(InvalidParameter, match="rng"):
+        found.privatize(values, np.random.default_rng(1))  # type: ignore[arg-type]

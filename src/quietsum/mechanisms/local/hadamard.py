@@ -29,7 +29,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 
 __all__ = ["HadamardResponse", "odd", "transformed"]
 
@@ -88,7 +88,7 @@ class HadamardResponse(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng = self.domain.places(values), rng or system_randomness()
+        truth, rng = self.domain.places(values), given_or_system(rng)
         block, row = truth % self.blocks, truth // self.blocks + 1
         half = self.cells.draw(2 * block, rng)  # 2 · block: where the row is +1; one more: where it is −1
         place = (rng.words(truth.size) & np.uint64(self.width - 1)).astype(np.int64)

@@ -28,7 +28,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import Cells, checked_epsilon, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 
 __all__ = ["LocalHashing"]
 
@@ -83,7 +83,7 @@ class LocalHashing(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng = self.domain.places(values), rng or system_randomness()
+        truth, rng = self.domain.places(values), given_or_system(rng)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         a, b = rng.words(truth.size), rng.words(truth.size)
         hashed = (((a * truth.astype(np.uint64) + b) >> _HALF) * np.uint64(self.values)) >> _HALF

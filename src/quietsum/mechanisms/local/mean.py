@@ -32,7 +32,7 @@ from quietsum.errors import InvalidParameter, whole_number
 from quietsum.mechanisms.local.domain import Interval
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below
 from quietsum.mechanisms.local.protocol import Estimate, LocalProtocol, Reports, Tally
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 
 __all__ = ["HYBRID_FROM", "MeanProtocol", "Window"]
 
@@ -152,7 +152,7 @@ class MeanProtocol(LocalProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        numbers, rng = self.domain.scaled(values), rng or system_randomness()
+        numbers, rng = self.domain.scaled(values), given_or_system(rng)
         reports: Reports = np.empty(numbers.size, dtype=self.layout)
         if self.piecewise_share == WORD:
             reports["cell"] = self.window.draw(numbers, rng)

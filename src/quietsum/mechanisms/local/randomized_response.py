@@ -27,7 +27,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import Cells, checked_epsilon, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy.events import RandomizedResponse
 
 __all__ = ["KRandomizedResponse"]
@@ -82,7 +82,7 @@ class KRandomizedResponse(FrequencyProtocol):
         """At the person."""
         truth = self.domain.places(values)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
-        reports["answer"] = self.cells.draw(truth, rng or system_randomness())
+        reports["answer"] = self.cells.draw(truth, given_or_system(rng))
         return reports
 
     def tally(self, reports: Reports) -> Tally:

@@ -36,7 +36,7 @@ from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins
 from quietsum.mechanisms.local.hadamard import odd, transformed
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally
 from quietsum.mechanisms.local.unary import packed, pieces, seed_of, sums_by_row
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 
 __all__ = ["CountMeanSketch"]
 
@@ -114,7 +114,7 @@ class CountMeanSketch(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng = self.domain.places(values), rng or system_randomness()
+        truth, rng = self.domain.places(values), given_or_system(rng)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         chosen = (((rng.words(truth.size) >> np.uint64(32)) * np.uint64(self.functions)) >> np.uint64(32)).astype(int)
         place = self.places[truth, chosen].astype(np.int64)

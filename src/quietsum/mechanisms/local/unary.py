@@ -37,7 +37,7 @@ from quietsum.errors import InvalidParameter, whole_number
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below, half_coins, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP
 
 __all__ = [
@@ -103,7 +103,7 @@ class UnaryEncoding(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng, size = self.domain.places(values), rng or system_randomness(), self.domain.size
+        truth, rng, size = self.domain.places(values), given_or_system(rng), self.domain.size
         p, q = self.thresholds
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         for piece in pieces(truth.size, size):
@@ -240,7 +240,7 @@ class Rappor(FrequencyProtocol):
 
     def permanent(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person, once: what must be kept and sent to nobody."""
-        truth, rng = self.domain.places(values), rng or system_randomness()
+        truth, rng = self.domain.places(values), given_or_system(rng)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         cohorts = ((rng.words(truth.size) >> np.uint64(32)) * np.uint64(self.cohorts)) >> np.uint64(32)
         reports["cohort"] = cohorts
@@ -251,7 +251,7 @@ class Rappor(FrequencyProtocol):
 
     def report(self, permanent: Reports, rng: RandomSource | None = None) -> Reports:
         """At the person, for each report: the permanent response, flipped again."""
-        rng, reports = rng or system_randomness(), self.fields(permanent).copy()
+        rng, reports = given_or_system(rng), self.fields(permanent).copy()
         if self.flips[1]:
             for piece in pieces(reports.size, self.size):
                 count = reports[piece].size
@@ -260,7 +260,7 @@ class Rappor(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person: a permanent response that is forgotten, and one report of it."""
-        rng = rng or system_randomness()
+        rng = given_or_system(rng)
         return self.report(self.permanent(values, rng), rng)
 
     def _flipped(self, rng: RandomSource, threshold: int, users: int) -> NDArray[np.bool_]:

@@ -38,7 +38,7 @@ from quietsum.errors import InvalidParameter, whole_number
 from quietsum.mechanisms.local.domain import Ball
 from quietsum.mechanisms.local.exact import WORD, checked_epsilon, coins, exp_below
 from quietsum.mechanisms.local.protocol import Estimate, LocalProtocol, Reports, Tally
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms.rng import RandomSource, given_or_system
 
 __all__ = ["PrivUnit", "directions"]
 
@@ -127,7 +127,7 @@ class PrivUnit(LocalProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person: one row of ``values`` each."""
-        unit, rng = self._unit(values), rng or system_randomness()
+        unit, rng = self._unit(values), given_or_system(rng)
         gamma, chance = self.cap
         wanted = coins(rng, chance, unit.shape[0])
         seeds = np.zeros(unit.shape[0], dtype=np.uint64)
