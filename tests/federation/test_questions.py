@@ -15,7 +15,7 @@ from analytics.asking import COLUMNS, EVERY, SURVIVAL, hospitals, questions_of
 from federation.sites import Carrier
 from quietsum.analytics import Column, Question, QuestionFile, plan_of
 from quietsum.analytics.questions import Promise
-from quietsum.errors import QuietsumError
+from quietsum.errors import QuietsumError, TooFewParties
 from quietsum.federation.remote import RemoteFederation
 from quietsum.ledger import Ledger
 from quietsum.party.policy import (
@@ -126,7 +126,7 @@ def test_sites_answer_and_both_sides_books_agree(tmp_path, secure):
 
 
 def refusal(clinics: Clinics, asked: QuestionFile) -> str:
-    with pytest.raises(QuietsumError) as problem:
+    with pytest.raises(TooFewParties) as problem:  # exit code 6
         clinics.ask(asked)
     assert not any(clinics.spent(name) for name in clinics.sizes)
     return str(problem.value)

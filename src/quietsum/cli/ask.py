@@ -7,7 +7,7 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 import typer
 
@@ -25,13 +25,15 @@ from quietsum.cli.across import (
 from quietsum.cli.logs import watch_log
 from quietsum.cli.output import console, print_json, print_next
 from quietsum.cli.run import NameOption, OnOption
-from quietsum.errors import InvalidParameter, printable
+from quietsum.cli.signals import Interruption
+from quietsum.errors import CorruptState, InvalidParameter, printable
 
 if TYPE_CHECKING:
     from quietsum.analytics import Answer, QuestionFile
+    from quietsum.federation.watch import RunEvent
     from quietsum.plan import Plan, ResolvedPlan
     from quietsum.runs.asking import Asked
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs.folder import RunFolder, Workspace
     from quietsum.tasks.questions import QuestionTask
 
 __all__ = ["ask"]
@@ -111,16 +113,25 @@ def ask(
     again = [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
     if not as_json:
         _introduce(loaded, plan)
-    with contextlib.ExitStack() as stack:
-        sites = None
-        if on == "flower":
-            sites = stack.enter_context(
-                flower(
-                    keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
-                    insecure=insecure, quiet=as_json,
+    interruption = Interruption()
+    with interruption.heard():
+        try:
+            with contextlib.ExitStack() as stack:
+                watching = _Watching(place, stack, as_json)
+                sites = None
+                if on == "flower":
+                    sites = stack.enter_context(
+                        flower(
+                            keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
+                            insecure=insecure, quiet=as_json,
+                        )
+                    )  # fmt: skip
+                asked = _ask(
+                    plan, place, loaded.level if level is None else _level(level), name, sites, same_rows, watching
                 )
-            )  # fmt: skip
-        asked = _ask(plan, place, loaded.level if level is None else _level(level), name, sites, same_rows)
+        except KeyboardInterrupt:
+            print("stopped: there are no answers, and what was charged stays charged", file=sys.stderr)
+            return interruption.exit_code
     return _finish(asked, [*again, *where], output, plot, question, as_json)
 
 
@@ -156,7 +167,47 @@ def _level(level: float) -> float:
     return level
 
 
-def _ask(plan: Plan, place: Workspace, level: float, name: str | None, sites: Any, same_rows: str) -> Asked:
+@final
+class _Watching:
+    """What the operator keeps of a run of questions: its events, its database, and the workspace's alerts."""
+
+    def __init__(self, place: Workspace, stack: contextlib.ExitStack, quiet: bool) -> None:
+        from quietsum.federation.watch import Guarded
+        from quietsum.runs.alerting import alerting
+
+        self._stack = stack
+        self._alerts = stack.enter_context(alerting(place, lines=sys.stderr if quiet else None))
+        self._watchers: list[Guarded] = []
+
+    def opened(self, folder: RunFolder) -> None:
+        """Write to the run's folder from now on."""
+        from quietsum.federation.watch import Watcher, guarded
+        from quietsum.runs.progress import JsonLines
+        from quietsum.runs.record import Recorder
+
+        kept: list[Watcher] = [self._stack.enter_context(JsonLines(folder.path / "events.jsonl"))]
+        recorder: Recorder | None = None
+        try:
+            recorder = self._stack.enter_context(Recorder(folder.path / "run.db"))
+            kept.append(recorder)
+        except CorruptState as error:
+            print(textwrap.fill(f"warning: {error}; the answers come without it", 80), file=sys.stderr)
+        self._alerts.opened(recorder, None)
+        self._watchers += guarded([*kept, self._alerts])
+
+    def saw(self, event: RunEvent) -> None:
+        """Pass it on; what fails there costs no answer."""
+        for watcher in self._watchers:
+            watcher.saw(event)
+
+    def failed(self, error: BaseException) -> None:
+        """What keeps a run from answering is an alert where it is one."""
+        self._alerts.failed(error)
+
+
+def _ask(
+    plan: Plan, place: Workspace, level: float, name: str | None, sites: Any, same_rows: str, watching: _Watching
+) -> Asked:
     from quietsum.runs.asking import ask as ask_all
 
     def check_data(task: QuestionTask, resolved: ResolvedPlan) -> None:
@@ -173,9 +224,14 @@ def _ask(plan: Plan, place: Workspace, level: float, name: str | None, sites: An
         for told in check_rows(place.ledger, datasets_of(task, resolved), reason=same_rows, remedy=remedy):
             print(textwrap.fill(told, 80), file=sys.stderr)
 
-    return ask_all(
-        plan, workspace=place, level=level, name=name, federation=sites, allowed=check_data if sites is None else None
-    )
+    try:
+        return ask_all(
+            plan, workspace=place, level=level, name=name, federation=sites, watchers=[watching],
+            allowed=check_data if sites is None else None, opened=watching.opened,
+        )  # fmt: skip
+    except Exception as error:
+        watching.failed(error)
+        raise
 
 
 # ------------------------------------------------------------------------------------------------ what is printed
@@ -234,7 +290,8 @@ def _finish(
     from quietsum.files import write_output
 
     if asked.error is not None:
-        raise asked.error
+        told = str(asked.error).replace("then resume", "then ask again: a sum over some of the sites is no answer")
+        raise type(asked.error)(told)
     values = asked.to_dict()
     if plot is not None:
         _plot(asked, plot, question)
