@@ -102,17 +102,52 @@ def test_a_hazard_ratio_of_two_is_found_at_two_thousand_patients_of_five_sites()
     assert hits >= 0.8 * plain >= 75
 
 
-def test_curve_intervals_cover_the_datas_own_curve():
-    texts, rng = people(1500, np.random.default_rng(31)), np.random.default_rng(32)
-    made = design(SURVIVAL)
+def _covered(texts: dict[str, list[str]], noise: float, repeats: int, seed: int) -> np.ndarray:
+    """How often each point's noise interval holds the curve of the data itself, groups × cells."""
+    rng, made = np.random.default_rng(seed), design(SURVIVAL)
     total = made.vectors(made.coded(texts)).sum(axis=0)
-    truth = [one.value for one in answers_of(made, total, deviation=1e-9)[0].estimates]
-    hits = []
-    for _ in range(1000):
-        (answer,) = answers_of(made, total + rng.normal(0, 8.0, made.dimension), deviation=8.0)
-        hits.append([one.noise[0] <= value <= one.noise[1] for one, value in zip(answer.estimates, truth, strict=True)])
-    found = np.array(hits).mean(axis=0).reshape(2, CELLS)
-    assert (found[:, :8] >= 0.95 - 3.3 * math.sqrt(0.95 * 0.05 / 1000)).all(), found.round(3)
+    truth = np.array([one.value for one in answers_of(made, total, deviation=1e-9)[0].estimates])
+    hits = np.zeros(len(truth))
+    for _ in range(repeats):
+        (answer,) = answers_of(made, total + rng.normal(0, noise, made.dimension), deviation=noise)
+        low, high = np.array([one.noise for one in answer.estimates]).T
+        hits += (low <= truth + 1e-6) & (truth - 1e-6 <= high)
+    return (hits / repeats).reshape(2, CELLS)
+
+
+def test_curve_intervals_cover_the_datas_own_curve():
+    found = _covered(people(1500, np.random.default_rng(31)), 8.0, 1000, 32)
+    assert (found >= 0.95 - 3.3 * math.sqrt(0.95 * 0.05 / 1000)).all(), found.round(3)
+
+
+@pytest.mark.parametrize(
+    "case, changes",
+    [
+        ("nobody dies", {"died": ["0"] * 300}),
+        ("all die at once", {"died": ["1"] * 300, "weeks": ["1"] * 300}),
+        ("all die at last", {"died": ["1"] * 300, "weeks": ["58"] * 300}),
+        ("few are left", {}),
+    ],
+)
+@pytest.mark.parametrize("noise", [0.5, 5.0])
+def test_curve_intervals_cover_at_the_ends_of_a_curve_too(case, changes, noise):
+    """At S = 1, at S = 0 and where nobody is at risk any more."""
+    count = 300 if changes else 40
+    found = _covered({**people(count, np.random.default_rng(1)), **changes}, noise, 300, 33)
+    assert (found >= 0.95 - 3.3 * math.sqrt(0.95 * 0.05 / 300)).all(), found.round(3)
+
+
+def test_an_interval_for_log_minus_log_alone_would_miss_a_curve_without_deaths():
+    """Negative control: it never reaches 1, and noise puts about every second estimate below that."""
+    rng, missed = np.random.default_rng(34), 0
+    for _ in range(200):
+        noisy, decode = counts_of(np.zeros((2, CELLS)) + rng.normal(0, 5.0, (2, CELLS)))
+        noisy[1, -1] += 150
+        curve = curve_of(noisy[0], noisy.sum(axis=0), decode, 5.0)
+        missed += bool(curve.values[2] < 1)
+        low, high = curve.interval(2, 1.96, population=False)
+        assert 0 <= low <= curve.values[2] <= high <= 1
+    assert missed > 50
 
 
 def test_a_curve_of_noise_alone_is_still_a_curve():

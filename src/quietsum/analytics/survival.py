@@ -56,17 +56,31 @@ SAFE = 3.0
 """A cell is in the test while the smallest group's share of those at risk is so many deviations of its own noise."""
 
 
+KNOWN = 2.0
+"""The same for a point of one curve to have an interval of its own."""
+
+
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curve:
-    """S at the right edge of each cell, and the variance of log S by noise and by sampling."""
+    """S at the right edge of each cell, and the variance of log S by noise and by sampling.
+
+    ``known`` cells have more at risk than two deviations of the noise in that number; behind them nothing is known of S
+    but that it falls.
+    """
 
     values: Floats
     noise: Floats
     sampling: Floats
+    known: int
 
     def interval(self, cell: int, z: float, *, population: bool) -> tuple[float, float]:
-        """For one point: symmetric for log(−log S), within [0, 1]."""
+        """For one point: symmetric for log(−log S), with what the noise moves S itself by, within [0, 1].
+
+        The first alone never reaches the ends: where nobody died S is 1, and noise alone puts the estimate below it.
+        """
+        if cell >= self.known:
+            return 0.0, self.interval(self.known - 1, z, population=population)[1] if self.known else 1.0
         value = float(self.values[cell])
         variance = float(self.noise[cell] + (self.sampling[cell] if population else 0.0))
         if not math.isfinite(variance):
@@ -76,7 +90,8 @@ class Curve:
             return max(0.0, value - spread), min(1.0, value + spread)
         centre, spread = math.log(-math.log(value)), z * math.sqrt(variance) / abs(math.log(value))
         low, high = (math.exp(-math.exp(min(centre + sign * spread, 700.0))) for sign in (1, -1))
-        return low, high
+        reach = z * math.sqrt(float(self.noise[cell])) * value
+        return max(0.0, min(low, value - reach)), min(1.0, max(high, value + reach))
 
 
 @final
@@ -115,7 +130,9 @@ def curve_of(deaths: Floats, exits: Floats, decode: Floats, noise: float) -> Cur
     by_risk = (upto * of_risk) @ later  # row c: by each exit, through all numbers at risk up to cell c
     by_death = upto * of_deaths + by_risk
     variance = noise**2 * (np.square(by_death @ decode).sum(axis=1) + np.square(by_risk @ decode).sum(axis=1))
-    return Curve(values=values, noise=variance, sampling=np.cumsum(greenwood))
+    sure = risk > KNOWN * math.sqrt(2) * noise * np.linalg.norm(later @ decode, axis=1)
+    known = cells if sure.all() or not noise else int(np.argmin(sure))
+    return Curve(values=values, noise=variance, sampling=np.cumsum(greenwood), known=known)
 
 
 def _falling(values: Floats) -> Floats:
