@@ -97,6 +97,8 @@ def test_reports_of_another_protocol_or_beyond_the_domain_are_refused() -> None:
 def test_rappor_refuses_a_permanent_price_below_that_of_one_report() -> None:
     with pytest.raises(InvalidParameter, match="permanent_epsilon"):
         protocol("rappor", 4, 2.0, permanent_epsilon=1.0)
+    with pytest.raises(InvalidParameter, match="permanent_epsilon"):
+        protocol("rappor", 4, 2.0, permanent_epsilon=0)
 
 
 def test_a_filter_that_cannot_tell_answers_apart_is_refused() -> None:

@@ -140,15 +140,15 @@ class Rappor(FrequencyProtocol):
 
     ``epsilon`` is the price of one report, ``permanent_epsilon`` of all reports for ever about the same answer, as long
     as the same permanent response is kept (:meth:`permanent`, then :meth:`report` as often as wanted). A new
-    permanent response for every report, which :meth:`privatize` draws, costs ``epsilon`` each time. Where both are
-    equal there is no second flip.
+    permanent response for every report, which :meth:`privatize` draws, costs ``epsilon`` each time. If omitted, the
+    permanent ε is that of one report, and there is no second flip.
 
     Guarantees: both hold in integers; two answers differ in at most 2 · hashes bits.
     """
 
     domain: Categories | Bins
     epsilon: float
-    permanent_epsilon: float = 0.0
+    permanent_epsilon: float = -1.0
     size: int = 0
     hashes: int = 2
     cohorts: int = 16
@@ -158,7 +158,8 @@ class Rappor(FrequencyProtocol):
         store = functools.partial(object.__setattr__, self)
         store("domain", categories(self.domain))
         store("epsilon", checked_epsilon(self.epsilon))
-        store("permanent_epsilon", checked_epsilon(self.permanent_epsilon or self.epsilon, "permanent_epsilon"))
+        permanent = self.epsilon if self.permanent_epsilon == -1 else self.permanent_epsilon
+        store("permanent_epsilon", checked_epsilon(permanent, "permanent_epsilon"))
         if self.permanent_epsilon < self.epsilon:
             raise InvalidParameter(
                 "permanent_epsilon", self.permanent_epsilon, f"is below that of one report, {self.epsilon!r}",
