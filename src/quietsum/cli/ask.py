@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import textwrap
 from pathlib import Path
@@ -324,8 +325,9 @@ def _show(answer: Answer, level: float) -> None:
     table.add_column(f"{100 * level:g} %, noise alone", justify="right")
     table.add_column("of the population", justify="right")
     for one in answer.estimates:
-        population = "" if one.population is None else _range(one.population)
-        table.add_row(Text(printable(one.label)), f"{one.value:.4g}", _range(one.noise), population)
+        width = one.noise[1] - one.noise[0]
+        population = "" if one.population is None else _range(one.population, width)
+        table.add_row(Text(printable(one.label)), figure(one.value, width), _range(one.noise, width), population)
     console().print(table)
     if answer.test is not None:
         test = answer.test
@@ -334,8 +336,18 @@ def _show(answer: Answer, level: float) -> None:
         print(textwrap.fill(remark, 80))
 
 
-def _range(interval: tuple[float, float]) -> str:
-    return f"{interval[0]:.4g} to {interval[1]:.4g}"
+def figure(value: float, width: float) -> str:
+    """A number as precisely as an interval of this ``width`` deserves: to about a fiftieth of it.
+
+    >>> figure(203_012.34, 57.0), figure(0.66666, 0.1), figure(54.6612, 3.8)
+    ('203,012', '0.67', '54.7')
+    """
+    digits = min(max(1 - math.floor(math.log10(width)), 0), 12) if 0 < width < math.inf else 4
+    return f"{value:,.{digits}f}"
+
+
+def _range(interval: tuple[float, float], width: float) -> str:
+    return f"{figure(interval[0], width)} to {figure(interval[1], width)}"
 
 
 # ---------------------------------------------------------------------------------------------------- the picture
