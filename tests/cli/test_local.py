@@ -65,7 +65,7 @@ def test_a_survey_goes_from_csv_to_estimates_near_the_truth(protocol: str, kind:
     found = values_of("estimate", f"reports.{kind}")
     assert found["users"] == 4000
     for one in found["estimates"]:
-        assert abs(one["value"] - SHARES[one["label"]]) < 4.5 * one["standard_error"]
+        assert abs(one["value"] - SHARES[one["label"]]) < 6 * one["standard_error"]
         assert one["low"] < one["value"] < one["high"]
 
 
@@ -94,11 +94,11 @@ def test_numbers_are_estimated_by_their_mean_and_by_bins() -> None:
     ages = [18 + place % 60 for share in SHARES.values() for place in range(int(4000 * share))]
     values_of("privatize", "survey.csv", "-c", "age", "-e", 4, "--range", "0,100", "-o", "mean.csv")
     mean = values_of("estimate", "mean.csv")["estimates"][0]
-    assert abs(mean["value"] - np.mean(ages)) < 4.5 * mean["standard_error"]
+    assert abs(mean["value"] - np.mean(ages)) < 6 * mean["standard_error"]
     values_of("privatize", "survey.csv", "-c", "age", "-e", 4, "--bins", "0,30,50,100", "-o", "bins.csv")
     found = values_of("estimate", "bins.csv")["estimates"]
     assert [one["label"] for one in found] == ["0 to under 30", "30 to under 50", "50 to 100"]
-    assert abs(found[0]["value"] - np.mean(np.array(ages) < 30)) < 4.5 * found[0]["standard_error"]
+    assert abs(found[0]["value"] - np.mean(np.array(ages) < 30)) < 6 * found[0]["standard_error"]
 
 
 def test_reports_of_several_sites_add_up_when_they_are_made_alike() -> None:
