@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analytics.asking import COLUMNS, EVERY, design, people
-from quietsum.analytics import Design, Question
+from quietsum.analytics import Column, Design, Question
 from quietsum.analytics.encode import counts_of, factor, longest_column
 from quietsum.errors import InvalidParameter
 
@@ -81,3 +81,23 @@ def test_too_many_cells_are_refused():
     many = [Question(name=f"q{index}", kind="contingency", columns=("age", "bmi")) for index in range(160)]
     with pytest.raises(InvalidParameter, match="coarser grids"):
         Design(many, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["id", "ID", "patient_id", "patientId", "Patient ID", "subject", "mrn", "SSN", "nhs_number", "email", "E-Mail",
+     "first_name", "name", "phone", "date_of_birth", "birthdate", "case_no", "userCode", "study_number", "uuid"],
+)  # fmt: skip
+def test_a_column_that_is_called_like_an_identifier_is_none_without_a_reason(name):
+    with pytest.raises(InvalidParameter, match="tells people apart"):
+        Column(name=name, kind="category", categories=("a", "b"))
+    assert Column(name=name, kind="identifier").kind == "identifier"
+    assert Column(name=name, kind="category", categories=("a", "b"), identifies_nobody="it is a ward").labels
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["age", "covid", "paid", "bmi", "sex", "drug_name", "number_of_children", "grade", "tumor_code"],
+)
+def test_other_names_are_nobodys(name):
+    assert Column(name=name, kind="category", categories=("a", "b")).labels == ("a", "b")

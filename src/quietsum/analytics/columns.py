@@ -39,7 +39,9 @@ _IDENTIFIERS = re.compile(
     r"name|person|people|patient|subject|client|customer|citizen|ip|ip_?address|address|street|device|key|"
     r"(?:.*[^a-z])?(?:id|ids|ident|identifier|identity|uid|uuid|guid|mrn|ssn|nhs|passport|e?-?mail|phone|telephone|"
     r"mobile|dob|iban|(?:first|last|full|family|given|sur|patient|person|user)_?name|birth_?(?:date|day)|"
-    r"date_?of_?birth|(?:patient|person|case|record|account|card|insurance|security|hospital|medical)_?(?:no|nr|number))"
+    r"date_?of_?birth|(?:patient|person|personal|case|record|account|card|insurance|security|social_security|hospital|"
+    r"medical|medical_record|nhs|national|health|tax|passport|phone|mobile|licen[cs]e|student|employee|member|customer|"
+    r"client|user|study)_?(?:no|nr|num|number|nummer|code|key))"
 )
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
