@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quietsum.tasks.questions import LONGEST, QuestionTask
+from quietsum.errors import InvalidParameter
+from quietsum.tasks.questions import LONGEST, QuestionTask, oddities
 
 OTHERS = ["f,40,x", 'm,50,"a, b"', "f,60,"] * 100
 BROKEN = {
@@ -60,3 +61,22 @@ def test_the_usual_reader_would_lose_all_lines_behind_it_or_fail(tmp_path, case)
 def test_whole_lines_count_also_with_quotes_other_ends_of_lines_and_a_comma_more(tmp_path):
     assert total(tmp_path, ['f,40,"x, ""y"""']) == pytest.approx(total(tmp_path, ["f,40,x"]))
     assert total(tmp_path, ["f,40,x\r", "", "f,40,x,"]) == pytest.approx(total(tmp_path, ["f,40,x"] * 2))
+
+
+def test_the_holder_hears_of_lines_that_are_no_records(tmp_path):
+    for lines, told in ((OTHERS, 0), ([*OTHERS, BROKEN["a quote that is never closed"]], 1)):
+        (tmp_path / "table.csv").write_text("\n".join(["sex,age,note", *lines]))
+        found = oddities(tmp_path / "table.csv", (), 400)
+        assert len(found) == told and all("no records" in one for one in found)
+
+
+@pytest.mark.parametrize("weight", [1e308, 5e-324])
+def test_weights_that_leave_nothing_to_a_question_are_refused(weight):
+    with pytest.raises(InvalidParameter, match="weight"):
+        QuestionTask(questions=[{"name": "one", "kind": "count", "weight": weight}] * 2)
+
+
+def test_a_column_that_is_described_twice_is_refused_and_no_record_is_read_twice():
+    age = {"name": "age", "kind": "number", "bounds": [0, 100]}
+    with pytest.raises(InvalidParameter, match="twice"):
+        QuestionTask(questions=[{"name": "age", "kind": "mean", "column": "age"}], columns=[age, age])

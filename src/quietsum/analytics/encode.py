@@ -113,6 +113,8 @@ class Design:
         self.questions = tuple(questions)
         read = {name for question in self.questions for name in question.reads}
         self.columns = tuple(column for column in columns if column.name in read)
+        if len(self.by_name) < len(self.columns):
+            raise InvalidParameter("columns", len(self.columns), "name one twice", "declare each column once")
         if self.dimension > LARGEST:
             problem = f"have {self.dimension:,} cells together, more than {LARGEST:,}"
             raise InvalidParameter("questions", len(self.questions), problem, "use coarser grids, or two files")

@@ -153,6 +153,8 @@ class Question:
         object.__setattr__(self, "at", tuple(self.at))
         object.__setattr__(self, "where", _filters(self.where))
         object.__setattr__(self, "weight", positive("weight", self.weight, "a share of the budget; 1 for each"))
+        if not 1e-6 <= self.weight <= 1e6:
+            raise InvalidParameter("weight", self.weight, "lies outside [1e-6, 1e6]", "1 for each question is usual")
         for key in ("column", "columns", "at", "time", "event", "event_value", "group"):
             if getattr(self, key) and key not in ASKED[self.kind]:
                 problem = f"is not read by a question of kind {self.kind!r}"

@@ -129,9 +129,9 @@ class QuestionTask:
             lines = _lines(file)
             header = next(lines, [])
             places = [(name, _place(header, name)) for name in names]
-            named = 1 + max(place for place, word in enumerate(header) if word.strip()) if any(header) else 0
+            width = _width(header)
             for line in lines:
-                if len(line) < named or any(line[named:]):
+                if not _is_record(line, width):
                     continue
                 count += 1
                 for name, place in places:
@@ -166,8 +166,12 @@ def oddities(path: Path, columns: Sequence[Column], size: int) -> list[str]:
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         lines = _lines(file)
         header = [word.strip() for word in next(lines, [])]
-        rows = list(lines)
+        listed = list(lines)
+    rows = [line for line in listed if _is_record(line, _width(header))]
     found = []
+    if len(rows) < len(listed):
+        told = "has lines that are no records (quotes not closed, fewer or more fields than the first line)"
+        found.append(f"{path.name} {told}: they count as nothing")
     if len(rows) > size:
         found.append(f"{path.name} has more rows than its declared size of {size}: declare a larger one")
     for column in columns:
@@ -200,6 +204,16 @@ def _lines(file: IO[str]) -> Iterator[list[str]]:
             yield []
         elif text := line.rstrip("\r\n"):
             yield text.split(",") if '"' not in text else _quoted(text)
+
+
+def _width(header: Sequence[str]) -> int:
+    """How many fields a record has: as many as the first line names."""
+    return max((place for place, word in enumerate(header, start=1) if word.strip()), default=0)
+
+
+def _is_record(line: Sequence[str], width: int) -> bool:
+    """Whether a line has so many fields, and nothing behind them."""
+    return len(line) >= width and not any(line[width:])
 
 
 def _quoted(line: str) -> list[str]:
