@@ -84,7 +84,7 @@ def lengths(updates: Matrix, centre: Vector | None = None) -> Vector:
 
     def apart(part: slice, share: int) -> None:
         origin = 0.0 if centre is None else centre[part]
-        many = max(_RUN // (part.stop - part.start), 1)  # short rows together
+        many = 4 * _RUN // (part.stop - part.start)  # a few rows at a time, of short ones many
         rest = np.empty((min(many, rows), part.stop - part.start))
         for row in range(0, rows, many):
             run = rest[: min(many, rows - row)]
