@@ -89,6 +89,8 @@ def toml_of(asked: QuestionFile) -> str:
     lines = ["[privacy]", f"epsilon = {asked.privacy.epsilon}", f"delta = {asked.privacy.delta}"]
     if asked.privacy.secure:
         lines.append("secure = true")
+    if (person := asked.privacy.person) is not None:
+        lines.append(f'person = {{ column = "{person.column}", max_records = {person.max_records} }}')
     if asked.privacy.lifetime is not None:
         lifetime = asked.privacy.lifetime
         lines.append(f"lifetime = {{ epsilon = {lifetime.epsilon}, delta = {lifetime.delta} }}")

@@ -80,7 +80,10 @@ def test_the_reference_states_every_key_and_every_kind() -> None:
 
 
 def test_the_policy_of_the_how_to_is_one() -> None:
-    (fragment,) = blocks((DOCS / "how-to" / "ask.md").read_text(encoding="utf-8"), "toml")
+    fragment, people = blocks((DOCS / "how-to" / "ask.md").read_text(encoding="utf-8"), "toml")
+    (tutorial,) = blocks(TUTORIAL, "toml")
+    begin, end = tutorial.index("[privacy]"), tutorial.index("[[sites]]")
+    assert parse_questions(tutorial[:begin] + people + tutorial[end:]).privacy.person is not None
     whole = first_policy(path="p", name="Bern", address="h:1", dataset="visits", size=1000, task="heart")
     found = parse_policy(whole[: whole.index("[[tasks]]")] + fragment, "policy.toml")
     assert found.questions is not None and found.questions.day == 1.0 and not found.tasks

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from analytics.asking import EVERY, hospitals, questions_of, toml_of
+from analytics.asking import EVERY, hospitals, people, questions_of, toml_of, write_table
 from quietsum.analytics import Question
+from quietsum.analytics.questions import People
 from quietsum.cli.app import app
 from quietsum.ledger import Ledger
 from quietsum.plan import LifetimePlan
@@ -225,3 +226,31 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_stated(tmp_path, secure):
     values = np.array([one["value"] for one in told["answers"][0]["estimates"]])[1:]
     assert np.std(values) == pytest.approx(told["privacy"]["deviation"], rel=0.1)
     assert abs(np.mean(values)) < 5 * told["privacy"]["deviation"] / np.sqrt(len(values))
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_people_with_several_records_are_protected_as_a_whole(tmp_path, secure):
+    """Everybody has five rows, of which two are used; ε is per person, and the noise is that of two records."""
+    person = People(column="patient_id", max_records=2)
+    sizes = {name: 5 * size for name, size in SIZES.items()}
+    rng = np.random.default_rng(1)
+    for name, size in SIZES.items():
+        texts = people(size, rng)
+        write_table(tmp_path / f"{name}.csv", {key: column * 5 for key, column in texts.items()})
+    path = tmp_path / "questions.toml"
+    path.write_text(toml_of(questions_of(sizes, EVERY[0], epsilon=4.0, person=person, secure=secure)))
+    told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
+    assert (told["privacy"]["epsilon"], told["privacy"]["unit"]) == (4.0, "person")
+    assert {(one["unit"], one["epsilon"] <= 4.0) for one in told["charged"]} == {("record", True), ("person", True)}
+    (one,) = told["answers"][0]["estimates"]
+    assert abs(one["value"] - 2 * 1050) < 6 * told["privacy"]["deviation"]
+    path.write_text(toml_of(questions_of(sizes, EVERY[0], epsilon=4.0, secure=secure)))
+    single = json.loads(run(path, "--dry-run", "--json"))["questions"][0]["deviation"]
+    assert told["privacy"]["deviation"] == pytest.approx(2 * single, rel=0.02)
+
+
+@pytest.mark.parametrize("column", ["sex", "ward"])
+def test_people_are_told_apart_by_a_declared_identifier_alone(tmp_path, column):
+    path = asked(tmp_path, EVERY[0], change="delta = 1e-05", to=f"""delta = 1e-05
+person = {{ column = "{column}", max_records = 2 }}""")  # fmt: skip
+    assert "privacy.person.column" in run(path, "--workspace", tmp_path / "w", code=2)

@@ -14,7 +14,7 @@ import pytest
 from analytics.asking import COLUMNS, EVERY, SURVIVAL, hospitals, questions_of
 from federation.sites import Carrier
 from quietsum.analytics import Column, Question, QuestionFile, plan_of
-from quietsum.analytics.questions import Promise
+from quietsum.analytics.questions import People, Promise
 from quietsum.errors import QuietsumError, TooFewParties
 from quietsum.federation.remote import RemoteFederation
 from quietsum.ledger import Ledger
@@ -245,3 +245,23 @@ def test_a_table_that_cannot_be_read_leaves_noise_and_tells_nobody_else(tmp_path
     clinics.agree()
     assert len(clinics.spent("zug")) == 1
     assert "zug: its work failed" in caplog.text or content.startswith(b"age,sex")
+
+
+def test_a_site_that_protects_people_answers_what_promises_them_something_and_nothing_else(tmp_path):
+    person = People(column="patient_id", max_records=1)
+    clinics = Clinics(tmp_path, person=UnitPolicy(epsilon=20.0, delta=1e-5))
+    assert "promises nothing per person" in refusal(clinics, file_of(EVERY[0]))
+    clinics.ask(file_of(EVERY[0], person=person))
+    with Ledger.open(tmp_path / "zug" / "ledger.db", read_only=True) as ledger:
+        paid = {str(unit) for run in ledger.runs() for (_, unit), one in ledger.spent_by_party(run.run).items() if one}
+    assert paid == {"record", "person"}
+    clinics.agree()
+
+
+def test_people_are_told_apart_by_what_the_site_calls_an_identifier(tmp_path):
+    person = People(column="patient_id", max_records=1)
+    others = tuple(column for column in COLUMNS if column.name != "patient_id")
+    clinics = Clinics(
+        tmp_path, person=UnitPolicy(epsilon=20.0, delta=1e-5), questions=dataclasses.replace(ANSWERED, columns=others)
+    )
+    assert "does not declare as an identifier" in refusal(clinics, file_of(EVERY[0], person=person))

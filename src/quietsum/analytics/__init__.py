@@ -7,7 +7,7 @@ record, :mod:`~quietsum.analytics.answers` makes answers with intervals of the n
 
 from quietsum.analytics.answers import Answer, Estimate, answers_of
 from quietsum.analytics.columns import Column
-from quietsum.analytics.compiling import TASK, deviation_of, plan_of
+from quietsum.analytics.compiling import TASK, deviation_of, plan_of, promised
 from quietsum.analytics.encode import Design
 from quietsum.analytics.questions import (
     Question,
@@ -31,4 +31,5 @@ __all__ = [
     "load_questions",
     "parse_questions",
     "plan_of",
+    "promised",
 ]

@@ -13,6 +13,7 @@ from quietsum.analytics.questions import QuestionFile
 from quietsum.plan import (
     AggregationPlan,
     FederationPlan,
+    PersonPlan,
     Plan,
     PrivacyPlan,
     RecordPlan,
@@ -21,9 +22,10 @@ from quietsum.plan import (
     TrainingPlan,
 )
 from quietsum.plan.values import OptimizerPlan
+from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import PrivacyUnit
 
-__all__ = ["TASK", "deviation_of", "plan_of"]
+__all__ = ["TASK", "deviation_of", "plan_of", "promised"]
 
 TASK = "questions"
 """The task of such a plan."""
@@ -36,7 +38,7 @@ def plan_of(asked: QuestionFile, tables: Mapping[str, str] | None = None) -> Pla
 
     Every site must answer: a sum over some of them is no answer to the question.
     """
-    promise = asked.privacy
+    promise, person = asked.privacy, asked.privacy.person
     return Plan(
         task=TaskPlan(name=TASK, options=asked.options(tables)),
         federation=FederationPlan(
@@ -48,15 +50,25 @@ def plan_of(asked: QuestionFile, tables: Mapping[str, str] | None = None) -> Pla
             optimizer=OptimizerPlan(learning_rate=float(sum(site.size for site in asked.sites))),
         ),
         privacy=PrivacyPlan(
+            person=None
+            if person is None
+            else PersonPlan(
+                id=person.column, max_records=person.max_records, epsilon=promise.epsilon, delta=promise.delta
+            ),
             record=RecordPlan(
-                epsilon=promise.epsilon,
+                epsilon=promise.epsilon if person is None else None,
                 delta=promise.delta,
                 noise_at="distributed" if promise.secure else "party",
                 lifetime=promise.lifetime,
-            )
+            ),
         ),
         aggregation=AggregationPlan(secure=promise.secure, weights="size", drop_outs=0.0 if promise.secure else None),
     )
+
+
+def promised(resolved: ResolvedPlan) -> Budget:
+    """What such a plan promises: to people where it bounds their records, else to records."""
+    return resolved.limit_of(PrivacyUnit.PERSON) or resolved.limit_of(PrivacyUnit.RECORD) or resolved.limits[0]
 
 
 def deviation_of(resolved: ResolvedPlan) -> float:

@@ -56,6 +56,7 @@ __all__ = [
     "MOST_QUESTIONS",
     "AskedSite",
     "Filter",
+    "People",
     "Promise",
     "Question",
     "QuestionFile",
@@ -247,15 +248,30 @@ class AskedSite:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class People:
+    """Who stands behind several records: an identifier ``column``, and how many records of each person are used."""
+
+    column: str
+    max_records: int
+
+    def __post_init__(self) -> None:
+        remedy = "records of one person that are used, at most"
+        object.__setattr__(self, "max_records", whole_number("max_records", self.max_records, 1, remedy))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Promise:
     """What one record may lose by all questions of the file together, and whether sites see each other's sums.
 
-    With ``secure`` the sites add shares of one noise under masks: one noisy sum in all, instead of one a site.
+    With ``person`` it is what one person may lose, with all of her records at a site. With ``secure`` the sites add
+    shares of one noise under masks: one noisy sum in all, instead of one a site.
     """
 
     epsilon: float
     delta: float
     secure: bool = False
+    person: People | None = None
     lifetime: LifetimePlan | None = None
 
     def __post_init__(self) -> None:
@@ -288,9 +304,18 @@ class QuestionFile:
         if self.privacy.secure and len(self.sites) < FEWEST:
             problem = f"hides no site's sum among {len(self.sites)}: one of them may tell what it knows"
             raise InvalidParameter("privacy.secure", True, problem, "ask four sites or more, or leave secure out")
+        self._check_people()
         check_questions(self.questions, self.columns)
         if not 0.5 <= open_probability("level", self.level, "0.95 is usual") <= 0.9999:
             raise InvalidParameter("level", self.level, "lies outside [0.5, 0.9999]", "0.95 is usual")
+
+    def _check_people(self) -> None:
+        person = self.privacy.person
+        kinds = {column.name: column.kind for column in self.columns}
+        if person is not None and kinds.get(person.column) != "identifier":
+            problem = "is no declared identifier" if person.column in kinds else "is not declared"
+            remedy = "declare it under [[columns]] with kind = 'identifier'; no question reads it all the same"
+            raise InvalidParameter("privacy.person.column", person.column, problem, remedy)
 
     # ----------------------------------------------------------------------------------- plain values
 
@@ -304,6 +329,8 @@ class QuestionFile:
         }
         if self.title:
             found["title"] = self.title
+        if self.privacy.person is not None:
+            found["person"] = self.privacy.person.column
         return {**found, "tables": dict(tables)} if tables else found
 
     @property

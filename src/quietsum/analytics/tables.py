@@ -26,13 +26,22 @@ class LifetimeTable(Table):
     delta: Delta = Field(description="The δ that belongs to it.")
 
 
+class PeopleTable(Table):
+    """People with several records."""
+
+    value = questions.People
+    column: str = Field(min_length=1, description="The identifier that tells people apart; no question reads it.")
+    max_records: int = Field(ge=1, description="How many records of one person are used, at most.")
+
+
 class PromiseTable(Table):
     """What a record may lose."""
 
     value = questions.Promise
-    epsilon: Positive = Field(description="What all questions of the file together may cost one record.")
+    epsilon: Positive = Field(description="What all questions of the file may cost one record, or person, together.")
     delta: Delta = Field(description="The δ that belongs to it; below 1/size of every site.")
     secure: bool = Field(default=False, description="Whether sites add shares of one noise under masks.")
+    person: PeopleTable | None = Field(default=None, description="Protect people with all their records of a site.")
     lifetime: LifetimeTable | None = Field(default=None, description="The lifetime budget of datasets not known yet.")
 
 

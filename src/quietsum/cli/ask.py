@@ -246,7 +246,8 @@ def _introduce(loaded: QuestionFile, plan: Plan) -> None:
     promise = loaded.privacy
     told = "one noisy sum in all" if promise.secure else "one noisy sum of each site"
     print(textwrap.fill(f"{printable(loaded.title) or 'questions'}: {names}; {told}", 80))
-    text = f"all {len(loaded.questions)} together cost ε = {promise.epsilon:g} per record at δ = {promise.delta:g}"
+    whom = "record" if promise.person is None else f"person with up to {promise.person.max_records} records"
+    text = f"all {len(loaded.questions)} together cost ε = {promise.epsilon:g} per {whom} at δ = {promise.delta:g}"
     print(textwrap.fill(f"{text}; noise in the sum: {deviation_of(resolved):.4g}", 80))
     for warning in resolved.warnings:
         print(textwrap.fill(f"warning: {warning}", 80))
@@ -273,7 +274,8 @@ def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
     if as_json:
         asks = [{"name": name, "asks": sentence, "deviation": noise} for name, sentence, noise in rows]
         print_json({
-            "epsilon": promise.epsilon, "delta": promise.delta, "unit": "record", "questions": asks,
+            "epsilon": promise.epsilon, "delta": promise.delta, "questions": asks,
+            "unit": "record" if promise.person is None else "person",
             "sites": [site.name for site in loaded.sites], "digest": loaded.digest,
         })  # fmt: skip
         return 0
@@ -288,6 +290,7 @@ def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
 def _finish(
     asked: Asked, where: list[str], output: Path | None, plot: Path | None, question: str | None, as_json: bool
 ) -> int:
+    from quietsum.analytics import promised
     from quietsum.files import write_output
 
     if asked.error is not None:
@@ -303,8 +306,7 @@ def _finish(
         return 0
     for answer in asked.answers:
         _show(answer, asked.level)
-    limit = asked.resolved.limit
-    assert limit is not None
+    limit = promised(asked.resolved)
     accounts = ", ".join(f"{facts.name} ({facts.dataset})" for facts in asked.resolved.parties)
     text = f"charged: ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}, once for the file, at {accounts}"
     print(textwrap.fill(text, 80))

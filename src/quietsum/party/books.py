@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
+from quietsum.analytics import promised
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
@@ -193,16 +194,16 @@ class SiteBooks:
 
     def check_day(self, resolved: ResolvedPlan) -> None:
         """:class:`~quietsum.errors.BudgetExhausted` where one more file of questions is too much for 24 hours."""
-        asked, limit = self.policy.questions, resolved.limit_of(PrivacyUnit.RECORD)
-        if asked is None or limit is None or not is_question(resolved):
+        asked = self.policy.questions
+        if asked is None or not resolved.limits or not is_question(resolved):
             return
+        limit = promised(resolved)
         begin = self._clock() - DAY
         spent = asked_since(self.ledger, begin)
         if exceeds(spent + limit.epsilon, asked.day):
             raise BudgetExhausted(
-                f"questions of the last 24 hours cost ε = {spent:g} per record together, and this file ε = "
-                f"{limit.epsilon:g} per record; the policy allows ε = {asked.day:g} per record a day: wait, or raise "
-                "questions.day"
+                f"questions of the last 24 hours cost ε = {spent:g} together, and this file ε = {limit.epsilon:g} per "
+                f"{limit.unit}; the policy allows ε = {asked.day:g} a day: wait, or raise questions.day"
             )
 
     def knows(self, run: str, coordinator: str) -> bool:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation.robust import RULES
 from quietsum.alerts import Settings as Alerts
-from quietsum.analytics import TASK
+from quietsum.analytics import TASK, promised
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
 from quietsum.ledger.encoding import label
 from quietsum.party.questions import SiteQuestions, is_question
@@ -331,9 +331,11 @@ class Policy:
         """Questions promise something to records, within the same lifetime as trainings."""
         if self.questions is None or self.dataset.public:
             return
-        if self.record is None or self.person is not None or self.client is not None:
-            problem = "stands without [record] alone: what a question promises is per record"
-            raise InvalidParameter("questions", self.questions.table, problem, "give records a budget, and only them")
+        if self.record is None or self.client is not None:
+            problem = "stands without [record], or beside [client]: a question promises something to records and people"
+            raise InvalidParameter(
+                "questions", self.questions.table, problem, "give records a budget, and people maybe"
+            )
         if self.questions.day > self.record.epsilon:
             raise InvalidParameter(
                 "questions.day", self.questions.day, f"is more than record.epsilon = {self.record.epsilon:g}, which is "
@@ -419,10 +421,10 @@ class Policy:
         if facts.account != facts.name:
             yield "the plan deals out the data of one holder, and a site's books are its own"
         yield from self._about_masks(resolved)
-        limit = resolved.limit_of(PrivacyUnit.RECORD) if is_question(resolved) else None
+        limit = promised(resolved) if is_question(resolved) and resolved.limits else None
         if self.questions is not None and limit is not None and limit.epsilon > self.questions.epsilon:
-            most = self.questions.epsilon
-            yield f"ε = {limit.epsilon:g} per record is more than ε = {most:g} per record for a file of questions"
+            most, unit = self.questions.epsilon, limit.unit
+            yield f"ε = {limit.epsilon:g} per {unit} is more than ε = {most:g} per {unit} for a file of questions"
         if rules.rule and plan.aggregation.rule not in rules.rule:
             yield f"aggregation.rule = {plan.aggregation.rule!r} is not accepted, only {' or '.join(rules.rule)}"
         if (mode := mode_of(resolved)) not in rules.aggregation:

@@ -66,8 +66,8 @@ class SiteQuestions:
         """What is wrong with the questions of a plan's options, by its text alone; at most one reason a question."""
         known = {column.name: column for column in self.columns}
         try:
-            if set(options) - {"questions", "columns", "sites", "title"}:
-                yield "the plan names more than questions, columns and sites"
+            if set(options) - {"questions", "columns", "sites", "title", "person"}:
+                yield "the plan names more than questions, columns, sites and people"
                 return
             asked = [Question.from_dict(one) for one in options.get("questions", ())]
             described = {one.name: one for one in (Column.from_dict(each) for each in options.get("columns", ()))}
@@ -75,6 +75,9 @@ class SiteQuestions:
             told = str(error) if isinstance(error, QuietsumError) else type(error).__name__
             yield f"its questions cannot be read ({told})"
             return
+        person = options.get("person")
+        if person is not None and getattr(known.get(person), "kind", "") != "identifier":
+            yield f"people are told apart by {person!r}, which the site does not declare as an identifier"
         for question in asked:
             yield from self._about(question, known, described)
         if not asked:
@@ -109,7 +112,7 @@ def asked_since(ledger: Ledger, moment: datetime.datetime) -> float:
             resolved = entry.body["plan"].get("resolved", {})
             plan = resolved.get("plan", entry.body["plan"])
             if plan.get("task", {}).get("name") == TASK:
-                limits = [one for one in entry.body["terms"]["limits"] if one["unit"] == "record"]
+                limits = entry.body["terms"]["limits"]
                 files[str(entry.body["run"])] = max((float(one["epsilon"]) for one in limits), default=0.0)
         elif entry.kind is Kind.RESERVE and str(entry.body["run"]) in files:
             try:

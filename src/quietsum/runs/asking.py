@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.analytics import TASK, Answer, QuestionFile, answers_of, deviation_of, plan_of
+from quietsum.analytics import TASK, Answer, QuestionFile, answers_of, deviation_of, plan_of, promised
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.files import write_atomically
 from quietsum.plan import Plan, ResolvedPlan, resolve
@@ -44,8 +44,7 @@ class Asked:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in ``answers.json``."""
-        limit = self.resolved.limit
-        assert limit is not None
+        limit = promised(self.resolved)
         return {
             "run": self.folder.run,
             "plan": self.resolved.plan.digest,
@@ -58,10 +57,11 @@ class Asked:
             },
             "charged": [
                 {
-                    "party": facts.name, "dataset": facts.dataset, "epsilon": limit.epsilon, "delta": limit.delta,
-                    "unit": str(limit.unit), **({"public": facts.public} if facts.public else {}),
+                    "party": facts.name, "dataset": facts.dataset, "epsilon": one.epsilon, "delta": one.delta,
+                    "unit": str(one.unit), **({"public": facts.public} if facts.public else {}),
                 }
                 for facts in self.resolved.parties
+                for one in self.resolved.limits
             ],
             "answers": [one.to_dict() for one in self.answers],
         }  # fmt: skip
@@ -82,7 +82,8 @@ def local_plan(asked: QuestionFile, folder: Path) -> Plan:
         if not path.is_file():
             raise InvalidParameter(where, site.table, "is no file", f"seen from {folder.absolute()}; check the path")
         header = [word.strip() for word in read_header(path)]
-        for name in dict.fromkeys(name for question in asked.questions for name in question.reads):
+        person = () if asked.privacy.person is None else (asked.privacy.person.column,)
+        for name in dict.fromkeys((*person, *(name for question in asked.questions for name in question.reads))):
             if header.count(name) != 1:
                 problem = f"has no column {name!r}" if name not in header else f"has two columns {name!r}"
                 raise InvalidParameter(where, site.table, problem, f"its first line says {', '.join(header)[:200]}")

@@ -32,7 +32,7 @@ from quietsum.tasks.protocol import Metrics, Rows
 __all__ = ["QuestionTask", "oddities", "read_header"]
 
 Floats = npt.NDArray[np.float64]
-_KEYS = {"questions", "columns", "sites", "title", "tables"}
+_KEYS = {"questions", "columns", "sites", "title", "tables", "person"}
 _ENDS = ("\n", "\r")
 LONGEST = 1 << 20
 """Characters of one line of a table."""
@@ -56,12 +56,14 @@ class QuestionTask:
         sites: Sequence[Mapping[str, Any]] = (),
         title: str = "",
         tables: Mapping[str, str] | None = None,
+        person: str = "person",
     ) -> None:
         asked = tuple(Question.from_dict(one) for one in questions)
         known = tuple(Column.from_dict(one) for one in columns)
         check_questions(asked, known)
         self.design = Design(asked, known)
         self.title = title or f"questions: {', '.join(one.name for one in asked)}"
+        self.person = person
         self._sites = tuple(_site(one) for one in sites)
         self._tables = {str(name): Path(path) for name, path in (tables or {}).items()}
 
@@ -71,7 +73,7 @@ class QuestionTask:
         unknown = sorted(set(options) - _KEYS)
         if unknown:
             raise InvalidParameter("task.options", unknown[0], "is unknown", f"known are {', '.join(sorted(_KEYS))}")
-        for key, kind in (("questions", tuple), ("columns", tuple), ("sites", tuple), ("title", str)):
+        for key, kind in (("questions", tuple), ("columns", tuple), ("sites", tuple), ("title", str), ("person", str)):
             if key in options and not isinstance(options[key], kind | list):
                 raise InvalidParameter(f"task.options.{key}", "…", "is not what it should be", "use quietsum ask")
         if not isinstance(options.get("tables", {}), Mapping):
@@ -121,8 +123,17 @@ class QuestionTask:
 
     def rows(self, party: str) -> Rows:
         """The coded values of one site's table."""
+        texts, count = self._read(party, [column.name for column in self.design.columns])
+        return self._rows(texts, count)
+
+    def people(self, party: str) -> npt.NDArray[Any]:
+        """The person of each row: the text in the column ``person``; rows without one count as one person's."""
+        texts, _ = self._read(party, [self.person])
+        return np.array([text.strip() for text in texts[self.person]], dtype=str)
+
+    def _read(self, party: str, names: Sequence[str]) -> tuple[dict[str, list[str]], int]:
+        """These columns of a site's table as texts, and how many rows it has."""
         self.look_for_data(party)
-        names = [column.name for column in self.design.columns]
         texts: dict[str, list[str]] = {name: [] for name in names}
         count = 0
         with self._tables[party].open(encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -136,7 +147,7 @@ class QuestionTask:
                 count += 1
                 for name, place in places:
                     texts[name].append(line[place])
-        return self._rows(texts, count)
+        return texts, count
 
     def oddities(self, party: str) -> list[str]:
         """What the holder of the party's table should know: :func:`oddities`."""
