@@ -26,6 +26,7 @@ from learning.step_facts import (
 )
 from quietsum.errors import InvalidParameter
 from quietsum.learning import private_steps
+from quietsum.learning.descent import clipped_sum
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import Gaussian, PoissonSampled
@@ -118,6 +119,33 @@ def test_steps_agree_with_a_naive_loop(mode: Mode, momentum: float) -> None:
     mechanism = ClippedSum(max_norm=NORM, noise_multiplier=1.5, mode=mode)
     found, _ = run(private_steps, rows, steps=7, seed=4, momentum=momentum, mechanism=mechanism)
     assert found == pytest.approx(naive(rows, 4, 7, 0.5, momentum, 1.5), abs=1e-5)
+
+
+def test_some_rows_at_a_time_give_the_sum_of_all_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the memory that a step takes does not grow with the rows: one that runs out of it would tell how many."""
+    rows = Rows(features=np.random.default_rng(5).normal(0, 3, (50, 3)), labels=np.zeros(50))
+    sizes: list[int] = []
+
+    class Counted(Linear):
+        def gradients(self, params: Any, features: Any, labels: Any) -> Any:
+            sizes.append(len(labels))
+            return features
+
+    def both() -> list[Any]:
+        whole = clipped_sum(Counted(), np.zeros(3), rows, sampling=Everyone(), max_norm=NORM, rng=Scripted(1))
+        steps = private_steps(
+            Counted(), np.zeros(3), rows, steps=1, sampling=Everyone(), expected_batch=EXPECTED, momentum=0.0,
+            mechanism=ClippedSum(max_norm=NORM, noise_multiplier=1.5), learning_rate=1.0, rng=Scripted(2),
+        )  # fmt: skip
+        return [whole, steps]
+
+    at_once = both()
+    assert set(sizes) == {50}
+    sizes.clear()
+    monkeypatch.setattr("quietsum.learning.descent._PIECE", 21)
+    for some_at_a_time, all_at_once in zip(both(), at_once, strict=True):
+        assert np.array_equal(some_at_a_time, all_at_once)
+    assert max(sizes) == 7 and sum(sizes) == 100
 
 
 def test_without_a_mechanism_the_same_steps_run_bare() -> None:

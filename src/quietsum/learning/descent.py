@@ -22,13 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter, non_negative, positive, probability, whole_number
-from quietsum.mechanisms.gaussian import ClippedSum
+from quietsum.mechanisms.gaussian import ClippedSum, Vectors
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.sampling import Sampling
 
 __all__ = ["Differentiable", "Examples", "clipped_sum", "gradients_of", "private_steps"]
 
 Floats = npt.NDArray[np.float64]
+_PIECE = 1 << 23  # numbers of gradients at once
 
 
 class Examples(Protocol):
@@ -93,7 +94,7 @@ def private_steps(
             if mechanism is None:
                 total = _plain_sum(gradients_of(task, here, features, labels))
             else:
-                total = _quiet_sum(_silent_gradients(task, here, features, labels), mechanism, rng)
+                total = mechanism.release(_bounded_sum(task, here, features, labels, mechanism), rng)
             velocity = momentum * velocity + (total / expected_batch + proximal * (here - start))
             here = here - learning_rate * velocity
         delta: Floats = here - start
@@ -125,8 +126,8 @@ def clipped_sum(
         raise InvalidParameter("params", f"an array of shape {here.shape}", "must be one finite vector")
     grid = ClippedSum(max_norm=max_norm, noise_multiplier=1.0)  # its bound alone; no noise is drawn here
     drawn = sampling.draw(len(rows.labels), rng)
-    examples = _silent_gradients(task, here, rows.features[drawn], rows.labels[drawn])
-    return np.asarray(grid.sum(grid.bound(examples)).astype(np.float64) * grid.grid_unit)
+    total = _bounded_sum(task, here, rows.features[drawn], rows.labels[drawn], grid)
+    return np.asarray(total.astype(np.float64) * grid.grid_unit)
 
 
 def gradients_of(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
@@ -160,8 +161,15 @@ def _one_gradient(task: Differentiable, params: Floats, features: Floats, labels
         return np.zeros_like(params)
 
 
-def _quiet_sum(examples: Floats, mechanism: ClippedSum, rng: RandomSource) -> Floats:
-    return mechanism.release(mechanism.sum(mechanism.bound(examples)), rng)
+def _bounded_sum(task: Differentiable, params: Floats, features: Floats, labels: Floats, grid: ClippedSum) -> Vectors:
+    """Σ bounded gradients in steps of the grid, some rows at a time: memory that ran out would be a fact about rows."""
+    grid.check_rows(len(labels))
+    rows = max(1, _PIECE // max(1, len(params)))
+    total = grid.sum(grid.bound(_silent_gradients(task, params, features[:rows], labels[:rows])))
+    for start in range(rows, len(labels), rows):
+        piece = slice(start, start + rows)
+        total = total + grid.sum(grid.bound(_silent_gradients(task, params, features[piece], labels[piece])))
+    return total
 
 
 def _plain_sum(examples: Floats) -> Floats:

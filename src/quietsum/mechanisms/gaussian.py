@@ -156,9 +156,13 @@ class ClippedSum:
             if max(int(bounded.max()), -int(bounded.min())) > self.grid_norm:
                 problem = "exceeds the norm it should be bounded to"
                 raise InvalidParameter("bounded", "a row", problem, "pass what bound() returned")
-            _refuse_overflow(self.grid_norm * bounded.shape[0])
+            self.check_rows(bounded.shape[0])
         total: Vectors = bounded.sum(axis=0) if bounded.ndim == 2 else bounded.copy()
         return total
+
+    def check_rows(self, rows: int) -> None:
+        """:class:`~quietsum.errors.QuietsumError` where a sum of so many rows may leave the 64-bit grid."""
+        _refuse_overflow(self.grid_norm * rows)
 
     def release(self, total: Vectors, rng: RandomSource) -> NDArray[np.float64]:
         """The noisy sum, in the rows' own units. It never divides: only a public constant may."""
