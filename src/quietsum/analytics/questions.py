@@ -223,7 +223,8 @@ class Question:
 class AskedSite:
     """A site: its declared public size, the name under which its budget is kept, and on one machine its table.
 
-    ``size`` is public and at least the number of its rows: what a site sends is cut to what so many records can add.
+    ``size`` is public and at least the number of its rows: more than so many records can add is cut under masks, and
+    taken for no answer without them.
     """
 
     name: str

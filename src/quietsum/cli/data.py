@@ -183,9 +183,9 @@ def _by_policy(path: Path, as_json: bool) -> int:
         problem = "names no data.toml"
         raise InvalidParameter("--policy", str(path), problem, 'add [data] schema = "data.toml", or name a table')
     check, against, told, fits = DataCheck(policy), policy.data.schema, list[dict[str, Any]](), True
-    for allowed in policy.tasks[:1] if policy.data.table else policy.tasks:
-        what = policy.data.table or f"{allowed.name} at {policy.name}"
-        found = check.look(None if policy.data.table else made_at_site(allowed), policy.name)
+    for allowed in (None,) if policy.data.table else policy.tasks:  # a table is checked once, whoever reads it
+        what = policy.data.table if allowed is None else f"{allowed.name} at {policy.name}"
+        found = check.look(None if allowed is None else made_at_site(allowed), policy.name)
         fits = fits and found.ok
         if as_json:
             told.append(_told(found, what, against))
