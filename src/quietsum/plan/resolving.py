@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from quietsum import refusals
-from quietsum.aggregation.robust import RULES
+from quietsum.aggregation.robust import RULES, beyond_memory
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
 from quietsum.plan import sight
 from quietsum.plan.forecast import Profile, smallest_noise
@@ -79,23 +79,38 @@ def _outnumbered(resolved: ResolvedPlan) -> tuple[str, ...]:
 
 
 def _check_memory(found: ResolvedPlan, parties: Sequence[PartyFacts]) -> None:
-    """A rule that remembers each party must be able to write that down after every round."""
-    size = found.remembered
-    if size <= MOST_REMEMBERED:
+    """A rule must be able to hold what it remembers of parties, and the pairs of updates that it compares."""
+    told = _too_large(found)
+    if not told:
         return
+    moves = [{"aggregation.before": ""}] if found.plan.aggregation.before else []
     offered = []
-    for name, rule in RULES.items():
-        change = refusals.Change(keys={"aggregation.rule": name})
-        if not rule.facts.remembers and not refusals.found(change.applied(found.plan), parties):
+    for change in (refusals.Change(keys=keys) for keys in (*moves, *({"aggregation.rule": name} for name in RULES))):
+        after = change.applied(found.plan)
+        if not refusals.found(after, parties) and not _too_large(dataclasses.replace(found, plan=after)):
             offered.append(change)
-    told = (
-        f"aggregation.rule = '{found.plan.aggregation.rule}' remembers {size / 2**30:,.1f} GiB of "
-        f"{len(found.parties):,} parties, which is written after every round, and {MOST_REMEMBERED / 2**30:g} GiB are "
-        "the most; use a rule that remembers no party, a smaller model or fewer parties"
-    )
     near = offered[:3]
     line = f"\n  nearest possible plan: {'; or '.join(map(str, near))}" if near else ""
     raise PlanRefused(told + line, nearest=tuple(dict(change.keys) for change in near))
+
+
+def _too_large(found: ResolvedPlan) -> str:
+    """What the plan's rule would have to hold and cannot, in words; "" where it can."""
+    asked, rule, size = found.plan.aggregation, found.robust, found.remembered
+    if size > MOST_REMEMBERED:
+        return (
+            f"aggregation.rule = '{asked.rule}' remembers {size / 2**30:,.1f} GiB of {len(found.parties):,} parties, "
+            f"which is written after every round, and {MOST_REMEMBERED / 2**30:g} GiB are the most; use a rule that "
+            "remembers no party, a smaller model or fewer parties"
+        )
+    rows = asked.groups if asked.groups > 1 else refusals.cohort_of(found.plan, found.parties)
+    if rule is None or not rule.facts.pairs or not (problem := beyond_memory(rows)):
+        return ""
+    before = f" with before = '{asked.before}'" if asked.before else ""
+    return (
+        f"aggregation.rule = '{asked.rule}'{before} compares {rows:,} updates of a round two by two, {problem}; use a "
+        "rule that compares no pairs, or draw fewer parties a round"
+    )
 
 
 def _smaller_ball(found: ResolvedPlan) -> str:

@@ -16,7 +16,7 @@ from quietsum.aggregation.robust.rows.distances import TABLES, cosines, gram, pa
 from quietsum.aggregation.robust.rules import dnc
 from quietsum.aggregation.robust.rules.dnc import outlier_scores
 from quietsum.aggregation.robust.rules.flame import densest_majority
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, PlanRefused
 
 N, D = 96, 30
 PAIRS = [name for name, rule in RULES.items() if rule.facts.pairs]
@@ -186,7 +186,9 @@ def test_pairs_that_cannot_fit_are_refused_with_what_they_take_and_no_other_rule
         verdict_of(rule, rows, 1)
 
 
-def test_a_round_that_cannot_fit_is_refused_when_its_fold_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_cannot_fit_is_refused_with_one_that_can_and_a_round_of_it_when_its_fold_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """That is before anything is charged; a cohort that is drawn counts, not all who are registered."""
     from quietsum.federation.round import first_state, fold_of
     from quietsum.plan import AggregationPlan, FederationPlan, PartyFacts, Plan, PrivacyPlan, RecordPlan, resolve
@@ -195,18 +197,28 @@ def test_a_round_that_cannot_fit_is_refused_when_its_fold_is_made(monkeypatch: p
     _on_a_small_machine(monkeypatch)
     parties = tuple(PartyFacts(name=f"site-{at}", dataset=f"rows-{at}", size=400) for at in range(21))
 
-    def made(rule: str, **drawn: Any) -> object:
+    def made(rule: str, before: str = "", **drawn: Any) -> object:
         plan = Plan(
             privacy=PrivacyPlan(record=RecordPlan(noise_multiplier=1.0, delta=1e-4)),
             federation=FederationPlan(sampling=SamplingPlan(**drawn)),
-            aggregation=AggregationPlan(rule=rule, attackers=1),
+            aggregation=AggregationPlan(rule=rule, attackers=1, before=before),
         )  # fmt: skip
         resolved = resolve(plan, parties, 6)
         return fold_of(resolved, 1, first_state(resolved, np.zeros(6)), [party.name for party in parties])
 
+    assert made("krum", kind="fixed-size", size=20) and made("median")
+    with pytest.raises(
+        PlanRefused, match=r"compares 21 updates of a round two by two.*\n.*aggregation.rule = \"median\""
+    ) as refused:
+        made("krum")
+    assert {"aggregation.rule": "median"} in refused.value.nearest
+    assert all(not RULES[str(keys["aggregation.rule"])].facts.pairs for keys in refused.value.nearest)
+    with pytest.raises(PlanRefused, match="with before = 'nnm' compares 21") as refused:
+        made("median", "nnm")
+    assert {"aggregation.before": ""} in refused.value.nearest
+    monkeypatch.setattr("quietsum.plan.resolving.beyond_memory", lambda rows: "")  # as for a run that goes on elsewhere
     with pytest.raises(InvalidParameter, match="two by two"):
         made("krum")
-    assert made("krum", kind="fixed-size", size=20) and made("median")
 
 
 def test_the_memory_of_this_machine_is_known() -> None:

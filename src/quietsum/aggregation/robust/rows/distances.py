@@ -23,7 +23,7 @@ from quietsum.aggregation.robust.rule import Matrix, Vector
 from quietsum.errors import InvalidParameter
 
 __all__ = [
-    "TABLES", "central_row", "cosines", "cosines_with", "gram", "pair_bytes", "pairwise_distances",
+    "TABLES", "beyond_memory", "central_row", "cosines", "cosines_with", "gram", "pair_bytes", "pairwise_distances",
     "refuse_beyond_memory", "rough_distances", "this_memory",
 ]  # fmt: skip
 
@@ -285,14 +285,17 @@ def _each_tile(rows: int, work: Callable[[slice, int], None], *, alone: bool = F
 
 def refuse_beyond_memory(rows: int) -> None:
     """Raise :class:`~quietsum.errors.InvalidParameter` where the pairs of ``rows`` cannot fit this machine's memory."""
+    if told := beyond_memory(rows):
+        remedy = "draw fewer parties a round, or choose a rule that compares no pairs, signguard for instance"
+        raise InvalidParameter("updates", f"{rows:,} rows", f"are compared two by two, {told}", remedy)
+
+
+def beyond_memory(rows: int) -> str:
+    """What the pairs of ``rows`` take and what this machine has, in words; "" where they fit."""
     if rows < _ASKED or pair_bytes(rows) <= this_memory():
-        return
-    raise InvalidParameter(
-        "updates", f"{rows:,} rows",
-        f"are compared two by two, which takes {pair_bytes(rows) / 2**30:,.0f} GiB of memory, and this machine has "
-        f"{this_memory() / 2**30:,.0f}",
-        "draw fewer parties a round, or choose a rule that compares no pairs, signguard or trimmed-mean for instance",
-    )  # fmt: skip
+        return ""
+    taken, there = pair_bytes(rows) / 2**30, this_memory() / 2**30
+    return f"which takes {taken:,.0f} GiB of memory, and this machine has {there:,.0f}"
 
 
 def pair_bytes(rows: int) -> int:
