@@ -265,3 +265,22 @@ def test_people_are_told_apart_by_what_the_site_calls_an_identifier(tmp_path):
         tmp_path, person=UnitPolicy(epsilon=20.0, delta=1e-5), questions=dataclasses.replace(ANSWERED, columns=others)
     )
     assert "does not declare as an identifier" in refusal(clinics, file_of(EVERY[0], person=person))
+
+
+@pytest.mark.parametrize("named", ["", "patient_id"])
+def test_the_asker_does_not_choose_by_which_identifier_people_are_told_apart(tmp_path, named):
+    """By the number of a visit everybody is many people, and a bound on records of each bounds nothing."""
+    visit = Column(name="visit_id", kind="identifier")
+    own = dataclasses.replace(ANSWERED, columns=(*COLUMNS, visit), person=named)
+    clinics = Clinics(tmp_path, person=UnitPolicy(epsilon=20.0, delta=1e-5), questions=own)
+    asked = file_of(EVERY[0], person=People(column="patient_id", max_records=1))
+    by_visit = dataclasses.replace(
+        asked,
+        columns=(*asked.columns, visit),
+        privacy=dataclasses.replace(asked.privacy, person=People(column="visit_id", max_records=1)),
+    )
+    assert "questions.person says by which" in refusal(clinics, by_visit)
+    if named:
+        assert clinics.ask(asked).answers  # negative control: what the policy names is answered
+    else:
+        assert "questions.person says by which" in refusal(clinics, asked)

@@ -80,3 +80,14 @@ def test_a_column_that_is_described_twice_is_refused_and_no_record_is_read_twice
     age = {"name": "age", "kind": "number", "bounds": [0, 100]}
     with pytest.raises(InvalidParameter, match="twice"):
         QuestionTask(questions=[{"name": "age", "kind": "mean", "column": "age"}], columns=[age, age])
+
+
+def test_a_long_name_in_one_record_makes_no_array_as_wide_as_itself(tmp_path):
+    """Names of a million letters for each of 50,000 records would be 200 GB, and memory that runs out is a message."""
+    names = ["ada"] * 49_998 + ["b" * (LONGEST - 10), "ada"]
+    (tmp_path / "table.csv").write_text("\n".join(["patient_id,age", *(f"{name},40" for name in names)]))
+    task = QuestionTask(
+        questions=[{"name": "all", "kind": "count"}], person="patient_id", tables={"bern": str(tmp_path / "table.csv")}
+    )
+    people = task.people("bern")
+    assert people.nbytes < 1 << 20 and (np.flatnonzero(people != people[0]) == [49_998]).all()

@@ -425,6 +425,8 @@ class Policy:
         if self.questions is not None and limit is not None and limit.epsilon > self.questions.epsilon:
             most, unit = self.questions.epsilon, limit.unit
             yield f"ε = {limit.epsilon:g} per {unit} is more than ε = {most:g} per {unit} for a file of questions"
+        if self.questions is not None and is_question(resolved) and plan.privacy.person is not None:
+            yield from self.questions.about_people(plan.privacy.person.id)
         if rules.rule and plan.aggregation.rule not in rules.rule:
             yield f"aggregation.rule = {plan.aggregation.rule!r} is not accepted, only {' or '.join(rules.rule)}"
         if (mode := mode_of(resolved)) not in rules.aggregation:

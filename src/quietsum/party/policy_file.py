@@ -152,6 +152,9 @@ class QuestionsTable(Table):
     epsilon: Positive = Field(description="The largest ε of one file of questions.")
     day: Positive = Field(description="The largest ε of all files of questions in any 24 hours, added up.")
     kinds: list[str] = Field(default=[], description="Kinds of questions that are answered; all if omitted.")
+    person: str = Field(
+        default="", description="The identifier that tells people apart; if omitted, the only identifier."
+    )
     columns: list[ColumnTable] = Field(
         default=[], description="The columns that may be read, as everybody may know them, and the identifiers."
     )

@@ -38,13 +38,18 @@ def is_question(resolved: ResolvedPlan) -> bool:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteQuestions:
-    """What may be asked of the site's ``table``: by which ``kinds`` (all if omitted), about which ``columns``."""
+    """What may be asked of the site's ``table``: by which ``kinds`` (all if omitted), about which ``columns``.
+
+    ``person`` is the identifier that tells people apart; if omitted, the only identifier. The site says it, since by
+    another one, of visits say, the records of one person would be those of many.
+    """
 
     table: str
     columns: tuple[Column, ...]
     epsilon: float
     day: float
     kinds: tuple[str, ...] = tuple(ASKED)
+    person: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", tuple(self.columns))
@@ -57,6 +62,8 @@ class SiteQuestions:
         names = [column.name for column in self.columns]
         if twice := [name for name in names if names.count(name) > 1]:
             raise InvalidParameter("columns", twice[0], "is there twice", "declare each column once")
+        if self.person and self.person not in self._identifiers:
+            raise InvalidParameter("person", self.person, "is no declared identifier", "declare it among the columns")
         positive("epsilon", self.epsilon, "the largest ε of one file of questions")
         positive("day", self.day, "the largest ε of all questions of 24 hours")
         if self.epsilon > self.day:
@@ -75,13 +82,24 @@ class SiteQuestions:
             told = str(error) if isinstance(error, QuietsumError) else type(error).__name__
             yield f"its questions cannot be read ({told})"
             return
-        person = options.get("person")
-        if person is not None and getattr(known.get(person), "kind", "") != "identifier":
-            yield f"people are told apart by {person!r}, which the site does not declare as an identifier"
+        if "person" in options:
+            yield from self.about_people(options["person"])
         for question in asked:
             yield from self._about(question, known, described)
         if not asked:
             yield "the plan asks nothing"
+
+    def about_people(self, column: object) -> Iterator[str]:
+        """What is wrong with a plan that tells people apart by ``column``."""
+        if column not in self._identifiers:
+            yield f"people are told apart by {column!r}, which the site does not declare as an identifier"
+        elif len(self._identifiers) > 1 and column != self.person:
+            own = f"the site says by {self.person!r}" if self.person else "the site has several identifiers"
+            yield f"people are told apart by {column!r}, and {own}: questions.person says by which"
+
+    @property
+    def _identifiers(self) -> list[str]:
+        return [column.name for column in self.columns if column.kind == "identifier"]
 
     def _about(self, question: Question, known: Mapping[str, Column], described: Mapping[str, Column]) -> Iterator[str]:
         if question.kind not in self.kinds:

@@ -126,10 +126,11 @@ class QuestionTask:
         texts, count = self._read(party, [column.name for column in self.design.columns])
         return self._rows(texts, count)
 
-    def people(self, party: str) -> npt.NDArray[Any]:
-        """The person of each row: the text in the column ``person``; rows without one count as one person's."""
+    def people(self, party: str) -> npt.NDArray[np.int64]:
+        """The person of each row, by the text in the column ``person``; rows without one count as one person's."""
         texts, _ = self._read(party, [self.person])
-        return np.array([text.strip() for text in texts[self.person]], dtype=str)
+        seen: dict[str, int] = {}  # numbers, since an array of texts is as wide as the longest one
+        return np.array([seen.setdefault(text.strip(), len(seen)) for text in texts[self.person]], dtype=np.int64)
 
     def _read(self, party: str, names: Sequence[str]) -> tuple[dict[str, list[str]], int]:
         """These columns of a site's table as texts, and how many rows it has."""
