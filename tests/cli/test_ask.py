@@ -17,6 +17,7 @@ from quietsum.analytics.questions import People
 from quietsum.cli.app import app
 from quietsum.ledger import Ledger
 from quietsum.plan import LifetimePlan
+from quietsum.runs.sealed import sealed
 
 SIZES = {"bern": 300, "basel": 200, "zug": 250, "genf": 300}
 
@@ -76,6 +77,21 @@ def test_answers_are_shown_again_at_no_cost(tmp_path):
     assert narrow[1] - narrow[0] < wide[1] - wide[0]
     with Ledger.open(tmp_path / "w" / "ledger.db", read_only=True) as ledger:
         assert len(list(ledger.runs())) == 1
+
+
+def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path):
+    path = asked(tmp_path, dataclasses.replace(EVERY[0], name="Überlebende"))
+    run(path, "--workspace", tmp_path / "w")
+    listed = CliRunner().invoke(app, ["runs", "--workspace", str(tmp_path / "w"), "--json"])
+    assert listed.exit_code == 0, listed.output
+    told = json.loads(listed.stdout)
+    assert told["damaged"] == [] and [one["outcome"] for one in told["runs"]] == ["finished"]
+    (marker,) = (tmp_path / "w" / "runs").glob("*/run.json")  # the control: a plan that the ledger does not know
+    about = json.loads(marker.read_text())
+    about.pop("check")
+    about["plan"] = "0" * 64
+    marker.write_text(json.dumps(sealed(about)))
+    assert CliRunner().invoke(app, ["runs", "--workspace", str(tmp_path / "w")]).exit_code == 4
 
 
 def test_a_picture_of_the_curve_is_drawn(tmp_path):

@@ -80,6 +80,7 @@ __all__ = [
     "Style",
     "TaskPlan",
     "TrainingPlan",
+    "digest_of",
 ]
 
 ADVERSARIES = ("curious", "semi-malicious")
@@ -417,12 +418,24 @@ class Plan:
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, plain ASCII."""
-        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _json(self.to_dict())
 
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON, in hexadecimal."""
-        return hashlib.sha256(self.to_json().encode("ascii")).hexdigest()
+        return digest_of(self.to_dict())
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """The :attr:`Plan.digest` of a plan's plain values.
+
+    A ledger's own hash of the same values differs from it where they hold letters beyond ASCII.
+    """
+    return hashlib.sha256(_json(values).encode("ascii")).hexdigest()
+
+
+def _json(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

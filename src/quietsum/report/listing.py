@@ -14,6 +14,7 @@ from typing import Any
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger, Terms
 from quietsum.ledger.spending import exceeds
+from quietsum.plan.values import digest_of
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.report.build import earlier, look, measured_in, require_own
 from quietsum.runs import checkpoint as checkpoints
@@ -82,7 +83,7 @@ def _borne_out(about: Mapping[str, Any], folder: RunFolder, ledger: Ledger) -> b
         return False
     entry = ledger.run_entry(folder.run)
     terms = Terms.from_dict(entry.body["terms"])
-    if entry.body["plan_hash"] != folder.plan_digest:
+    if entry.body["plan_hash"] != folder.plan_digest and digest_of(entry.body["plan"]) != folder.plan_digest:
         raise CorruptState(
             f"{folder.path} holds another plan than the one that the ledger opened run {folder.run} with (entry "
             f"{entry.sequence}); restore the folder from a backup"
