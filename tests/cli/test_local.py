@@ -219,6 +219,14 @@ def test_a_file_that_is_no_text_and_an_output_of_no_kind_are_refused() -> None:
         refused(local("privatize", "survey.csv", "-c", "smokes", "-e", 1, *DOMAIN, "-o", output), told)
 
 
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quietsum.cli.local._LONGEST_LINE", 1 << 16)
+    Path("endless.csv").write_text("a" * (1 << 16))
+    refused(local("privatize", "endless.csv", "-c", "a", "-e", 1, "--domain", "a,b", "-o", "out.csv"), "is no CSV")
+    Path("endless.csv").write_text("a\n" + "b\n" * (1 << 16))
+    assert local("privatize", "endless.csv", "-c", "a", "-e", 1, "--domain", "a,b", "-o", "out.csv").exit_code == 0
+
+
 def test_reports_are_never_overwritten_since_new_ones_cost_again() -> None:
     privatize()
     before = Path("reports.csv").read_bytes()

@@ -39,6 +39,7 @@ _MEANS = "duchi, piecewise, hybrid"
 _SHOWN = 20  # answers in a table for people
 _DRAWN = 40  # in a picture
 _LARGEST_LIST = 1 << 26
+_LONGEST_LINE = 1 << 24  # characters of one row
 _TELLING = 128  # reports that never come out the same twice
 EpsilonOption = Annotated[
     float | None, typer.Option("--epsilon", "-e", metavar="ε", help="What one report may cost.", show_default=False)
@@ -112,6 +113,7 @@ def privatize(
     from quietsum import __version__
     from quietsum.mechanisms.local import Header, Unfit, choose, read_reports, reports_file
     from quietsum.mechanisms.local import protocol as named
+    from quietsum.mechanisms.local.reports import pieces_of
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds}
     if like is not None:
@@ -136,7 +138,7 @@ def privatize(
     header = Header(protocol=found, note=column, version=__version__)
     begun = time.monotonic()
     with reports_file(output, header) as writer, _progress(data, as_json) as seen:
-        for first, cells, place in _cells(data, column):
+        for first, cells, place in _cells(data, column, pieces_of(found.layout)):
             try:
                 writer.add(found.privatize(_answers(found, cells, first, data, column, missing, clip)))
             except Unfit as error:  # named by its row; the cell itself is not quoted
@@ -347,23 +349,21 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 # ---------------------------------------------------------------------------------------------------- the answers
 
 
-def _cells(path: Path, column: str) -> Iterator[tuple[int, list[str], int]]:
-    """The column's cells in pieces: the first row's number (from 1), the cells, and how many bytes were read."""
-    from quietsum.mechanisms.local.reports import PIECE
-
+def _cells(path: Path, column: str, most: int) -> Iterator[tuple[int, list[str], int]]:
+    """The column's cells, ``most`` at once: the first row's number (from 1), the cells, how many bytes were read."""
     try:
         raw: IO[bytes] = path.open("rb")
     except OSError as error:
         raise InvalidParameter("data", str(path), f"cannot be read ({error.strerror})", "check its name") from None
     with raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
-        rows, first = csv.reader(text, strict=True), 1
+        rows, first = csv.reader(_lines(text), strict=True), 1
         try:
             names = [name.strip() for name in next(rows, [])]
             if names.count(column.strip()) != 1:
                 problem = "holds the column twice" if column.strip() in names else f"has no column {column!r}"
                 raise InvalidParameter("data", str(path), problem, "its first line must name the columns")
             place = names.index(column.strip())
-            while piece := list(itertools.islice(rows, PIECE)):
+            while piece := list(itertools.islice(rows, most)):
                 # an empty line is an empty cell where there is one column, and nobody's answer where there are several
                 piece = [row or [""] for row in piece if row or len(names) == 1]
                 for offset, row in enumerate(piece):
@@ -376,6 +376,14 @@ def _cells(path: Path, column: str) -> Iterator[tuple[int, list[str], int]]:
             raise InvalidParameter(
                 "data", str(path), f"is no CSV in UTF-8 after row {first - 1:,}", "save it as such"
             ) from None
+
+
+def _lines(text: IO[str]) -> Iterator[str]:
+    """The lines of a file, none of which may be endless."""
+    while line := text.readline(_LONGEST_LINE):
+        if len(line) == _LONGEST_LINE:
+            raise csv.Error("a line without an end")
+        yield line
 
 
 def _answers(

@@ -55,7 +55,7 @@ def test_vectors_longer_than_the_radius_or_not_finite_are_refused() -> None:
 
 
 def test_domains_that_are_none_are_refused() -> None:
-    for labels in (("only",), ("a", "a"), ("a", "b\nc")):
+    for labels in (("only",), ("a", "a"), ("a", "b\nc"), ("a", "\ud800")):
         with pytest.raises(InvalidParameter):
             Categories(labels=labels)
     for edges in ((0, 1), (0, 2, 1), (0, math.nan, 1)):

@@ -10,11 +10,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
@@ -27,6 +29,7 @@ __all__ = ["Ball", "Bins", "Categories", "Domain", "Interval", "categories", "do
 
 MOST_LABELS = 1 << 20
 MOST_COORDINATES = 1 << 22
+_NO_LABEL = re.compile("[\r\n\x00\ud800-\udfff]")  # lines of their own, and halves of letters, which no file can hold
 _OUTSIDE = "declare a domain that holds every answer people may give, 'other' included"
 
 
@@ -58,10 +61,10 @@ class Categories:
         if not all(isinstance(label, str) for label in labels):
             raise InvalidParameter("domain", "", "holds something that is no text", "name every answer")
         if len(set(labels)) != len(labels):
-            twice = next(label for place, label in enumerate(labels) if label in labels[:place])
+            twice = next(label for label, count in collections.Counter(labels).items() if count > 1)
             raise InvalidParameter("domain", twice, "is named twice", "name each answer once")
-        if bad := next((label for label in labels if any(letter in label for letter in "\r\n\x00")), None):
-            raise InvalidParameter("domain", bad, "is more than one line", "name answers in one line each")
+        if bad := next((label for label in labels if _NO_LABEL.search(label)), None):
+            raise InvalidParameter("domain", bad, "is no text of one line", "name answers in one line each")
         object.__setattr__(self, "labels", labels)
         object.__setattr__(self, "_index", {label: place for place, label in enumerate(labels)})
         object.__setattr__(self, "_counted", all(label == str(place) for place, label in enumerate(labels)))
@@ -101,6 +104,8 @@ class Bins:
 
     def __post_init__(self) -> None:
         edges = tuple(finite_number("edges", edge) for edge in self.edges)
+        if len(edges) > MOST_LABELS + 1:
+            raise InvalidParameter("edges", len(edges) - 1, f"are more than {MOST_LABELS:,} bins", "use fewer")
         if len(edges) < 3 or any(low >= high for low, high in itertools.pairwise(edges)):
             raise InvalidParameter("edges", edges, "are not three or more rising numbers", "for instance 0,18,65,120")
         object.__setattr__(self, "edges", edges)

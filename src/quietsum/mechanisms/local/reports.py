@@ -33,14 +33,24 @@ from quietsum.files import drafted
 from quietsum.mechanisms.local.choice import protocol_from_dict
 from quietsum.mechanisms.local.protocol import LocalProtocol, Reports
 
-__all__ = ["PIECE", "Header", "ReportsReader", "ReportsWriter", "read_reports", "reports_file"]
+__all__ = ["PIECE", "Header", "ReportsReader", "ReportsWriter", "pieces_of", "read_reports", "reports_file"]
 
 PIECE = 1 << 15
 """Reports at once."""
+_PIECE_BYTES = 1 << 24  # of them, where each is long
 FORMAT = 1
 _LONGEST = 1 << 26  # characters of a header: a domain of a million labels
 _ONCE = "choose another name; new reports about the same answers cost their ε again"
 _AGAIN = "ask for the file again, or privatize anew"
+
+
+def pieces_of(layout: np.dtype[np.void]) -> int:
+    """How many reports of this ``layout`` are worked on at once: fewer where each is long.
+
+    >>> pieces_of(np.dtype([("answer", "<u4")])), pieces_of(np.dtype([("bits", "u1", (1 << 17,))]))
+    (32768, 128)
+    """
+    return max(1, min(PIECE, _PIECE_BYTES // layout.itemsize))
 
 
 @final
@@ -84,6 +94,11 @@ class ReportsWriter:
 
     def add(self, reports: Reports) -> None:
         """Write one line for each of ``reports``."""
+        step = pieces_of(self._layout)
+        for start in range(0, reports.size, step):
+            self._add(reports[start : start + step])
+
+    def _add(self, reports: Reports) -> None:
         columns = [_texts(reports[name]) for name in self._layout.names or ()]
         if self._lines:
             names = [json.dumps(name) for name in self._layout.names or ()]
@@ -95,11 +110,10 @@ class ReportsWriter:
             rows = ["{" + ", ".join(row) + "}" for row in zip(*parts, strict=True)]
         else:
             rows = columns[0] if len(columns) == 1 else [",".join(row) for row in zip(*columns, strict=True)]
-        if rows:
-            text = ("\n".join(rows) + "\n").encode()
-            self._digest.update(text)
-            self._file.write(text)
-            self.count += len(rows)
+        text = ("\n".join(rows) + "\n").encode()
+        self._digest.update(text)
+        self._file.write(text)
+        self.count += len(rows)
 
     def end(self) -> None:
         """Write the last line."""
@@ -193,6 +207,7 @@ class ReportsReader:
         widest = 64 + sum(2 * layout[name].itemsize if layout[name].shape else 64 for name in layout.names or ())
         mark = b'{"end"' if self._lines else b"#"
         held: list[bytes] = []
+        most = pieces_of(layout)
         while line := self._file.readline(widest + 160):
             if line.startswith(mark):
                 if held:
@@ -203,9 +218,9 @@ class ReportsReader:
                 break
             digest.update(line)
             held.append(line)
-            if len(held) == PIECE:
+            if len(held) == most:
                 yield self._parse(held)
-                count, held = count + PIECE, []
+                count, held = count + most, []
         if not ended:
             raise self._fail("was cut: its last line, which counts the reports, is missing")
         if self._file.read(1):
@@ -214,7 +229,7 @@ class ReportsReader:
     def _check_end(self, line: bytes, count: int, digest: str) -> None:
         try:
             values = json.loads(line.removeprefix(b"# "))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._fail("was cut inside its last line") from None
         if values != {"end": count, "sha256": digest}:
             raise self._fail(f"is not what was written: header and {count:,} reports are not those that its end states")
