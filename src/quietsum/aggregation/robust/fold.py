@@ -14,6 +14,7 @@ array([2.])
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -123,7 +124,7 @@ class RobustFold:
                 raise InvalidParameter("update", f"of {party}", problem)
         one.rows.extend(other.rows)
         one.kept.update(other.kept)
-        one.spoilt.update(dict.fromkeys(party for party in other.spoilt if party in self.registered))
+        one.spoilt.update(dict.fromkeys(party for party in other.spoilt if party in self._names))
         return one
 
     def finish(self, state: RobustState, rng: RandomSource) -> Combined:
@@ -169,10 +170,13 @@ class RobustFold:
         return "" if length <= limit else f"has length {length:.3g}, and an honest one has at most {limit:.3g}"
 
     def _known(self, parties: Iterable[str]) -> None:
-        known = frozenset(self.registered)
         for party in parties:
-            if party not in known:
-                raise InvalidParameter("party", party, "is not registered", f"{len(known)} parties are")
+            if party not in self._names:
+                raise InvalidParameter("party", party, "is not registered", f"{len(self._names)} parties are")
+
+    @functools.cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.registered)
 
 
 def _made(fields: dict[str, Any]) -> RobustFold:
