@@ -32,7 +32,7 @@ from quietsum import (
 )
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.additive import _gaussian_grid, _laplace_grid
-from quietsum.mechanisms.central.lattice import Lattice
+from quietsum.mechanisms.central.lattice import Lattice, integers, numbers
 from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 
@@ -362,3 +362,23 @@ def test_the_names_that_a_reader_of_textbooks_imports_are_there() -> None:
     from quietsum import GaussianMechanism, LaplaceMechanism, PrivacyAccountant, get_privacy_spent
 
     assert all((GaussianMechanism, LaplaceMechanism, PrivacyAccountant, get_privacy_spent))
+
+
+@pytest.mark.parametrize("beside", [-1, 0.5, 2.0**70])
+def test_large_integers_of_a_list_stay_as_far_apart_as_they_are_whatever_stands_beside_them(beside: float) -> None:
+    """Numpy would make floats of them, and 2⁶³ + 1024 and its neighbour would be 2,048 apart."""
+    one, other = 2**63 + 1024, 2**63 + 1025
+    assert np.asarray([other, -1])[0] - np.asarray([one, -1])[0] == 2048  # what must not happen
+    grid = Lattice(-15)
+    for changed in (other, np.uint64(other)):
+        moved = grid.round(numbers([changed, beside]))[0] - grid.round(numbers([one, beside]))[0]
+        assert moved == grid.steps_of(1.0)
+    assert integers([one, -1])[0].tolist() == [2**62, -1]
+    released = LaplaceMechanism(epsilon=1.0, sensitivity=1.0).release([one, beside])
+    assert released.shape == (2,) and np.isfinite(released).all()
+
+
+@pytest.mark.parametrize("wild", [[math.nan, 2**63], [math.inf, 1], [1e308, math.inf]])
+def test_what_is_not_finite_is_refused_also_among_large_integers(wild: list[float]) -> None:
+    with pytest.raises(InvalidParameter, match="NaN or an infinity"):
+        LaplaceMechanism(epsilon=1.0).release(wild)

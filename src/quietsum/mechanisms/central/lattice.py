@@ -11,6 +11,7 @@ Numbers beyond 2⁶² steps are carried as Python's integers, so none is cut off
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, TypeAlias, final
@@ -47,8 +48,9 @@ def numbers(value: object, name: str = "value") -> NDArray[Any]:
     The message names neither the number nor its place, since both are private.
     """
     given = _array(value, name)
-    if given.dtype == object and given.size and all(type(entry) is int for entry in given.flat):
-        return given  # Python's own integers, beyond 64 bits
+    given = _as_listed(given, value)
+    if given.dtype == object and given.size and all(type(entry) is int or _finite(entry) for entry in given.flat):
+        return given  # Python's own numbers: integers beyond 64 bits, or beyond 53 among floats
     if given.dtype.kind not in "fiu" or given.dtype.itemsize > 8:
         kind = str(given.dtype) if isinstance(value, np.ndarray) else type(value).__name__
         raise InvalidParameter(name, kind, "does not hold real numbers of at most 64 bits", "pass floats or integers")
@@ -62,6 +64,28 @@ def numbers(value: object, name: str = "value") -> NDArray[Any]:
     return given
 
 
+def _as_listed(given: NDArray[Any], value: object) -> NDArray[Any]:
+    """The numbers of a list that holds large integers among floats, or negative ones among those beyond 2⁶³, as listed.
+
+    Of such a list numpy makes floats: integers beyond 2⁵³ are rounded, and neighbours come to lie 2,048 apart.
+    """
+    if given.dtype.kind != "f" or not isinstance(value, Sequence) or not given.size:
+        return given
+    if not np.isfinite(given).all() or np.abs(given).max() < _EXACT:
+        return given
+    listed = np.array(value, dtype=object)
+    if listed.shape != given.shape:
+        return given
+    plain = [int(each) if isinstance(each, int | np.integer) else float(each) for each in listed.flat]
+    found = np.empty(len(plain), dtype=object)
+    found[:] = plain
+    return found.reshape(listed.shape)
+
+
+def _finite(value: object) -> bool:
+    return type(value) is float and math.isfinite(value)
+
+
 def _array(value: object, name: str) -> NDArray[Any]:
     try:
         return np.asarray(value)
@@ -71,7 +95,7 @@ def _array(value: object, name: str) -> NDArray[Any]:
 
 def integers(value: object) -> tuple[NDArray[np.int64], bool]:
     """``value`` as int64 clamped to ±2⁶² (which moves no two values apart), and whether it was a single number."""
-    given = _array(value, "value")
+    given = _as_listed(_array(value, "value"), value)
     python = given.dtype == object and given.size and all(type(entry) is int for entry in given.flat)
     if given.dtype.kind not in "iu" and not python:
         kind = str(given.dtype) if isinstance(value, np.ndarray) else type(value).__name__
@@ -122,9 +146,8 @@ class Lattice:
         if values.dtype.kind != "f":
             if not values.size or max(abs(int(values.max())), abs(int(values.min()))) <= _EXACT:
                 return self.round(values.astype(np.float64))
-            return np.array([_nearest(int(entry), self.exponent) for entry in values.flat], dtype=object).reshape(
-                values.shape
-            )
+            exact = [entry if type(entry) is float else int(entry) for entry in values.flat]
+            return np.array([_nearest(entry, self.exponent) for entry in exact], dtype=object).reshape(values.shape)
         if values.size and float(np.abs(values).max()) >= math.ldexp(1.0, 61 + self.exponent):
             return np.array([_nearest(float(entry), self.exponent) for entry in values.flat], dtype=object).reshape(
                 values.shape
