@@ -29,6 +29,7 @@ __all__ = [
     "Chart",
     "Series",
     "check_picture",
+    "decimals",
     "interval_svg",
     "number",
     "save",
@@ -169,6 +170,16 @@ def number(value: float) -> str:
         if 10 * size / (10 if name == "M" else 1) <= abs(value) < 1000 * size:
             return f"{value / size:.4g}{name}"
     return f"{value:.4g}" if abs(value) >= 1e-3 else f"{value:.0e}"
+
+
+def decimals(errors: Iterable[float], *, most: int = 8) -> int:
+    """How many decimals to print of values with these errors: two digits of the smallest error.
+
+    >>> decimals([0.0093, 0.0106]), decimals([0.6]), decimals([1700.0]), decimals([0.0])
+    (4, 2, 0, 4)
+    """
+    found = [float(error) for error in errors if math.isfinite(error) and error > 0]
+    return min(most, max(0, 1 - math.floor(math.log10(min(found))))) if found else 4
 
 
 # ------------------------------------------------------------------------------------------ terminal
@@ -403,9 +414,17 @@ def _legend(chart: Chart, left: int) -> list[str]:
 
 
 def interval_svg(
-    title: str, x_label: str, rows: Sequence[tuple[str, float, float, float]], *, note: str = "", width: int = 760
+    title: str,
+    x_label: str,
+    rows: Sequence[tuple[str, float, float, float]],
+    *,
+    note: str = "",
+    shown: int | None = None,
+    width: int = 760,
 ) -> str:
     """Named values with error bars, (name, value, low, high), one below the other, as one self-contained SVG.
+
+    ``shown`` are the decimals of the values; if omitted, four at most.
 
     >>> picture = interval_svg("answers", "share", [("yes", 0.6, 0.5, 0.7), ("no", 0.4, 0.3, 0.5)])
     >>> picture.count("<title"), "yes" in picture
@@ -417,6 +436,9 @@ def interval_svg(
     right, top, line = 96, 88 if note else 62, 26
     height = top + line * len(rows) + 58
     scale = Scale.around([0.0, *(number for _, *numbers in rows for number in numbers)], log=False, rounded=True)
+
+    def figure(value: float) -> str:
+        return number(round(value, 4)) if shown is None else f"{value:,.{shown}f}"
 
     def at(value: float) -> float:
         return left + scale.place(value) * (width - left - right)
@@ -439,13 +461,13 @@ def interval_svg(
         parts.append(f'  <text class="quiet" x="{x:.1f}" y="{base + 21}" text-anchor="middle">{number(tick)}</text>')
     for place, (name, value, low, high) in enumerate(rows):
         y = top + line * (place + 0.5)
-        shown = name if len(name) <= 34 else f"{name[:33]}…"
+        label = name if len(name) <= 34 else f"{name[:33]}…"
         ends = "".join(f"M{at(end):.1f},{y - 5:.1f}v10" for end in (low, high))
         parts += [
-            f'  <text x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(shown)}</text>',
+            f'  <text x="{left - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(label)}</text>',
             f'  <path class="line s0" d="M{at(low):.1f},{y:.1f}H{at(high):.1f}{ends}"/>',
             f'  <path class="line s0" style="stroke-width: 9" d="M{at(value):.1f},{y:.1f}h0"/>',
-            f'  <text class="quiet" x="{width - right + 12}" y="{y + 4:.1f}">{number(round(value, 4))}</text>',
+            f'  <text class="quiet" x="{width - right + 12}" y="{y + 4:.1f}">{figure(value)}</text>',
         ]
     middle = left + (width - left - right) / 2
     parts.append(f'  <text x="{middle:.1f}" y="{height - 14}" text-anchor="middle">{escape(x_label)}</text>')

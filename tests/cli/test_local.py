@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -184,7 +185,7 @@ def test_a_bad_privatization_ends_with_2_and_leaves_no_file(options: tuple[objec
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "has no column 'x'"),
+        ("", "its first line is empty"),
         ("x\n", "holds no answer"),
         ("x\n1\nnan\n", "row 2, column 'x': is not a finite number"),
         ("x\n1\n-inf\n", "row 2, column 'x': is not a finite number"),
@@ -192,8 +193,14 @@ def test_a_bad_privatization_ends_with_2_and_leaves_no_file(options: tuple[objec
         ("x,y\n1,2\n3\n", "row 2, column 'x': has not 2 cells"),
         ("x,y\n1,2\n,5\n", "row 2, column 'x': is empty"),
         ("x\n1\n\n2\n", "row 2, column 'x': is empty"),
-        ("x,x\n1,2\n", "holds the column twice"),
-        ('x\n1\n"2\n', "is no CSV in UTF-8"),
+        ("x,x\n1,2\n", "holds the column 'x' twice; rename one"),
+        ("x;y\r\n1,5;2\r\n", "cells are separated by ';'; save it with commas"),
+        ("x\ty\n1\t2\n", "cells are separated by tabs"),
+        ("X,y\n1,2\n", "has no column 'x'"),
+        ("y,x.\n1,2\n", "did you mean 'x.'?"),
+        ("x\n1,5\n", "row 1, column 'x': has not 1 cells"),
+        ('x,y\n"1,5",2\n', "write it like 42 or 3.5"),
+        ('x\n1\n"2\n', "is no CSV in UTF-8 at line 3"),
     ],
 )
 def test_a_broken_table_ends_with_2_and_leaves_no_file(text: str, told: str) -> None:
@@ -201,6 +208,27 @@ def test_a_broken_table_ends_with_2_and_leaves_no_file(text: str, told: str) -> 
     before = listing()
     refused(local("privatize", "bad.csv", "-c", "x", "-e", 1, "--range", "0,5", "-o", "reports.csv"), told)
     assert listing() == before
+
+
+def test_answers_may_come_through_a_pipe() -> None:
+    words = ["local", "privatize", "-", "-c", "x", "-e", "1", "--domain", "yes,no", "-o", "reports.csv"]
+    process = subprocess.run(
+        [sys.executable, "-m", "quietsum", *words], input="\ufeffx\r\n" + "yes\r\n" * 500, capture_output=True,
+        text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    assert "500 reports" in process.stdout and "with 500 people" in " ".join(process.stdout.split())
+
+
+def test_figures_of_a_table_have_two_digits_of_the_smallest_error_and_the_same_decimals() -> None:
+    privatize("reports.csv", *DOMAIN)
+    lines = local("estimate", "reports.csv", "--plot", "reports.svg").stdout.splitlines()
+    shown = [re.findall(r"-?\d+\.\d+", line) for line in lines if line.startswith(tuple(SHARES))]
+    assert {len(figure.split(".")[1]) for figures in shown for figure in figures} == {
+        4
+    }  # the smallest error is near 0.009
+    assert all(len(figures) == 4 for figures in shown)
+    assert all(f">{figures[0]}<" in Path("reports.svg").read_text() for figures in shown)
 
 
 def test_an_error_late_in_a_long_file_leaves_no_part_of_the_reports() -> None:

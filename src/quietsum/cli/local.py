@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import difflib
 import io
 import itertools
 import math
@@ -77,7 +78,9 @@ PermanentOption = Annotated[
 
 @app.command()
 def privatize(
-    data: Annotated[Path, typer.Argument(metavar="DATA.CSV", help="The answers, under a line of column names.")],
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA.CSV", help="The answers, under a line of column names; - is stdin.")
+    ],
     column: Annotated[str, typer.Option("--column", "-c", metavar="C", help="Whose answers.", show_default=False)],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="reports .csv or .jsonl", show_default=False)
@@ -116,6 +119,7 @@ def privatize(
     from quietsum.mechanisms.local.reports import pieces_of
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds}
+    choice = None
     if like is not None:
         settings = {**domains, "--epsilon": epsilon, "--seed": seed, "--permanent-epsilon": permanent}
         settings["--protocol"] = None if protocol == "auto" else protocol
@@ -131,7 +135,7 @@ def privatize(
             if seed is not None or permanent is not None:
                 raise InvalidParameter("protocol", "auto", "takes no seed and no permanent ε", "name rappor, say")
             choice = choose(answers, cost, 100_000)
-            found, reason = choice.protocol, choice.reason
+            found = choice.protocol
         else:
             given = {"seed": seed, "permanent_epsilon": permanent}
             found = named(protocol, answers, cost, **{key: value for key, value in given.items() if value is not None})
@@ -146,6 +150,9 @@ def privatize(
             seen(place)
         if not writer.count:
             raise InvalidParameter("data", str(data), "holds no answer", "there must be rows under the column names")
+    if choice is not None:  # for as many people as there were
+        known = choose(answers, cost, writer.count)
+        reason = (known if known.protocol.name == found.name else choice).reason
     if as_json:
         print_json(
             {"written": str(output), "reports": writer.count, "reason": reason, "event": found.event().to_dict()}
@@ -157,14 +164,15 @@ def privatize(
     if reason:
         _say(reason)
     _say(f"Each report costs the person who answered ε = {found.epsilon:g}, whoever reads it. A second set of reports "
-         f"about the same answers costs it again. {data} itself is as private as before.")  # fmt: skip
-    print_next(["local", "estimate", str(output)])
+         f"about the same answers costs it again. {'What was read' if _piped(data) else data} itself is as private as "
+         "before.")  # fmt: skip
+    print_next(["local", "estimate", *([] if like is None else [str(like)]), str(output)])
 
 
 @app.command()
 def estimate(
     reports: Annotated[list[Path], typer.Argument(metavar="REPORTS…", help="Files of reports of one survey.")],
-    confidence: Annotated[float, typer.Option("--confidence", metavar="P", help="Of the intervals.")] = 0.95,
+    confidence: Annotated[float, typer.Option("--confidence", "--level", metavar="P", help="Of the intervals.")] = 0.95,
     project: Annotated[
         bool, typer.Option("--project", help="Move shares onto the simplex: none below 0, in all 1. Biased.")
     ] = False,
@@ -199,7 +207,11 @@ def estimate(
     for path in reports:
         with read_reports(path) as reader, _progress(path, quiet) as seen:
             for piece in reader:
-                tally = found.tally(piece)
+                try:
+                    tally = found.tally(piece)
+                except InvalidParameter as error:
+                    problem = f"holds a report that {error.problem}"
+                    raise InvalidParameter("reports", str(path), problem, "ask for the file again") from None
                 total = tally if total is None else total + tally
                 seen(reader.position)
         if reader.count >= _TELLING and (twice := digests.setdefault(reader.digest, path)) is not path:
@@ -268,11 +280,11 @@ def simulate(
         print_json({"epsilon": cost, "users": users, "repeat": repeat, "recommended": choice.protocol.name,
                     "reason": choice.reason, "protocols": rows})  # fmt: skip
         return
-    print(f"{repeat} surveys of {users:,} people at ε = {cost:g}\n")
+    print(f"{repeat} surveys of {users:,} people at ε = {cost:g} a report\n")
     print("protocol     error, formula        seen   covered    bits   ms a survey")
     for row in rows:
-        print(f"{row['protocol']:<12} {row['standard_error']:>14.4g} {row['seen']:>11.4g} {row['covered']:>8.1%} "
-              f"{row['bits']:>7,.0f} {row['milliseconds']:>13,.1f}")  # fmt: skip
+        print(f"{row['protocol']:<12} {row['standard_error']:>14.4g} {row['seen']:>11.4g} "
+              f"{100 * row['covered']:>7.1f} % {row['bits']:>6,.0f} {row['milliseconds']:>13,.1f}")  # fmt: skip
     print()
     _say(f"The error is the root mean square over all answers; 95 % of the intervals should cover. {choice.reason}")
     given = ["--domain", domain] if domain else ["--bins", bins] if bins else ["--range", bounds] if bounds else []
@@ -352,17 +364,14 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 def _cells(path: Path, column: str, most: int) -> Iterator[tuple[int, list[str], int]]:
     """The column's cells, ``most`` at once: the first row's number (from 1), the cells, how many bytes were read."""
     try:
-        raw: IO[bytes] = path.open("rb")
+        raw: IO[bytes] = sys.stdin.buffer if _piped(path) else path.open("rb")
     except OSError as error:
         raise InvalidParameter("data", str(path), f"cannot be read ({error.strerror})", "check its name") from None
     with raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
         rows, first = csv.reader(_lines(text), strict=True), 1
         try:
             names = [name.strip() for name in next(rows, [])]
-            if names.count(column.strip()) != 1:
-                problem = "holds the column twice" if column.strip() in names else f"has no column {column!r}"
-                raise InvalidParameter("data", str(path), problem, "its first line must name the columns")
-            place = names.index(column.strip())
+            place = _place(path, names, column.strip())
             while piece := list(itertools.islice(rows, most)):
                 # an empty line is an empty cell where there is one column, and nobody's answer where there are several
                 piece = [row or [""] for row in piece if row or len(names) == 1]
@@ -370,12 +379,36 @@ def _cells(path: Path, column: str, most: int) -> Iterator[tuple[int, list[str],
                     if len(row) != len(names):
                         raise _unfit(path, first + offset, column, f"has not {len(names)} cells", "mend the row")
                 if piece:
-                    yield first, [row[place].strip() for row in piece], raw.tell()
+                    yield first, [row[place].strip() for row in piece], raw.tell() if raw.seekable() else 0
                 first += len(piece)
-        except (csv.Error, UnicodeDecodeError):
-            raise InvalidParameter(
-                "data", str(path), f"is no CSV in UTF-8 after row {first - 1:,}", "save it as such"
-            ) from None
+        except UnicodeDecodeError:
+            remedy = "save it as UTF-8, which Excel calls CSV UTF-8"
+            raise InvalidParameter("data", str(path), "is no CSV in UTF-8: its letters are coded otherwise",
+                                   remedy) from None  # fmt: skip
+        except csv.Error:
+            problem = f"is no CSV in UTF-8 at line {rows.line_num:,}: its quotes do not fit, or it does not end"
+            raise InvalidParameter("data", str(path), problem, "mend that line") from None
+
+
+def _piped(path: Path) -> bool:
+    return str(path) == "-"
+
+
+def _place(path: Path, names: list[str], column: str) -> int:
+    """Where the column stands. The first line is quoted only as far as it resembles what was asked for."""
+    if names.count(column) == 1:
+        return names.index(column)
+    problem, remedy = f"has no column {column!r}", "its first line must name the columns"
+    if not any(names):
+        problem = f"has no column {column!r}: its first line is empty"
+    elif column in names:
+        problem, remedy = f"holds the column {column!r} twice", "rename one of them"
+    elif len(names) == 1 and (sign := next((sign for sign in ";\t|" if sign in names[0]), "")):
+        problem += f": its cells are separated by {'tabs' if sign == chr(9) else repr(sign)}"
+        remedy = "save it with commas, and numbers with decimal points"
+    elif near := difflib.get_close_matches(column, [name for name in names[:1000] if len(name) < 100], 1):
+        remedy = f"did you mean {near[0]!r}?"
+    raise InvalidParameter("data", str(path), problem, remedy)
 
 
 def _lines(text: IO[str]) -> Iterator[str]:
@@ -421,7 +454,7 @@ def _floats(cells: list[str]) -> list[float]:
         try:
             found.append(float(cell))
         except ValueError:
-            raise Unfit(place, "is not a number", "a domain of numbers needs numbers") from None
+            raise Unfit(place, "is not a number", "write it like 42 or 3.5; --domain takes texts") from None
     return found
 
 
@@ -432,7 +465,7 @@ def _unfit(path: Path, row: int, column: str, problem: str, remedy: str) -> Inva
 @contextlib.contextmanager
 def _progress(path: Path, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, by the bytes that were read."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty() or not path.is_file():
         yield lambda _: None
         return
     from rich.console import Console
@@ -471,6 +504,8 @@ def _one_survey(paths: list[Path]) -> Header:
 
 
 def _print(found: Estimate, header: Header) -> None:
+    from quietsum.charts import decimals
+
     what = "mean" if found.labels == ("mean",) else "shares"
     print(f"{what} of {printable(header.note) or 'the answers'}: {found.users:,} reports by {found.protocol}, "
           f"ε = {found.epsilon:g} each\n")  # fmt: skip
@@ -479,11 +514,13 @@ def _print(found: Estimate, header: Header) -> None:
         order = list(range(len(order)))
     width = min(30, max(12, *(len(printable(found.labels[place])) for place in order[:_SHOWN])))
     level = f"{100 * found.confidence:g} % interval"
+    shown = decimals(found.standard_errors)
     print(f"{'':{width}}  {'estimate':>10}  {'± error':>10}  {level:>24}")
     for place in order[:_SHOWN]:
         label = printable(found.labels[place])
-        print(f"{label[:width]:{width}}  {found.values[place]:>10.4g}  {found.standard_errors[place]:>10.2g}  "
-              f"{found.low[place]:>11.4g} to {found.high[place]:<9.4g}")  # fmt: skip
+        bounds = f"{found.low[place]:.{shown}f} to {found.high[place]:.{shown}f}"
+        print(f"{label[:width]:{width}}  {found.values[place]:>10.{shown}f}  "
+              f"{found.standard_errors[place]:>10.{shown}f}  {bounds:>24}")  # fmt: skip
     if len(order) > _SHOWN:
         print(f"… and {len(order) - _SHOWN:,} more; --json lists them all")
     print()
@@ -498,7 +535,7 @@ def _print(found: Estimate, header: Header) -> None:
 
 
 def _picture(found: Estimate, header: Header) -> str:
-    from quietsum.charts import interval_svg
+    from quietsum.charts import decimals, interval_svg
 
     order = sorted(range(len(found.labels)), key=lambda place: -found.values[place])[:_DRAWN]
     if len(found.labels) <= _DRAWN:
@@ -512,7 +549,9 @@ def _picture(found: Estimate, header: Header) -> str:
     if found.projected:
         note += "; values moved onto the simplex"
     mean = found.labels == ("mean",)
-    return interval_svg(printable(header.note) or "answers", "mean" if mean else "share of the people", rows, note=note)
+    x_label = "mean" if mean else "share of the people"
+    shown = decimals(found.standard_errors)
+    return interval_svg(printable(header.note) or "answers", x_label, rows, note=note, shown=shown)
 
 
 def _tried(made: Any, users: int, repeat: int, *, shares: bool) -> dict[str, Any]:

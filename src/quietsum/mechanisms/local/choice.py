@@ -73,7 +73,9 @@ def protocol(
         return _SHARES[name](domain=categories(domain), epsilon=epsilon, **parameters)
     if name in _MEANS:
         if not isinstance(domain, Interval):
-            raise InvalidParameter("protocol", name, "needs bounds for numbers", "pass Interval(low=…, high=…)")
+            raise InvalidParameter(
+                "protocol", name, "needs bounds for numbers", "--range LOW,HIGH, or Interval(low=…, high=…)"
+            )
         return MeanProtocol(domain=domain, epsilon=epsilon, method=name)
     if not isinstance(domain, Ball):
         raise InvalidParameter("protocol", name, "needs a ball", "pass Ball(dimension=…, radius=…)")

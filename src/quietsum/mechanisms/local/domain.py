@@ -55,9 +55,9 @@ class Categories:
     def __post_init__(self) -> None:
         labels = tuple(self.labels)
         if not 2 <= len(labels) <= MOST_LABELS:
-            raise InvalidParameter(
-                "domain", len(labels), f"is not a number of answers between 2 and {MOST_LABELS:,}", "name them all"
-            )
+            named = ", ".join(str(label) for label in labels[:3])
+            problem = f"names {len(labels):,} and not between 2 and {MOST_LABELS:,} answers"
+            raise InvalidParameter("domain", named, problem, "name them all")
         if not all(isinstance(label, str) for label in labels):
             raise InvalidParameter("domain", "", "holds something that is no text", "name every answer")
         if len(set(labels)) != len(labels):
