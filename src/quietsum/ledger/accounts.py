@@ -17,7 +17,7 @@ from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.encoding import fold, number
 from quietsum.ledger.lazy import Lazy
 from quietsum.ledger.pricing import Correction
-from quietsum.ledger.spending import PRICING, Cost, Prices, Tally, cost_of, exceeds
+from quietsum.ledger.spending import FIRST, PRICING, Cost, Prices, Tally, cost_of, exceeds
 from quietsum.ledger.witnesses import Testimony, check_succession
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
@@ -161,7 +161,7 @@ class Accounts:
     ) -> None:
         """A new run, one dataset a party, and a plan about exactly these datasets."""
         planned = tuple(planned)
-        if pricing == PRICING:
+        if pricing != FIRST:
             _check_bounded(planned)
         if run in self.runs:
             raise PlanRefused(f"run {run!r} is already in the ledger; give the new one another name")

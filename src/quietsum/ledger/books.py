@@ -7,7 +7,7 @@ folder is ever asked. The rule, and why it is sound:
   plan's accountant at the dataset's δ, must fit the budget. Stopping it early, for whatever reason, is a function of
   what the whole plan would have released, so the whole plan's ε holds.
 * **From the second plan on**, which somebody chose after looking at the results of the first: a Rényi filter, at the
-  order that the budget alone fixes, over *all* charges of *all* plans, the first one included.
+  order that the budget and the first plan's forecast fix, over *all* charges of *all* plans, the first one included.
 * **The seam.** Mixing both ("exact for the first, what is left for the next") would let results choose the analysis.
   Whether the first plan's whole forecast fits the filter is known before any data is seen. If it does not, no second
   plan is ever let in, so every possible history is part of one frozen plan, and exact accounting stands. If it does,
@@ -32,7 +32,7 @@ from typing import final
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.charges import Charge, Terms
-from quietsum.ledger.spending import Cost, Prices, Tally, exceeds
+from quietsum.ledger.spending import PRICING, Cost, Gate, Prices, Tally, exceeds
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -64,11 +64,18 @@ class Book:
 class Share:
     """What one run planned and charged on one book."""
 
-    __slots__ = ("failure", "observers", "planned", "repriced", "tally", "terms")
+    __slots__ = ("failure", "observers", "planned", "pricing", "repriced", "tally", "terms")
 
     def __init__(
-        self, planned: Tally, terms: Terms, observers: tuple[Observer, ...], *, repriced: bool = False
+        self,
+        planned: Tally,
+        terms: Terms,
+        observers: tuple[Observer, ...],
+        *,
+        repriced: bool = False,
+        pricing: int = PRICING,
     ) -> None:
+        self.pricing = pricing  # the version by which the run was opened
         self.repriced = repriced  # planned by older rules, and of events whose rules have changed since
         self.planned = planned
         self.failure = planned.failure / max(1, sum(planned.leaves.values()))  # of each event
@@ -207,12 +214,15 @@ class BookState:
 
     def _together(self, first: Share, more: Tally, prices: Prices) -> float:
         """The share of the filter that everything charged and ``more`` use; infinite where the seam is closed."""
-        gate, neighbours = prices.gate(self._budget), self._relation
+        gate, neighbours = self._gate(self._budget, first, prices), self._relation
         if not gate.used(first.planned, neighbours, prices) <= 1:
             return math.inf
         total = self.total.copy()
         total.merge(more)
         return gate.used(total, neighbours, prices)
+
+    def _gate(self, budget: Budget, first: Share, prices: Prices) -> Gate:
+        return prices.gate_after(budget, first.planned, self._relation, first.pricing)
 
     @property
     def _budget(self) -> Budget:
@@ -252,15 +262,19 @@ class BookState:
             )
 
         def fits(epsilon: float) -> bool:
-            gate = prices.gate(Budget(epsilon=epsilon, delta=budget.delta, unit=budget.unit))
+            gate = self._gate(Budget(epsilon=epsilon, delta=budget.delta, unit=budget.unit), first, prices)
             total = self.total.copy()
             total.merge(planned)
             used = (gate.used(tally, self._relation, prices) for tally in (first.planned, total))
             return all(part <= 1 for part in used)
 
         needed = _smallest(fits, budget.epsilon)
-        gate = prices.gate(budget)
+        gate = self._gate(budget, first, prices)
         if gate.used(first.planned, self._relation, prices) <= 1:
+            together = self.total.copy()
+            together.merge(planned)
+            if together.failure > gate.failure and gate.used_divergence(together, self._relation, prices) <= 1:
+                return self._too_inexact(together, gate)
             left = max(0.0, 1 - gate.used(self.total, self._relation, prices))
             cost = gate.used(planned, self._relation, prices)
             state = f"about {100 * left:.3g} % of it is left, and {_rounds(left / cost if cost else 0.0, rounds)}"
@@ -272,6 +286,15 @@ class BookState:
         return BudgetExhausted(
             f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}."
             f"{self._repriced()} Plan less, add noise, or allow more: {self.raise_command(needed)}"
+        )
+
+    def _too_inexact(self, together: Tally, gate: Gate) -> BudgetExhausted:
+        """ε would suffice, and δ does not pay for how far the noise is from the law that its price is for."""
+        return BudgetExhausted(
+            f"{self} has a lifetime of ε = {self._budget.epsilon:g} per {self.unit} at δ = {self._budget.delta:g}. Its "
+            f"ε suffices for this plan; but the noise of all its plans may be {together.failure:.2g} away from its "
+            f"ideal law, groups drawn badly included, and after its first plan δ pays for {gate.failure:.2g}. A larger "
+            "lifetime does not change that: plan fewer rounds, or no groups or fewer of them, as the first plan did"
         )
 
     def raise_command(self, needed: float | None) -> str:
@@ -302,7 +325,7 @@ class BookState:
                 beyond = "by corrected prices" if self._repriced() else "while it was public"
                 guarantee = Guarantee(
                     epsilon=budget.epsilon if fits else math.inf, delta=budget.delta, unit=self.unit,
-                    neighbours=self._relation, order=prices.gate(budget).order if fits else None,
+                    neighbours=self._relation, order=self._gate(budget, shares[0], prices).order if fits else None,
                     method="Rényi filter" if fits else f"charged beyond this budget {beyond}",
                 )  # fmt: skip
         return Book(

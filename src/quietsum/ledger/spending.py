@@ -27,7 +27,7 @@ from quietsum.ledger.charges import Charge
 from quietsum.privacy.calibrate import Accounts, accountant_for
 from quietsum.privacy.curves import failure_of
 from quietsum.privacy.events import Composed, OneInOneOut, PrivacyEvent, Repeated
-from quietsum.privacy.filters import RenyiFilter
+from quietsum.privacy.filters import RenyiFilter, best_order
 from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.old_rules import by_old_rules
@@ -37,8 +37,9 @@ from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 __all__ = ["FIRST", "PRICING", "Cost", "Gate", "Prices", "Tally", "as_priced_first", "cost_of", "exceeds"]
 
-PRICING = 2
-"""The version of the prices that new entries are written by."""
+PRICING = 3
+"""The version of the prices that new entries are written by. It prices events as the second one did; the filter of a
+lifetime is chosen by the budget and the first plan (:meth:`Prices.gate_after`), no longer by the budget alone."""
 FIRST = 1
 """The version of entries that state none. Fixed-size batches cost what the worst single one does over and over, and a
 record cost the same whether or not a person's records were bounded."""
@@ -186,11 +187,13 @@ class Prices:
     """
 
     def __init__(self, remembered: int = 1 << 16, *, version: int = PRICING) -> None:
-        self.version, today = version, version == PRICING
+        self.version, today = version, version != FIRST
         self.upper = functools.lru_cache(maxsize=remembered)(_upper if today else _upper_first)
         self._ideal = functools.lru_cache(maxsize=1 << 12)(_ideal)
         self.divergence = functools.lru_cache(maxsize=remembered)(_divergence if today else _divergence_first)
         self.gate = functools.lru_cache(maxsize=1024)(_gate)
+        self._older_gate = functools.lru_cache(maxsize=1024)(_older_gate)
+        self._most_useful = functools.lru_cache(maxsize=1024)(self._find_most_useful)
 
     @property
     def computed(self) -> int:
@@ -204,9 +207,52 @@ class Prices:
         found = self.upper(key, accounting, neighbours, unit, delta)
         if not key[1] or not math.isfinite(found.epsilon):
             return found
-        leaves = key[0] if self.version == PRICING else _first(key[0])
+        leaves = _first(key[0]) if self.version == FIRST else key[0]
         ideal = self._ideal(leaves, accounting, neighbours, unit, delta)
         return dataclasses.replace(found, epsilon_lower=min(ideal.epsilon_lower, found.epsilon))
+
+    def gate_after(self, budget: Budget, first: Tally, neighbours: Neighbours, version: int = PRICING) -> Gate:
+        """The gate of a lifetime whose first plan is ``first``, opened under ``version`` of the prices.
+
+        What is (ε′, δ)-private is (ε, δ)-private for every ε ≥ ε′, so a gate for any ε′ ≤ ε keeps the promise, where
+        ε′ is chosen before any data is seen. The failure that δ can pay for falls as e^−ε′, the divergence that is
+        allowed grows with ε′. So ε′ is the smaller of ε and the one at which the first plan uses the same share of
+        both, beyond which a larger ε′ would allow less. That one depends on δ and the first plan alone: a larger
+        lifetime allows no less of plans whose noise is, for its divergence, no further from its law than the first
+        plan's, or than :data:`ORDINARY` where that leaves the first plan half of the gate.
+
+        Books whose first plan was opened under an older version keep the gate of ε itself where that plan fits it.
+        """
+        if version < PRICING:
+            older = self._older_gate(budget)
+            if older.used(first, neighbours, self) <= 1:
+                return older
+        whole = self.gate(budget)
+        if not whole.is_short_of_failure(first, max(first.failure, ORDINARY), neighbours, self):
+            return whole
+        most = self._most_useful(tuple(first.leaves.items()), first.failure, neighbours, budget.delta)
+        return self.gate(dataclasses.replace(budget, epsilon=min(budget.epsilon, most)))
+
+    def _find_most_useful(self, leaves: Leaves, failure: float, neighbours: Neighbours, delta: float) -> float:
+        """The ε′ beyond which a gate of ``delta`` would allow less of plans like this one."""
+        plan = Tally()
+        plan.leaves = dict(leaves)
+        found = self._balance(plan, max(failure, ORDINARY), neighbours, delta)
+        gate = self.gate(Budget(epsilon=found, delta=delta))
+        if failure < ORDINARY and not gate.used_divergence(plan, neighbours, self) <= 0.5:
+            return self._balance(plan, failure, neighbours, delta) if failure else math.inf
+        return found
+
+    def _balance(self, plan: Tally, failure: float, neighbours: Neighbours, delta: float) -> float:
+        """The ε at which a plan uses the same share of the divergence and of the failure that its gate allows."""
+        low, high = _LEAST, _MOST
+        while high > low * (1 + 1e-12):
+            middle = math.sqrt(low * high)
+            if not low < middle < high:
+                break
+            short = self.gate(Budget(epsilon=middle, delta=delta)).is_short_of_failure(plan, failure, neighbours, self)
+            low, high = (low, middle) if short else (middle, high)
+        return low
 
 
 def _ideal(
@@ -302,12 +348,14 @@ def _divergence(event: PrivacyEvent, order: float, neighbours: Neighbours) -> fl
 
 FAILURE_SHARE = 1e-3
 """The share of a dataset's δ set aside for imperfect randomness under a filter; fixed before anything is charged."""
+ORDINARY = 1e-28
+"""How far the secure noise of an ordinary plan is from its law, at most: ten billion draws, each within 1e-38."""
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gate:
-    """What a budget alone fixes: the order of its Rényi filter, the divergence it allows and the failure it allows."""
+    """A Rényi filter before anything is charged: its order, the divergence it allows and the failure it allows."""
 
     order: float
     divergence: float
@@ -317,6 +365,10 @@ class Gate:
         """The share of the gate that ``tally`` uses, rounded up; above 1 it does not fit."""
         if tally.unprotected or tally.failure > self.failure:
             return math.inf
+        return self.used_divergence(tally, neighbours, prices)
+
+    def used_divergence(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+        """The share of the divergence alone, rounded up."""
         if len({group_size(event) for event in tally.leaves}) > 1:
             return math.inf  # groups of different sizes are different units
         total = 0.0
@@ -325,9 +377,26 @@ class Gate:
             total = math.nextafter(total + part, math.inf)
         return total / self.divergence if self.divergence > 0 else math.inf if total else 0.0
 
+    def is_short_of_failure(self, tally: Tally, failure: float, neighbours: Neighbours, prices: Prices) -> bool:
+        """Whether ``tally`` with this ``failure``, over and over, would use up the failure before the divergence."""
+        return not tally.unprotected and not failure <= self.failure * self.used_divergence(tally, neighbours, prices)
+
+
+_LEAST, _MOST = 1e-6, 690.0  # between them lies every ε′ that a gate is chosen for; e^690 is still a number
+
 
 def _gate(budget: Budget) -> Gate:
-    """Failures may use δ·FAILURE_SHARE = (1 + e^ε) τ, the filter has the rest of δ."""
+    """Failures may use δ·FAILURE_SHARE = (1 + e^ε) τ, the filter has the rest of δ at the best order for Gaussians."""
+    inner = Budget(epsilon=budget.epsilon, delta=budget.delta * (1 - FAILURE_SHARE), unit=budget.unit)
+    filter = RenyiFilter(budget=inner, order=best_order(inner))
+    small = math.exp(-budget.epsilon)
+    return Gate(
+        order=filter.order, divergence=filter.rdp_budget, failure=budget.delta * FAILURE_SHARE * small / (1 + small)
+    )
+
+
+def _older_gate(budget: Budget) -> Gate:
+    """The gate of versions before 3: the order is one of a grid, so that between two of them a larger ε allows less."""
     inner = Budget(epsilon=budget.epsilon, delta=budget.delta * (1 - FAILURE_SHARE), unit=budget.unit)
     try:
         filter = RenyiFilter(budget=inner)

@@ -21,7 +21,7 @@ from quietsum.ledger.encoding import canonical, digest, head_message, label, rea
 from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.keys import VerifyingKey
 from quietsum.ledger.pricing import Correction, bounded_parties, corrections_due, is_due, reads_differently, version_of
-from quietsum.ledger.spending import FIRST, PRICING, Cost, Prices, Tally, cost_of
+from quietsum.ledger.spending import FIRST, Cost, Prices, Tally, cost_of
 from quietsum.ledger.witnesses import heads_from, heads_to
 
 __all__ = ["BLIND", "FORMAT", "State"]
@@ -107,8 +107,8 @@ class State:
             if broken:
                 raise LedgerBroken(f"({entry.kind}) {problem}", at=entry.sequence, remedy="export the ledger again")
         if entry.kind is Kind.CORRECTION:
-            self._check_version(PRICING, entry.sequence, corrected=True)
-            self._corrected(entry, ())
+            self._check_version(FIRST + 1, entry.sequence, corrected=True)  # by that version, or by a later one
+            self._corrected(entry, (), FIRST + 1)
         self.withheld += 1
         self._unseen = self._unseen or entry.kind is Kind.REFUND
         self._refunded = self._refunded or entry.kind is Kind.REFUND
@@ -167,7 +167,7 @@ class State:
         for charge, cost in planned:
             account, tally = (charge.party, charge.unit), _planned(cost)
             repriced = pricing == FIRST and reads_differently(tally)
-            run.shares[account] = Share(tally, terms, charge.observers, repriced=repriced)
+            run.shares[account] = Share(tally, terms, charge.observers, repriced=repriced, pricing=pricing)
             if repriced:
                 self.accounts.repriced.append((body["run"], account))
             self.accounts.book(charge.party, charge.dataset, charge.unit).plans += 1
@@ -246,7 +246,8 @@ class State:
             run.drawn = max(attempt, run.drawn)
 
     def _correction(self, entry: Entry, body: Mapping[str, Any]) -> None:
-        self._check_version(version_of(body, entry.sequence), entry.sequence, corrected=True)
+        version = version_of(body, entry.sequence)
+        self._check_version(version, entry.sequence, corrected=True)
         stated = tuple(Correction.from_dict(line) for line in body["corrections"])
         _require_same("corrections", body["corrections"], [line.to_dict() for line in stated])
         if body["operator_only"] is not self.accounts.correction_is_private:
@@ -263,10 +264,10 @@ class State:
                 )  # fmt: skip
                 raise LedgerBroken(told, at=entry.sequence, remedy=RESTORE)
             self.stated += len(stated)
-        self._corrected(entry, stated)
+        self._corrected(entry, stated, version)
 
-    def _corrected(self, entry: Entry, lines: tuple[Correction, ...]) -> None:
-        self.pricing = PRICING
+    def _corrected(self, entry: Entry, lines: tuple[Correction, ...], version: int) -> None:
+        self.pricing = version
         self.accounts.corrections, self.accounts.corrected_at = lines, entry.sequence
 
     def _check_version(self, version: int, at: int, *, corrected: bool = False) -> None:

@@ -241,6 +241,31 @@ def _best_order_for_gaussians(budget: Budget) -> float:
     return float(orders[np.argmax(_rdp_budget(orders, budget) / orders)])
 
 
+def best_order(budget: Budget) -> float:
+    """The best order for Gaussian noise, as :class:`RenyiFilter` chooses it, without a grid.
+
+    B/α is largest where B = α B′ with B′ = −ln(αδ)/(α − 1)², that is −ln(αδ)(2α − 1)/(α − 1)² = ε + ln(α/(α − 1)).
+    The left side falls from ∞ to 0 between α = 1 and α = 1/δ, so a root lies between, and B = α B′ is positive there.
+    The order falls as ε grows (∂²(B/α)/∂α∂ε = −1/α² < 0) and B grows, so a larger ε allows no less of any event.
+
+    >>> round(best_order(Budget(epsilon=8.0, delta=1e-5)), 3)
+    3.874
+    """
+    log_delta = math.log(budget.delta)
+
+    def excess(log_above: float) -> float:
+        above = math.exp(log_above)
+        left = -(log_delta + math.log1p(above)) * (2.0 + 1.0 / above) / above
+        return left - budget.epsilon - math.log1p(1.0 / above)
+
+    low, high = -40.0, math.log(1.0 / budget.delta - 1.0)
+    while True:
+        middle = 0.5 * (low + high)
+        if not low < middle < high:
+            return 1.0 + math.exp(low)
+        low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+
+
 def _best_order_for(expected: PrivacyEvent, budget: Budget, neighbours: Neighbours) -> float:
     """The order of the accountant's own grid at which ``expected`` fits most often."""
     accountant = RenyiAccountant(neighbours=neighbours).compose(expected)
