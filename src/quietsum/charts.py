@@ -66,6 +66,8 @@ class Series:
 class Chart:
     """Lines over common axes. ``limit`` is a horizontal rule with a name, a budget for instance.
 
+    The legend states where each line ends; with a ``note``, which an SVG shows below the legend, it does not.
+
     ``y_from_zero`` keeps differences honest; scores that all lie close together need it off to be told apart.
     """
 
@@ -78,6 +80,7 @@ class Chart:
     y_log: bool = False
     limit: tuple[str, float] | None = None
     y_from_zero: bool = True
+    note: str = ""
 
     def __post_init__(self) -> None:
         points = [point for line in self.series for point in line.points]
@@ -347,7 +350,7 @@ def check_picture(path: str) -> None:
 
 def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
     """``chart`` as one self-contained SVG that follows the reader's light or dark scheme."""
-    left, right, top, bottom = 64, 24, 88, 58
+    left, right, top, bottom = 64, 24, 106 if chart.note else 88, 58
     across, down = width - left - right, height - top - bottom
     x_scale, y_scale = chart.x_scale, chart.y_scale
 
@@ -381,19 +384,24 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
         f'  <text transform="translate(18 {top + down / 2:.1f}) rotate(-90)" text-anchor="middle">'
         f"{escape(chart.y_label)}</text>",
         *_legend(chart, left),
+        *([f'  <text class="quiet" x="{left}" y="86">{escape(chart.note)}</text>'] if chart.note else []),
     ]
     if chart.limit is not None:
         _, y = at(x_scale.low, chart.limit[1])
         parts.append(f'  <line class="limit" x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    barred = [index for index, line in enumerate(chart.series) if line.bars]
     for index, line in reversed(list(enumerate(chart.series))):
+        # bars of several lines stand side by side
+        aside = 6.0 * (barred.index(index) - (len(barred) - 1) / 2) if index in barred else 0.0
         places = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in line.points))
         parts.append(f'  <polyline class="line s{index % 4} {line.dash}" points="{places}"/>')
         for (point, _), (low, high) in zip(line.points, line.bars, strict=False):
             (x, bottom_y), (_, top_y) = at(point, low), at(point, high)
+            x += aside
             caps = "".join(f"M{x - 5:.1f},{y:.1f}h10" for y in (bottom_y, top_y))
             parts.append(f'  <path class="line s{index % 4}" d="M{x:.1f},{bottom_y:.1f}V{top_y:.1f}{caps}"/>')
         if line.bars:
-            dots = "".join(f"M{x:.1f},{y:.1f}h0" for x, y in (at(*point) for point in line.points))
+            dots = "".join(f"M{x + aside:.1f},{y:.1f}h0" for x, y in (at(*point) for point in line.points))
             parts.append(f'  <path class="line s{index % 4}" style="stroke-width: 9" d="{dots}"/>')
     return "\n".join([*parts, "</svg>", ""])
 
@@ -401,7 +409,7 @@ def svg(chart: Chart, *, width: int = 760, height: int = 440) -> str:
 def _legend(chart: Chart, left: int) -> list[str]:
     parts, x = [], float(left)
     entries = [
-        (f"line s{index % 4} {line.dash}", f"{line.label} {line.points[-1][1]:.3g}")
+        (f"line s{index % 4} {line.dash}", line.label if chart.note else f"{line.label} {line.points[-1][1]:.3g}")
         for index, line in enumerate(chart.series)
     ]
     if chart.limit is not None:

@@ -95,12 +95,31 @@ def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path):
 
 
 def test_a_picture_of_the_curve_is_drawn(tmp_path):
-    path = asked(tmp_path, EVERY[0], EVERY[5], EVERY[-1])
+    path = asked(tmp_path, EVERY[0], EVERY[5], EVERY[6], EVERY[8], EVERY[-1], secure=True)
     out = run(path, "--workspace", tmp_path / "w", "--plot", tmp_path / "curve.svg", "--question", "curve")
-    assert "log-rank" in out or "test: χ²" in out
-    assert (tmp_path / "curve.svg").read_text().startswith("<svg")
-    run("--run", "latest", "--workspace", tmp_path / "w", "--plot", tmp_path / "ages.svg", "--question", "ages")
-    assert "new" in (tmp_path / "curve.svg").read_text()
+    assert "log-rank test: χ²" in out and "on 1 degree of freedom" in out
+    curve = (tmp_path / "curve.svg").read_text()
+    assert curve.startswith("<svg") and ">arm = new<" in curve  # a legend that states no figure
+    assert "95 % intervals for the population; ε = 2 per record at δ = 1e-05" in curve
+    for name, labels in (("ages", ("20 to 25", "95 to 100")), ("sexes", ("f", "m")), ("quartiles", ("quantile 0.5",))):
+        run("--run", "latest", "--workspace", tmp_path / "w", "--plot", tmp_path / "one.svg", "--question", name)
+        one = (tmp_path / "one.svg").read_text()
+        assert all(f">{label}<" in one for label in labels), name
+        assert "95 % intervals for the noise alone" in one
+
+
+def test_figures_of_one_answer_have_the_same_decimals(tmp_path):
+    out = run(asked(tmp_path, EVERY[-1]), "--workspace", tmp_path / "w")
+    rows = [line for line in out.splitlines() if line.startswith("│ ") and " at " in line]
+    assert len(rows) == 24
+    shown = {len(figure.split(".")[1]) for row in rows for figure in re.findall(r"\d+\.\d+", row)}
+    assert len(shown) == 1 and not re.search(r"e-\d", "".join(rows))
+
+
+def test_a_level_that_is_none_is_said_before_anything_else(tmp_path):
+    out = run(asked(tmp_path, EVERY[0]), "--workspace", tmp_path / "w", "--level", "95", code=2)
+    assert out.startswith("error: level = 95.0 lies outside")
+    assert "questions = None is missing" in run(code=2)
 
 
 def test_a_dry_run_says_what_it_would_cost_and_touches_nothing(tmp_path):
@@ -224,6 +243,9 @@ def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_pa
     ):
         out = run(path, "--workspace", tmp_path / "w", *words, code=2)
         assert "folder" in out
+    if Path("/proc").is_dir():  # there even root makes no file
+        out = run(path, "--workspace", tmp_path / "w", "--plot", "/proc/a.svg", code=2)
+        assert "plot = '/proc/a.svg' cannot be written" in out
     assert not (tmp_path / "w").exists()
 
 

@@ -233,8 +233,12 @@ def curves_of(design: Design, question: Question, sums: Floats, noise: float, z:
     test = log_rank(deaths, censored, decode, noise)
     used = int(test["cells"])
     if used < len(column.edges) - 1:
-        behind = f"behind {column.edges[used]:g} too few are at risk, against the noise" if used else "too few"
-        remark = f"the log-rank test looks at {question.time} up to {column.edges[used]:g}: {behind}"
+        last = f"{column.edges[used]:g}"
+        remark = (
+            f"the log-rank test looks at {question.time} up to {last}: later, too few at risk stand out from the noise"
+        )
+        if not used:
+            remark = "the log-rank test looks at nothing: nowhere do those at risk stand out from the noise"
         return Survival(estimates=tuple(found), test=test, remarks=(remark,))
     return Survival(estimates=tuple(found), test=test)
 

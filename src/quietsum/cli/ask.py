@@ -93,13 +93,15 @@ def ask(
     _check_words(
         questions, run, on, output, plot, question, keys=keys, listen=listen, superlink=superlink, insecure=insecure
     )
+    if level is not None:
+        _check_level(level)
     watch_log(verbose)
     place = Workspace.at(workspace)
     where = [] if workspace is None else ["--workspace", workspace]
     if run is not None:
         from quietsum.runs.asking import answers_in
 
-        asked = answers_in(place.find(run), level=0.95 if level is None else _level(level))
+        asked = answers_in(place.find(run), level=0.95 if level is None else level)
         return _finish(asked, where, output, plot, question, as_json)
     from quietsum.analytics import load_questions, plan_of
     from quietsum.runs.asking import local_plan
@@ -127,9 +129,7 @@ def ask(
                             insecure=insecure, quiet=as_json,
                         )
                     )  # fmt: skip
-                asked = _ask(
-                    plan, place, loaded.level if level is None else _level(level), name, sites, same_rows, watching
-                )
+                asked = _ask(plan, place, loaded.level if level is None else level, name, sites, same_rows, watching)
         except KeyboardInterrupt:
             print("stopped: there are no answers, and what was charged stays charged", file=sys.stderr)
             return interruption.exit_code
@@ -150,22 +150,34 @@ def _check_words(
     if on == "local" and any(elsewhere.values()):
         raise InvalidParameter("on", on, "asks nobody elsewhere", "say --on flower, or leave --keys and --listen out")
     if (questions is None) == (run is None):
+        problem = "is missing" if questions is None else "and --run are alternatives"
         remedy = "quietsum ask questions.toml, or quietsum ask --run latest"
-        raise InvalidParameter("questions", questions, "and --run are alternatives", remedy)
+        raise InvalidParameter("questions", questions, problem, remedy)
     if question is not None and plot is None:
         raise InvalidParameter("question", question, "is for --plot", "say --plot FILE.svg, too")
     for path, word in ((output, "output"), (plot, "plot")):
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             problem = "is a folder" if path.is_dir() else "lies in a folder that is not there"
             raise InvalidParameter(word, str(path), problem, "name a file, before anything is charged")
+        if path is not None:
+            _writable(word, path)
     if plot is not None and plot.suffix != ".svg":
         raise InvalidParameter("plot", str(plot), "is no picture that is drawn here", "name a file that ends in .svg")
 
 
-def _level(level: float) -> float:
+def _writable(word: str, path: Path) -> None:
+    from quietsum.files import check_output
+
+    try:
+        check_output(path)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror})"
+        raise InvalidParameter(word, str(path), problem, "name another place, before anything is charged") from None
+
+
+def _check_level(level: float) -> None:
     if not 0.5 <= level <= 0.9999:
         raise InvalidParameter("level", level, "lies outside [0.5, 0.9999]", "0.95 is usual")
-    return level
 
 
 @final
@@ -247,7 +259,9 @@ def _introduce(loaded: QuestionFile, plan: Plan) -> None:
     told = "one noisy sum in all" if promise.secure else "one noisy sum of each site"
     print(textwrap.fill(f"{printable(loaded.title) or 'questions'}: {names}; {told}", 80))
     whom = "record" if promise.person is None else f"person with up to {promise.person.max_records} records"
-    text = f"all {len(loaded.questions)} together cost ε = {promise.epsilon:g} per {whom} at δ = {promise.delta:g}"
+    count = len(loaded.questions)
+    asks = "the question costs" if count == 1 else f"all {count} together cost"
+    text = f"{asks} ε = {promise.epsilon:g} per {whom} at δ = {promise.delta:g}"
     print(textwrap.fill(f"{text}; noise in the sum: {deviation_of(resolved):.4g}", 80))
     for warning in resolved.warnings:
         print(textwrap.fill(f"warning: {warning}", 80))
@@ -307,7 +321,10 @@ def _finish(
     for answer in asked.answers:
         _show(answer, asked.level)
     limit = promised(asked.resolved)
-    accounts = ", ".join(f"{facts.name} ({facts.dataset})" for facts in asked.resolved.parties)
+    accounts = ", ".join(
+        facts.name if facts.dataset == facts.name else f"{facts.name} ({facts.dataset})"
+        for facts in asked.resolved.parties
+    )
     text = f"charged: ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}, once for the file, at {accounts}"
     print(textwrap.fill(text, 80))
     print(f"wrote {asked.folder.path / 'answers.json'}")
@@ -326,14 +343,15 @@ def _show(answer: Answer, level: float) -> None:
     table.add_column("estimate", justify="right")
     table.add_column(f"{100 * level:g} %, noise alone", justify="right")
     table.add_column("of the population", justify="right")
+    width = min((end - start for start, end in (one.noise for one in answer.estimates) if end > start), default=0.0)
     for one in answer.estimates:
-        width = one.noise[1] - one.noise[0]
         population = "" if one.population is None else _range(one.population, width)
         table.add_row(Text(printable(one.label)), figure(one.value, width), _range(one.noise, width), population)
     console().print(table)
     if answer.test is not None:
-        test = answer.test
-        print(f"test: χ² = {test['statistic']:.3f} on {test['degrees']:g} degrees of freedom, p = {test['p']:.4g}")
+        test, kind = answer.test, "log-rank test" if answer.kind == "survival" else "test"
+        degrees = f"{test['degrees']:g} degree" + "s" * (test["degrees"] != 1)
+        print(f"{kind}: χ² = {test['statistic']:.3f} on {degrees} of freedom, p = {test['p']:.2g}")
     for remark in answer.remarks:
         print(textwrap.fill(remark, 80))
 
@@ -368,17 +386,21 @@ def _drawable(known: list[tuple[str, str]], wanted: str | None) -> str:
 
 def _plot(asked: Asked, path: Path, wanted: str | None) -> None:
     from quietsum import charts
+    from quietsum.analytics import promised
     from quietsum.runs.asking import task_in
 
     name = _drawable([(one.name, one.kind) for one in asked.answers], wanted)
     answer = next(one for one in asked.answers if one.name == name)
     design = task_in(asked.resolved.plan, asked.folder.run).design
-    charts.save(picture_of(answer, design, asked.level), str(path))
+    limit = promised(asked.resolved)
+    about = "for the population" if answer.kind == "survival" else "for the noise alone"
+    note = f"{100 * asked.level:g} % intervals {about}; ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
+    charts.save_picture(picture_of(answer, design, note), str(path))
 
 
-def picture_of(answer: Answer, design: Any, level: float) -> Any:
-    """A chart of one answer, its intervals as error bars."""
-    from quietsum.charts import Chart, Series
+def picture_of(answer: Answer, design: Any, note: str) -> str:
+    """An SVG of one answer, its intervals as error bars."""
+    from quietsum.charts import Chart, Series, decimals, interval_svg, svg
 
     question = next(one for one in design.questions if one.name == answer.name)
     if answer.kind == "survival":
@@ -395,19 +417,9 @@ def picture_of(answer: Answer, design: Any, level: float) -> Any:
             )
             for index, (label, points, bars) in enumerate(lines)
         )
-        return Chart(title=answer.name, x_label=question.time, y_label="share without event", series=series)
-    column = design.by_name[question.column]
-    if answer.kind == "quantiles":
-        points = tuple((share, one.value) for share, one in zip(question.at, answer.estimates, strict=True))
-    else:
-        places = (
-            range(len(column.labels))
-            if column.kind == "category"
-            else [(low + high) / 2 for low, high in zip(column.edges[:-1], column.edges[1:], strict=True)]
-        )
-        points = tuple((float(place), one.value) for place, one in zip(places, answer.estimates, strict=True))
-    bars = tuple(one.noise for one in answer.estimates)
-    y_label = question.column if answer.kind == "quantiles" else "records"
-    x_label = "share of records" if answer.kind == "quantiles" else question.column
-    line = Series(label=f"{100 * level:g} % for the noise", points=points, bars=bars)
-    return Chart(title=answer.name, x_label=x_label, y_label=y_label, series=(line,))
+        y_label = "share without event"
+        return svg(Chart(title=answer.name, x_label=question.time, y_label=y_label, series=series, note=note))
+    rows = [(printable(one.label), one.value, *one.noise) for one in answer.estimates]
+    shown = decimals(one.noise[1] - one.noise[0] for one in answer.estimates)
+    x_label = question.column if answer.kind == "quantiles" else "records"
+    return interval_svg(answer.name, x_label, rows, note=note, shown=shown)
