@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from analytics.asking import EVERY, design, people
-from quietsum.analytics import Design, answers_of
+from quietsum.analytics import Answer, Design, Question, answers_of
 
 REPEATS = 1000
 LEAST = 0.95 - 3.3 * math.sqrt(0.95 * 0.05 / REPEATS)
@@ -119,6 +119,23 @@ def test_columns_that_have_nothing_to_do_with_each_other_are_rarely_called_depen
         for _ in range(400)
     ]
     assert np.mean(found) <= 0.05 + 3.3 * math.sqrt(0.05 * 0.95 / 400)
+
+
+def test_a_table_with_hardly_a_record_to_a_cell_is_not_tested(monkeypatch):
+    """30 records in 16 × 8 cells are called dependent far too often where that is no condition."""
+    made, rng = design(Question(name="both", kind="contingency", columns=("age", "bmi"))), np.random.default_rng(15)
+
+    def answers(repeats: int) -> list[Answer]:
+        found = []
+        for _ in range(repeats):
+            texts = {"age": rng.uniform(20, 100, 30).astype(str), "bmi": rng.uniform(10, 50, 30).astype(str)}
+            noisy = total_of(made, texts) + rng.normal(0, 0.4, made.dimension)
+            found += answers_of(made, noisy, deviation=0.4)
+        return found
+
+    assert all(one.test["p"] == 1.0 and "no test" in one.remarks[0] for one in answers(10))
+    monkeypatch.setattr("quietsum.analytics.answers.FEWEST", 0.0)
+    assert np.mean([one.test["p"] < 0.05 for one in answers(80)]) > 0.1
 
 
 @pytest.mark.parametrize("deviation", [1e-6, 1.0, 30.0, 1e4])

@@ -27,6 +27,8 @@ from quietsum.analytics.encode import CORRELATION, MEAN, VARIANCE, Block, Design
 __all__ = ["Answer", "Estimate", "answers_of", "quantile_of_normal"]
 
 Floats = npt.NDArray[np.float64]
+FEWEST = 5.0
+"""Records to a cell of a table, on average, below which it is not tested."""
 Interval = tuple[float, float]
 
 
@@ -116,6 +118,8 @@ def _answer(design: Design, block: Block, sums: Floats, noise: float, z: float) 
             labels = tuple(f"{first} and {second}" for first in one for second in other)
             found = [_count(label, float(cell), noise, z) for label, cell in zip(labels, sums.ravel(), strict=True)]
             test = _independence(sums, noise)
+            if test["p"] == 1.0 and float(sums.sum()) <= FEWEST * sums.size:
+                remarks = (f"no test: there are fewer than {FEWEST:g} records to a cell",)
         case "quantiles":
             found = _quantiles(design.by_name[question.column], question.at, sums, noise, z)
         case _:
@@ -280,11 +284,12 @@ def _independence(table: Floats, noise: float) -> dict[str, float]:
     """A test whether two columns go together: the squared deviations from what their margins say, over their variance.
 
     Pearson's statistic with the noise inside: deviations from the margins are, to first order, a linear map of the
-    table, and its covariance is that of the sampling plus that of the noise.
+    table, and its covariance is that of the sampling plus that of the noise. That needs some records a cell: with fewer
+    than :data:`FEWEST` on average nothing is claimed, p is 1 (the noisy table decides, so this is post-processing).
     """
     rows, columns = table.shape
     size = float(table.sum())
-    if size <= 2 * noise * math.sqrt(table.size):
+    if size <= max(2 * noise * math.sqrt(table.size), FEWEST * table.size):
         return {"statistic": 0.0, "degrees": float((rows - 1) * (columns - 1)), "p": 1.0}
     p, q = (np.maximum(table.sum(axis=axis), 0.0) for axis in (1, 0))
     p, q = p / max(p.sum(), 1e-9), q / max(q.sum(), 1e-9)
