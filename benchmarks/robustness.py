@@ -494,7 +494,8 @@ def main() -> int:
                 known |= {title: [Outcome(**one) for one in outcomes] for title, outcomes in row.items()}
         titles = [title for title in ATTACKS if all(title in row for row in merged.values())]
         printed(merged, titles)
-        claims(merged)
+        if set(titles) & set(PUBLISHED):
+            claims(merged)
         return 0
     print(f"n = {given.parties}, f = {attackers}, {given.steps} steps, {given.seeds} seeds; numpy {np.__version__}\n")
     if given.noise:
