@@ -23,6 +23,7 @@ from quietsum.party.policy import (
     CoordinatorAddress,
     Policy,
     Rules,
+    SiteData,
     SiteDataset,
     SiteName,
     SiteQuestions,
@@ -284,3 +285,20 @@ def test_the_asker_does_not_choose_by_which_identifier_people_are_told_apart(tmp
         assert clinics.ask(asked).answers  # negative control: what the policy names is answered
     else:
         assert "questions.person says by which" in refusal(clinics, asked)
+
+
+def test_one_record_that_does_not_fit_the_sites_schema_takes_no_answer_with_it(tmp_path):
+    """A check of the whole table would leave noise alone: one record would move a count by all of them."""
+    clinics = Clinics(tmp_path, data=SiteData(schema="data.toml", table="table.csv", on_failure="noise"))
+    for name in SIZES:
+        (tmp_path / name / "data.toml").write_text(
+            'reviewed = true\ncolumns = [{ name = "age", type = "number", min = 0, max = 150 }]\n'
+        )
+        table = tmp_path / name / "table.csv"
+        header, first, *others = table.read_text().splitlines()
+        values = first.split(",")
+        values[header.split(",").index("age")] = "500"
+        table.write_text("\n".join([header, ",".join(values), *others, ""]))
+    found = clinics.ask(file_of(EVERY[0])).answers[0]
+    assert found.estimates[0].value == pytest.approx(sum(SIZES.values()), abs=8 * found.deviation)
+    assert found.deviation < 20

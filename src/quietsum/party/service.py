@@ -338,11 +338,12 @@ class SiteService:
         )
 
     def _data_of(self, resolved: ResolvedPlan) -> DataCheck | None:
-        """The check of what a plan reads. Rows that a task shows are none of a question's, which reads its own table
-        by declarations of its own."""
-        if is_question(resolved) and self._data is not None and not self._data.rules.table:
-            return None
-        return self._data
+        """The check of what a plan reads; none for questions.
+
+        Those bring each value to the declared bounds and categories by itself. If one record could make the whole table
+        unfit, it would move a count by all records, which a reader sees at once.
+        """
+        return None if is_question(resolved) else self._data
 
     def _told_here(self, name: str, told: str) -> None:
         """What became of the work, for the site's owner alone; once, for as long as it stays the same."""
