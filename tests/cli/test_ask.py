@@ -94,6 +94,32 @@ def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path):
     assert CliRunner().invoke(app, ["runs", "--workspace", str(tmp_path / "w")]).exit_code == 4
 
 
+def test_who_looks_at_answers_again_writes_nothing(tmp_path):
+    path = asked(tmp_path, EVERY[0])
+    run(path, "--workspace", tmp_path / "w", "--name", "first")
+    kept = {file: file.read_bytes() for file in (tmp_path / "w" / "runs").rglob("*") if file.is_file()}
+    out = run("--run", "first", "--workspace", tmp_path / "w", "--level", "0.5")
+    assert "wrote" not in out
+    assert {file: file.read_bytes() for file in (tmp_path / "w" / "runs").rglob("*") if file.is_file()} == kept
+    told = run(path, "--workspace", tmp_path / "w", "--name", "first", code=2)
+    assert "ask --run first" in re.sub(r"\s+", " ", told)
+    assert "--resume" not in told
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ("[-8e307, 8e307]", "beyond 1e+100"),  # answered by an overflow, after the charge
+        ("[1e16, 10000000000000002.0]", "too many for bounds so close"),
+        ("[0.0, 5e-324]", "too many for bounds so close"),
+    ],
+)
+def test_bounds_of_which_no_answer_can_be_computed_are_refused_before_the_charge(tmp_path, bounds, told):
+    path = asked(tmp_path, EVERY[4], change="[20.0, 100.0]", to=bounds)
+    assert told in re.sub(r"\s+", " ", run(path, "--workspace", tmp_path / "w", code=2))
+    assert not (tmp_path / "w").exists()
+
+
 def test_a_picture_of_the_curve_is_drawn(tmp_path):
     path = asked(tmp_path, EVERY[0], EVERY[5], EVERY[6], EVERY[8], EVERY[-1], secure=True)
     out = run(path, "--workspace", tmp_path / "w", "--plot", tmp_path / "curve.svg", "--question", "curve")

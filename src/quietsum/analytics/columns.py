@@ -35,6 +35,8 @@ Floats = npt.NDArray[np.float64]
 KINDS = ("number", "category", "identifier")
 MOST_CELLS = 1000
 """Cells of one column; more are a slip of the pen, or an identifier in disguise."""
+LARGEST = 1e100
+"""The largest bound: squares of such values, added up, are still numbers."""
 _IDENTIFIERS = re.compile(
     r"name|person|people|patient|subject|client|customer|citizen|ip|ip_?address|address|street|device|key|"
     r"(?:.*[^a-z])?(?:id|ids|ident|identifier|identity|uid|uuid|guid|mrn|ssn|nhs|passport|e?-?mail|phone|telephone|"
@@ -96,6 +98,9 @@ class Column:
         low, high = (finite_number("bounds", edge) for edge in bounds)
         if not low < high or not math.isfinite(high - low):
             raise InvalidParameter("bounds", bounds, "hold nothing", "write the smaller number first")
+        if max(abs(low), abs(high)) > LARGEST:
+            problem = f"go beyond {LARGEST:g}, where a variance is no number any more"
+            raise InvalidParameter("bounds", bounds, problem, "write the values in a larger unit")
         if (edges and edges[0] != low) or (edges and edges[-1] != high):
             raise InvalidParameter("grid", self.grid, "begins or ends elsewhere than bounds", "leave bounds out")
         if self.cells is not None:
@@ -105,6 +110,8 @@ class Column:
             raise InvalidParameter("cells", self.cells or len(edges) - 1, f"are more than {MOST_CELLS}", "use fewer")
         object.__setattr__(self, "bounds", (low, high))
         object.__setattr__(self, "grid", edges)
+        if any(left >= right for left, right in itertools.pairwise(self.edges)):
+            raise InvalidParameter("cells", self.cells, "are too many for bounds so close", "use fewer, or a grid")
 
     def _check_categories(self) -> None:
         if len(self.categories) < 2:

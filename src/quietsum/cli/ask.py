@@ -102,7 +102,7 @@ def ask(
         from quietsum.runs.asking import answers_in
 
         asked = answers_in(place.find(run), level=0.95 if level is None else level)
-        return _finish(asked, where, output, plot, question, as_json)
+        return _finish(asked, where, output, plot, question, as_json, new=False)
     from quietsum.analytics import load_questions, plan_of
     from quietsum.runs.asking import local_plan
 
@@ -133,7 +133,7 @@ def ask(
         except KeyboardInterrupt:
             print("stopped: there are no answers, and what was charged stays charged", file=sys.stderr)
             return interruption.exit_code
-    return _finish(asked, [*again, *where], output, plot, question, as_json)
+    return _finish(asked, [*again, *where], output, plot, question, as_json, new=True)
 
 
 def _check_words(
@@ -302,7 +302,14 @@ def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
 
 
 def _finish(
-    asked: Asked, where: list[str], output: Path | None, plot: Path | None, question: str | None, as_json: bool
+    asked: Asked,
+    where: list[str],
+    output: Path | None,
+    plot: Path | None,
+    question: str | None,
+    as_json: bool,
+    *,
+    new: bool,
 ) -> int:
     from quietsum.analytics import promised
     from quietsum.files import write_output
@@ -327,7 +334,9 @@ def _finish(
     )
     text = f"charged: ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}, once for the file, at {accounts}"
     print(textwrap.fill(text, 80))
-    print(f"wrote {asked.folder.path / 'answers.json'}")
+    written = [asked.folder.path / "answers.json"] if new else []
+    for path in (*written, *(() if output is None else (output,))):
+        print(f"wrote {path}")
     if plot is not None:
         print(f"wrote {plot}")
     print_next(["ledger", "show", *[word for word in where if word == "--workspace" or where[0] == "--workspace"]])

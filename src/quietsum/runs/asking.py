@@ -1,8 +1,8 @@
 """Ask the questions of a file: a run of one round, and its model read as answers.
 
 Everything that protects a record happens in :func:`quietsum.runs.run.start`. What is here comes after: the noisy sum
-that the round has released is turned into answers, which are written to the run's folder. That costs nothing, so it can
-be done again at any time from the folder alone.
+that the round has released is turned into answers, which are written to the run's folder. That costs nothing, so they
+can be read again at any time from the folder alone.
 """
 
 from __future__ import annotations
@@ -114,11 +114,16 @@ def ask(
     )  # fmt: skip
     if result.error is not None:
         return Asked(folder=result.folder, resolved=resolved, answers=(), level=level, error=result.error)
-    return answers_in(result.folder, level=level)
+    asked = answers_in(result.folder, level=level)
+    write_atomically(
+        asked.folder.path / FILE, json.dumps(asked.to_dict(), indent=2, ensure_ascii=False).encode() + b"\n",
+        remedy=f"nothing is lost: make room, then use quietsum ask --run {asked.folder.run}",
+    )  # fmt: skip
+    return asked
 
 
 def answers_in(folder: RunFolder, *, level: float = 0.95) -> Asked:
-    """The answers of a finished run, from its folder; written to its ``answers.json``."""
+    """The answers of a finished run, read off its checkpoint. Nothing is written, and nothing is charged."""
     plan = folder.plan()
     task = task_in(plan, folder.run)
     resolved = resolve(plan, task.parties(), task.dimension)
@@ -127,9 +132,7 @@ def answers_in(folder: RunFolder, *, level: float = 0.95) -> Asked:
         raise InvalidParameter("run", folder.run, "has no answers: it did not finish", "ask again")
     total = last.state.model
     found = answers_of(task.design, total, deviation=deviation_of(resolved), level=level)
-    asked = Asked(folder=folder, resolved=resolved, answers=found, level=level)
-    write_atomically(folder.path / FILE, json.dumps(asked.to_dict(), indent=2, ensure_ascii=False).encode() + b"\n")
-    return asked
+    return Asked(folder=folder, resolved=resolved, answers=found, level=level)
 
 
 def task_in(plan: Plan, run: str) -> QuestionTask:

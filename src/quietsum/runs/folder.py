@@ -145,7 +145,11 @@ class Workspace:
         if not _NAME.fullmatch(run) or run == "latest":
             raise InvalidParameter("name", run, "cannot name a run", "use letters, digits, dots, dashes, underscores")
         if (self.runs / run).exists():
-            raise InvalidParameter("name", run, "is taken", f"go on with --resume {run}, or choose another name")
+            from quietsum.analytics import TASK
+
+            asked = plan.task.name == TASK
+            ways = f"quietsum ask --run {run} shows its answers" if asked else f"go on with --resume {run}"
+            raise InvalidParameter("name", run, "is taken", f"{ways}, or choose another name")
         return run
 
     def create(
