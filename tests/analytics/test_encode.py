@@ -86,7 +86,9 @@ def test_too_many_cells_are_refused():
 @pytest.mark.parametrize(
     "name",
     ["id", "ID", "patient_id", "patientId", "Patient ID", "subject", "mrn", "SSN", "nhs_number", "email", "E-Mail",
-     "first_name", "name", "phone", "date_of_birth", "birthdate", "case_no", "userCode", "study_number", "uuid"],
+     "first_name", "name", "phone", "date_of_birth", "birthdate", "case_no", "userCode", "study_number", "uuid",
+     "case-number", "Patient.No", "Fall-Nr", "Patientennummer", "Versicherten-Nr", "Geburtsdatum", "Nachname",
+     "date de naissance", "AHV-Nummer"],
 )  # fmt: skip
 def test_a_column_that_is_called_like_an_identifier_is_none_without_a_reason(name):
     with pytest.raises(InvalidParameter, match="tells people apart"):

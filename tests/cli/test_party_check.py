@@ -413,3 +413,40 @@ def test_the_table_that_is_asked_is_looked_at_for_its_operator(policy, table, co
     assert told in words
     if table == "x,y\n0.5,1\n":
         assert "points.csv" not in words and "questions (count" in words
+
+
+ASKED = """
+[privacy]
+epsilon = 0.5
+delta = 1e-6
+[[sites]]
+name = "north"
+dataset = "points-north"
+size = 120
+[[sites]]
+name = "elsewhere"
+size = 100
+[[columns]]
+name = "x"
+kind = "number"
+bounds = [0, 1]
+[[questions]]
+name = "mean of x"
+kind = "mean"
+column = "x"
+"""
+
+
+def test_the_operator_tries_a_file_of_questions_on_the_policy(policy) -> None:
+    policy.write_text(policy.read_text(encoding="utf-8") + QUESTIONS, encoding="utf-8")
+    (policy.parent / "points.csv").write_text("x,y\n0.5,1\n")
+    asked = policy.parent / "questions.toml"
+    asked.write_text(ASKED, encoding="utf-8")
+    before = files(policy.parent)
+    assert "questions.toml would be taken" in said(quietsum("party", "check", policy, "--plan", asked))
+    asked.write_text(ASKED.replace("bounds = [0, 1]", "bounds = [0, 2]"), encoding="utf-8")
+    assert "is not described as the site" in said(quietsum("party", "check", policy, "--plan", asked, code=2))
+    asked.write_text(ASKED.replace("epsilon = 0.5", "epsilon = 0.6"), encoding="utf-8")
+    told = said(quietsum("party", "check", policy, "--plan", asked, code=2))
+    assert "error: " in told and "would be taken" not in told
+    assert set(files(policy.parent)) == set(before)

@@ -43,8 +43,11 @@ _IDENTIFIERS = re.compile(
     r"mobile|dob|iban|(?:first|last|full|family|given|sur|patient|person|user)_?name|birth_?(?:date|day)|"
     r"date_?of_?birth|(?:patient|person|personal|case|record|account|card|insurance|security|social_security|hospital|"
     r"medical|medical_record|nhs|national|health|tax|passport|phone|mobile|licen[cs]e|student|employee|member|customer|"
-    r"client|user|study)_?(?:no|nr|num|number|nummer|code|key))"
+    r"client|user|study|patienten|fall|versicherten|versicherungs|konto|kunden|mitglieds?|akten|dossier|ahv)"
+    r"_?(?:no|nr|num|number|nummer|code|key)|ahv|(?:vor|nach|familien)name|geburts_?(?:datum|tag)|telefon|handy|"
+    r"adresse|prenom|prénom|nom_de_famille|date_de_naissance|num[ée]ro_(?:de_)?(?:patient|cas|dossier|assur[ée]))"
 )
+_BETWEEN = re.compile(r"[\s._-]+")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -131,7 +134,8 @@ class Column:
         >>> [Column(name=name, kind="identifier").looks_personal for name in ("patientId", "E-Mail", "covid", "paid")]
         [True, True, False, False]
         """
-        return _IDENTIFIERS.fullmatch(_CAMEL.sub("_", self.name.strip()).lower().replace(" ", "_")) is not None
+        name = _BETWEEN.sub("_", _CAMEL.sub("_", self.name.strip()).lower())
+        return _IDENTIFIERS.fullmatch(name) is not None
 
     @property
     def edges(self) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from quietsum.cli.party_status import introduce, lifetimes_of, print_budgets, pr
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.party.policy import Policy
+    from quietsum.plan import Plan
 
 __all__ = ["app"]
 
@@ -36,7 +37,12 @@ InsecureOption = Annotated[
 ]
 PlanOption = Annotated[
     Path | None,
-    typer.Option("--plan", metavar="RUN.TOML", help="Say whether this plan would be taken.", show_default=False),
+    typer.Option(
+        "--plan",
+        metavar="RUN.TOML",
+        help="Say whether this plan, or questions.toml, would be taken.",
+        show_default=False,
+    ),
 ]
 _DEFAULT = Path("policy.toml")
 _TRAINS = {"warn": "it is trained on all the same", "drop": "rows that do not fit by themselves are left out"}
@@ -86,7 +92,6 @@ def check(
     from quietsum.cli.party_check import hints, in_books, in_rows, in_tasks, in_the_way, on_loopback, refusal_of, unfit
     from quietsum.party.policy import layers_of
     from quietsum.party.policy_file import load_policy
-    from quietsum.plan import load_plan
 
     policy = load_policy(path)
     insecure = on_loopback(policy) and not policy.coordinator.root_certificate
@@ -101,7 +106,7 @@ def check(
         trains = policy.data is not None and policy.data.on_failure in ("drop", "warn")
         problems += [] if trains else looked
         if plan is not None:
-            refused = refusal_of(policy, load_plan(plan), ledger)
+            refused = refusal_of(policy, _plan_in(plan), ledger)
     wrong = list(dict.fromkeys([*problems, *([refused] if refused else [])]))  # the books may have said it before
     if as_json:
         budgets = [
@@ -161,6 +166,16 @@ def _say(words: str, *, indent: str = "", file: TextIO | None = None) -> None:
         ),
         file=file or sys.stdout,
     )  # fmt: skip
+
+
+def _plan_in(path: Path) -> Plan:
+    """The plan of a run.toml, or that of a questions.toml."""
+    from quietsum.analytics import load_questions, plan_of
+    from quietsum.plan import load_plan
+    from quietsum.plan.problems import read_toml
+
+    asks = "questions" in read_toml(path, "run.toml", "quietsum new run.toml writes one")
+    return plan_of(load_questions(path)) if asks else load_plan(path)
 
 
 @app.command()
