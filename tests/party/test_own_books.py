@@ -11,7 +11,7 @@ import pytest
 from party.asking import MODEL, RECORD, UNIT, Place, Server, body_of, hear, plan, policy, reason
 from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
-from quietsum.party import wire
+from quietsum.party import books, wire
 from quietsum.party.books import SiteBooks
 from quietsum.party.policy import AllowedTask, Rules, SiteDataset, SiteName
 from quietsum.party.refusing import NOT_BOOKED
@@ -310,3 +310,61 @@ def test_runs_of_two_relations_never_share_a_lifetime_whenever_they_were_opened(
     assert "the two cannot be added up" in caplog.text
     assert server.train(place, one, run="third").kind == "update"  # the control
     assert place.ledger.verify().entries == place.ledger.head.sequence
+
+
+# ------------------------------------------------------------------------------------------- a coordinator that spams
+
+
+def test_a_refused_attempt_is_written_down_once_however_often_it_is_asked_for() -> None:
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    lengths = []
+    for number in range(5):  # each a letter of its own, with a newer head
+        server.ledger.raise_budget(
+            party="north", dataset="any", unit=PrivacyUnit.RECORD, epsilon=1.0 + number, delta=1e-3, reason="new"
+        )
+        body = {**body_of(resolved, plan="another"), "step": "open"}
+        assert server.say(place, "secure", body, payload=b"open").kind == "refused"
+        lengths.append(len(list(place.ledger.entries())))
+    assert len(set(lengths)) == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_coordinator_that_makes_up_attempts_cannot_fill_the_books(
+    restarted: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beyond the limit a request is lost: what is not written down must not be taken back at the coordinator."""
+    monkeypatch.setattr(books, "MOST_KEPT", 4)
+    place, server, resolved = Place(), Server(), plan()
+    server.enrol(place, resolved)
+    strict = policy(tasks=(AllowedTask(name="another"),))
+    place.start(strict)
+    before, kinds = len(list(place.ledger.entries())), []
+    for attempt in range(1, 30):
+        if restarted and attempt % 3 == 0:
+            place.start(strict)
+        kinds.append(server.train(place, resolved, 1, attempt).kind)
+    most = 4 + resolved.attempts
+    assert kinds == ["refused"] * most + ["lost"] * (29 - most)
+    assert len(list(place.ledger.entries())) == before + most
+    if not restarted:
+        assert sum("was not written down" in line for line in caplog.messages) == 1
+    place.ledger.verify()
+    place.start(policy())
+    assert server.train(place, resolved, 2, 1).kind == "update", "the control: what is allowed is answered"
+
+
+def test_a_coordinator_that_enrols_again_and_again_cannot_fill_the_books(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(books, "MOST_KEPT", 4)
+    place, server, resolved = Place(), Server(), plan()
+    kinds = []
+    for number in range(20):
+        server.ledger.raise_budget(
+            party="north", dataset="any", unit=PrivacyUnit.RECORD, epsilon=1.0 + number, delta=1e-3, reason="new"
+        )
+        kinds.append(server.enrol(place, resolved).kind)
+    most = 4 + resolved.attempts
+    assert kinds == ["enrolled"] * most + ["refused"] * (20 - most)
+    length = len(list(place.ledger.entries()))
+    server.enrol(place, resolved)
+    assert len(list(place.ledger.entries())) == length

@@ -12,6 +12,7 @@ commits before its update leaves. So its books never show less than what left, w
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, final
 from quietsum.analytics import promised
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.ledger import Charge, Dataset, Entry, Ledger, Receipt, Terms, Testimony
+from quietsum.ledger import Charge, Dataset, Entry, Kind, Ledger, Receipt, Terms, Testimony
 from quietsum.ledger.encoding import canonical, digest, label
 from quietsum.ledger.journal import Clock, system_clock
 from quietsum.ledger.spending import exceeds
@@ -45,6 +46,9 @@ __all__ = [
     "resolved_to",
     "site_charges",
 ]
+
+MOST_KEPT = 100
+"""So many refusals of a run are written down beyond the attempts of its plan, and so many heads that came with none."""
 
 
 def name_in_books(run: str, coordinator: str) -> str:
@@ -82,6 +86,7 @@ class SiteBooks:
         self.policy, self.ledger, self._clock = policy, ledger, clock
         self._coordinators: dict[str, object] = {}
         self._chances: dict[str, float | None] = {}
+        self._kept: collections.Counter[tuple[str, bool]] | None = None
 
     def enrol(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> Receipt | None:
         """Open the run, and reserve and commit what the whole plan costs this client; a second time charges nothing.
@@ -222,10 +227,43 @@ class SiteBooks:
         return self.knows(run, coordinator) and (number, attempt) in self.ledger.reservations(name)
 
     def refuse(self, run: str, number: int, attempt: int, coordinator: Testimony) -> None:
-        """Write down that this attempt was refused, so that it is never answered, by no later process either."""
-        if self.knows(run, coordinator.ledger):
-            name = name_in_books(run, coordinator.ledger)
-            self.ledger.witness(name, self._seen(run, coordinator), refused=(number, attempt))
+        """Write down that this attempt was refused, so that it is never answered, by no later process either.
+
+        An attempt that the books have passed is not written down again. A run has no more refusals than its plan has
+        attempts, and :data:`MOST_KEPT` besides: :class:`~quietsum.errors.PlanRefused` beyond, and nothing is written.
+        """
+        if not self.knows(run, coordinator.ledger):
+            return
+        name, reserved = name_in_books(run, coordinator.ledger), self.reserved(run, coordinator.ledger, number, attempt)
+        if self.answered(run, coordinator.ledger, number, attempt) and not reserved:
+            return
+        self._check_kept(run, name, coordinator, refused=True)
+        self.ledger.witness(name, self._seen(run, coordinator), refused=(number, attempt))
+
+    def _check_kept(self, run: str, name: str, coordinator: Testimony, *, refused: bool) -> None:
+        """Count one more entry that costs a coordinator nothing but a message; PlanRefused where there are too many."""
+        kept = self._kept = self._count_kept() if self._kept is None else self._kept
+        most = MOST_KEPT
+        if kept[name, refused] >= most:  # the plan is only read here
+            most += self.resolved(run, coordinator.ledger).attempts
+        if kept[name, refused] >= most:
+            word = "refusals of requests" if refused else "greetings"
+            raise PlanRefused(f"the books of this site hold {most} {word} of {run!r}, and take no more of that run")
+        kept[name, refused] += 1
+
+    def _count_kept(self) -> collections.Counter[tuple[str, bool]]:
+        """For each run how many refusals stand in the ledger, and how many enrolments that came again."""
+        asked: collections.Counter[tuple[str, bool]] = collections.Counter()
+        reserved: set[tuple[str, int, int]] = set()
+        for entry in self.ledger.entries():
+            if entry.kind not in (Kind.RESERVE, Kind.WITNESS):
+                continue
+            run, number, attempt = (entry.body[name] for name in ("run", "round", "attempt"))
+            if entry.kind is Kind.RESERVE:
+                reserved.add((run, number, attempt))
+            elif (run, number, attempt) not in reserved and (number > 0 or attempt == 0):  # else a session was drawn
+                asked[run, number > 0] += 1
+        return asked
 
     def enrolled_with(self, run: str, resolved: ResolvedPlan, coordinator: str) -> list[dict[str, Any]]:
         """The charges with which the site enrolled, as plain values: what the coordinator compares with its own."""
@@ -317,8 +355,12 @@ class SiteBooks:
         return self._chances[name]
 
     def note(self, run: str, coordinator: Testimony) -> None:
-        """Keep the coordinator's newest head, where the site has enrolled in the run."""
-        self.ledger.witness(name_in_books(run, coordinator.ledger), self._seen(run, coordinator))
+        """Keep the coordinator's newest head, where the site has enrolled in the run; PlanRefused for too many."""
+        name = name_in_books(run, coordinator.ledger)
+        if self.last_seen_in(run, coordinator.ledger) == coordinator:
+            return
+        self._check_kept(run, name, coordinator, refused=False)
+        self.ledger.witness(name, self._seen(run, coordinator))
 
     def resolved(self, run: str, coordinator: str) -> ResolvedPlan:
         """The plan with which the site has enrolled."""

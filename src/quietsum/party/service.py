@@ -11,6 +11,7 @@ leaves masked, at the third of five steps, and the others touch nothing (:mod:`q
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
 import logging
 import math
@@ -203,7 +204,8 @@ class SiteService:
         try:
             self.books.refuse(run, number, attempt, letter.sender)
         except QuietsumError as error:
-            log.warning("the refusal could not be written down: %s", error)
+            told = f"refusal of {letter.sender.ledger}"
+            self._say(told, "the refusal was not written down, so the request counts as lost: %s", error)
             return False
         return True
 
@@ -603,7 +605,8 @@ class SiteService:
     def _farewell(self, letter: wire.Letter) -> bytes:
         run = self._run_of(letter)
         if self.books.knows(run, letter.sender.ledger):
-            self.books.note(run, letter.sender)
+            with contextlib.suppress(PlanRefused):  # so many heads were kept that this one is not
+                self.books.note(run, letter.sender)
         gone = self._runs.pop((run, letter.sender.ledger), None)
         if gone is not None and self._alerts is not None:
             self._alerts.ended(run)
