@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quietsum.alerts import Alert, AuditLog, Kind
+from quietsum.alerts import Alert, AuditLog, Kind, auditlog
 from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import NoRoom
 
@@ -260,4 +260,28 @@ def test_a_head_of_whatever_kind_is_told_as_damage(tmp_path: Path, head: bytes) 
     log.append("started", {})
     log.head.write_bytes(head)
     with pytest.raises(CorruptState):
+        log.verify()
+
+
+def test_a_log_of_any_length_is_read_a_line_at_a_time(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is, no more than one line's limit is asked of the file at once."""
+    lines = fill(log, 40)
+    monkeypatch.setattr(auditlog, "LONGEST", max(map(len, lines)))
+    assert log.path.stat().st_size > 16 * auditlog.LONGEST, "the control: more than is read at once"
+    assert log.verify() == 40 and [line.line for line in log.lines()] == list(range(1, 41))
+    reading = log.lines()
+    assert next(reading).line == 1
+    fill(log, 3)
+    assert sum(1 for _ in reading) == 39, "what is appended meanwhile is left for the next time"
+    assert log.verify() == 43
+
+
+def test_a_line_without_an_end_is_told_by_its_number_and_not_read_whole(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = fill(log, 3)
+    monkeypatch.setattr(auditlog, "LONGEST", max(map(len, lines)))
+    with log.path.open("ab") as file:
+        file.write(b"x" * (40 * auditlog.LONGEST) + b"\n")
+    with pytest.raises(CorruptState, match="line 4: it is cut off"):
         log.verify()

@@ -36,7 +36,6 @@ TORN, GONE = "torn", "gone"
 """Lines about the log itself: a half-written line was cut off; lines that the head knows of are no longer there."""
 PATIENCE = 2.0
 """Seconds that a line waits for another process; nobody's round waits for a log longer than that."""
-LARGEST = 1 << 26
 LONGEST = 1 << 16
 """Bytes of one line; an alert has two thousand letters at most."""
 _BEGIN = b'{"before":"'
@@ -184,16 +183,16 @@ class AuditLog:
 
     def verify(self) -> int:
         """How many lines there are; CorruptState where one was changed, taken out or put in, or the tail is gone."""
-        seen: dict[int, str] = {}
-        count = 0
+        kept = self._kept_head()  # before the lines, which others may go on writing
+        known = None if kept is None else kept[0]
+        count, seen = 0, ""
         for line in self.lines():
-            count, seen[line.line] = line.line, line.hash
+            count, seen = line.line, line.hash if line.line == known else seen
             if line.event == GONE:
                 raise CorruptState(
                     f"{self.path}, line {count}: when it was written, the lines before it were not those that the head "
                     f"knew ({line.values.get('last', 'which was not there')}): a tail was taken away; move the log away"
                 )
-        kept = self._kept_head()
         if kept is None:
             if count:
                 problem = f"{self.head} is gone, so nothing says whether {self.path.name} is whole"
@@ -204,15 +203,30 @@ class AuditLog:
             raise CorruptState(
                 f"{self.path} ends with line {count}, and line {last} was written: its tail is gone; restore it"
             )
-        if seen.get(last) != digest:
+        if seen != digest:
             raise CorruptState(f"{self.path}, line {last}: it is not the line that {self.head.name} was written for")
         return count
 
-    def _contents(self) -> list[bytes]:
+    def _contents(self) -> Iterator[bytes]:
+        """The lines as they are written, one at a time: a log of any length is read in the memory of one line.
+
+        A line longer than sixteen times :data:`LONGEST` comes in parts, and no part is a line of this log. What is
+        appended while the log is being read is left for the next time.
+        """
         if not os.path.lexists(self.path):
-            return []
+            return
+        flags = os.O_RDONLY
+        for name in ("O_NONBLOCK", "O_CLOEXEC"):
+            flags |= getattr(os, name, 0)
         try:
-            return read_file(self.path, LARGEST).splitlines(keepends=True)
+            with os.fdopen(os.open(self.path, flags), "rb") as file:
+                about = os.fstat(file.fileno())
+                if not stat.S_ISREG(about.st_mode):
+                    raise OSError("it is no plain file")
+                left = about.st_size
+                while left > 0 and (content := file.readline(min(16 * LONGEST, left))):
+                    left -= len(content)
+                    yield content
         except OSError as error:
             raise CorruptState(f"{self.path} cannot be read: {why(error)}") from None
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,10 +58,9 @@ def alerts(
     if test:
         return _test(place, policy, as_json)
     name = None if run is None else _name(run, workspace, policy)
-    lines = list(log.lines())
     if verify:
         count = log.verify()
-        missing = [] if policy is not None else _missing(place, lines)
+        missing = [] if policy is not None else _missing(place, log.lines())
         if missing:
             raise CorruptState(
                 f"{log.path} does not hold an alert that {missing[0]} holds: lines are gone; restore the log"
@@ -69,7 +70,7 @@ def alerts(
         else:
             print(f"{log.path}: {count} lines, in order")
         return 0
-    shown = [line for line in lines if _wanted(line, name, everything)]
+    shown = [line for line in log.lines() if _wanted(line, name, everything)]
     if as_json:
         print_json({"log": str(log.path), "alerts": [_plain(line) for line in shown]})
         return 0
@@ -137,12 +138,12 @@ def _print(shown: list[Line], run: str | None, where: list[str]) -> None:
     print_next(["alerts", "--verify", *where])
 
 
-def _missing(place: Path, lines: list[Line]) -> list[Path]:
+def _missing(place: Path, lines: Iterable[Line]) -> list[Path]:
     """Databases of runs with an alert that the log does not hold; one that cannot be read is another command's."""
     from quietsum.databases import for_reading
     from quietsum.runs.folder import Workspace
 
-    known = {(alert.time, alert.kind.value, alert.sentence) for line in lines if (alert := line.alert) is not None}
+    known = {_mark(alert.time, alert.kind.value, alert.sentence) for line in lines if (alert := line.alert) is not None}
     found = []
     for folder in Workspace(path=place).folders():
         path = folder.path / "run.db"
@@ -156,9 +157,14 @@ def _missing(place: Path, lines: list[Line]) -> list[Path]:
                 database.close()
         except sqlite3.Error:  # of an older version, or damaged
             continue
-        if any(row not in known for row in rows):
+        if any(_mark(*row) not in known for row in rows):
             found.append(path)
     return found
+
+
+def _mark(*parts: object) -> bytes:
+    """An alert in sixteen bytes: a log may hold millions."""
+    return hashlib.blake2b("\0".join(map(str, parts)).encode(errors="replace"), digest_size=16).digest()
 
 
 def _test(place: Path, policy: Path | None, as_json: bool) -> int:
