@@ -41,7 +41,7 @@ _ADDRESS = re.compile(r"[^@\s<>,;:\"()\[\]\\]+@[^@\s<>,;:\"()\[\]\\]+")
 
 _AUDIENCE = "Who reads it: operator (everything, with names of parties) or others (no name and no count of parties)."
 _LEAST = "The least severity that is sent: notice, warning or critical."
-_CA = "The certificate that the server's own is signed with, a PEM file; if unsaid, those of this system."
+_CA = "The certificate that the server's own is signed with, a PEM file; if omitted, those of this system."
 _TIMEOUT = "Seconds for one delivery, from connecting to the server's last word."
 
 
@@ -53,7 +53,7 @@ class EmailSettings:
     host: str = key(MUST, "The SMTP server.")
     port: int = key(587, "Its port.")
     security: str = key("starttls", "starttls, tls, or none (on this machine alone).")
-    user: str = key("", "The name to log in by; if unsaid, nobody logs in.")
+    user: str = key("", "The name to log in by; if omitted, nobody logs in.")
     password_env: str = key("", "The environment variable that holds the password.")
     password_file: str = key("", "The file that holds the password, seen from this file.")
     sender: str = key(MUST, "The address that alerts come from.")
