@@ -245,3 +245,20 @@ def test_a_stream_that_is_not_ours_stays_open() -> None:
     with JsonLines(stream) as lines:
         lines.saw(FINISHED)
     assert not stream.closed and stream.getvalue().endswith("\n")
+
+
+# ------------------------------------------------------------------------------------------------------- a drill
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_lines_of_a_drill_state_no_epsilon(stream: type[io.StringIO]) -> None:
+    shown = {}
+    for note in ("a drill: 2 of 20 parties attack", ""):
+        out = stream()
+        watcher = Progress(out)
+        for event in (dataclasses.replace(STARTED, note=note), round_finished(1), round_finished(40), FINISHED):
+            watcher.saw(event)
+        shown[note] = out.getvalue()
+    drill, control = shown.values()
+    assert "ε" not in drill and "18 of 20 parties · accuracy 0.87 · a drill, no promise" in drill
+    assert "ε 0.70 of 1 per record" in control and "if the schedule runs as planned" in control

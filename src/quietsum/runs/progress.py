@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["NO_GUARANTEE", "JsonLines", "Pace", "Progress", "bar", "round_line", "spent_text"]
 
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
+DRILL = "a drill, no promise"
 _LONG = 10.0  # seconds after which plain lines tell the pace
 _WIDTH = 80
 
@@ -53,26 +54,30 @@ def spent_text(spent: Iterable[Guarantee], limits: Mapping[str, float], *, short
     return ", ".join([each[0], *(text.removeprefix("ε ") for text in each[1:])]) if short else " · ".join(each)
 
 
-def round_line(event: RoundFinished, dropped: int = 0, *, groups: tuple[int, int] | None = None) -> str:
+def round_line(
+    event: RoundFinished, dropped: int = 0, *, groups: tuple[int, int] | None = None, drill: bool = False
+) -> str:
     """The one line that says how a run is doing, of at most 80 columns wherever two units have a guarantee or fewer.
 
     All counts are of this round: updates in the step, of so many parties asked, ``dropped`` before the rule saw them
-    and rejected by it; of ``groups``, those in the step and those that the rule saw. ε is of all rounds so far.
+    and rejected by it; of ``groups``, those in the step and those that the rule saw. ε is of all rounds so far;
+    a ``drill`` promises nothing, so it has none.
     """
     number = f"round {event.round:>{len(str(event.rounds))}}/{event.rounds}"
     kept, asked, noun = (len(event.kept), event.asked, "parties") if groups is None else (*groups, "groups")
     rejected = len(event.rejected) if groups is None else asked - kept
     less = (f", {dropped} dropped" if dropped else "") + (f", {rejected} rejected" if rejected else "")
     metric = next((f"{name} {value:.2f}" for name, value in event.metrics.items()), "")
-    long, short = (spent_text(event.spent, event.limits, short=short) for short in (False, True))
+    long, short = (DRILL if drill else spent_text(event.spent, event.limits, short=s) for s in (False, True))
+    least = DRILL if drill else spent_text(event.spent, {}, short=True)
     brief = f"{kept} of {asked}{less}" if groups is None else f"{kept} of {asked} groups"
     for parts in (
         (f"{kept} of {asked} {noun}{less}", metric, long),
         (brief, metric, long),
         (brief, metric, short),
         (brief, short),
-        (brief, spent_text(event.spent, {}, short=True)),
-        (f"{kept} of {asked} {noun}", spent_text(event.spent, {}, short=True)),
+        (brief, least),
+        (f"{kept} of {asked} {noun}", least),
     ):
         line = " · ".join((number, *filter(None, parts)))
         if len(line) <= _WIDTH:
@@ -142,13 +147,14 @@ class Progress:
         self._live: Live | None = None
         self._dropped = self._found = 0
         self._groups: tuple[int, int] | None = None
-        self._headed = False
+        self._headed = self._drill = False
 
     def saw(self, event: RunEvent) -> None:
         """Show it."""
         match event:
             case RunStarted():
                 self._dropped, self._found, self._groups = 0, 0, None
+                self._drill = bool(event.note)  # only a drill has one
                 self._pace = Pace(self._clock)
                 self._start()
             case PartyDropped():
@@ -173,7 +179,7 @@ class Progress:
             self._live.start()
 
     def _round(self, event: RoundFinished) -> None:
-        line = round_line(event, self._dropped, groups=self._groups)
+        line = round_line(event, self._dropped, groups=self._groups, drill=self._drill)
         self._dropped, self._groups = 0, None
         every = max(1, event.rounds // 10)
         pace = self._pace.finished(event.round, event.rounds, parties=event.asked)
@@ -201,7 +207,7 @@ class Progress:
         self._headed = True
         for name in list(event.metrics)[:1]:
             show(textwrap.fill(f"{name} is measured on {event.metrics_on[name]}", _WIDTH))
-        if event.limits:
+        if event.limits and not self._drill:
             show("ε is what has been spent so far, if the schedule runs as planned; parties (in")
             show("the step, of those asked) are counted anew in every round")
 
