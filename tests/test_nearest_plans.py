@@ -69,6 +69,15 @@ def test_a_rule_under_masks_is_answered_with_both_ways_out_and_what_each_gives_u
     assert any("aggregation.secure = false (the server then sees single updates)" in one for one in told)
 
 
+@pytest.mark.parametrize("attackers", [None, 0, 3, 6])
+def test_no_proposal_holds_another_one_and_more(attackers: int | None) -> None:
+    plan = robust("median", attackers, groups=50, secure=True)
+    offered = nearest(plan, banks(100))
+    assert offered and {"aggregation.groups": 25} in [change.keys for change in offered]
+    for change in offered:
+        assert not any(one is not change and one.keys.items() <= change.keys.items() for one in offered)
+
+
 def test_central_noise_after_a_rule_is_answered_with_noise_at_the_parties_or_the_mean() -> None:
     client = ClientPlan(epsilon=8, delta=0.01)
     plan = Plan(privacy=PrivacyPlan(style="user", client=client, neighbours="zero-out"),

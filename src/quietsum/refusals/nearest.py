@@ -89,7 +89,8 @@ def nearest(plan: Plan, parties: Sequence[PartyFacts], rows: Sequence[Refusal]) 
         if not applies:
             if not change.keys:
                 return ()
-            offered.append(change)
+            if not any(one.keys.items() <= change.keys.items() for one in offered):  # the rest is not needed
+                offered.append(change)
             continue
         for keys, price in MOVES.get(applies, _none)(now, parties):
             after = {**change.keys, **keys}
