@@ -177,8 +177,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         made.end()
 
 
-@pytest.mark.timeout(900)
-def test_sites_and_server_are_killed_and_no_charge_is_lost(stage: Stage) -> None:
+@pytest.fixture(scope="module")
+def story(stage: Stage) -> Stage:
+    """A run in which a site and both of the server's processes are killed; afterwards the lifetime of va is spent."""
     until(lambda: "waiting for" in stage.said("va"), "va has compared its rows with those it knows, and serves")
     held = stage.hold / "va"
     held.touch()
@@ -197,7 +198,22 @@ def test_sites_and_server_are_killed_and_no_charge_is_lost(stage: Stage) -> None
     stage.superlink()
     stage.run("--resume", "latest")
     stage.ended()
+    return stage
 
+
+@pytest.fixture(scope="module")
+def stranger(stage: Stage) -> Path:
+    """The policy of somebody who made keys of his own under a name that the SuperLink knows."""
+    folder = stage.folder / "stranger"
+    quietsum("keys", "make", str(folder), "--party", "va")
+    policy = folder / "va" / "policy.toml"
+    policy.write_text(POLICY.format(name="va", port=stage.port, size=85, epsilon=8.0), encoding="utf-8")
+    return policy
+
+
+@pytest.mark.timeout(900)
+def test_sites_and_server_are_killed_and_no_charge_is_lost(story: Stage) -> None:
+    stage = story
     assert "round 4/4" in stage.said("run")
     server = set(stage.attempts())
     assert {number for number, _ in server} == {1, 2, 3, 4}
@@ -210,7 +226,8 @@ def test_sites_and_server_are_killed_and_no_charge_is_lost(stage: Stage) -> None
 
 
 @pytest.mark.timeout(600)
-def test_both_sides_find_the_heads_that_the_other_has_kept(stage: Stage) -> None:
+def test_both_sides_find_the_heads_that_the_other_has_kept(story: Stage) -> None:
+    stage = story
     seen = stage.folder / "seen.jsonl"
     for name in SITES:
         with stage.books(name) as ledger:
@@ -223,10 +240,11 @@ def test_both_sides_find_the_heads_that_the_other_has_kept(stage: Stage) -> None
 
 
 @pytest.mark.timeout(600)
-def test_a_site_says_what_it_has_spent_for_whom_and_when(stage: Stage) -> None:
+def test_a_site_says_what_it_has_spent_for_whom_and_when(story: Stage) -> None:
+    stage = story
     told = json.loads(quietsum("party", "status", "--policy", str(stage.keys / "va" / "policy.toml"), "--json"))
     with stage.books() as ledger:
-        (run,) = ledger.runs()
+        run = ledger.runs()[0]
         assert told["runs"][0]["run"] == run.run
         assert told["runs"][0]["coordinator"] == ledger.identity.ledger
         server = {party: found.epsilon for (party, _), found in ledger.spent_by_party(run.run).items()}
@@ -237,7 +255,8 @@ def test_a_site_says_what_it_has_spent_for_whom_and_when(stage: Stage) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_on(stage: Stage) -> None:
+def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_on(story: Stage) -> None:
+    stage = story
     before = stage.attempts("va")
     other = stage.folder / "other.toml"
     other.write_text(PLAN.replace("rounds = 4", "rounds = 2"), encoding="utf-8")
@@ -253,26 +272,21 @@ def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_o
 
 
 @pytest.mark.timeout(600)
-def test_an_unregistered_key_is_refused(stage: Stage) -> None:
-    stranger = stage.folder / "stranger"
-    quietsum("keys", "make", str(stranger), "--party", "va")
-    policy = stranger / "va" / "policy.toml"
-    policy.write_text(POLICY.format(name="va", port=stage.port, size=85, epsilon=8.0), encoding="utf-8")
-    (stranger / "va" / "ca.crt").write_bytes((stage.keys / "ca.crt").read_bytes())
+def test_an_unregistered_key_is_refused(stage: Stage, stranger: Path) -> None:
+    (stranger.parent / "ca.crt").write_bytes((stage.keys / "ca.crt").read_bytes())
     authority = Identity(certificate=(stage.keys / "ca.crt").read_bytes(), key=(stage.keys / "ca.key").read_bytes())
-    line = read_public_key((stranger / "va" / "node.pub").read_bytes(), where="node.pub")
-    (stranger / "va" / "node.crt").write_bytes(make_client(authority, "va", line))  # even so: the roster decides
-    stage.start("stranger", "party", "serve", "--policy", str(policy))
+    line = read_public_key((stranger.parent / "node.pub").read_bytes(), where="node.pub")
+    (stranger.parent / "node.crt").write_bytes(make_client(authority, "va", line))  # even so: the roster decides
+    stage.start("stranger", "party", "serve", "--policy", str(stranger))
     stage.ended("stranger", code=1)
     assert "does not know this node's key" in stage.said("stranger")
 
 
 @pytest.mark.timeout(600)
-def test_another_authority_is_refused_before_a_word_is_said(stage: Stage) -> None:
-    policy = stage.folder / "stranger" / "va" / "policy.toml"
+def test_another_authority_is_refused_before_a_word_is_said(stage: Stage, stranger: Path) -> None:
     quietsum("keys", "make", str(stage.folder / "elsewhere"), "--party", "va")
-    (policy.parent / "ca.crt").write_bytes((stage.folder / "elsewhere" / "ca.crt").read_bytes())
-    process = stage.start("misled", "party", "serve", "--policy", str(policy))
+    (stranger.parent / "ca.crt").write_bytes((stage.folder / "elsewhere" / "ca.crt").read_bytes())
+    process = stage.start("misled", "party", "serve", "--policy", str(stranger))
     until(lambda: "certificate" in stage.said("misled").lower() or process.poll() is not None, "it does not trust it")
     process.terminate()
     stage.processes.pop("misled").wait(300)
@@ -288,7 +302,8 @@ def one_round(stage: Stage, name: str) -> Path:
 
 
 @pytest.mark.timeout(600)
-def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(stage: Stage) -> None:
+def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(story: Stage) -> None:
+    stage = story
     trusting = ssl.create_default_context(cafile=str(stage.keys / "ca.crt"))
     from quietsum.federation.flower.adapter import show
 
@@ -307,8 +322,9 @@ def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(stage: Stage) 
 
 
 @pytest.mark.timeout(600)
-def test_a_full_disk_at_a_site_ends_its_part_and_the_others_go_on(stage: Stage) -> None:
+def test_a_full_disk_at_a_site_ends_its_part_and_the_others_go_on(story: Stage) -> None:
     """The site may write 33 kB to a file: enough to open its ledger, too little for the entries of four rounds."""
+    stage = story
     stage.processes["hungarian"].terminate()
     stage.processes.pop("hungarian").wait(300)
     stage.start("hungarian", "party", "serve", "--policy", str(stage.keys / "hungarian" / "policy.toml"), most=33_000)
