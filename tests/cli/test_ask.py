@@ -134,6 +134,13 @@ def test_a_picture_of_the_curve_is_drawn(tmp_path):
         assert "95 % intervals for the noise alone" in one
 
 
+def test_show_leads_back_to_the_answers(tmp_path):
+    run(asked(tmp_path, EVERY[0]), "--workspace", tmp_path / "w")
+    out = CliRunner().invoke(app, ["show", "latest", "--workspace", str(tmp_path / "w")]).stdout
+    assert "answers.json in it" in out and "safetensors" not in out
+    assert "next: quietsum ask --run questions-" in out
+
+
 def test_figures_of_one_answer_have_the_same_decimals(tmp_path):
     out = run(asked(tmp_path, EVERY[-1]), "--workspace", tmp_path / "w")
     rows = [line for line in out.splitlines() if line.startswith("│ ") and " at " in line]

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -208,6 +209,27 @@ def test_a_broken_table_ends_with_2_and_leaves_no_file(text: str, told: str) -> 
     before = listing()
     refused(local("privatize", "bad.csv", "-c", "x", "-e", 1, "--range", "0,5", "-o", "reports.csv"), told)
     assert listing() == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_whoever_stops_it_finds_no_part_of_the_reports(number: signal.Signals, code: int) -> None:
+    words = ["local", "privatize", "-", "-c", "x", "-e", "1", "--domain", "yes,no", "-o", "reports.csv"]
+    before = set(listing())
+    with subprocess.Popen(
+        [sys.executable, "-m", "quietsum", *words],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"x\n" + b"yes\n" * 50)
+        process.stdin.flush()
+        while set(listing()) == before:  # the draft appears beside the output
+            assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(timeout=60) == code
+        assert process.stderr.read().decode() == "stopped: reports.csv was not written\n"
+    assert set(listing()) == before
 
 
 def test_answers_may_come_through_a_pipe() -> None:

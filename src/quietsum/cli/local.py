@@ -21,6 +21,7 @@ import typer
 from quietsum.cli import options as opt
 from quietsum.cli.local_shuffle import amplify, shuffle
 from quietsum.cli.output import print_json, print_next
+from quietsum.cli.signals import Interruption
 from quietsum.errors import InvalidParameter, printable, whole_number
 
 if TYPE_CHECKING:
@@ -141,15 +142,22 @@ def privatize(
             found = named(protocol, answers, cost, **{key: value for key, value in given.items() if value is not None})
     header = Header(protocol=found, note=column, version=__version__)
     begun = time.monotonic()
-    with reports_file(output, header) as writer, _progress(data, as_json) as seen:
-        for first, cells, place in _cells(data, column, pieces_of(found.layout)):
-            try:
-                writer.add(found.privatize(_answers(found, cells, first, data, column, missing, clip)))
-            except Unfit as error:  # named by its row; the cell itself is not quoted
-                raise _unfit(data, first + error.row, column, error.problem, error.remedy) from None
-            seen(place)
-        if not writer.count:
-            raise InvalidParameter("data", str(data), "holds no answer", "there must be rows under the column names")
+    stop = Interruption()
+    try:
+        with stop.heard(), reports_file(output, header) as writer, _progress(data, as_json) as seen:
+            for first, cells, place in _cells(data, column, pieces_of(found.layout)):
+                try:
+                    writer.add(found.privatize(_answers(found, cells, first, data, column, missing, clip)))
+                except Unfit as error:  # named by its row; the cell itself is not quoted
+                    raise _unfit(data, first + error.row, column, error.problem, error.remedy) from None
+                seen(place)
+            if not writer.count:
+                raise InvalidParameter(
+                    "data", str(data), "holds no answer", "there must be rows under the column names"
+                )
+    except KeyboardInterrupt:
+        print(f"stopped: {output} was not written", file=sys.stderr)
+        raise typer.Exit(stop.exit_code) from None
     if choice is not None:  # for as many people as there were
         known = choose(answers, cost, writer.count)
         reason = (known if known.protocol.name == found.name else choice).reason

@@ -116,12 +116,17 @@ def show(
         print(f"in that: quietsum suspects {folder.run}")
     _print_findings(found)
     print(f"\nfolder  {folder.path}")
-    if folder.model.is_file():
+    asked = (folder.path / "answers.json").is_file()
+    if asked:
+        print("answers answers.json in it")
+    elif folder.model.is_file():
         print('model   model.safetensors in it; safetensors.numpy.load_file(path)["params"]')
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "interrupted":
         sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []
         print_next(["run", "--resume", folder.run, *sites, *_where(workspace)])
+    elif asked:
+        print_next(["ask", "--run", folder.run, *_where(workspace)])
     else:
         print_next(["ledger", "verify", *_where(workspace)])
 

@@ -237,6 +237,7 @@ def test_shapes_and_kinds_come_back(rng: RandomSource) -> None:
         assert mechanism.release(np.zeros((2, 3), dtype=np.float32), rng).dtype == np.float64
         assert mechanism.release(-1.7e308, rng) == -1.7e308
         assert math.isfinite(mechanism.release(10**200, rng))
+        assert mechanism.release(-(10**400), rng) == -np.finfo(np.float64).max  # clamped to the floats
     for whole in (
         DiscreteLaplaceMechanism(epsilon=1),
         DiscreteGaussianMechanism(sigma=3),

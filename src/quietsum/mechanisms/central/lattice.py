@@ -172,4 +172,4 @@ def _float(steps: int, exponent: int) -> float:
     try:
         return float(Fraction(steps) * Fraction(2) ** exponent)
     except OverflowError:
-        return math.copysign(np.finfo(np.float64).max, steps)
+        return math.copysign(np.finfo(np.float64).max, 1 if steps > 0 else -1)
