@@ -175,3 +175,35 @@ def test_a_name_without_a_server_is_trouble_and_no_more() -> None:
         Connection("127.0.0.1", port, seconds=LONG)
     with pytest.raises(OSError), server(silent) as other:
         Connection("127.0.0.1", other, seconds=SHORT, context=ssl.create_default_context())
+
+
+def test_an_address_that_is_silent_or_of_an_unknown_family_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name with an IPv6 address that leads nowhere is reached by IPv4."""
+    waits: list[float] = []
+
+    class Socket:
+        def __init__(self, family: int, *_: int) -> None:
+            if family == 0:
+                raise OSError("Address family not supported by protocol")
+            self.family = family
+
+        def settimeout(self, seconds: float) -> None:
+            waits.append(seconds)
+
+        def connect(self, address: object) -> None:
+            if self.family == 1:
+                raise TimeoutError
+
+        def close(self) -> None:
+            pass
+
+    found = [(family, 1, 6, "", ("there", 25)) for family in (0, 1, 2)]
+    monkeypatch.setattr("quietsum.alerts.connection.socket.getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr("quietsum.alerts.connection.socket.socket", Socket)
+    assert Connection("there", 25, seconds=12.0, clock=lambda: 0.0).problem == ""
+    assert waits == [6.0, 12.0]
+    found.pop()
+    with pytest.raises(TimeoutError, match="not done after 12 s"):
+        Connection("there", 25, seconds=12.0, clock=lambda: 0.0)

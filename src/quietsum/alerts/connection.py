@@ -50,16 +50,20 @@ class Connection:
             self.encrypt(context)
 
     def _connected(self, port: int) -> socket.socket:
-        """The first address of the server that answers."""
+        """The first address of the server that answers. One that is silent leaves time for those after it."""
         problem: OSError = ConnectionError("it has no address")
-        for family, kind, protocol, _, address in socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM):
-            found = socket.socket(family, kind, protocol)
+        addresses = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)
+        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+            found = None
             try:
-                found.settimeout(self._left())
+                found = socket.socket(family, kind, protocol)  # a family that this system lacks is no answer either
+                found.settimeout(self._left() / (len(addresses) - tried))
                 found.connect(address)
+                self.problem = ""
                 return found
             except OSError as error:
-                found.close()
+                if found is not None:
+                    found.close()
                 problem = self._told(error)
         raise problem
 
