@@ -91,3 +91,14 @@ def test_a_long_name_in_one_record_makes_no_array_as_wide_as_itself(tmp_path):
     )
     people = task.people("bern")
     assert people.nbytes < 1 << 20 and (np.flatnonzero(people != people[0]) == [49_998]).all()
+
+
+def test_a_line_of_any_length_is_hashed_by_its_beginning_and_the_others_as_ever(tmp_path, monkeypatch):
+    """A table that is one endless line fits into no memory."""
+    task = QuestionTask(questions=[{"name": "all", "kind": "count"}], tables={"bern": str(tmp_path / "table.csv")})
+    (tmp_path / "table.csv").write_text("\n".join(["sex,age,note", *OTHERS[:3], "x" * 1000, *OTHERS[:3]]))
+    whole = task.records_of("bern")[0]
+    monkeypatch.setattr("quietsum.tasks.questions.LONGEST", 64)
+    cut = task.records_of("bern")[0]
+    assert len(set(cut.tolist())) == 4
+    assert (np.flatnonzero(cut != whole) == [3]).all()

@@ -160,8 +160,9 @@ class QuestionTask:
         """A hash of each line of the table, for the holder's own look whether it is known under another name."""
         self.look_for_data(party)
         with self._tables[party].open("rb") as file:
-            next(file, b"")
-            hashes = [int.from_bytes(hashlib.blake2b(line.strip(), digest_size=8).digest()) for line in file]
+            lines = _beginnings(file)
+            next(lines, b"")
+            hashes = [int.from_bytes(hashlib.blake2b(line.strip(), digest_size=8).digest()) for line in lines]
         return (np.array(hashes, dtype=np.uint64),)
 
     def _rows(self, texts: Mapping[str, Sequence[str]], count: int) -> Rows:
@@ -226,6 +227,15 @@ def _width(header: Sequence[str]) -> int:
 def _is_record(line: Sequence[str], width: int) -> bool:
     """Whether a line has so many fields, and nothing behind them."""
     return len(line) >= width and not any(line[width:])
+
+
+def _beginnings(file: IO[bytes]) -> Iterator[bytes]:
+    """Each line, and no more than the beginning of one that is too long to be a record."""
+    while line := file.readline(LONGEST):
+        rest = line
+        while len(rest) == LONGEST and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST)
+        yield line
 
 
 def _quoted(line: str) -> list[str]:
