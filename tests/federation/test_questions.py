@@ -197,6 +197,25 @@ def test_a_days_questions_end_with_its_budget_also_after_a_restart_and_begin_ane
     clinics.agree()
 
 
+def test_a_question_that_another_process_answers_in_between_counts_for_the_day(tmp_path, monkeypatch):
+    """Two processes that look first and write later would both be allowed the last ε of a day."""
+    clinics = Clinics(tmp_path)
+    reserve = Ledger.reserve
+
+    def late(ledger, *args, also=None, **rest):
+        def look():
+            if ledger._journal.store._connection.in_transaction:  # the other one was first
+                monkeypatch.setattr("quietsum.party.books.asked_since", lambda *_: 4.0)
+            also()
+
+        return reserve(ledger, *args, also=None if also is None else look, **rest)
+
+    monkeypatch.setattr(Ledger, "reserve", late)
+    with pytest.raises(QuietsumError):
+        clinics.ask(file_of(EVERY[0]))
+    assert not clinics.spent("zug")
+
+
 def test_questions_and_a_training_share_one_lifetime_and_stop_before_it_is_overspent(tmp_path):
     """A day of questions, one training in between, until the site's own lifetime of ε = 6 allows no more."""
     sizes = {"north": 12, "south": 8}

@@ -165,10 +165,12 @@ class Ledger(LedgerReading):
         charges: Sequence[Charge],
         *,
         seen: Mapping[str, Testimony] | None = None,
+        also: Callable[[], None] | None = None,
     ) -> Receipt:
         """Write down what a round will cost, before any party is asked. On disk when it returns.
 
-        ``seen`` are heads of other ledgers that came with the request; they are written with it.
+        ``seen`` are heads of other ledgers that came with the request; they are written with it. ``also`` is one more
+        check of the caller's, made while no other process writes; what it raises ends the call.
         BudgetExhausted where the run's own limit or a lifetime would not hold; then nothing was written.
         """
         run, round = label("run", run), whole_number("round", round)
@@ -179,6 +181,8 @@ class Ledger(LedgerReading):
             costs = self._accounts.costs(run, charges)
             self._accounts.check_reserve(run, round, attempt, costs)
             self._accounts.check_budgets(run, costs, self._prices)
+            if also is not None:
+                also()
 
         with self._journal.lock:  # first without the store's lock: prices take time, and others may write meanwhile
             self._journal.follow()

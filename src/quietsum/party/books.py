@@ -295,11 +295,13 @@ class SiteBooks:
         name = name_in_books(run, coordinator.ledger)
         if enrolled_units(resolved):  # paid for as a whole, so nothing but this count ends it
             self._check_quota(name, resolved, number)
-        self.check_day(resolved)
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
         with remedy_here(self.policy):
-            receipt = self.ledger.reserve(name, number, attempt, charges, seen=self._seen(run, coordinator))
+            receipt = self.ledger.reserve(
+                name, number, attempt, charges, seen=self._seen(run, coordinator),
+                also=lambda: self.check_day(resolved),
+            )  # fmt: skip
         return receipt, charges
 
     def draw(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> None:

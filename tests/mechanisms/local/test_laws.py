@@ -14,6 +14,7 @@ from scipy import stats
 
 from mechanisms.laws import FITS, MISSES
 from mechanisms.local.surveys import WORD, Law, law_of, report_tuples, small, window_weights
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local import Ball, Interval, LocalHashing, MeanProtocol, PrivUnit, Rappor, categories, protocol
 from quietsum.mechanisms.local.exact import Cells, coins, exp_below
 from quietsum.mechanisms.local.mean import Window
@@ -118,6 +119,29 @@ def test_privunit_keeps_its_epsilon_with_the_cap_by_another_library(dimension: i
     wider = PrivUnit(domain=found.domain, epsilon=1.05 * epsilon)
     gamma, chance = wider.cap
     assert ratio(chance) > mp.exp(epsilon)
+
+
+@pytest.mark.parametrize("dimension", [10, 1000, 100_000])
+def test_privunit_keeps_its_epsilon_where_seeds_lie_as_unevenly_as_all_directions_allow(
+    dimension: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def worst(found: PrivUnit) -> mp.mpf:
+        gamma, chance = found.cap
+        share = mp.betainc(mp.mpf(dimension) / 2, 0.5, 0, 1 - mp.mpf(gamma) ** 2, regularized=True) / 2
+        many = (dimension + 2) * mp.log(2 * mp.e * WORD) + mp.log(4) + 128 * mp.log(2)
+        fewest = share * (1 - 2 * mp.sqrt(many / (WORD * share)))
+        p = mp.mpf(chance) / WORD
+        return p / (1 - p) * (1 - fewest) / fewest
+
+    assert worst(PrivUnit(domain=Ball(dimension=dimension), epsilon=8.0)) <= mp.exp(8)
+    monkeypatch.setattr(PrivUnit, "_uneven", lambda self, share: 0.0)  # the control: room for rounding alone
+    assert (worst(PrivUnit(domain=Ball(dimension=dimension), epsilon=8.0)) > mp.exp(8)) == (dimension > 10)
+
+
+def test_privunit_refuses_an_epsilon_that_the_unevenness_of_seeds_exceeds() -> None:
+    assert PrivUnit(domain=Ball(dimension=10), epsilon=1e-5).cap
+    with pytest.raises(InvalidParameter, match="too small for 1000000 coordinates"):
+        PrivUnit(domain=Ball(dimension=1_000_000), epsilon=1e-5).length  # noqa: B018
 
 
 def test_rappor_states_and_keeps_one_epsilon_for_a_report_and_one_for_ever() -> None:

@@ -11,9 +11,12 @@ seeds until one lies where the coin says. So the report is a whole number whose 
 those of seeds inside and outside the cap, and no rounding of V can give u away. It takes about 1 / P seeds; the
 cap is kept above P = 2⁻¹⁰.
 
-Guarantees: p is rounded down in whole words. P is known up to rounding and to how evenly 2⁶⁴ mixed seeds fill the
-sphere; p is chosen as if P were smaller by 2⁻²⁰ of itself, which covers both under the assumption that the mixing
-behaves as random.
+Guarantees: p is rounded down in whole words. P is known up to rounding, for which p is chosen as if P were smaller by
+2⁻²⁰ of itself, and up to how evenly 2⁶⁴ mixed seeds fill the sphere. Under the assumption that the mixing behaves as
+random, caps around *all* u hold their share of N = 2⁶⁴ seeds within 2 √(((D + 1) ln 2eN + ln 4/β) / NP) of it,
+except with probability β (relative deviations of a class of VC dimension D + 1, after Vapnik; Anthony, Shawe-Taylor
+1993). At β = 2⁻¹²⁸ that is taken off as well, with a factor of 3 instead of 2 to spare. It matters from a hundred
+dimensions on.
 
 >>> protocol = PrivUnit(domain=Ball(dimension=3), epsilon=4.0)
 >>> reports = protocol.privatize(np.tile([0.6, 0.0, 0.8], (500, 1)))
@@ -44,6 +47,7 @@ __all__ = ["PrivUnit", "directions"]
 
 _LEAST_CAP = 2.0**-10  # the best cap up to about ε = 9
 _MARGIN = Fraction(1, 1 << 20)
+_UNLIKELY = 2.0**-128  # that seeds are spread less evenly than is allowed for
 _PIECE = 1 << 19  # coordinates at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -94,6 +98,9 @@ class PrivUnit(LocalProtocol):
     def cap(self) -> tuple[float, int]:
         """γ, and the chance of the cap in words: the pair for which reports are shortest."""
         best = max(self._grid(), key=self._length)
+        if 3 * self._uneven(self._share(best)) > self.epsilon:  # two caps of one share would be told apart by it
+            problem = f"is too small for {self.domain.dimension} coordinates, in which 2⁶⁴ seeds lie unevenly"
+            raise InvalidParameter("epsilon", self.epsilon, problem, "report fewer coordinates, or allow a larger ε")
         return best, self._chance(best)
 
     def _grid(self) -> list[float]:
@@ -105,8 +112,14 @@ class PrivUnit(LocalProtocol):
         """P, the share of the sphere with ⟨V, u⟩ ≥ γ ≥ 0."""
         return float(betainc((self.sphere - 1) / 2, 0.5, 1 - gamma**2)) / 2
 
+    def _uneven(self, share: float) -> float:
+        """How far the seeds in a cap may be from its share, relative to it, whatever direction the cap has."""
+        class_size = (self.sphere + 1) * math.log(2 * math.e * WORD) + math.log(4 / _UNLIKELY)
+        return 3 * math.sqrt(class_size / (WORD * share))
+
     def _chance(self, gamma: float) -> int:
-        inside = Fraction(self._share(gamma)) * (1 - _MARGIN)
+        share = self._share(gamma)
+        inside = Fraction(share) * (1 - _MARGIN - Fraction(self._uneven(share)))
         odds = exp_below(self.epsilon) * inside / (1 - inside)  # p / (1 − p) at most
         return int(odds / (1 + odds) * WORD)
 
