@@ -263,8 +263,10 @@ def test_a_column_that_hardly_reads_is_told_to_the_holder(tmp_path):
     table.write_text(
         "\n".join([lines[0], *(re.sub(r",(\d+)\.(\d+),", r',"\1,\2",', line, count=1) for line in lines[1:])])
     )
-    result = CliRunner().invoke(app, ["ask", str(path), "--workspace", str(tmp_path / "w")])
-    assert result.exit_code == 0 and "most values of age are no number" in result.stderr
+    for words in (["--dry-run"], []):  # before anything is charged, and again
+        result = CliRunner().invoke(app, ["ask", str(path), "--workspace", str(tmp_path / "w"), *words])
+        assert result.exit_code == 0 and "most values of age are no number" in result.stderr
+        assert (tmp_path / "w").exists() == (not words)
 
 
 def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_path):

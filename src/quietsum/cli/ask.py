@@ -110,8 +110,13 @@ def ask(
     if plot is not None:
         _drawable([(one.name, one.kind) for one in loaded.questions], question)
     folder = Path(str(questions)).parent
-    plan = local_plan(loaded, folder) if on == "local" and not dry_run else plan_of(loaded)
+    held = on == "local" and all(site.table and (folder / site.table).is_file() for site in loaded.sites)
+    plan = local_plan(loaded, folder) if on == "local" and (held or not dry_run) else plan_of(loaded)
     if dry_run:
+        if held:
+            from quietsum.runs.asking import task_in
+
+            _look_at_tables(task_in(plan, "this file"), _resolved(plan))
         return _dry(loaded, plan, as_json, str(questions))
     again = [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
     if not as_json:
@@ -228,11 +233,7 @@ def _ask(
         from quietsum.ledger.fingerprints import check_rows
         from quietsum.party.fingerprints import datasets_of
 
-        for facts in resolved.parties:
-            for told in task.oddities(facts.name):
-                if "declared size" in told:
-                    raise InvalidParameter(f"size of {facts.name}", facts.size, "is too small", told)
-                print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
+        _look_at_tables(task, resolved)
         remedy = 'say why with --same-rows "…"'
         for told in check_rows(place.ledger, datasets_of(task, resolved), reason=same_rows, remedy=remedy):
             print(textwrap.fill(told, 80), file=sys.stderr)
@@ -248,6 +249,15 @@ def _ask(
 
 
 # ------------------------------------------------------------------------------------------------ what is printed
+
+
+def _look_at_tables(task: QuestionTask, resolved: ResolvedPlan) -> None:
+    """Whoever asks here holds the tables, and hears what is odd about them: also before anything is charged."""
+    for facts in resolved.parties:
+        for told in task.oddities(facts.name):
+            if "declared size" in told:
+                raise InvalidParameter(f"size of {facts.name}", facts.size, "is too small", told)
+            print(textwrap.fill(f"warning: {told}", 80), file=sys.stderr)
 
 
 def _introduce(loaded: QuestionFile, plan: Plan) -> None:
