@@ -70,9 +70,9 @@ def test_the_older_gate_closed_for_a_larger_lifetime() -> None:
 
 @pytest.mark.parametrize("delta", DELTAS)
 def test_a_later_plan_that_is_as_exact_as_ordinary_noise_is_taken_by_every_larger_lifetime(delta: float) -> None:
-    """Also where the first plan was far more exact, or perfectly so."""
+    """Also where the first plan was far more exact."""
     prices = Prices()
-    for first in (planned(STEP, 0.0), planned(STEP, 1e-36)):
+    for first in (planned(STEP, 1e-40), planned(STEP, 1e-36)):
         both = planned(STEP, 1e-29)
         both.merge(first)
         taken = [
@@ -141,6 +141,30 @@ def test_where_only_the_noise_s_distance_from_its_law_is_too_large_the_refusal_s
     play(ledger, "first", rounds=(1, 2), failure=5e-31)
     with pytest.raises(BudgetExhausted, match="A larger lifetime does not change that: plan fewer rounds"):
         open_plan(ledger, "second", lifetime=20.0, failure=1e-10)
+
+
+def test_after_a_first_plan_without_failures_a_budget_can_be_raised_to_whatever_a_second_one_needs() -> None:
+    ledger = memory_ledger()
+    open_plan(ledger, "first", lifetime=8.0, failure=0.0)
+    play(ledger, "first", rounds=(1, 2))
+    book = ledger._journal.state.accounts.book("Basel", "heart", RECORD)
+    huge, prices = Tally([cost_of(charge(100_000))]), Prices()
+    first = next(iter(book.charged.values()))
+    assert prices.gate_after(Budget(epsilon=8.0, delta=5e-3), first.planned, ADD).used(huge, ADD, prices) > 1
+    assert prices.gate_after(Budget(epsilon=900.0, delta=5e-3), first.planned, ADD).used(huge, ADD, prices) <= 1
+
+
+def test_a_refusal_names_no_larger_lifetime_where_none_helps() -> None:
+    ledger = memory_ledger()
+    open_plan(ledger, "first", lifetime=30.0, failure=1e-26)
+    play(ledger, "first", rounds=(1, 2), failure=5e-27)
+    terms = Terms(limits=(Budget(epsilon=1e4, delta=5e-3),))
+    with pytest.raises(BudgetExhausted, match="after its first plan no larger lifetime takes this one") as refusal:
+        ledger.open_run(
+            "huge", plan={"run": "huge"}, terms=terms, planned=[charge(100_000)],
+            datasets=[Dataset(party="Basel", dataset="heart", size=300)],
+        )  # fmt: skip
+    assert "EPSILON" not in str(refusal.value)
 
 
 def test_a_book_that_an_older_version_began_keeps_its_gate_and_verifies(monkeypatch: pytest.MonkeyPatch) -> None:

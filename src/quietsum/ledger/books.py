@@ -285,8 +285,13 @@ class BookState:
             )
         return BudgetExhausted(
             f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}."
-            f"{self._repriced()} Plan less, add noise, or allow more: {self.raise_command(needed)}"
+            f"{self._repriced()} {self._remedy(needed)}"
         )
+
+    def _remedy(self, needed: float) -> str:
+        if math.isfinite(needed):
+            return f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
+        return "Plan less, or add noise: after its first plan no larger lifetime takes this one"
 
     def _too_inexact(self, together: Tally, gate: Gate) -> BudgetExhausted:
         """ε would suffice, and δ does not pay for how far the noise is from the law that its price is for."""

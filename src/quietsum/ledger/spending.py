@@ -219,7 +219,8 @@ class Prices:
         allowed grows with ε′. So ε′ is the smaller of ε and the one at which the first plan uses the same share of
         both, beyond which a larger ε′ would allow less. That one depends on δ and the first plan alone: a larger
         lifetime allows no less of plans whose noise is, for its divergence, no further from its law than the first
-        plan's, or than :data:`ORDINARY` where that leaves the first plan half of the gate.
+        plan's, or than :data:`ORDINARY` where that leaves the first plan half of the gate. After a first plan that
+        states no failure at all the gate is that of ε.
 
         Books whose first plan was opened under an older version keep the gate of ε itself where that plan fits it.
         """
@@ -228,7 +229,7 @@ class Prices:
             if older.used(first, neighbours, self) <= 1:
                 return older
         whole = self.gate(budget)
-        if not whole.is_short_of_failure(first, max(first.failure, ORDINARY), neighbours, self):
+        if not first.failure or not whole.is_short_of_failure(first, max(first.failure, ORDINARY), neighbours, self):
             return whole
         most = self._most_useful(tuple(first.leaves.items()), first.failure, neighbours, budget.delta)
         return self.gate(dataclasses.replace(budget, epsilon=min(budget.epsilon, most)))
@@ -240,7 +241,7 @@ class Prices:
         found = self._balance(plan, max(failure, ORDINARY), neighbours, delta)
         gate = self.gate(Budget(epsilon=found, delta=delta))
         if failure < ORDINARY and not gate.used_divergence(plan, neighbours, self) <= 0.5:
-            return self._balance(plan, failure, neighbours, delta) if failure else math.inf
+            return self._balance(plan, failure, neighbours, delta)
         return found
 
     def _balance(self, plan: Tally, failure: float, neighbours: Neighbours, delta: float) -> float:
