@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from party.asking import UNIT, Place, Server, fresh, plan, policy, reason
 from quietsum.alerts import Alert, Audience, AuditLog, Kind, Sender, Severity, Subject
 from quietsum.errors import PlanRefused
+from quietsum.party import alerting
 from quietsum.party.alerting import SiteAlerts
 from quietsum.party.policy_file import load_policy
 from quietsum.party.service import SiteService
@@ -102,6 +104,35 @@ def test_a_ledger_that_was_rolled_back_is_told_once() -> None:
         assert reason(letter) == "its own ledger is not in order"
     assert inbox.kinds == [Kind.LEDGER] and inbox.got[0].severity is Severity.CRITICAL
     assert "is another one than this site had" in inbox.got[0].sentence
+
+
+def test_a_coordinator_that_spams_raises_so_many_alerts_a_day_and_the_rest_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(alerting, "MOST_A_DAY", 3)
+    now, place = [0.0], Place(policy())
+    inbox = Inbox(place)
+    alerts = SiteAlerts(policy(), place.ledger, Sender([inbox]), clock=lambda: now[0])
+    place.service = SiteService(policy(), place.ledger, task=lambda _: place.task, alerts=alerts)
+    server, before, numbers = Server(), len(list(place.ledger.entries())), itertools.count()
+
+    def spam(count: int) -> list[str]:
+        inbox.got.clear()
+        for number in itertools.islice(numbers, count):  # never the same words twice
+            assert server.say(place, f"nonsense {number}", {"run": f"run {number}"}).kind == "refused"
+            assert server.enrol(place, {"plan": number}, f"run {number}").kind == "refused"
+        return [alert.sentence for alert in inbox.got if alert.kind is Kind.REFUSED]
+
+    first = spam(10)
+    assert len(first) == 4 and "only counted" in first[-1]
+    assert spam(10) == [], "the day is not over"
+    alerts.ended("first")
+    alerts.look()
+    assert inbox.kinds == [Kind.RUN_ENDED], "the control: another kind has a count of its own"
+    now[0] = 86_400.0
+    again = spam(1)
+    assert "more of this kind within a day" in again[0] and len(again) == 2
+    assert len(list(place.ledger.entries())) == before, "what is refused before a run is enrolled is in no ledger"
 
 
 # ------------------------------------------------------------------------------------------------ policy.toml

@@ -7,7 +7,10 @@ code do must not show in when a reply leaves (rule 17).
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from quietsum.alerts import (
@@ -32,12 +35,24 @@ __all__ = ["SiteAlerts"]
 
 log = logging.getLogger(__name__)
 
+MOST_A_DAY = 200
+"""So many alerts of one kind are raised by messages within :data:`DAY`; further ones are counted, the count is told."""
+DAY = 86_400.0
+
 
 @final
 class SiteAlerts:
-    """What one site's operator is told. No method raises, and none waits for a server."""
+    """What one site's operator is told. No method raises, and none waits for a server.
 
-    def __init__(self, policy: Policy, ledger: Ledger, sender: Sender) -> None:
+    What messages raise is bounded: a coordinator that asks for one impossible thing after another adds no more than
+    :data:`MOST_A_DAY` lines of a kind to the log in a day.
+    """
+
+    def __init__(
+        self, policy: Policy, ledger: Ledger, sender: Sender, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._days: dict[Kind, tuple[float, int]] = {}  # since when so many of a kind were raised
         self._policy, self._ledger, self._sender = policy, ledger, sender
         self._course = Course(policy.alerts.rules)
         self._facts: list[Alert] = []
@@ -65,11 +80,11 @@ class SiteAlerts:
 
     def refused(self, reason: str, *, run: str = "") -> None:
         """A request was refused."""
-        self._facts.append(refused(self._policy.name, reason, run=run))
+        self._raise(refused(self._policy.name, reason, run=run))
 
     def spent(self, reason: str, *, run: str = "") -> None:
         """A request was refused because a budget does not suffice."""
-        self._facts.append(
+        self._raise(
             Alert(
                 kind=Kind.BUDGET_GONE, severity=Severity.CRITICAL, sentence=f"a budget is spent: {reason}", run=run,
                 subject_kind=Subject.SITE, subject=self._policy.name,
@@ -78,16 +93,34 @@ class SiteAlerts:
 
     def broken(self, problem: str) -> None:
         """The site's ledger is not what was written, or cannot be."""
-        self._facts.append(ledger_broken(problem))
+        self._raise(ledger_broken(problem))
 
     def ended(self, run: str) -> None:
         """A run has ended, says its coordinator."""
-        self._facts.append(
+        self._raise(
             Alert(
                 kind=Kind.RUN_ENDED, severity=Severity.NOTICE, sentence="the run has ended, says its coordinator",
                 run=run, subject_kind=Subject.SITE, subject=self._policy.name,
             )
         )  # fmt: skip
+
+    def _raise(self, alert: Alert) -> None:
+        now = self._clock()
+        since, count = self._days.get(alert.kind, (now, 0))
+        if now - since >= DAY:
+            if count > MOST_A_DAY:
+                self._facts.append(self._counted(alert, f"{count - MOST_A_DAY} more of this kind within a day"))
+            since, count = now, 0
+        self._days[alert.kind] = since, count + 1
+        if count < MOST_A_DAY:
+            self._facts.append(alert)
+        elif count == MOST_A_DAY:
+            told = f"more than {MOST_A_DAY} of this kind within a day: from here on they are only counted"
+            self._facts.append(self._counted(alert, told))
+
+    @staticmethod
+    def _counted(alert: Alert, told: str) -> Alert:
+        return dataclasses.replace(alert, sentence=told, run="")
 
     # -------------------------------------------------------------------------------------- after the answer
 
