@@ -72,6 +72,11 @@ class Column:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
             raise InvalidParameter("name", self.name, "is no column", "write the word in the table's first line")
+        for key in ("bounds", "grid", "categories"):
+            if not isinstance(getattr(self, key), list | tuple) and (key != "bounds" or self.bounds is not None):
+                raise InvalidParameter(key, getattr(self, key), "is no list", "write [ …, … ]")
+        if not isinstance(self.identifies_nobody, str):
+            raise InvalidParameter("identifies_nobody", self.identifies_nobody, "is no reason", "say why in words")
         if self.kind not in KINDS:
             raise InvalidParameter("kind", self.kind, "is unknown", f"choose {', '.join(KINDS)}")
         object.__setattr__(self, "grid", tuple(self.grid))

@@ -144,7 +144,15 @@ class Question:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
+        for key in ("name", "kind", "column", "time", "event", "event_value", "group"):
+            if not isinstance(getattr(self, key), str):
+                raise InvalidParameter(key, getattr(self, key), "is no text", "write a word in quotes")
+        for key in ("columns", "at"):
+            if not isinstance(getattr(self, key), list | tuple):
+                raise InvalidParameter(key, getattr(self, key), "is no list", "write [ …, … ]")
+        if not all(isinstance(one, str) and one for one in self.columns):
+            raise InvalidParameter("columns", list(self.columns), "are no words", "name two columns")
+        if not self.name.strip() or not self.name.isprintable():
             raise InvalidParameter("name", self.name, "is no name", "call the question by a word or two")
         if self.kind not in ASKED:
             close = difflib.get_close_matches(str(self.kind), ASKED, n=1)

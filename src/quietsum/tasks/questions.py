@@ -73,8 +73,9 @@ class QuestionTask:
         unknown = sorted(set(options) - _KEYS)
         if unknown:
             raise InvalidParameter("task.options", unknown[0], "is unknown", f"known are {', '.join(sorted(_KEYS))}")
-        for key, kind in (("questions", tuple), ("columns", tuple), ("sites", tuple), ("title", str), ("person", str)):
-            if key in options and not isinstance(options[key], kind | list):
+        listed = ("questions", "columns", "sites")
+        for key in (*listed, "title", "person"):
+            if key in options and not isinstance(options[key], (tuple, list) if key in listed else str):
                 raise InvalidParameter(f"task.options.{key}", "…", "is not what it should be", "use quietsum ask")
         if not isinstance(options.get("tables", {}), Mapping):
             raise InvalidParameter("task.options.tables", "…", "is no table", "name a file for each site")
