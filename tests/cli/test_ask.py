@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,16 @@ def test_who_looks_at_answers_again_writes_nothing(tmp_path):
     told = run(path, "--workspace", tmp_path / "w", "--name", "first", code=2)
     assert "ask --run first" in re.sub(r"\s+", " ", told)
     assert "--resume" not in told
+
+
+def test_the_sum_of_another_run_of_the_same_questions_is_no_answer(tmp_path):
+    path = asked(tmp_path, EVERY[0], lifetime=LifetimePlan(epsilon=10.0, delta=1e-4))
+    for name in ("first", "second"):
+        run(path, "--workspace", tmp_path / "w", "--name", name)
+    first, second = (tmp_path / "w" / "runs" / name / "checkpoints" for name in ("first", "second"))
+    shutil.copy(second / "round-000001.safetensors", first)
+    told = run("--run", "first", "--workspace", tmp_path / "w", code=4)
+    assert "is that of run 'second'" in re.sub(r"\s+", " ", told)
 
 
 @pytest.mark.parametrize(

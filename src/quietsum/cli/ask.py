@@ -136,7 +136,8 @@ def ask(
                     )  # fmt: skip
                 asked = _ask(plan, place, loaded.level if level is None else level, name, sites, same_rows, watching)
         except KeyboardInterrupt:
-            print("stopped: there are no answers, and what was charged stays charged", file=sys.stderr)
+            told = "stopped: what was charged stays charged; quietsum ask --run shows answers if the run had got so far"
+            print(textwrap.fill(told, 80), file=sys.stderr)
             return interruption.exit_code
     return _finish(asked, [*again, *where], output, plot, question, as_json, new=True)
 

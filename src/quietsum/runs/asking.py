@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.analytics import TASK, Answer, QuestionFile, answers_of, deviation_of, plan_of, promised
-from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.files import write_atomically
 from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.runs import checkpoint as checkpoints
@@ -130,6 +130,11 @@ def answers_in(folder: RunFolder, *, level: float = 0.95) -> Asked:
     last = checkpoints.latest(folder.checkpoints, of_parties=False)
     if last is None or last.round != 1 or last.plan != plan.digest:
         raise InvalidParameter("run", folder.run, "has no answers: it did not finish", "ask again")
+    if last.run != folder.run:
+        raise CorruptState(
+            f"the checkpoint in {folder.checkpoints} is that of run {last.run!r}, not of {folder.run!r}; restore the "
+            "run's own from a backup"
+        )
     total = last.state.model
     found = answers_of(task.design, total, deviation=deviation_of(resolved), level=level)
     return Asked(folder=folder, resolved=resolved, answers=found, level=level)
