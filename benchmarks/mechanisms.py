@@ -102,7 +102,7 @@ def central(draws: int) -> list[Timed]:
         ),
         "LaplaceMechanism, L1": partial(q.LaplaceMechanism(epsilon=1, sensitivity=q.L1(1)).release, values),
         "LaplaceMechanism, LInf": partial(q.LaplaceMechanism(epsilon=1, sensitivity=q.LInf(1)).release, values),
-        "DiscreteLaplaceMechanism": partial(q.DiscreteLaplaceMechanism(epsilon=0.01).release, counts),
+        "DiscreteLaplaceMechanism": partial(q.DiscreteLaplaceMechanism(epsilon=0.01, sensitivity=1).release, counts),
         "DiscreteGaussianMechanism": partial(q.DiscreteGaussianMechanism(sigma=100, **whole).release, counts),
         "SkellamMechanism": partial(q.SkellamMechanism(variance=1e4, **whole).release, counts),
     }

@@ -35,7 +35,7 @@ TWELVE = np.zeros(12)
 ODD = {"value": 5.1, "neighbour": 5.4}
 CHOICE = {"value": [0, 1, 2], "neighbour": [1, 0, 1], "numbers": False}
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "laplace": (lambda: LaplaceMechanism(epsilon=1), {}),
+    "laplace": (lambda: LaplaceMechanism(epsilon=1, sensitivity=1), {}),
     "laplace, odd sensitivity": (lambda: LaplaceMechanism(epsilon=0.7, sensitivity=0.3), ODD),
     "laplace, vector": (
         lambda: LaplaceMechanism(epsilon=1, sensitivity=L1(1)), {"value": TWELVE, "neighbour": TWELVE + 1 / 12},
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "laplace, all coordinates": (
         lambda: LaplaceMechanism(epsilon=1, sensitivity=LInf(1)), {"value": TWELVE, "neighbour": TWELVE + 1},
     ),
-    "gaussian": (lambda: GaussianMechanism(noise_multiplier=1), {}),
+    "gaussian": (lambda: GaussianMechanism(noise_multiplier=1, sensitivity=1), {}),
     "gaussian, vector": (
         lambda: GaussianMechanism(noise_multiplier=1, sensitivity=L2(1)),
         {"value": TWELVE, "neighbour": TWELVE + 1 / math.sqrt(12)},
@@ -51,14 +51,14 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "gaussian, all coordinates": (
         lambda: GaussianMechanism(noise_multiplier=1, sensitivity=LInf(1)), {"value": TWELVE, "neighbour": TWELVE + 1},
     ),
-    "exponential": (lambda: ExponentialMechanism(epsilon=1), CHOICE),
-    "permute and flip": (lambda: PermuteAndFlip(epsilon=1), CHOICE),
-    "report noisy max": (lambda: ReportNoisyMax(epsilon=1), CHOICE),
+    "exponential": (lambda: ExponentialMechanism(epsilon=1, sensitivity=1), CHOICE),
+    "permute and flip": (lambda: PermuteAndFlip(epsilon=1, sensitivity=1), CHOICE),
+    "report noisy max": (lambda: ReportNoisyMax(epsilon=1, sensitivity=1), CHOICE),
 }  # fmt: skip
 INTEGERS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "discrete laplace": (lambda: DiscreteLaplaceMechanism(epsilon=1), {"value": 0, "neighbour": 1}),
-    "discrete gaussian": (lambda: DiscreteGaussianMechanism(sigma=2), {"value": 0, "neighbour": 1}),
-    "skellam": (lambda: SkellamMechanism(variance=4), {"value": 0, "neighbour": 1}),
+    "discrete laplace": (lambda: DiscreteLaplaceMechanism(epsilon=1, sensitivity=1), {"value": 0, "neighbour": 1}),
+    "discrete gaussian": (lambda: DiscreteGaussianMechanism(sigma=2, sensitivity=1), {"value": 0, "neighbour": 1}),
+    "skellam": (lambda: SkellamMechanism(variance=4, sensitivity=1), {"value": 0, "neighbour": 1}),
 }
 CASES |= INTEGERS
 
@@ -138,13 +138,15 @@ def test_the_contract_catches(name: str) -> None:
 def test_the_contract_catches_a_choice_that_forgets_the_two() -> None:
     class Careless:
         def release(self, scores: Any, rng: RandomSource | None = None) -> int:
-            return ExponentialMechanism(epsilon=2.0).release(scores, rng)
+            return ExponentialMechanism(epsilon=2.0, sensitivity=1).release(scores, rng)
 
         def event(self) -> PrivacyEvent:
             return PureDP(epsilon=1.0)
 
     fields = {"value": [-2, 0], "neighbour": [-1, -1], "numbers": False}
-    contract_of(lambda: ExponentialMechanism(epsilon=2.0), **fields).test_the_event_holds_for_the_two_neighbours()
+    contract_of(
+        lambda: ExponentialMechanism(epsilon=2.0, sensitivity=1), **fields
+    ).test_the_event_holds_for_the_two_neighbours()
     with pytest.raises(AssertionError, match="the event says"):
         contract_of(Careless, **fields).test_the_event_holds_for_the_two_neighbours()
 

@@ -38,7 +38,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "explanation"
 
 
 def test_pure_laplace_queries_compose_by_the_basic_and_the_advanced_rule() -> None:
-    ranking = PrivateRanking(epsilon=0.1, moves="one")
+    ranking = PrivateRanking(epsilon=0.1, moves="one", sensitivity=1)
     basic, advanced = (
         ClassicalAccountant(rule=rule).compose(ranking.event(), times=50).epsilon(delta=1e-5).epsilon
         for rule in ("basic", "advanced")
@@ -64,7 +64,7 @@ def test_fifty_releases_of_a_score_cost_what_the_document_s_fifty_rounds_cost() 
 
 
 def test_a_retrieval_ranking_by_laplace_noise_is_pure_and_orders_by_score() -> None:
-    ranking = PrivateRanking(epsilon=2.0, moves="one")
+    ranking = PrivateRanking(epsilon=2.0, moves="one", sensitivity=1)
     assert ranking.release([0.0, 1000.0, -1000.0]) == [1, 0, 2]
     assert ExactAccountant().compose(ranking.event()).epsilon(delta=1e-12).epsilon == pytest.approx(2.0, rel=1e-6)
 

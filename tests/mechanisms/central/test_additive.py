@@ -94,11 +94,15 @@ def gaussian_pmf(sigma: float) -> Callable[[int], float]:
 @pytest.mark.parametrize(
     ("mechanism", "pmf", "scale"),
     [
-        (DiscreteLaplaceMechanism(epsilon=0.3), lambda scale: DiscreteLaplaceNoise(scale=scale).pmf, 1 / 0.3),
+        (
+            DiscreteLaplaceMechanism(epsilon=0.3, sensitivity=1),
+            lambda scale: DiscreteLaplaceNoise(scale=scale).pmf,
+            1 / 0.3,
+        ),
         (DiscreteGaussianMechanism(sigma=2.5, sensitivity=L2(1), dimension=N), gaussian_pmf, 2.5),
         (DiscreteGaussianMechanism(sigma=70, sensitivity=L2(1), dimension=N), gaussian_pmf, 70.0),
-        (SkellamMechanism(variance=6.25, dimension=N), lambda scale: skellam_pmf(scale**2), 2.5),
-        (SkellamMechanism(variance=4900, dimension=N), lambda scale: skellam_pmf(scale**2), 70.0),
+        (SkellamMechanism(variance=6.25, dimension=N, sensitivity=1), lambda scale: skellam_pmf(scale**2), 2.5),
+        (SkellamMechanism(variance=4900, dimension=N, sensitivity=1), lambda scale: skellam_pmf(scale**2), 70.0),
     ],
     ids=["discrete laplace", "discrete gaussian", "wide discrete gaussian", "skellam", "wide skellam"],
 )
@@ -229,7 +233,10 @@ def test_integers_beyond_a_floats_digits_keep_their_distance() -> None:
 
 
 def test_shapes_and_kinds_come_back(rng: RandomSource) -> None:
-    for mechanism in (LaplaceMechanism(epsilon=1), GaussianMechanism(epsilon=1, delta=1e-5)):
+    for mechanism in (
+        LaplaceMechanism(epsilon=1, sensitivity=1),
+        GaussianMechanism(epsilon=1, delta=1e-5, sensitivity=1),
+    ):
         assert type(mechanism.release(3, rng)) is float
         assert type(mechanism.release(np.float32(3.5), rng)) is float
         assert mechanism.release([1, 2], rng).shape == (2,)
@@ -239,42 +246,48 @@ def test_shapes_and_kinds_come_back(rng: RandomSource) -> None:
         assert math.isfinite(mechanism.release(10**200, rng))
         assert mechanism.release(-(10**400), rng) == -np.finfo(np.float64).max  # clamped to the floats
     for whole in (
-        DiscreteLaplaceMechanism(epsilon=1),
-        DiscreteGaussianMechanism(sigma=3),
-        SkellamMechanism(variance=9),
+        DiscreteLaplaceMechanism(epsilon=1, sensitivity=1),
+        DiscreteGaussianMechanism(sigma=3, sensitivity=1),
+        SkellamMechanism(variance=9, sensitivity=1),
     ):
         assert type(whole.release(3, rng)) is int
         assert whole.release(np.array([3]), rng).dtype == np.int64
         assert whole.release(10**30, rng) == pytest.approx(2**62, rel=1e-9)  # clamped
         assert whole.release(np.array([2**64 - 1], dtype=np.uint64), rng)[0] == pytest.approx(2**62, rel=1e-9)
-    assert DiscreteLaplaceMechanism(epsilon=1).release(np.zeros((2, 3), dtype=np.int32), rng).shape == (2, 3)
+    assert DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).release(np.zeros((2, 3), dtype=np.int32), rng).shape == (
+        2,
+        3,
+    )
 
 
 @pytest.mark.parametrize(
     "bad", [math.nan, math.inf, -math.inf, "3", True, None, 1j, np.array([1.0, np.nan]), [True], [[1], [1, 2]]]
 )
 def test_what_is_no_finite_number_is_refused_without_being_quoted(bad: object) -> None:
-    for mechanism in (LaplaceMechanism(epsilon=1), GaussianMechanism(epsilon=1, delta=1e-5)):
+    for mechanism in (
+        LaplaceMechanism(epsilon=1, sensitivity=1),
+        GaussianMechanism(epsilon=1, delta=1e-5, sensitivity=1),
+    ):
         with pytest.raises(InvalidParameter, match="value"):
             mechanism.release(bad)  # type: ignore[call-overload]
     with pytest.raises(InvalidParameter, match=r"whole numbers|rectangle"):
-        DiscreteLaplaceMechanism(epsilon=1).release(bad)  # type: ignore[call-overload]
+        DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).release(bad)  # type: ignore[call-overload]
     with pytest.raises(InvalidParameter, match="whole numbers"):
-        DiscreteLaplaceMechanism(epsilon=1).release(2.0)  # type: ignore[call-overload]
+        DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).release(2.0)  # type: ignore[call-overload]
 
 
 def test_a_refused_number_is_not_in_the_message() -> None:
     with pytest.raises(InvalidParameter) as error:
-        LaplaceMechanism(epsilon=1).release(np.array([1234.5, np.nan]))
+        LaplaceMechanism(epsilon=1, sensitivity=1).release(np.array([1234.5, np.nan]))
     assert "1234" not in str(error.value) and "bound every unit" in str(error.value)
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, "1", None, True, 1e10, 1e-9, 5e-324])
 def test_an_epsilon_outside_its_domain_is_refused(epsilon: Any) -> None:
     for make in (
-        lambda: LaplaceMechanism(epsilon=epsilon),
-        lambda: GaussianMechanism(epsilon=epsilon, delta=1e-12),
-        lambda: DiscreteLaplaceMechanism(epsilon=epsilon),
+        lambda: LaplaceMechanism(epsilon=epsilon, sensitivity=1),
+        lambda: GaussianMechanism(epsilon=epsilon, delta=1e-12, sensitivity=1),
+        lambda: DiscreteLaplaceMechanism(epsilon=epsilon, sensitivity=1),
     ):
         with pytest.raises(QuietsumError, match=r"epsilon|ε"):
             make()
@@ -284,7 +297,7 @@ def test_an_epsilon_outside_its_domain_is_refused(epsilon: Any) -> None:
 def test_a_delta_outside_its_domain_is_refused(delta: Any) -> None:
     for kind in (GaussianMechanism, DiscreteGaussianMechanism, SkellamMechanism):
         with pytest.raises(InvalidParameter, match="delta"):
-            kind(epsilon=1.0, delta=delta)
+            kind(epsilon=1.0, delta=delta, sensitivity=1)
 
 
 @pytest.mark.parametrize("sensitivity", [0, -1, math.nan, math.inf, "1", None, True, 1e300])
@@ -308,11 +321,11 @@ def test_laplace_noise_for_an_l2_bound_is_refused_with_the_reason() -> None:
 
 def test_a_target_beside_the_noise_itself_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="beside a target"):
-        GaussianMechanism(epsilon=1, delta=1e-5, noise_multiplier=3)
+        GaussianMechanism(epsilon=1, delta=1e-5, noise_multiplier=3, sensitivity=1)
     with pytest.raises(InvalidParameter, match="beside a target"):
-        DiscreteGaussianMechanism(epsilon=1, delta=1e-5, sigma=3)
+        DiscreteGaussianMechanism(epsilon=1, delta=1e-5, sigma=3, sensitivity=1)
     with pytest.raises(InvalidParameter, match="beside a target"):
-        SkellamMechanism(epsilon=1, variance=3)
+        SkellamMechanism(epsilon=1, variance=3, sensitivity=1)
 
 
 def test_integer_noise_takes_whole_sensitivities_and_its_own_dimension() -> None:
@@ -324,7 +337,7 @@ def test_integer_noise_takes_whole_sensitivities_and_its_own_dimension() -> None
         with pytest.raises(InvalidParameter, match="whole"):
             make()
     with pytest.raises(InvalidParameter, match="dimension=5"):
-        DiscreteGaussianMechanism(sigma=3).release(np.zeros(5, dtype=np.int64))
+        DiscreteGaussianMechanism(sigma=3, sensitivity=1).release(np.zeros(5, dtype=np.int64))
     three = DiscreteLaplaceMechanism(epsilon=1, sensitivity=LInf(2), dimension=3)
     assert three.event().sensitivity == 6 and three.scale == 6.0
     with pytest.raises(InvalidParameter, match="dimension=5"):  # its noise is for three
@@ -335,28 +348,31 @@ def test_integer_noise_takes_whole_sensitivities_and_its_own_dimension() -> None
 
 
 def test_coins_come_from_the_system_unless_others_are_given() -> None:
-    mechanism = LaplaceMechanism(epsilon=1)
+    mechanism = LaplaceMechanism(epsilon=1, sensitivity=1)
     assert len({mechanism.release(0.0) for _ in range(20)}) > 15
 
 
 @pytest.mark.parametrize("generator", [np.random.default_rng(1), random.Random(1), 7, "seed"])
 def test_a_generator_that_can_be_replayed_is_refused(generator: Any) -> None:
-    for mechanism in (LaplaceMechanism(epsilon=1), GaussianMechanism(noise_multiplier=1)):
+    for mechanism in (LaplaceMechanism(epsilon=1, sensitivity=1), GaussianMechanism(noise_multiplier=1, sensitivity=1)):
         with pytest.raises(InvalidParameter, match="can subtract the noise"):
             mechanism.release(1.0, generator)
     with pytest.raises(InvalidParameter, match="can subtract the noise"):
-        PermuteAndFlip(epsilon=1).release([1, 2], generator)
+        PermuteAndFlip(epsilon=1, sensitivity=1).release([1, 2], generator)
 
 
 def test_failures_add_up_and_stay_far_below_any_delta() -> None:
-    assert 0 < LaplaceMechanism(epsilon=1).failure() < 1e-30
-    assert LaplaceMechanism(epsilon=1).failure(10**6) < 1e-27
-    assert GaussianMechanism(noise_multiplier=1).failure(10**6) < 1e-32
-    assert DiscreteLaplaceMechanism(epsilon=1).failure(1000) == pytest.approx(
-        1000 * DiscreteLaplaceMechanism(epsilon=1).failure()
+    assert 0 < LaplaceMechanism(epsilon=1, sensitivity=1).failure() < 1e-30
+    assert LaplaceMechanism(epsilon=1, sensitivity=1).failure(10**6) < 1e-27
+    assert GaussianMechanism(noise_multiplier=1, sensitivity=1).failure(10**6) < 1e-32
+    assert DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).failure(1000) == pytest.approx(
+        1000 * DiscreteLaplaceMechanism(epsilon=1, sensitivity=1).failure()
     )
-    assert DiscreteGaussianMechanism(sigma=3, dimension=7).failure() == 7 * DiscreteGaussianMechanism(sigma=3).failure()
-    assert SkellamMechanism(variance=9, dimension=7).failure() < 1e-30
+    assert (
+        DiscreteGaussianMechanism(sigma=3, dimension=7, sensitivity=1).failure()
+        == 7 * DiscreteGaussianMechanism(sigma=3, sensitivity=1).failure()
+    )
+    assert SkellamMechanism(variance=9, dimension=7, sensitivity=1).failure() < 1e-30
 
 
 def test_the_names_that_a_reader_of_textbooks_imports_are_there() -> None:
@@ -382,4 +398,10 @@ def test_large_integers_of_a_list_stay_as_far_apart_as_they_are_whatever_stands_
 @pytest.mark.parametrize("wild", [[math.nan, 2**63], [math.inf, 1], [1e308, math.inf]])
 def test_what_is_not_finite_is_refused_also_among_large_integers(wild: list[float]) -> None:
     with pytest.raises(InvalidParameter, match="NaN or an infinity"):
-        LaplaceMechanism(epsilon=1.0).release(wild)
+        LaplaceMechanism(epsilon=1.0, sensitivity=1).release(wild)
+
+
+def test_no_mechanism_assumes_a_sensitivity() -> None:
+    for kind in (LaplaceMechanism, GaussianMechanism, DiscreteLaplaceMechanism, PermuteAndFlip):
+        with pytest.raises(TypeError, match="sensitivity"):
+            kind(epsilon=1.0)

@@ -77,11 +77,13 @@ def same(one: Any, other: Any) -> float:
 def test_draws_are_spread_as_opendps_are(rng: RandomSource) -> None:
     """OpenDP's draws cannot be seeded, so the threshold leaves one failure in a million runs."""
     laplace = dp.m.make_laplace(dp.atom_domain(T=int), dp.absolute_distance(T=int), scale=20.0)
-    ours = DiscreteLaplaceMechanism(epsilon=0.05).release(np.zeros(DRAWS, dtype=np.int64), rng)
+    ours = DiscreteLaplaceMechanism(epsilon=0.05, sensitivity=1).release(np.zeros(DRAWS, dtype=np.int64), rng)
     assert same(ours, [laplace(0) for _ in range(DRAWS)]) > FITS * 1e-3
     assert same(ours * 2, [laplace(0) for _ in range(DRAWS)]) < 1e-9
     gaussian = dp.m.make_gaussian(dp.atom_domain(T=int), dp.absolute_distance(T=int), scale=20.0)
-    normal = DiscreteGaussianMechanism(sigma=20, dimension=DRAWS).release(np.zeros(DRAWS, dtype=np.int64), rng)
+    normal = DiscreteGaussianMechanism(sigma=20, dimension=DRAWS, sensitivity=1).release(
+        np.zeros(DRAWS, dtype=np.int64), rng
+    )
     assert same(normal, [gaussian(0) for _ in range(DRAWS)]) > FITS * 1e-3
 
 

@@ -133,14 +133,14 @@ def test_scores_of_any_size_are_chosen_from(rng: RandomSource) -> None:
 def test_what_is_no_list_of_finite_scores_is_refused(bad: Any) -> None:
     for kind, _ in KINDS:
         with pytest.raises(InvalidParameter):
-            kind(epsilon=1).release(bad)
+            kind(epsilon=1, sensitivity=1).release(bad)
 
 
 @pytest.mark.parametrize("epsilon", [0, -1, math.nan, math.inf, "1", 1e10, 1e-9])
 def test_an_epsilon_outside_its_domain_is_refused(epsilon: Any) -> None:
     for kind, _ in KINDS:
         with pytest.raises(InvalidParameter, match="epsilon"):
-            kind(epsilon=epsilon)
+            kind(epsilon=epsilon, sensitivity=1)
 
 
 def test_permute_and_flip_is_never_further_from_the_best_than_the_exponential_mechanism() -> None:

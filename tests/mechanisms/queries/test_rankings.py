@@ -42,7 +42,7 @@ def test_peeling_costs_epsilon_in_all_and_has_the_law_of_k_choices(rng: RandomSo
 
     scores = np.array([0.0, 2.0, 5.0, 4.0])
     query = TopK(k=2, epsilon=2.0, sensitivity=1.0)
-    assert price(query) == pytest.approx(2.0) and price(TopK(k=7, epsilon=0.1)) <= 0.1
+    assert price(query) == pytest.approx(2.0) and price(TopK(k=7, epsilon=0.1, sensitivity=1)) <= 0.1
     law = peeled_law(scores, 1.0 / 2, 2)
     assert math.isclose(sum(law.values()), 1.0)
     counts = dict.fromkeys(law, 0)
@@ -64,9 +64,9 @@ def test_the_law_of_the_list_holds_what_the_event_says() -> None:
 
 
 def test_names_come_back_and_no_option_twice(rng: RandomSource) -> None:
-    found = TopK(k=3, epsilon=0.01).release({"a": 1, "b": 2, "c": 3}, rng)
+    found = TopK(k=3, epsilon=0.01, sensitivity=1).release({"a": 1, "b": 2, "c": 3}, rng)
     assert sorted(found) == ["a", "b", "c"]
-    assert TopK(k=2, epsilon=100, monotone=True).release([1, 50, 100], rng) == [2, 1]
+    assert TopK(k=2, epsilon=100, monotone=True, sensitivity=1).release([1, 50, 100], rng) == [2, 1]
 
 
 def test_a_ranking_where_one_unit_moves_all_scores_peels_and_else_sorts_noisy_scores(rng: RandomSource) -> None:
@@ -74,11 +74,14 @@ def test_a_ranking_where_one_unit_moves_all_scores_peels_and_else_sorts_noisy_sc
     assert PrivateRanking(epsilon=500, sensitivity=0.1, k=2).release(scores, rng) == [1, 3]
     assert PrivateRanking(epsilon=500, sensitivity=0.1, moves="one").release(scores, rng) == [1, 3, 2, 0]
     assert PrivateRanking(epsilon=500, sensitivity=0.1, moves="one", k=1).release(scores, rng) == [1]
-    assert price(PrivateRanking(epsilon=0.5, k=5)) == pytest.approx(0.5)
-    assert price(PrivateRanking(epsilon=0.5, moves="one")) == pytest.approx(0.5)
-    assert PrivateRanking(epsilon=0.5, moves="one").failure(1000) < 1e-28
+    assert price(PrivateRanking(epsilon=0.5, k=5, sensitivity=1)) == pytest.approx(0.5)
+    assert price(PrivateRanking(epsilon=0.5, moves="one", sensitivity=1)) == pytest.approx(0.5)
+    assert PrivateRanking(epsilon=0.5, moves="one", sensitivity=1).failure(1000) < 1e-28
     for bad in ([], [math.nan], "ab", [[1.0]]):
-        for query in (PrivateRanking(epsilon=1, k=1), PrivateRanking(epsilon=1, moves="one")):
+        for query in (
+            PrivateRanking(epsilon=1, k=1, sensitivity=1),
+            PrivateRanking(epsilon=1, moves="one", sensitivity=1),
+        ):
             with pytest.raises(InvalidParameter):
                 query.release(bad, rng)
 
@@ -97,12 +100,12 @@ def test_a_score_stays_within_its_bounds_and_costs_its_range(rng: RandomSource) 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: TopK(k=0, epsilon=1),
-        lambda: TopK(k=1, epsilon=0),
-        lambda: TopK(k=3, epsilon=1).release([1, 2]),
+        lambda: TopK(k=0, epsilon=1, sensitivity=1),
+        lambda: TopK(k=1, epsilon=0, sensitivity=1),
+        lambda: TopK(k=3, epsilon=1, sensitivity=1).release([1, 2]),
         lambda: TopK(k=1, epsilon=1, sensitivity=0),
-        lambda: PrivateRanking(epsilon=1),
-        lambda: PrivateRanking(epsilon=1, k=2, moves="none"),  # type: ignore[arg-type]
+        lambda: PrivateRanking(epsilon=1, sensitivity=1),
+        lambda: PrivateRanking(epsilon=1, k=2, moves="none", sensitivity=1),  # type: ignore[arg-type]
         lambda: PrivateRanking(epsilon=1, k=2, sensitivity=math.inf),
         lambda: ScoreRelease(),
         lambda: ScoreRelease(epsilon=1, delta=1e-5, noise="laplace"),

@@ -54,7 +54,7 @@ class LaplaceMechanism:
     """
 
     epsilon: float
-    sensitivity: Sensitivity = 1.0
+    sensitivity: Sensitivity
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
@@ -113,7 +113,7 @@ class GaussianMechanism:
 
     epsilon: float | None = None
     delta: float | None = None
-    sensitivity: Sensitivity = 1.0
+    sensitivity: Sensitivity
     noise_multiplier: float | None = None
 
     def __post_init__(self) -> None:

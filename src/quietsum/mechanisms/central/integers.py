@@ -55,7 +55,7 @@ class DiscreteLaplaceMechanism:
     """
 
     epsilon: float
-    sensitivity: Sensitivity = 1
+    sensitivity: Sensitivity
     dimension: int = 1
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class DiscreteGaussianMechanism:
 
     epsilon: float | None = None
     delta: float | None = None
-    sensitivity: Sensitivity = 1
+    sensitivity: Sensitivity
     sigma: float | None = None
     dimension: int = 1
 
@@ -176,7 +176,7 @@ class SkellamMechanism:
 
     epsilon: float | None = None
     delta: float | None = None
-    sensitivity: Sensitivity = 1
+    sensitivity: Sensitivity
     variance: float | None = None
     dimension: int = 1
 

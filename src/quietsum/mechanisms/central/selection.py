@@ -60,7 +60,7 @@ class ExponentialMechanism:
     """
 
     epsilon: float
-    sensitivity: Sensitivity = 1.0
+    sensitivity: Sensitivity
     monotone: bool = False
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class PermuteAndFlip:
     """
 
     epsilon: float
-    sensitivity: Sensitivity = 1.0
+    sensitivity: Sensitivity
     monotone: bool = False
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class ReportNoisyMax:
     """
 
     epsilon: float
-    sensitivity: Sensitivity = 1.0
+    sensitivity: Sensitivity
     monotone: bool = False
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """Rankings and scores: the best k of many, an order for retrieval, one bounded score.
 
->>> TopK(k=2, epsilon=100.0).release({"asthma": 40, "gout": 3, "flu": 90})
+>>> TopK(k=2, epsilon=100.0, sensitivity=1).release({"asthma": 40, "gout": 3, "flu": 90})
 ['flu', 'asthma']
 >>> ScoreRelease(bounds=(0, 1), noise_multiplier=4.0).event()
 Gaussian(noise_multiplier=4.0)
@@ -44,7 +44,7 @@ class TopK:
 
     k: int
     epsilon: float
-    sensitivity: Sensitivity = 1.0
+    sensitivity: Sensitivity
     monotone: bool = False
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class PrivateRanking:
     """
 
     epsilon: float
-    sensitivity: float = 1.0
+    sensitivity: float
     moves: Literal["all", "one"] = "all"
     k: int | None = None
 

@@ -92,8 +92,8 @@ class NoisyCount:
     @functools.cached_property
     def _mechanism(self) -> DiscreteLaplaceMechanism | DiscreteGaussianMechanism:
         if self.delta is None:
-            return DiscreteLaplaceMechanism(epsilon=self.epsilon)
-        return DiscreteGaussianMechanism(epsilon=self.epsilon, delta=self.delta)
+            return DiscreteLaplaceMechanism(epsilon=self.epsilon, sensitivity=1)
+        return DiscreteGaussianMechanism(epsilon=self.epsilon, delta=self.delta, sensitivity=1)
 
 
 @final
@@ -265,7 +265,7 @@ class NoisyHistogram:
     @functools.cached_property
     def _mechanism(self) -> DiscreteLaplaceMechanism | DiscreteGaussianMechanism:
         if self.delta is None:
-            return DiscreteLaplaceMechanism(epsilon=self.epsilon)
+            return DiscreteLaplaceMechanism(epsilon=self.epsilon, sensitivity=1)
         return DiscreteGaussianMechanism(
             epsilon=self.epsilon, delta=self.delta, sensitivity=L2(1), dimension=self.cells
         )
