@@ -40,7 +40,7 @@ PIECE = 1 << 15
 _PIECE_BYTES = 1 << 24  # of them, where each is long
 FORMAT = 1
 _LONGEST = 1 << 26  # characters of a header: a domain of a million labels
-_ONCE = "choose another name: no reports are overwritten, since privatizing the same answers again costs their ε again"
+_ONCE = "choose another name: reports are never overwritten, and new ones about the same answers cost their ε again"
 _AGAIN = "ask for the file again, or privatize anew"
 
 
