@@ -68,6 +68,17 @@ def test_domains_that_are_none_are_refused() -> None:
         categories("yes")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("low", "high"), [(-8e307, 8e307), (0.0, 1e200), (-1e101, 0.0)])
+def test_bounds_whose_errors_have_no_square_are_refused_before_anybody_answers(low: float, high: float) -> None:
+    with pytest.raises(InvalidParameter, match=r"beyond 1e\+100"):
+        Interval(low=low, high=high)
+    with pytest.raises(InvalidParameter, match=r"beyond 1e\+100"):
+        Ball(dimension=2, radius=high - low)
+    widest = protocol("duchi", Interval(low=-1e100, high=1e100), 1e-6)
+    found = widest.estimate(widest.privatize([0.0] * 3))
+    assert np.isfinite([found.values, found.standard_errors, found.low, found.high]).all()
+
+
 def test_a_protocol_for_shares_wants_a_list_and_one_for_means_an_interval() -> None:
     for name, domain in (("k-rr", Interval(low=0, high=1)), ("duchi", 3), ("privunit", 3)):
         with pytest.raises(InvalidParameter, match="needs"):

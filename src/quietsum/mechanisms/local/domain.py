@@ -29,6 +29,7 @@ __all__ = ["Ball", "Bins", "Categories", "Domain", "Interval", "categories", "do
 
 MOST_LABELS = 1 << 20
 MOST_COORDINATES = 1 << 22
+LARGEST = 1e100  # of a bound
 _NO_LABEL = re.compile("[\r\n\x00\ud800-\udfff]")  # lines of their own, and halves of letters, which no file can hold
 _OUTSIDE = "declare a domain that holds every answer people may give, 'other' included"
 
@@ -145,6 +146,9 @@ class Interval:
         low, high = finite_number("low", self.low), finite_number("high", self.high)
         if not low < high or not math.isfinite(high - low):
             raise InvalidParameter("high", high, f"is not above low = {low!r}", "give the lower bound first")
+        if max(abs(low), abs(high)) > LARGEST:
+            problem = f"or low goes beyond {LARGEST:g}, where the square of an error is no number any more"
+            raise InvalidParameter("high", high, problem, "state numbers in a larger unit")
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
@@ -174,6 +178,8 @@ class Ball:
         if self.dimension > MOST_COORDINATES:
             raise InvalidParameter("dimension", self.dimension, "is too large", f"use at most {MOST_COORDINATES:,}")
         object.__setattr__(self, "radius", positive("radius", self.radius))
+        if self.radius > LARGEST:
+            raise InvalidParameter("radius", self.radius, f"goes beyond {LARGEST:g}", "use a larger unit")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values, with the digest."""
