@@ -29,6 +29,7 @@ from quietsum.party.policy import (
     SiteQuestions,
     UnitPolicy,
 )
+from quietsum.party.questions import AskedFiles
 from quietsum.party.service import SiteService
 from quietsum.plan import LifetimePlan
 from quietsum.privacy.units import PrivacyUnit
@@ -205,7 +206,7 @@ def test_a_question_that_another_process_answers_in_between_counts_for_the_day(t
     def late(ledger, *args, also=None, **rest):
         def look():
             if ledger._journal.store._connection.in_transaction:  # the other one was first
-                monkeypatch.setattr("quietsum.party.books.asked_since", lambda *_: 4.0)
+                monkeypatch.setattr(AskedFiles, "since", lambda *_: 4.0)
             also()
 
         return reserve(ledger, *args, also=None if also is None else look, **rest)

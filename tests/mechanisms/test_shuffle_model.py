@@ -100,10 +100,17 @@ def test_the_published_interval_of_the_first_clone_is_met_and_the_stronger_clone
 @pytest.mark.parametrize("n", [1_000, 10**5, 10**8])
 @pytest.mark.parametrize("delta", [1e-4, 1e-9])
 def test_the_numerical_bound_is_never_above_the_closed_form(epsilon0: float, n: int, delta: float) -> None:
-    numerical = shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta).epsilon
-    assert numerical <= epsilon0
+    found = shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta)
+    assert found.epsilon <= epsilon0
+    assert "numerical" in found.guarantee.method  # the closed form would have been taken, had it been smaller
     if epsilon0 <= math.log(n / (16 * math.log(4 / delta))):
-        assert numerical <= shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta, method="closed form").epsilon
+        assert found.epsilon < shuffled_epsilon(epsilon0=epsilon0, n=n, delta=delta, method="closed form").epsilon
+
+
+def test_with_more_reports_than_numbers_resolve_the_closed_form_takes_over() -> None:
+    found = shuffled_epsilon(epsilon0=1.0, n=10**18, delta=1e-6)
+    closed = shuffled_epsilon(epsilon0=1.0, n=10**18, delta=1e-6, method="closed form")
+    assert found.epsilon == closed.epsilon and found.guarantee.method == closed.guarantee.method
 
 
 # ------------------------------------------------------------------------------- against real randomisers

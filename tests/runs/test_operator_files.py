@@ -276,3 +276,10 @@ def test_a_plan_whose_rule_would_remember_too_much_is_refused_with_the_nearest_p
     for change in refusal.value.nearest:
         assert asked(change["aggregation.rule"], 8, most // 64 + 1).remembered == 0
     assert asked("median", 8, 10**9).remembered == 0
+
+
+def test_a_folder_that_is_named_like_an_operator_s_file_holds_no_checkpoint_up(tmp_path: Path) -> None:
+    (tmp_path / "operator-000001.safetensors").mkdir()
+    for number in range(2, 2 + KEPT + 1):
+        checkpoints.write(tmp_path, some(number), of_parties=[MEMORY])
+    assert len(list(tmp_path.glob("round-*"))) == KEPT

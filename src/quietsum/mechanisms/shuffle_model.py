@@ -52,6 +52,7 @@ __all__ = ["ShuffledReports", "kary_blanket", "largest_local_epsilon", "shuffled
 
 Array = npt.NDArray[np.float64]
 Method = Literal["numerical", "closed form"]
+CLOSED = "closed form of the clone (2021)"
 
 _MOST_LOCAL = 500.0  # beyond it e^ε₀ leaves no blanket for any n that exists
 _MOST_USERS = 10**9
@@ -173,7 +174,7 @@ def shuffled_epsilon(
     law = _Law.of(epsilon0=epsilon0, n=n, categories=categories, blanket=blanket, colluders=colluders)
     delta, lower = open_probability("delta", delta), 0.0
     if method == "closed form":
-        epsilon, how = _closed_form(law, delta), "closed form of the clone (2021)"
+        epsilon, how = _closed_form(law, delta), CLOSED
     elif method == "numerical":
         epsilon = _smallest(law, delta)
         if law.binary and law.n <= _MOST_USERS:
@@ -183,6 +184,8 @@ def shuffled_epsilon(
                     f"the bounds {lower} and {epsilon} contradict each other; please report the arguments"
                 )
         how = "stronger clone, numerical" if law.binary else "blanket of a two-level randomiser, numerical"
+        if _closed_form_holds(law, delta) and (closed := _closed_form(law, delta)) < epsilon:
+            epsilon, how = closed, CLOSED  # n so large that the margins of the numbers weigh more than the formula
     else:
         raise InvalidParameter("method", method, "is no bound", "choose 'numerical' or 'closed form'")
     guarantee = Guarantee(
@@ -446,9 +449,14 @@ def _bisect(fits: Callable[[float], bool], low: float, high: float, tolerance: f
     return high
 
 
+def _closed_form_holds(law: _Law, delta: float) -> bool:
+    most = law.n / (16 * math.log(4 / delta))
+    return most > 1 and law.epsilon0 <= math.log(most)
+
+
 def _closed_form(law: _Law, delta: float) -> float:
     most = law.n / (16 * math.log(4 / delta))
-    if most <= 1 or law.epsilon0 > math.log(most):
+    if not _closed_form_holds(law, delta):
         allowed = f"ε₀ ≤ {math.log(most):.3g}" if most > 1 else "no ε₀ at all"
         raise InvalidParameter(
             "epsilon0",

@@ -24,7 +24,7 @@ from quietsum.ledger import Charge, Dataset, Entry, Kind, Ledger, Receipt, Terms
 from quietsum.ledger.encoding import canonical, digest, label
 from quietsum.ledger.journal import Clock, system_clock
 from quietsum.ledger.spending import exceeds
-from quietsum.party.questions import DAY, asked_since, is_question
+from quietsum.party.questions import DAY, AskedFiles, is_question
 from quietsum.party.refusing import remedy_here
 from quietsum.plan.charging import charge, span, units
 from quietsum.plan.groups import SESSIONS, sessions_of
@@ -87,6 +87,7 @@ class SiteBooks:
         self._coordinators: dict[str, object] = {}
         self._chances: dict[str, float | None] = {}
         self._kept: collections.Counter[tuple[str, bool]] | None = None
+        self._asked = AskedFiles(ledger)
 
     def enrol(self, run: str, resolved: ResolvedPlan, coordinator: Testimony) -> Receipt | None:
         """Open the run, and reserve and commit what the whole plan costs this client; a second time charges nothing.
@@ -204,7 +205,7 @@ class SiteBooks:
             return
         limit = promised(resolved)
         begin = self._clock() - DAY
-        spent = asked_since(self.ledger, begin)
+        spent = self._asked.since(begin)
         if exceeds(spent + limit.epsilon, asked.day):
             raise BudgetExhausted(
                 f"questions of the last 24 hours cost ε = {spent:g} together, and this file ε = {limit.epsilon:g} per "

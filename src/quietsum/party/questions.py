@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.plan import ResolvedPlan
 
-__all__ = ["DAY", "SiteQuestions", "asked_since", "is_question"]
+__all__ = ["DAY", "AskedFiles", "SiteQuestions", "is_question"]
 
 DAY = datetime.timedelta(hours=24)
 
@@ -121,24 +121,35 @@ class SiteQuestions:
             yield f"question {question.name!r}: {error}"
 
 
-def asked_since(ledger: Ledger, moment: datetime.datetime) -> float:
-    """Σ ε of all files of questions of which an attempt was reserved after ``moment``: an upper bound of their cost."""
-    files: dict[str, float] = {}
-    total = 0.0
-    for entry in ledger.entries():
-        if entry.kind is Kind.RUN:
-            resolved = entry.body["plan"].get("resolved", {})
-            plan = resolved.get("plan", entry.body["plan"])
-            if plan.get("task", {}).get("name") == TASK:
-                limits = entry.body["terms"]["limits"]
-                files[str(entry.body["run"])] = max((float(one["epsilon"]) for one in limits), default=0.0)
-        elif entry.kind is Kind.RESERVE and str(entry.body["run"]) in files:
-            try:
-                when = datetime.datetime.fromisoformat(entry.time)
-            except ValueError:
-                when = datetime.datetime.max.replace(tzinfo=datetime.UTC)
-            if when.tzinfo is None:
-                when = when.replace(tzinfo=datetime.UTC)
-            if when > moment:
-                total += files[str(entry.body["run"])]
-    return total
+@final
+class AskedFiles:
+    """The files of questions in a site's ledger. Each look reads the entries that came since the last one."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger, self._next = ledger, 1
+        self._files: dict[str, float] = {}
+        self._reserved: list[tuple[datetime.datetime, float]] = []
+
+    def since(self, moment: datetime.datetime) -> float:
+        """Σ ε of all files of which an attempt was reserved after ``moment``: an upper bound of their cost."""
+        for entry in self._ledger.entries(self._next):
+            self._next = entry.sequence + 1
+            run = str(entry.body.get("run"))
+            if entry.kind is Kind.RUN:
+                resolved = entry.body["plan"].get("resolved", {})
+                plan = resolved.get("plan", entry.body["plan"])
+                if plan.get("task", {}).get("name") == TASK:
+                    limits = entry.body["terms"]["limits"]
+                    self._files[run] = max((float(one["epsilon"]) for one in limits), default=0.0)
+            elif entry.kind is Kind.RESERVE and run in self._files:
+                self._reserved.append((_moment(entry.time), self._files[run]))
+        return sum(epsilon for when, epsilon in self._reserved if when > moment)
+
+
+def _moment(text: str) -> datetime.datetime:
+    """The time of an entry; one that cannot be read counts as yet to come."""
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        when = datetime.datetime.max
+    return when.replace(tzinfo=datetime.UTC) if when.tzinfo is None else when

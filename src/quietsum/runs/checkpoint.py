@@ -120,7 +120,7 @@ def write(folder: Path, checkpoint: Checkpoint, *, of_parties: Collection[str] =
         old.unlink(missing_ok=True)
     kept = {apart(one).name for one in _paths(folder)}
     for old in folder.glob("operator-*.safetensors"):
-        if _MEMORY.fullmatch(old.name) and old.name not in kept:
+        if _MEMORY.fullmatch(old.name) and old.name not in kept and not old.is_dir():
             old.unlink(missing_ok=True)
     return path
 
