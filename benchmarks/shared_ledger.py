@@ -35,6 +35,7 @@ from quietsum.ledger import Charge, Dataset, Ledger, Terms
 from quietsum.ledger.keys import key_path
 from quietsum.ledger.places import url_path
 from quietsum.ledger.spending import FAILURE_SHARE
+from quietsum.privacy.filters import best_order
 
 STEP = PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=40.0))
 DELTA = 1e-5
@@ -44,7 +45,8 @@ ROOM = 0.7
 
 def room_in(epsilon: float) -> int:
     """How many reservations fit a lifetime of ε: the filter's own answer, found by bisection."""
-    gate = RenyiFilter(budget=Budget(epsilon=epsilon, delta=DELTA * (1 - FAILURE_SHARE)))
+    budget = Budget(epsilon=epsilon, delta=DELTA * (1 - FAILURE_SHARE))
+    gate = RenyiFilter(budget=budget, order=best_order(budget))
     low, high = 0, 1
     while gate.allows(STEP, times=high):
         low, high = high, 2 * high
