@@ -14,6 +14,10 @@ settings.register_profile("default", deadline=None, derandomize=True, suppress_h
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+# Tests go to folders of their own, from where a relative path would lead nowhere.
+if folder := os.environ.get("QUIETSUM_DATA"):
+    os.environ["QUIETSUM_DATA"] = os.path.abspath(folder)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first, so that no process is left alone with them at the end."""
