@@ -84,7 +84,7 @@ def theirs(path: Path, schema: Schema) -> dict[str, int]:
 def flips(seeds: int = 10) -> None:
     from quietsum.defence.validation.labels import RATE, disagreements
     from quietsum.defence.validation.tasks import rows_of
-    from quietsum.tasks.heart import HeartTask
+    from quietsum.tasks.gallery.heart import HeartTask
     from quietsum.tasks.trainable import trainable_task
 
     sets = {"heart, cleveland": rows_of(HeartTask.embedded(), "cleveland")}

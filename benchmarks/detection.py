@@ -134,7 +134,7 @@ BANKS, FRAUDSTERS, FRAUD_RATE, CLIP = 10, 2, 250.0, 2.4
 
 def payments() -> tuple[Floats, Floats]:
     """The training part of the first split: 31 features and a one, and labels."""
-    from quietsum.tasks.fraud import FraudTask
+    from quietsum.tasks.gallery.fraud import FraudTask
 
     rows, labels = FraudTask().records()
     return np.column_stack([rows.numpy().astype(np.float64), np.ones(len(rows))]), labels.numpy().astype(np.float64)
@@ -285,7 +285,7 @@ def heart_table(seeds: int) -> None:
     """The hard case: four hospitals that differ, by real runs of the demo's plan and without its noise."""
     import tempfile
 
-    from quietsum.plan.files import load_plan
+    from quietsum.plan.text.files import load_plan
     from quietsum.runs.folder import Workspace
     from quietsum.runs.run import start
 

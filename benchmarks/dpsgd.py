@@ -68,7 +68,7 @@ except ImportError:
     TorchNoise = None  # type: ignore[assignment, misc]
 
 from quietsum.learning.clipping import Flat
-from quietsum.learning.engine import engine_for
+from quietsum.learning.engines.protocol import engine_for
 
 models = _load("speed_table_models", ROOT / "tests" / "learning" / "models.py")
 

@@ -164,7 +164,7 @@ def work(job: Values) -> Values:
     from quietsum.federation.local import LocalFederation
     from quietsum.federation.round import first_state, run_round
     from quietsum.ledger import Ledger, MemoryStore
-    from quietsum.ledger.keys import SigningKey
+    from quietsum.ledger.chain.keys import SigningKey
     from quietsum.mechanisms.rng import system_randomness
     from quietsum.plan import resolve
     from quietsum.tasks import task_of

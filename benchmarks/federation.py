@@ -234,11 +234,11 @@ def on_a_card(device: str) -> None:
     from torch import nn
 
     try:
-        from quietsum.learning.together import SideBySide
+        from quietsum.learning.clients.side_by_side import SideBySide
     except ImportError:
         _bare_packages()
-        from quietsum.learning.together import SideBySide
-    from quietsum.learning.padded import PlainOrders
+        from quietsum.learning.clients.side_by_side import SideBySide
+    from quietsum.learning.clients.padded import PlainOrders
     from quietsum.sampling import Everyone
 
     sys.path.insert(0, str(PEERS))

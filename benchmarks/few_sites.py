@@ -33,7 +33,7 @@ from quietsum import calibrate_noise
 from quietsum.aggregation.robust import Sent, TrustedByTrial, most_attackers, rule_named
 from quietsum.defence import Seen, attack_named, flip_labels
 from quietsum.mechanisms.rng import randomness_for_tests
-from quietsum.tasks.heart import HeartTask, made_up_patients, pool
+from quietsum.tasks.gallery.heart import HeartTask, made_up_patients, pool
 
 Floats = NDArray[np.float64]
 ROUNDS, LAST, CLIP, EPSILON, DELTA = 40, 10, 1.0, 8.0, 1e-5

@@ -42,7 +42,7 @@ from quietsum.learning import private_steps
 from quietsum.mechanisms.gaussian import ClippedSum
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.sampling import Poisson
-from quietsum.tasks.heart import HeartTask, pool, reference_scores
+from quietsum.tasks.gallery.heart import HeartTask, pool, reference_scores
 
 Floats = npt.NDArray[np.float64]
 REPETITIONS, MANY = 5, 200

@@ -31,11 +31,11 @@ from pathlib import Path
 
 from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.ledger import Charge, Dataset, Head, Ledger, MemoryStore, Row, Terms
-from quietsum.ledger.encoding import digest, entry_hash, head_message
-from quietsum.ledger.entries import NOTHING, Kind
-from quietsum.ledger.keys import SigningKey, key_path
-from quietsum.ledger.snapshots import snapshot_path
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger.chain.encoding import digest, entry_hash, head_message
+from quietsum.ledger.chain.entries import NOTHING, Kind
+from quietsum.ledger.chain.keys import SigningKey, key_path
+from quietsum.ledger.chain.snapshots import snapshot_path
+from quietsum.ledger.chain.verify import verify_file
 
 PARTIES = {"Cleveland": 0.16, "Hungarian": 0.18, "Switzerland": 0.5, "Long Beach": 0.3}
 ROUNDS, STEPS, NOISE = 20, 5, Gaussian(noise_multiplier=40.0)

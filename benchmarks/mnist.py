@@ -11,8 +11,8 @@ there are no seeds. Settings were chosen on training rows alone: for MNIST on 10
 four-fold cross-validation, three times. That choice looks at published rows and is charged to nobody; several settings
 come out alike within its noise. The test rows are scored once, after the last step.
 
-MNIST is read from $QUIETSUM_DATA/mnist (see quietsum.tasks.mnist). One core; times are wall times of a whole run, with
-features computed once for all repetitions and told apart.
+MNIST is read from $QUIETSUM_DATA/mnist (see quietsum.tasks.gallery.mnist). One core; times are wall times of a whole
+run, with features computed once for all repetitions and told apart.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from torch import Tensor, nn
 
 from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.trainer import PrivateTrainer
-from quietsum.tasks.digits import DigitsTask
-from quietsum.tasks.mnist import MnistTask, accuracy
+from quietsum.tasks.gallery.digits import DigitsTask
+from quietsum.tasks.gallery.mnist import MnistTask, accuracy
 from quietsum.tasks.torch_protocol import Settings, TorchTask
 
 torch.set_num_threads(1)

@@ -129,7 +129,7 @@ def digits(seed: int) -> tuple[Floats, NDArray[np.int64], Floats, NDArray[np.int
     """Features in [0, 1] and labels to train on, in an order of the seed; and the quarter that is held out."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-    from quietsum.tasks.digits import held_out
+    from quietsum.tasks.gallery.digits import held_out
 
     loaded = load_digits()
     features, labels = np.asarray(loaded.data) / 16, np.asarray(loaded.target, dtype=np.int64)

@@ -3,9 +3,9 @@
     python benchmarks/selfcheck.py [--mutants] [--honest 100] [--model NAME]
 
 Without options both tables are printed. A mutant's line marks every test that accuses it, in bold those that must
-(`quietsum.learning.mutants`). A correct model is built anew for each seed, with weights, made-up rows and the check's
-own choices drawn from that seed, while its noise comes from the operating system; the table says how often it was
-accused, the smallest p-value and the median seconds of a check. Needs torch.
+(`quietsum.learning.mutants.catalogue`). A correct model is built anew for each seed, with weights, made-up rows and the
+check's own choices drawn from that seed, while its noise comes from the operating system; the table says how often it
+was accused, the smallest p-value and the median seconds of a check. Needs torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checked import CheckedStep, while_checking
-from quietsum.learning.checked_descent import Field, MadeUp
+from quietsum.learning.checks.before_training import CheckedStep, while_checking
+from quietsum.learning.checks.numpy_step import Field, MadeUp
 from quietsum.learning.clipping import Clip, Flat, FlatL1
-from quietsum.learning.engine import engine_for
-from quietsum.learning.honest import Trainer
-from quietsum.learning.mixing import SteadyEngine
-from quietsum.learning.mutants import MUTANTS, UNSEEN
+from quietsum.learning.engines.batch_mixing import SteadyEngine
+from quietsum.learning.engines.protocol import engine_for
+from quietsum.learning.mutants.catalogue import MUTANTS, UNSEEN
+from quietsum.learning.mutants.honest import Trainer
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.selfcheck import TESTS, one_step, run_selfcheck

@@ -32,10 +32,10 @@ from typing import Any
 from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, RenyiFilter, Repeated
 from quietsum.errors import BudgetExhausted
 from quietsum.ledger import Charge, Dataset, Ledger, Terms
-from quietsum.ledger.keys import key_path
-from quietsum.ledger.places import url_path
-from quietsum.ledger.spending import FAILURE_SHARE
-from quietsum.privacy.filters import best_order
+from quietsum.ledger.chain.keys import key_path
+from quietsum.ledger.pricing import FAILURE_SHARE
+from quietsum.ledger.stores.opening import url_path
+from quietsum.privacy.renyi.filters import best_order
 
 STEP = PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=40.0))
 DELTA = 1e-5

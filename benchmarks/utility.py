@@ -235,10 +235,10 @@ def work(job: Values) -> Values:
     """One run: scores, and for a private one what it cost, exactly, at its δ and at 1/(10 n)."""
     import torch
 
+    from quietsum.learning.clients.plain import PlainlyTuned, fresh_model, plain_learning_rate, train_plainly
     from quietsum.learning.config import PrivacyConfig
-    from quietsum.learning.plain import PlainlyTuned, fresh_model, plain_learning_rate, train_plainly
     from quietsum.learning.trainer import PrivateTrainer
-    from quietsum.privacy.exact import ExactAccountant
+    from quietsum.privacy.exact.accountant import ExactAccountant
 
     if job.get("until") and time.time() > job["until"]:
         raise QuietsumError("left out: the time was up")

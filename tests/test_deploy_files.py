@@ -22,7 +22,7 @@ from quietsum.cli.app import app
 from quietsum.errors import QuietsumError
 from quietsum.federation.flower.door import Limits
 from quietsum.federation.flower.superlink import SuperLinkFailed
-from quietsum.ledger.store import StoreMustWait
+from quietsum.ledger.stores.protocol import StoreMustWait
 from quietsum.party.policy_file import parse_policy, policy_keys
 from quietsum.plan import load_plan
 

@@ -10,7 +10,7 @@ import pytest
 
 from quietsum.errors import InvalidParameter, MixedUnits, PlanRefused, QuietsumError
 from quietsum.ledger import Ledger, MemoryStore
-from quietsum.ledger.keys import SigningKey
+from quietsum.ledger.chain.keys import SigningKey
 from quietsum.plan import (
     AggregationPlan,
     ClientPlan,
@@ -25,7 +25,7 @@ from quietsum.plan import (
     resolve,
 )
 from quietsum.privacy.events import Gaussian, PoissonSampled
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.units import PrivacyUnit
 
 SITES = [PartyFacts(name=f"site-{number}", dataset=f"visits-{number}", size=200) for number in range(4)]
@@ -59,7 +59,7 @@ def added() -> None:
 
 def mixing_model() -> None:
     torch = pytest.importorskip("torch")
-    from quietsum.learning.local import LocalSteps
+    from quietsum.learning.clients.local import LocalSteps
     from quietsum.learning.step import cross_entropy
 
     LocalSteps(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)), cross_entropy)

@@ -26,9 +26,9 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.refusals import REFUSALS, Change, check, found, nearest
-from quietsum.refusals.nearest import MOVES, PARAMETERS
-from quietsum.refusals.robust import attackers_of, run_ends
+from quietsum.plan.refusals import REFUSALS, Change, check, found, nearest
+from quietsum.plan.refusals.nearest import MOVES, PARAMETERS
+from quietsum.plan.refusals.robust import attackers_of, run_ends
 
 
 def banks(count: int) -> tuple[PartyFacts, ...]:

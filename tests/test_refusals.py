@@ -29,8 +29,8 @@ from quietsum.plan import (
     TaskPlan,
     TrainingPlan,
 )
-from quietsum.refusals import REFUSALS, check, found, taking_part, warnings
-from quietsum.refusals.general import NEEDS_INDIVIDUALS
+from quietsum.plan.refusals import REFUSALS, check, found, taking_part, warnings
+from quietsum.plan.refusals.general import NEEDS_INDIVIDUALS
 
 SITES = tuple(
     PartyFacts(name=name, dataset="heart", size=size, public="")

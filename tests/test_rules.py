@@ -45,13 +45,13 @@ from quietsum import ExactAccountant, Gaussian, PldAccountant, PoissonSampled, R
 from quietsum.cli.app import app
 from quietsum.errors import BudgetExhausted, DataMissing, PlanRefused, QuietsumError, UnsupportedEvent
 from quietsum.ledger import Head, Ledger
-from quietsum.ledger.anchors import read_anchors
-from quietsum.ledger.encoding import head_message
-from quietsum.ledger.entries import NOTHING, Kind, make_row
-from quietsum.ledger.export import export_ledger
+from quietsum.ledger.chain.anchors import read_anchors
+from quietsum.ledger.chain.encoding import head_message
+from quietsum.ledger.chain.entries import NOTHING, Kind, make_row
+from quietsum.ledger.chain.export import export_ledger
+from quietsum.ledger.chain.keys import load_key
 from quietsum.ledger.history import RunHistory
-from quietsum.ledger.keys import load_key
-from quietsum.ledger.sqlite import SqliteStore
+from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan import Plan, resolve
 from quietsum.privacy.events import DiscreteGaussian, DiscreteGaussianSum, Skellam
@@ -60,8 +60,9 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.run import RunResult, resume, start
 from quietsum.sampling import Poisson
-from quietsum.tasks import Rows, heart
-from quietsum.tasks.heart import HeartTask, Table
+from quietsum.tasks import Rows
+from quietsum.tasks.gallery import heart
+from quietsum.tasks.gallery.heart import HeartTask, Table
 from tiny import TinyTask, tiny_plan, touches
 
 TEN = {f"site-{number}": 10 for number in range(10)}

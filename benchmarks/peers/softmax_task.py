@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietsum.learning.together import SideBySide
+from quietsum.learning.clients.side_by_side import SideBySide
 from quietsum.plan import PartyFacts
 from quietsum.tasks import Metrics
 

@@ -136,7 +136,7 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
     from quietsum.mechanisms.gaussian import ClippedSum
     from quietsum.mechanisms.shuffle_model import ShuffledReports, largest_local_epsilon, shuffled_epsilon
     from quietsum.plan import Plan, load_plan
-    from quietsum.privacy.accountant import PrivacyAccountant, get_privacy_spent
+    from quietsum.privacy.attacker import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
     from quietsum.privacy.calibrate import (
         calibrate_noise,
         calibrate_rate,
@@ -165,14 +165,14 @@ if TYPE_CHECKING:  # what type checkers and editors read; at run time the table 
         Skellam,
         Zcdp,
     )
-    from quietsum.privacy.exact import ExactAccountant
-    from quietsum.privacy.filters import RenyiFilter, RenyiOdometer
+    from quietsum.privacy.exact.accountant import ExactAccountant
     from quietsum.privacy.groups import group_guarantee
     from quietsum.privacy.guarantee import Budget, Guarantee
-    from quietsum.privacy.pld import PldAccountant
+    from quietsum.privacy.pld.accountant import PldAccountant
     from quietsum.privacy.protocol import Accountant
-    from quietsum.privacy.renyi import RenyiAccountant, gaussian_rdp
-    from quietsum.privacy.tradeoff import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
+    from quietsum.privacy.renyi.accountant import RenyiAccountant, gaussian_rdp
+    from quietsum.privacy.renyi.filters import RenyiFilter, RenyiOdometer
+    from quietsum.privacy.rounds import PrivacyAccountant, get_privacy_spent
     from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
     from quietsum.sampling import Everyone, FixedSize, Poisson
     from quietsum.tradeoff.analysis import analyze_privacy_utility_tradeoff

@@ -6,7 +6,8 @@ that the name outlives a power cut, too. Where the system refuses, one kind of e
 somebody has to change something (a missing permission, a read-only medium: exit code 2).
 
 What a killed writer leaves is a hidden file ``.name.PID.part``, which nothing reads. SQLite writes its own files; the
-ledger's high-water mark is written in place, since it may be late but not slow (:mod:`quietsum.ledger.marks`).
+ledger's high-water mark is written in place, since it may be late but not slow
+(:mod:`quietsum.ledger.chain.high_water_mark`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import ClientSum
 from quietsum.aggregation.clients import ClientState
 from quietsum.errors import InvalidParameter
-from quietsum.learning.checked_descent import Silent
+from quietsum.learning.checks.numpy_step import Silent
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.quantile import QuantileRule
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness

@@ -179,8 +179,8 @@ def test_rules_alone_need_nobodys_word(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_no_plan_has_a_place_for_an_address() -> None:
     """A plan is data from elsewhere: no key of run.toml is a key of a sink."""
-    from quietsum.plan.problems import keys_of
-    from quietsum.plan.tables import PlanTable
+    from quietsum.plan.text.problems import keys_of
+    from quietsum.plan.text.tables import PlanTable
 
     sinks = {path.rpartition(".")[2] for path in keys() if path.startswith(("email.", "webhook.", "jsonl."))}
     assert {"url", "host", "password_env"} <= sinks

@@ -18,7 +18,7 @@ from quietsum.analytics.questions import ASKED
 from quietsum.analytics.tables import FileTable, question_keys
 from quietsum.cli.app import app
 from quietsum.party.policy_file import first_policy, parse_policy
-from quietsum.plan.reference import page
+from quietsum.plan.text.reference import page
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIAL = (DOCS / "tutorial" / "survival.md").read_text(encoding="utf-8")

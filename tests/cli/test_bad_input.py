@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 
 from quietsum.cli.app import app
 from quietsum.errors import DataMissing
-from quietsum.ledger import Ledger, journal
+from quietsum.ledger import Ledger
+from quietsum.ledger.chain import journal
 from quietsum.plan import load_plan
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start

@@ -85,7 +85,9 @@ def test_the_command_works_without_torch_and_is_light() -> None:
     code += "import runpy; runpy.run_module('quietsum', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and len(json.loads(done.stdout)["datasets"]) == len(DATASETS), done.stderr
-    code = "import sys; import quietsum.cli.datasets; print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
+    code = (
+        "import sys; import quietsum.cli.train.datasets; print(sorted({'torch', 'numpy', 'rich'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 

@@ -84,7 +84,7 @@ def test_numbers_beyond_a_computer_end_as_one_line(monkeypatch: pytest.MonkeyPat
     def overflow(*_: object, **__: object) -> None:
         raise OverflowError("too large")
 
-    monkeypatch.setattr("quietsum.cli.spend.account", overflow)
+    monkeypatch.setattr("quietsum.cli.account.spend.account", overflow)
     result = invoke("spend", *RUN)
     assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
     assert "too large" in result.stderr
@@ -180,7 +180,7 @@ def test_an_interrupt_ends_with_130_and_no_traceback() -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals differ elsewhere")
-@pytest.mark.parametrize("module", ["quietsum.cli.app", "quietsum.cli.party", "typer"])
+@pytest.mark.parametrize("module", ["quietsum.cli.app", "quietsum.cli.sites.party", "typer"])
 def test_ctrl_c_while_the_commands_are_being_imported_ends_without_a_word(module: str) -> None:
     program = (
         "import os, signal, sys\n"
@@ -236,7 +236,7 @@ def test_an_error_of_ones_own_code_is_one_line_that_says_where_and_quotes_no_row
 
 
 def test_the_control_a_mistake_of_ours_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quietsum.cli import spend
+    from quietsum.cli.account import spend
 
     monkeypatch.setattr(spend, "print_json", None)  # the call fails in our own line
     assert isinstance(invoke("spend", *RUN, "--json").exception, TypeError)

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietsum.cli.app import app
-from quietsum.ledger.places import exists
+from quietsum.ledger.stores.opening import exists
 
 SERVE = [sys.executable, "-m", "quietsum", "party", "serve", "--policy", "policy.toml"]
 

@@ -72,7 +72,7 @@ def test_every_rule_attack_and_layer_that_a_plan_can_name_is_explained_in_the_se
     from quietsum.aggregation.robust.before import BEFORE
     from quietsum.defence.detection.findings import RULES as DETECTORS
     from quietsum.plan.attack import ATTACK_KINDS
-    from quietsum.plan.layers import LAYERS
+    from quietsum.plan.resolution.layers import LAYERS
 
     attacks = [kind if kind != "gaussian" else "gaussian attack" for kind in ATTACK_KINDS]  # a mechanism, too
     for word in ("mean", *RULES, *BEFORE, *attacks):

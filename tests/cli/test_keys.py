@@ -12,8 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
-from quietsum.federation.certificates import read_certificates, read_roster
-from quietsum.federation.keyring import make as make_keys
+from quietsum.identity.certificates import read_certificates, read_roster
+from quietsum.identity.keyring import make as make_keys
 
 
 @pytest.fixture(autouse=True)

@@ -270,7 +270,7 @@ def test_a_file_that_is_no_text_and_an_output_of_no_kind_are_refused() -> None:
 
 
 def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quietsum.cli.local._LONGEST_LINE", 1 << 16)
+    monkeypatch.setattr("quietsum.cli.survey.local._LONGEST_LINE", 1 << 16)
     Path("endless.csv").write_text("a" * (1 << 16))
     refused(local("privatize", "endless.csv", "-c", "a", "-e", 1, "--domain", "a,b", "-o", "out.csv"), "is no CSV")
     Path("endless.csv").write_text("a\n" + "b\n" * (1 << 16))
@@ -361,7 +361,7 @@ def test_estimates_refuse_what_makes_no_sense() -> None:
 
 
 def test_a_terminal_sees_a_bar_and_a_pipe_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quietsum.cli.local import _progress
+    from quietsum.cli.survey.local import _progress
 
     for terminal in (True, False):
         stream = io.StringIO()

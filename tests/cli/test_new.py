@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietsum.cli.app import app
-from quietsum.cli.new import PresetName
+from quietsum.cli.train.new import PresetName
 from quietsum.errors import InvalidParameter
 from quietsum.plan import PRESETS, PartyFacts, load_plan, resolve
-from quietsum.plan.template import CLIENTS, DEFAULTS, HEART_DEFAULTS, OTHER_DEFAULTS, template
+from quietsum.plan.text.template import CLIENTS, DEFAULTS, HEART_DEFAULTS, OTHER_DEFAULTS, template
 from quietsum.tasks import TASKS, task_named
 from quietsum.tasks.trainable import TRAINABLE
 
@@ -334,8 +334,8 @@ def test_every_unit_is_named_and_nothing_is_added() -> None:
 @pytest.mark.parametrize("task", ["heart", "digits", "fraud", "my_module:MyTask"])
 def test_a_secure_plan_of_every_style_is_refused_by_no_row_and_has_its_noise_in_shares(task: str, style: str) -> None:
     from quietsum.plan import PartyFacts, load_plan
-    from quietsum.plan.template import template
-    from quietsum.refusals import found
+    from quietsum.plan.refusals import found
+    from quietsum.plan.text.template import template
 
     text = template(task=task, style=style, secure=True)
     plan = load_plan(text)

@@ -156,7 +156,7 @@ def test_after_several_runs_a_status_tells_the_share_of_the_filter_and_not_that_
 
 
 def test_a_share_is_never_shown_as_none_where_something_was_spent() -> None:
-    from quietsum.cli.party_status import bound, share
+    from quietsum.cli.sites.status import bound, share
 
     line = {"unit": "record", "epsilon": 30.0, "delta": 1e-3, "bound_epsilon": 30.0, "neighbours": "zero-out"}
     line |= {"held_by": "filter", "spent_fraction": 1e-6, "observers": ["server", "recipients"]}

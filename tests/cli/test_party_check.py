@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 from party.asking import FACTS, Server, Watched, wire
 from party.asking import plan as plan_for_points
 from quietsum.cli.app import app
-from quietsum.cli.party_check import alone
+from quietsum.cli.sites.check import alone
 from quietsum.errors import QuietsumError
-from quietsum.federation.certificates import Identity, make_authority, make_client
-from quietsum.federation.nodekeys import fresh_key, read_node_key
+from quietsum.identity.certificates import Identity, make_authority, make_client
+from quietsum.identity.nodekeys import fresh_key, read_node_key
 from quietsum.ledger import Ledger
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import CoordinatorAddress

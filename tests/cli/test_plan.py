@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from quietsum.cli.app import app
 from quietsum.ledger import Ledger
 from quietsum.plan import load_plan, resolve
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.tasks import task_named
 
 HEART = """
@@ -168,7 +168,7 @@ def test_spare_attempts_have_a_row_of_their_own() -> None:
 def test_a_terminal_gets_a_chart_of_at_most_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from quietsum.cli.plan import _chart
+    from quietsum.cli.train.plan import _chart
 
     task = task_named("heart", {})
     resolved = resolve(load_plan(HEART.format(rounds=200)), task.parties(), task.dimension)
@@ -325,7 +325,7 @@ def test_a_plan_looks_at_no_data() -> None:
 
 
 def test_the_card_is_printed_instead_and_says_what_is_missing() -> None:
-    from quietsum.plan.card import card
+    from quietsum.plan.resolution.card import card
 
     task = task_named("heart", {})
     wanted = card(resolve(load_plan(HEART.format(rounds=20)), task.parties(), task.dimension))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from quietsum import tasks
 from quietsum.cli.app import app
-from quietsum.cli.party_check import _make
+from quietsum.cli.sites.check import _make
 from quietsum.errors import InvalidParameter
 from quietsum.party.policy import AllowedTask
 from quietsum.plan import Plan, load_plan
@@ -87,7 +87,7 @@ PAYLOADS: dict[str, dict[str, Any]] = {
     "quietsum.__main__:x": {},
     "quietsum.ledger:Ledger": {},
     "quietsum.tasks:task_named": {"name": "on_import:Evil"},
-    "quietsum.tasks.heart:HeartTask.from_options": {},
+    "quietsum.tasks.gallery.heart:HeartTask.from_options": {},
     "numpy.f2py:main": {},
     "numpy.f2py.f2py2e:run_main": {"comline_list": [CANARY]},
     "numpy:save": {"file": CANARY, "arr": 1},

@@ -16,8 +16,8 @@ from typer.testing import CliRunner, Result
 from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Ledger
-from quietsum.ledger.keys import key_path
-from quietsum.ledger.sqlite import SqliteStore
+from quietsum.ledger.chain.keys import key_path
+from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.report import listing
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace

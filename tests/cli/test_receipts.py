@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from federation.sites import CLIENTS, PLAN, places_for, plan_of, remote
 from ledger.build import memory_ledger, open_run, play, sample
 from quietsum.cli.app import app
-from quietsum.cli.ledger_entries import _about
+from quietsum.cli.look.ledger_entries import _about
 from quietsum.ledger import Ledger
 from quietsum.party.policy import UnitPolicy
 from quietsum.runs.folder import Workspace

@@ -379,7 +379,7 @@ class Sites:
 @pytest.fixture
 def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
     found = Sites()
-    monkeypatch.setattr("quietsum.cli.run.flower", found.flower)
+    monkeypatch.setattr("quietsum.cli.train.run.flower", found.flower)
     return found
 
 

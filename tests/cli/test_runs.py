@@ -212,7 +212,7 @@ def test_long_names_do_not_widen_the_page() -> None:
 
 def test_a_run_folder_and_show_have_the_card_of_the_plan() -> None:
     from quietsum.plan import resolve
-    from quietsum.plan.card import card
+    from quietsum.plan.resolution.card import card
 
     run(TINY, "carded")
     plan = load_plan(TINY)

@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from ledger.build import sample
 from ledger.postgres import server
 from quietsum.cli.app import app
-from quietsum.cli.screen import Screen
+from quietsum.cli.shared.screen import Screen
 from quietsum.errors import printable
 from quietsum.ledger import Ledger
-from quietsum.ledger.keys import key_path
-from quietsum.ledger.places import write_url
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger.chain.keys import key_path
+from quietsum.ledger.chain.verify import verify_file
+from quietsum.ledger.stores.opening import write_url
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import Workspace
 

@@ -132,7 +132,7 @@ def test_the_next_command_works_when_copied() -> None:
 
 
 def test_an_upper_bound_is_rounded_up_for_people() -> None:
-    from quietsum.cli.output import figure
+    from quietsum.cli.shared.output import figure
 
     assert figure(1.00001) == "1.0001"
     assert figure(2.5) == "2.5000"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Ledger
-from quietsum.ledger.marks import Mark, mark_path
+from quietsum.ledger.chain.high_water_mark import Mark, mark_path
 from quietsum.runs.record import measured
 from tiny import tiny_plan
 

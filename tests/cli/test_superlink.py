@@ -18,9 +18,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from quietsum.cli.app import app
-from quietsum.federation.certificates import make_authority, make_server, read_roster
 from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed
-from quietsum.federation.keyring import make
+from quietsum.identity.certificates import make_authority, make_server, read_roster
+from quietsum.identity.keyring import make
 
 NOW = datetime.datetime.now(datetime.UTC)
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
@@ -183,7 +183,7 @@ def test_a_certificate_without_the_name_that_sites_dial_is_warned_of(
 
 
 def test_a_certificate_needs_no_name_but_the_one_that_sites_dial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quietsum.federation.certificates.OWN_NAMES", ())
+    monkeypatch.setattr("quietsum.identity.certificates.OWN_NAMES", ())
     make(Path("bare"), servers=["fl.example.org"], parties=["Basel"])
     files = {name: Path("bare", file) for name, file in
              (("certificate", "server.crt"), ("key", "server.key"), ("authority", "ca.crt"))}  # fmt: skip

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from quietsum import failpoints
 from quietsum.cli.app import Commands
-from quietsum.cli.train import train
+from quietsum.cli.train.train import train
 from quietsum.learning.step import cross_entropy
 from quietsum.ledger import Ledger
 from quietsum.tasks.protocol import Metrics
@@ -282,6 +282,8 @@ def test_secure_noise_warns_of_norms_in_float32_and_fast_noise_does_not(tmp_path
 
 
 def test_the_module_of_the_command_is_light() -> None:
-    code = "import sys; import quietsum.cli.train; print(sorted({'torch', 'numpy', 'sklearn'} & set(sys.modules)))"
+    code = (
+        "import sys; import quietsum.cli.train.train; print(sorted({'torch', 'numpy', 'sklearn'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,11 +13,11 @@ from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy.classical import ClassicalAccountant
 from quietsum.privacy.concentrated import ConcentratedAccountant
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.pld import PldAccountant
+from quietsum.privacy.pld.accountant import PldAccountant
 from quietsum.privacy.protocol import Accountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 GAUSSIAN = ev.Gaussian(noise_multiplier=2.0)

@@ -11,10 +11,10 @@ import pytest
 from federation.sites import Carrier
 from quietsum.contracts import ExchangesContract
 from quietsum.contracts.exchanges import KnownUpdates
-from quietsum.federation.keepers import Keepers
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Answer, Question
-from quietsum.federation.remote import RemoteFederation
+from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.workers.keepers import Keepers
 from quietsum.ledger import Ledger
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, SiteDataset, SiteName
 from quietsum.party.service import SiteService

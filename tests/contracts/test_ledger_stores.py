@@ -12,9 +12,9 @@ import pytest
 
 from ledger.postgres import server
 from quietsum.contracts import LedgerStoreContract
-from quietsum.ledger.postgres import PostgresStore
-from quietsum.ledger.sqlite import SqliteStore
-from quietsum.ledger.store import LedgerStore, MemoryStore, Row
+from quietsum.ledger.stores.postgres import PostgresStore
+from quietsum.ledger.stores.protocol import LedgerStore, MemoryStore, Row
+from quietsum.ledger.stores.sqlite import SqliteStore
 
 
 class TestMemoryStore(LedgerStoreContract):

@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from quietsum.defence.validation import Column, Label, Schema, look_at_labels, parse_schema, read_table
 from quietsum.defence.validation.labels import RATE, Disagreement, disagreements
-from quietsum.tasks.heart import HeartTask
+from quietsum.tasks.gallery.heart import HeartTask
 
 Numbers = NDArray[np.int64]
 

@@ -352,7 +352,7 @@ def test_names_that_are_long_numbers_keep_their_digits() -> None:
 def test_the_reference_states_every_key_with_its_default_and_meaning() -> None:
     """Its tables are written by: python -m quietsum.defence.validation reference"""
     from quietsum.defence.validation.schema_file import SchemaTable, schema_keys
-    from quietsum.plan.reference import page
+    from quietsum.plan.text.reference import page
 
     text = (Path(__file__).parents[2] / "docs" / "reference" / "data-toml.md").read_text(encoding="utf-8")
     assert text.endswith(page(SchemaTable))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from quietsum.federation.flower.coordinator import FlowerTransport
 from quietsum.federation.flower.superlink import SuperLink
-from quietsum.federation.identities import roster_of
-from quietsum.federation.nodekeys import read_roster
-from quietsum.federation.remote import RemoteFederation
+from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.identity.greetings import roster_of
+from quietsum.identity.nodekeys import read_roster
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import load_plan
 from quietsum.runs.folder import Workspace

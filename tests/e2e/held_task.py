@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quietsum.plan import PartyFacts
-from quietsum.tasks.heart import HeartTask
+from quietsum.tasks.gallery.heart import HeartTask
 from quietsum.tasks.protocol import Rows
 
 

@@ -35,7 +35,7 @@ def obey(folder: Path, who: str) -> None:
 
 def site(folder: Path, name: str, address: str) -> None:
     from quietsum.federation.flower.node import serve_node
-    from quietsum.federation.identities import signing_with
+    from quietsum.identity.greetings import signing_with
     from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName
     from quietsum.party.service import SiteService
 
@@ -61,8 +61,8 @@ def site(folder: Path, name: str, address: str) -> None:
 def coordinator(folder: Path, mode: str) -> None:
     from quietsum.federation.flower.coordinator import FlowerTransport
     from quietsum.federation.flower.superlink import read_access
-    from quietsum.federation.identities import roster_of
-    from quietsum.federation.remote import RemoteFederation
+    from quietsum.federation.remote.coordinator import RemoteFederation
+    from quietsum.identity.greetings import roster_of
     from quietsum.runs.folder import Workspace
     from quietsum.runs.progress import JsonLines
     from quietsum.runs.run import resume, start

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from federation.sites import facts_of, plan_of, policy_for
 from quietsum.federation.flower.node import serve_node
-from quietsum.federation.identities import signing_with
+from quietsum.identity.greetings import signing_with
 from quietsum.ledger import Kind, Ledger
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.party.policy import SiteDataset

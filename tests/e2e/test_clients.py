@@ -112,7 +112,7 @@ def test_the_plan_says_when_so_few_parties_cannot_hide_one_of_them(tmp_path: Pat
 
 
 PROTECTED = '''
-from quietsum.tasks.digits import DigitsTask
+from quietsum.tasks.gallery.digits import DigitsTask
 
 
 class AtSites(DigitsTask):

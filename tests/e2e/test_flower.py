@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
-from quietsum.federation.certificates import Identity, make_client, read_node_key, read_public_key
+from quietsum.identity.certificates import Identity, make_client, read_node_key, read_public_key
 from quietsum.ledger import Kind, Ledger
 
 pytest.importorskip("flwr")

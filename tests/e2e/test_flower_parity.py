@@ -38,10 +38,10 @@ def here(plan: Plan, folder: Path) -> RunResult:
 def across(plan: Plan, folder: Path) -> RunResult:
     from quietsum.federation.flower.coordinator import FlowerTransport
     from quietsum.federation.flower.superlink import SuperLink
-    from quietsum.federation.identities import roster_of
-    from quietsum.federation.keyring import make
-    from quietsum.federation.nodekeys import read_roster
-    from quietsum.federation.remote import RemoteFederation
+    from quietsum.federation.remote.coordinator import RemoteFederation
+    from quietsum.identity.greetings import roster_of
+    from quietsum.identity.keyring import make
+    from quietsum.identity.nodekeys import read_roster
 
     keys = folder / "keys"
     make(keys, servers=(), parties=tuple(SEEDS), days=2)

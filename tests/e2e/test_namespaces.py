@@ -22,7 +22,7 @@ import pytest
 from e2e.test_flower_parity import SEEDS, here
 from federation.sites import PLAN, plan_of
 from quietsum.errors import QuietsumError
-from quietsum.federation.keyring import make
+from quietsum.identity.keyring import make
 from quietsum.ledger import Head, Kind, Ledger
 from quietsum.runs.checkpoint import load_model
 

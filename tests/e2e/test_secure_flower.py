@@ -58,8 +58,8 @@ class Stage:
 
     def __init__(self, folder: Path, text: str) -> None:
         from quietsum.federation.flower.superlink import SuperLink
-        from quietsum.federation.keyring import make
-        from quietsum.federation.nodekeys import read_roster
+        from quietsum.identity.keyring import make
+        from quietsum.identity.nodekeys import read_roster
 
         self.folder, self.keys = folder, folder / "keys"
         for name in ("die", "hold", "held"):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import ClientSum, Combined
-from quietsum.federation.checked_clients import Made
+from quietsum.federation.checks.clients import Made
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import RandomSource
 
@@ -143,7 +143,7 @@ class CountsAloud(Mutant):
     """The count that moves the bound gets no noise."""
 
     def next_clip(self, state: Kept, rng: RandomSource) -> float | None:
-        from quietsum.learning.checked_descent import Silent
+        from quietsum.learning.checks.numpy_step import Silent
 
         return super().next_clip(state, Silent())  # type: ignore[arg-type]
 

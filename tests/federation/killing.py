@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum import failpoints
-from quietsum.federation.remote import RemoteFederation
-from quietsum.federation.transport import Arrival
+from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire

@@ -21,7 +21,7 @@ from typing import Any
 from federation.killing import COORDINATOR, SIDES, Story
 from federation.reading import check
 from quietsum import failpoints
-from quietsum.federation.transport import Arrival
+from quietsum.federation.remote.transport import Arrival
 
 CHILD_FAILED = 70
 

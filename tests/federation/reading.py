@@ -16,8 +16,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from federation.killing import COORDINATOR, DELTA, RATE, SIDES, SITES, Left, Story
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.verify import verify_file
 from quietsum.privacy.units import PrivacyUnit
 
 __all__ = ["Lost", "Pages", "check", "floor"]

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
-from quietsum.federation.certificates import (
+from quietsum.identity.certificates import (
     Identity,
     check_client,
     check_server,
@@ -35,7 +35,7 @@ from quietsum.federation.certificates import (
     read_roster,
     read_server_key,
 )
-from quietsum.federation.nodekeys import fresh_key
+from quietsum.identity.nodekeys import fresh_key
 
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
@@ -332,7 +332,7 @@ def test_files_that_are_missing_foreign_or_huge_are_refused_by_name(tmp_path: Pa
 def test_a_certificate_for_every_name_of_a_domain_is_checked_by_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     authority = make_authority()
     with monkeypatch.context() as patch:  # ours are never made out like this, those of a PKI may be
-        patch.setattr("quietsum.federation.certificates._DNS_LABEL", re.compile("[a-z*]+"))
+        patch.setattr("quietsum.identity.certificates._DNS_LABEL", re.compile("[a-z*]+"))
         server = make_server(authority, ["*.example.org"])
     assert names_of(certificate(server))[0] == "*.example.org"
     check_server([certificate(authority)], [certificate(server)])

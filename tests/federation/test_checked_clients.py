@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from federation.client_mutants import MUTANTS, Mutant, claim
-from quietsum.federation.checked_clients import CheckedClients, Made
+from quietsum.federation.checks.clients import CheckedClients, Made
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.selfcheck import CheckReport, run_selfcheck
 

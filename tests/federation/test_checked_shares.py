@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quietsum.federation.checked_shares import CheckedShares, Share
+from quietsum.federation.checks.shares import CheckedShares, Share
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.selfcheck import CheckReport, run_selfcheck

@@ -18,9 +18,9 @@ import pytest
 from federation.crowd import crowd_plan, expected_sum, resolved_crowd
 from federation.test_local import Heard, plain, request
 from quietsum.errors import QuietsumError
-from quietsum.federation.crew import Crew
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Lost, Sums
+from quietsum.federation.workers.crew import Crew
 
 
 @contextmanager
@@ -163,7 +163,7 @@ ROUND_THAT_HANGS = """
 import signal, sys
 from federation.crowd import crowd_plan, resolved_crowd
 from federation.test_local import plain, request
-from quietsum.federation.crew import Crew
+from quietsum.federation.workers.crew import Crew
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 crew = Crew(resolved_crowd(crowd_plan(fault="hang"))[1], workers=2)
 try:

@@ -25,7 +25,7 @@ from quietsum.federation.messages import Closes, Joins, Lost, Sums, Update
 from quietsum.ledger import Ledger
 from quietsum.plan import AttackPlan, Plan, PrivacyPlan, Style, resolve
 from quietsum.plan.attack import ATTACK_DIRECTIONS, ATTACK_KINDS
-from quietsum.refusals import warnings
+from quietsum.plan.refusals import warnings
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start

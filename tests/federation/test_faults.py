@@ -22,12 +22,12 @@ from federation.crowd import CrowdTask, crowd_plan, resolved_crowd
 from federation.test_local import CLIENT, PARTY_NOISE, Heard
 from quietsum.aggregation import Fold
 from quietsum.errors import QuietsumError
-from quietsum.federation import crew as crews
-from quietsum.federation.crew import Crew
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Federation, Lost, Reply, Sums, TrainRequest, Update
 from quietsum.federation.round import first_state, run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
+from quietsum.federation.workers import crew as crews
+from quietsum.federation.workers.crew import Crew
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import ResolvedPlan
@@ -282,7 +282,7 @@ ONCE = """
 import os, sys
 if os.path.exists(sys.argv[1]):
     os._exit(1)
-from quietsum.federation.worker import serve
+from quietsum.federation.workers.worker import serve
 serve()
 """
 

@@ -23,7 +23,7 @@ from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Closes
 from quietsum.federation.secure import ends_of_steps
 from quietsum.federation.watch import GroupJudged
-from quietsum.ledger.entries import Kind
+from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.party import wire
 from quietsum.party.policy import AllowedTask, Rules, UnitPolicy

@@ -20,8 +20,8 @@ from federation.masked import CLIENTS, NONE, Losing, Watched, secure_plan
 from federation.memory import patterns, scan
 from federation.test_crew import ends
 from quietsum.errors import PlanRefused, QuietsumError, TooFewParties
-from quietsum.federation.keepers import Keepers
 from quietsum.federation.local import LocalFederation
+from quietsum.federation.workers.keepers import Keepers
 from quietsum.party.secure import contribution_of
 from quietsum.plan import Plan, resolve
 from quietsum.secagg import Step

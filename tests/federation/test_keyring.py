@@ -13,10 +13,10 @@ import pytest
 
 from quietsum import failpoints
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.federation.certificates import make_node_key, public_line, read_node_key, read_roster
-from quietsum.federation.keylook import look
-from quietsum.federation.keyring import add, admit, folder_name, make, make_own
 from quietsum.files import DiskFull
+from quietsum.identity.certificates import make_node_key, public_line, read_node_key, read_roster
+from quietsum.identity.keyring import add, admit, folder_name, make, make_own
+from quietsum.identity.keyring_report import look
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes and kills")
 
@@ -201,7 +201,7 @@ ACT = """
 import os, signal, sys
 from pathlib import Path
 from quietsum import failpoints
-from quietsum.federation.keyring import add, make
+from quietsum.identity.keyring import add, make
 left = int(sys.argv[3])
 def hook(place):
     global left
@@ -314,7 +314,7 @@ def test_a_kill_while_adding_leaves_whole_files_and_a_way_on(keys: Path) -> None
 
 @posix
 def test_several_processes_that_add_at_once_lose_no_party(keys: Path) -> None:
-    script = "import sys; from pathlib import Path; from quietsum.federation.keyring import add\n"
+    script = "import sys; from pathlib import Path; from quietsum.identity.keyring import add\n"
     script += "for n in range(4): add(Path(sys.argv[1]), f'site-{sys.argv[2]}-{n}')"
     crowd = [subprocess.Popen([sys.executable, "-c", script, str(keys), str(n)]) for n in range(3)]
     assert [one.wait(timeout=60) for one in crowd] == [0, 0, 0]

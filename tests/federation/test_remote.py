@@ -34,15 +34,15 @@ from federation.world import (
     kind_of,
 )
 from quietsum.errors import LedgerBroken, PlanRefused, QuietsumError, TooFewParties
-from quietsum.federation import doorway
-from quietsum.federation import remote as remotes
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.remote import RemoteFederation
-from quietsum.federation.transport import Arrival
+from quietsum.federation.remote import coordinator as remotes
+from quietsum.federation.remote import doorway
+from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.keys import load_key
-from quietsum.ledger.sqlite import SqliteStore
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.keys import load_key
+from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.party import wire
 from quietsum.party.policy import AllowedTask, Rules, SiteDataset
@@ -371,7 +371,7 @@ def test_a_site_that_refuses_at_the_start_is_told_by_its_reason(
     with pytest.raises(TooFewParties, match=words):
         world.join()
     told = {record.name for record in caplog.records if words in record.message}
-    assert told == {"quietsum.party.service", "quietsum.federation.remote"}
+    assert told == {"quietsum.party.service", "quietsum.federation.remote.coordinator"}
     assert not world.entries(Kind.RESERVE) and not world.entries(Kind.RUN, "va")
 
 
@@ -397,7 +397,7 @@ def test_a_tampered_plan_is_refused_with_the_reason_in_both_logs(
     with pytest.raises(TooFewParties, match="0 of 4 sites take part"):
         world.join(change(world.resolved))
     told = {record.name for record in caplog.records if words in record.message}
-    assert told >= {"quietsum.party.service", "quietsum.federation.remote"}
+    assert told >= {"quietsum.party.service", "quietsum.federation.remote.coordinator"}
     assert all(len(list(service.books.ledger.entries())) == 1 for service in world.services.values())
 
 

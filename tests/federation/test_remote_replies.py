@@ -20,14 +20,14 @@ from federation.world import (
     World,
     kind_of,
 )
-from quietsum.federation import doorway
-from quietsum.federation.remote import RemoteFederation
+from quietsum.federation.remote import doorway
+from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.transport import Arrival
 from quietsum.federation.round import limits_of
-from quietsum.federation.transport import Arrival
 from quietsum.ledger import Ledger
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.store import MemoryStore
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.stores.protocol import MemoryStore
 from quietsum.party import wire
 from quietsum.party.service import SiteService
 

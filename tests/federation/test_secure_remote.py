@@ -16,7 +16,7 @@ from quietsum import failpoints
 from quietsum.errors import TooFewParties
 from quietsum.federation.messages import QUESTIONS
 from quietsum.federation.watch import PartyDropped, PartySilent
-from quietsum.ledger.entries import Kind
+from quietsum.ledger.chain.entries import Kind
 from quietsum.party import wire
 from quietsum.party.policy import Rules
 from quietsum.party.secure import contribution_of
@@ -196,7 +196,7 @@ def test_a_question_that_went_astray_is_asked_again_and_answered_with_the_same_b
     payloads: dict[str, set[bytes]] = {}
 
     def flaky(wait: float) -> Any:
-        from quietsum.federation.transport import Arrival
+        from quietsum.federation.remote.transport import Arrival
 
         found = []
         for arrival in arrived(wait):

@@ -18,7 +18,7 @@ from quietsum import failpoints
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
 from quietsum.federation.messages import QUESTIONS, Answer, Lost
 from quietsum.federation.secure import ends_of_steps
-from quietsum.ledger.entries import Kind
+from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.party.secure import Noisy, Weighted, contribution_of

@@ -8,12 +8,12 @@ from typing import Any
 
 from federation.sites import Carrier, places_for
 from quietsum.federation.messages import Federation
-from quietsum.federation.remote import RemoteFederation
+from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.transport import Arrival
 from quietsum.federation.round import RoundResult, first_state, run_round
-from quietsum.federation.transport import Arrival
 from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
-from quietsum.ledger.entries import Kind
+from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.policy import UnitPolicy

@@ -12,9 +12,9 @@ import torch.nn.functional as F  # noqa: E402, N812
 from torch import Tensor, nn  # noqa: E402
 
 from quietsum.errors import InvalidParameter  # noqa: E402
-from quietsum.learning import layers  # noqa: E402
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer  # noqa: E402
-from quietsum.learning.engine import engine_for  # noqa: E402
+from quietsum.learning.engines import layers  # noqa: E402
+from quietsum.learning.engines.protocol import engine_for  # noqa: E402
 
 CLIPS: tuple[Clip, ...] = (Flat(max_norm=0.5), PerLayer(max_norm=0.3), Automatic(max_norm=1.0), FlatL1(max_norm=1.0))
 ROWS, CLASSES = 6, 3
@@ -121,7 +121,7 @@ def test_every_plan_for_a_matrix_gives_the_same_norms(monkeypatch: pytest.Monkey
     conv, image = LAYERS["conv2d, depthwise"]
     for plan in ("ghost", "keep", "discard"):
         monkeypatch.setattr(layers, "plan_for", lambda *sizes, plan=plan: plan)
-        monkeypatch.setattr("quietsum.learning.convolution.plan_for", lambda *sizes, plan=plan: plan)
+        monkeypatch.setattr("quietsum.learning.engines.convolution.plan_for", lambda *sizes, plan=plan: plan)
         agrees(model, x)
         agrees(conv, image)
 

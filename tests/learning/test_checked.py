@@ -12,16 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checked import CheckedStep, while_checking
-from quietsum.learning.checked_descent import Field, MadeUp, Silent
+from quietsum.learning.checks.before_training import CheckedStep, while_checking
+from quietsum.learning.checks.numpy_step import Field, MadeUp, Silent
 from quietsum.learning.clipping import Flat
-from quietsum.learning.engine import Batch, Engine, engine_for
-from quietsum.learning.mutants import MUTANTS
+from quietsum.learning.engines.protocol import Batch, Engine, engine_for
+from quietsum.learning.mutants.catalogue import MUTANTS
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
-from quietsum.selfcheck import one_step, replay, run_selfcheck
-from quietsum.selfcheck.hostile import hostile_rows
-from quietsum.selfcheck.replay import equivalence, sensitivity, superposition
+from quietsum.selfcheck import one_step, run_selfcheck
+from quietsum.selfcheck.probes import replay
+from quietsum.selfcheck.probes.hostile import hostile_rows
+from quietsum.selfcheck.probes.replay import equivalence, sensitivity, superposition
 
 REPLAYED = ("T1", "T2", "T5", "T9")
 ENGINES = ("bookkeeping", "vmap", "opacus", "opacus-ghost")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from quietsum.learning.local import LocalSteps
+from quietsum.learning.clients.local import LocalSteps
 from quietsum.learning.noise import float_margin
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.plan.orders import LocalOrders

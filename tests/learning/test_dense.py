@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from learning.models import cross_entropy
 from quietsum.learning.clipping import Clip, Flat, FlatL1, PerLayer
-from quietsum.learning.dense import DenseStack
-from quietsum.learning.engine import engine_for
+from quietsum.learning.engines.dense import DenseStack
+from quietsum.learning.engines.protocol import engine_for
 
 torch.manual_seed(11)
 
@@ -156,7 +156,7 @@ def test_a_penalty_on_the_weights_is_still_refused() -> None:
 
 
 def test_the_comparison_would_see_a_wrong_slope(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quietsum.learning import dense
+    from quietsum.learning.engines import dense
 
     wrong = dense._Activation(torch.tanh_, lambda g, out: g)
     monkeypatch.setattr(dense, "_ACTIVATIONS", {**dense._ACTIVATIONS, nn.Tanh: wrong})

@@ -32,7 +32,7 @@ from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import Gaussian, PoissonSampled
 from quietsum.sampling import Everyone, FixedSize, Poisson
 from quietsum.tasks import Rows
-from quietsum.tasks.heart import HeartTask
+from quietsum.tasks.gallery.heart import HeartTask
 
 # ------------------------------------------------------------------------------------- the facts, and what breaks them
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from learning.models import cross_entropy
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
-from quietsum.learning.engine import engine_for
+from quietsum.learning.engines.protocol import engine_for
 
 CLIP = Flat(max_norm=0.3)
 

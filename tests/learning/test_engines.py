@@ -15,10 +15,10 @@ from torch import Tensor, nn  # noqa: E402
 
 from learning.models import MODELS, build, cross_entropy  # noqa: E402
 from quietsum.errors import InvalidParameter, QuietsumError  # noqa: E402
-from quietsum.learning import opacus_engine  # noqa: E402
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer  # noqa: E402
-from quietsum.learning.engine import ENGINES, engine_for  # noqa: E402
-from quietsum.learning.mixing import fix_batch_norm, mixes_examples  # noqa: E402
+from quietsum.learning.engines import opacus_engine  # noqa: E402
+from quietsum.learning.engines.batch_mixing import fix_batch_norm, mixes_examples  # noqa: E402
+from quietsum.learning.engines.protocol import ENGINES, engine_for  # noqa: E402
 
 CLIPS: dict[str, Clip] = {
     "flat": Flat(max_norm=0.5),
@@ -180,7 +180,7 @@ def test_the_comparison_catches_wrong_engines(mutant: Callable[..., Tensor]) -> 
 
 
 def test_the_comparison_catches_a_layer_whose_norm_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quietsum.learning import layers
+    from quietsum.learning.engines import layers
 
     right = layers.OuterUse.norms
     monkeypatch.setattr(layers.OuterUse, "norms", lambda self, order: right(self, order)[:1] * 2)

@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from quietsum.learning.checked import while_checking  # noqa: E402
+from quietsum.learning.checks.before_training import while_checking  # noqa: E402
 from quietsum.mechanisms.rng import randomness_for_tests  # noqa: E402
 from quietsum.selfcheck import one_step, run_selfcheck  # noqa: E402
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning import local
-from quietsum.learning.checked import ClaimContradicted
+from quietsum.learning.checks.before_training import ClaimContradicted
+from quietsum.learning.clients import local
+from quietsum.learning.clients.local import LocalSteps, local_steps
 from quietsum.learning.descent import private_steps
-from quietsum.learning.local import LocalSteps, local_steps
 from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
 from quietsum.mechanisms.distributed import DistributedNoise

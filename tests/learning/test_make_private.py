@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.checked import ClaimContradicted
+from quietsum.learning.checks.before_training import ClaimContradicted
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.engine import Batch
+from quietsum.learning.engines.protocol import Batch
 from quietsum.learning.wrapping import PoissonLoader, PrivateOptimizer, make_private
 
 ROWS = 60

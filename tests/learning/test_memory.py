@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning import PrivacyConfig, PrivateTrainer, make_private
-from quietsum.learning.memory import Reached
-from quietsum.learning.mixing import what_remembers
+from quietsum.learning.checks.memory import Reached
+from quietsum.learning.engines.batch_mixing import what_remembers
 from quietsum.learning.step import cross_entropy
 
 SEEN: list[Tensor] = []

@@ -12,8 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.engine import Batch, engine_for
-from quietsum.learning.mixing import (
+from quietsum.learning.engines.batch_mixing import (
     SteadyEngine,
     fix_batch_norm,
     mixes_examples,
@@ -21,6 +20,7 @@ from quietsum.learning.mixing import (
     unchanged,
     what_remembers,
 )
+from quietsum.learning.engines.protocol import Batch, engine_for
 from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
 from quietsum.learning.wrapping import check_step

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from quietsum.errors import InvalidParameter
 from quietsum.learning import PrivacyConfig, PrivateTrainer, make_private
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
-from quietsum.learning.engine import engine_for
+from quietsum.learning.engines.protocol import engine_for
 from quietsum.learning.step import cross_entropy
 
 ENGINES = ("auto", "bookkeeping", "vmap", "opacus", "opacus-ghost", "naive")
@@ -236,7 +236,7 @@ def test_reentrant_checkpointing_is_refused_with_the_switch_to_turn(name: str) -
 
 
 def test_scalars_travel_in_a_federation(tmp_path: Any) -> None:
-    from quietsum.learning.local import LocalSteps
+    from quietsum.learning.clients.local import LocalSteps
 
     steps = LocalSteps(Temperature(), cross_entropy)
     vector = steps.layout.joined([parameter.detach() for parameter in steps._parameters])

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from quietsum.learning.honest import Trainer
-from quietsum.learning.mutants import MUTANTS, UNSEEN
+from quietsum.learning.mutants.catalogue import MUTANTS, UNSEEN
+from quietsum.learning.mutants.honest import Trainer
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.selfcheck import TESTS, CheckReport, one_step, run_selfcheck
 

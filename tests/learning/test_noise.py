@@ -19,7 +19,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning import chacha
 from quietsum.learning.chacha import blocks, words
 from quietsum.learning.clipping import Flat
-from quietsum.learning.engine import engine_for
+from quietsum.learning.engines.protocol import engine_for
 from quietsum.learning.noise import TorchNoise, _DeviceNoise, fast_laplace, fast_normals, float_margin
 from quietsum.learning.validation import more_noise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness

@@ -98,7 +98,7 @@ def test_ten_records_are_not_ten_strangers_and_cost_less_than_generic_group_priv
     record = event_guarantee(run, size=1, delta=1e-6).epsilon
     ten = event_guarantee(run, size=10, delta=1e-6).epsilon
     assert record < ten and ten > 10 * record  # δ does not grow with the group, so ε grows faster than tenfold
-    from quietsum.privacy.exact import ExactAccountant
+    from quietsum.privacy.exact.accountant import ExactAccountant
     from quietsum.privacy.groups import group_guarantee
 
     assert ten < group_guarantee(ExactAccountant().compose(run), size=10, delta=1e-6).epsilon

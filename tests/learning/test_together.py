@@ -17,10 +17,10 @@ from torch import Tensor, nn  # noqa: E402
 
 from learning import models  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
-from quietsum.learning.local import LocalSteps  # noqa: E402
-from quietsum.learning.padded import Orders, PlainOrders, padded  # noqa: E402
-from quietsum.learning.together import SideBySide  # noqa: E402
-from quietsum.learning.vectors import Layout  # noqa: E402
+from quietsum.learning.clients.local import LocalSteps  # noqa: E402
+from quietsum.learning.clients.padded import Orders, PlainOrders, padded  # noqa: E402
+from quietsum.learning.clients.side_by_side import SideBySide  # noqa: E402
+from quietsum.learning.clients.vectors import Layout  # noqa: E402
 from quietsum.mechanisms.gaussian import ClippedSum  # noqa: E402
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness  # noqa: E402
 from quietsum.plan.orders import LocalOrders  # noqa: E402
@@ -133,7 +133,7 @@ def test_the_comparison_fails_when_padding_counts(monkeypatch: pytest.MonkeyPatc
     params = Layout.of(model).read(model)
     side_by_side = SideBySide(model, models.cross_entropy)
     right = together(side_by_side, params, records, shards, [ORDERS] * 8)
-    monkeypatch.setattr("quietsum.learning.together.padded", unmasked)
+    monkeypatch.setattr("quietsum.learning.clients.side_by_side.padded", unmasked)
     wrong = together(side_by_side, params, records, shards, [ORDERS] * 8)
     assert np.abs(wrong - right).max() > 0.05
     assert "mix" in SideBySide(model, models.cross_entropy).why_alone(records, system_randomness())  # the trial sees it

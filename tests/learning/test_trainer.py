@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from quietsum import ExactAccountant, Gaussian, Neighbours, PoissonSampled, Repeated
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checked import ClaimContradicted
-from quietsum.learning.checked_descent import Silent
+from quietsum.learning.checks.before_training import ClaimContradicted
+from quietsum.learning.checks.numpy_step import Silent
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.engine import Batch
+from quietsum.learning.engines.protocol import Batch
 from quietsum.learning.history import Epoch, progress_line
 from quietsum.learning.noise import TorchNoise
 from quietsum.learning.records import LabelsOutOfRange, Records

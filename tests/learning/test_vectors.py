@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.vectors import Layout
+from quietsum.learning.clients.vectors import Layout
 
 
 def network() -> nn.Sequential:

@@ -9,7 +9,7 @@ from typing import Any
 
 from quietsum import Budget, Gaussian, Observer, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.ledger import Charge, Dataset, Ledger, MemoryStore, Receipt, Terms
-from quietsum.ledger.keys import SigningKey
+from quietsum.ledger.chain.keys import SigningKey
 from quietsum.privacy.events import PrivacyEvent
 
 RECORD = PrivacyUnit.RECORD

@@ -23,8 +23,8 @@ from quietsum import (
 )
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
 from quietsum.ledger import Book, Dataset, Ledger, Terms
-from quietsum.ledger.spending import FAILURE_SHARE, Prices, Tally, cost_of
-from quietsum.privacy.filters import _rdp_budget  # the formula, asked for directly
+from quietsum.ledger.pricing import FAILURE_SHARE, Prices, Tally, cost_of
+from quietsum.privacy.renyi.filters import _rdp_budget  # the formula, asked for directly
 
 
 def book(ledger: Ledger) -> Book:

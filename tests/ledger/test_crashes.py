@@ -11,7 +11,7 @@ import pytest
 from ledger.build import charge, open_run, play, reserve
 from quietsum import failpoints
 from quietsum.ledger import Ledger
-from quietsum.ledger.keys import key_path
+from quietsum.ledger.chain.keys import key_path
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 

@@ -16,11 +16,11 @@ import pytest
 from ledger.build import memory_ledger, open_run, reserve, sample, tamper
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Ledger, Row
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.export import export_ledger, verify_export
-from quietsum.ledger.sqlite import SqliteStore
-from quietsum.ledger.store import read_row
-from quietsum.ledger.verify import Reading, verify_file
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.export import export_ledger, verify_export
+from quietsum.ledger.chain.verify import Reading, verify_file
+from quietsum.ledger.stores.protocol import read_row
+from quietsum.ledger.stores.sqlite import SqliteStore
 
 COLUMNS = ("kind", "time", "body", "previous", "hash", "signature")
 

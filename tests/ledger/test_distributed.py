@@ -9,13 +9,13 @@ import pytest
 from ledger.build import STEPS, memory_ledger, open_run, reserve
 from quietsum.errors import PlanUnderstates
 from quietsum.ledger.charges import Charge
-from quietsum.ledger.spending import Prices, Tally, cost_of
+from quietsum.ledger.pricing import Prices, Tally, cost_of
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.privacy.calibrate import calibrate
 from quietsum.privacy.events import Gaussian, Group, OneInOneOut, PoissonSampled, PrivacyEvent, Repeated
+from quietsum.privacy.exact.near_gaussian import NearGaussianAccountant
 from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.near_gaussian import NearGaussianAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 ADD = Neighbours.ADD_REMOVE

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ledger.build import memory_ledger, open_run, play
 from quietsum.errors import InvalidParameter
-from quietsum.ledger.encoding import canonical, digest, entry_hash, head_message, label, read_number
+from quietsum.ledger.chain.encoding import canonical, digest, entry_hash, head_message, label, read_number
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(

@@ -14,9 +14,9 @@ from ledger.build import BOTH, RECORD, STEP, STEPS, charge, memory_ledger, open_
 from quietsum import Budget, ExactAccountant, Gaussian, Observer, PldAccountant, PrivacyUnit, RenyiAccountant
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, PlanRefused, QuietsumError
 from quietsum.ledger import Dataset, Ledger, MemoryStore, Terms
-from quietsum.ledger.entries import Head, Kind, Receipt
-from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.spending import Prices, Tally, cost_of
+from quietsum.ledger.chain.entries import Head, Kind, Receipt
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.pricing import Prices, Tally, cost_of
 
 
 def epsilon(steps: int, delta: float = 1e-5) -> float:

@@ -13,9 +13,9 @@ from quietsum import Budget, FixedSizeSampled, Gaussian, Laplace, Neighbours, Po
 from quietsum.errors import BudgetExhausted
 from quietsum.ledger import Dataset, Ledger, Terms
 from quietsum.ledger import ledger as writing
-from quietsum.ledger.spending import FAILURE_SHARE, PRICING, Gate, Prices, Tally, cost_of
+from quietsum.ledger.pricing import FAILURE_SHARE, PRICING, Gate, Prices, Tally, cost_of
 from quietsum.privacy.events import OneInOneOut, PrivacyEvent
-from quietsum.privacy.filters import _rdp_budget, best_order
+from quietsum.privacy.renyi.filters import _rdp_budget, best_order
 
 ADD, REPLACE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
 EVENTS = [

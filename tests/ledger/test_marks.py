@@ -15,9 +15,9 @@ import pytest
 from ledger.build import open_run, play, reserve, sample, tamper
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Head, Ledger
-from quietsum.ledger.keys import key_path
-from quietsum.ledger.marks import Mark, mark_path
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger.chain.high_water_mark import Mark, mark_path
+from quietsum.ledger.chain.keys import key_path
+from quietsum.ledger.chain.verify import verify_file
 
 
 def marked(path: Path) -> Head:

@@ -19,16 +19,17 @@ from ledger.build import open_run, play, reserve, sample, tamper
 from ledger.postgres import server
 from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger import Ledger, vouched
-from quietsum.ledger.export import verify_export
-from quietsum.ledger.keys import key_path
-from quietsum.ledger.marks import mark_path
-from quietsum.ledger.moving import move_to_postgres, move_to_sqlite
-from quietsum.ledger.places import moved_path, open_store, url_path
-from quietsum.ledger.postgres import PostgresStore
-from quietsum.ledger.sqlite import SqliteStore
-from quietsum.ledger.store import StoreFailed
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger import Ledger
+from quietsum.ledger.chain.export import verify_export
+from quietsum.ledger.chain.high_water_mark import mark_path
+from quietsum.ledger.chain.keys import key_path
+from quietsum.ledger.chain.verify import verify_file
+from quietsum.ledger.stores import vouched
+from quietsum.ledger.stores.moving import move_to_postgres, move_to_sqlite
+from quietsum.ledger.stores.opening import moved_path, open_store, url_path
+from quietsum.ledger.stores.postgres import PostgresStore
+from quietsum.ledger.stores.protocol import StoreFailed
+from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import _ledger_in
 
@@ -334,7 +335,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ledger.test_crashes import killed_at
-from quietsum.ledger.moving import move_to_postgres, move_to_sqlite
+from quietsum.ledger.stores.moving import move_to_postgres, move_to_sqlite
 for number, line in enumerate(sys.stdin, 1):
     path, address = line.rstrip().split("|")
     back = address == "sqlite"

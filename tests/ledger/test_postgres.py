@@ -18,9 +18,9 @@ import pytest
 
 from ledger.postgres import Wire, server
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger.address import Address
-from quietsum.ledger.postgres import OutcomeUnknown, PostgresStore, read_address
-from quietsum.ledger.store import Row, StoreFailed, StoreMustWait
+from quietsum.ledger.stores.address import Address
+from quietsum.ledger.stores.postgres import OutcomeUnknown, PostgresStore, read_address
+from quietsum.ledger.stores.protocol import Row, StoreFailed, StoreMustWait
 
 
 def row(sequence: int) -> Row:
@@ -374,7 +374,7 @@ WRITER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from ledger.test_postgres import row
-from quietsum.ledger.postgres import PostgresStore
+from quietsum.ledger.stores.postgres import PostgresStore
 store = PostgresStore(sys.argv[1])
 with store.transaction():
     store.append(row(2))
@@ -404,7 +404,7 @@ def test_a_writer_that_is_killed_leaves_no_entry_and_no_lock() -> None:
 FORK = """
 import os, sys
 from quietsum.errors import QuietsumError
-from quietsum.ledger.postgres import PostgresStore
+from quietsum.ledger.stores.postgres import PostgresStore
 store = PostgresStore(sys.argv[1])
 child = os.fork()
 if child == 0:

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 from ledger.postgres import server
 from quietsum.cli.app import app
 from quietsum.errors import QuietsumError
-from quietsum.federation.certificates import Identity, make_authority, make_server
-from quietsum.ledger.postgres import PostgresStore, completed, read_address
-from quietsum.ledger.store import StoreFailed
+from quietsum.identity.certificates import Identity, make_authority, make_server
+from quietsum.ledger.stores.postgres import PostgresStore, completed, read_address
+from quietsum.ledger.stores.protocol import StoreFailed
 
 WANTS_TLS = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
 REFUSAL = b"SFATAL\0VFATAL\0C28000\0Mno pg_hba.conf entry for this host, no encryption\0\0"

@@ -17,12 +17,12 @@ from ledger.test_crashes import killed_at
 from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Ledger
-from quietsum.ledger.keys import key_path
-from quietsum.ledger.marks import mark_path
-from quietsum.ledger.places import url_path, write_url
-from quietsum.ledger.remains import remains_of
-from quietsum.ledger.store import NoLedger
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger.chain.high_water_mark import mark_path
+from quietsum.ledger.chain.keys import key_path
+from quietsum.ledger.chain.verify import verify_file
+from quietsum.ledger.stores.opening import url_path, write_url
+from quietsum.ledger.stores.protocol import NoLedger
+from quietsum.ledger.stores.remains import remains_of
 
 LOOKS = (("verify",), ("show",), ("show", "--json"), ("export", "out.jsonl"), ("receipts",))
 DECISIONS = (

@@ -25,8 +25,8 @@ from ledger.test_tampering import bodies, replace_rows, rewritten, rows_of
 from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, PlanRefused
 from quietsum.ledger import Charge, Dataset, Ledger, Terms
-from quietsum.ledger.keys import load_key
-from quietsum.ledger.verify import verify_file
+from quietsum.ledger.chain.keys import load_key
+from quietsum.ledger.chain.verify import verify_file
 from quietsum.party.policy import Rules, UnitPolicy
 from quietsum.plan import resolve
 from quietsum.tasks import Rows
@@ -360,7 +360,7 @@ def test_amplified_and_plain_are_not_mixed_up() -> None:
 def test_a_sites_own_books_are_not_exported_where_a_draw_protects_it(tmp_path: Path) -> None:
     """An entry for each round that it was asked in tells when it was drawn."""
     from quietsum.errors import QuietsumError
-    from quietsum.ledger.export import export_ledger
+    from quietsum.ledger.chain.export import export_ledger
 
     for enrolled, refused in ((("client",), True), ((), False)):
         ledger = memory_ledger()

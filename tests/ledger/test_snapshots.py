@@ -20,18 +20,18 @@ from ledger.postgres import server
 from quietsum import Budget, Gaussian, PrivacyUnit, Repeated
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Charge, Dataset, Ledger, MemoryStore, Terms
-from quietsum.ledger import journal as journals
 from quietsum.ledger.accounts import Accounts, RunState
-from quietsum.ledger.journal import Journal, system_clock
-from quietsum.ledger.keys import SigningKey, key_path
-from quietsum.ledger.lazy import Lazy
-from quietsum.ledger.marks import mark_path
-from quietsum.ledger.packing import APART, REMADE, CannotPack, pack, unpack
-from quietsum.ledger.places import write_url
-from quietsum.ledger.snapshots import Snapshot, SnapshotFile, snapshot_path
+from quietsum.ledger.chain import journal as journals
+from quietsum.ledger.chain.high_water_mark import mark_path
+from quietsum.ledger.chain.journal import Journal, system_clock
+from quietsum.ledger.chain.keys import SigningKey, key_path
+from quietsum.ledger.chain.lazy import Lazy
+from quietsum.ledger.chain.packing import APART, REMADE, CannotPack, pack, unpack
+from quietsum.ledger.chain.snapshots import Snapshot, SnapshotFile, snapshot_path
+from quietsum.ledger.chain.verify import verify_file
+from quietsum.ledger.chain.witnesses import Testimony as Told
 from quietsum.ledger.state import State
-from quietsum.ledger.verify import verify_file
-from quietsum.ledger.witnesses import Testimony as Told
+from quietsum.ledger.stores.opening import write_url
 
 CLIENT = PrivacyUnit.CLIENT
 
@@ -269,7 +269,7 @@ def test_with_a_snapshot_few_entries_are_read(tmp_path: Path, monkeypatch: pytes
     with Ledger.open(path, create=True) as ledger:
         open_run(ledger, rounds=60, limit=50.0, lifetime=90.0)
         play(ledger, rounds=range(1, 51))
-    from quietsum.ledger import sqlite
+    from quietsum.ledger.stores import sqlite
 
     read = []
     original = sqlite.read_row
@@ -391,7 +391,7 @@ def test_somebody_without_the_key_cannot_make_one(path: Path) -> None:
 
 def test_verify_does_not_look_at_a_snapshot(path: Path) -> None:
     """One that was signed with the key over a false state: opening believes it, verify finds every entry in order."""
-    from quietsum.ledger.keys import load_key
+    from quietsum.ledger.chain.keys import load_key
 
     honest = verify_file(path)
     with Ledger.open(path) as ledger:
@@ -446,7 +446,7 @@ def test_readers_write_none_and_writers_only_now_and_then(tmp_path: Path, monkey
 def test_a_snapshot_that_cannot_be_written_costs_a_warning(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
-    from quietsum.ledger import snapshots
+    from quietsum.ledger.chain import snapshots
 
     def fail(*_: object, **__: object) -> None:
         raise problem

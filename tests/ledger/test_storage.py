@@ -17,8 +17,8 @@ import pytest
 from ledger.build import open_run, play, reserve, sample
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Ledger, StoreFailed
-from quietsum.ledger.keys import SigningKey, key_path, load_key
-from quietsum.ledger.sqlite import APPLICATION, SqliteStore
+from quietsum.ledger.chain.keys import SigningKey, key_path, load_key
+from quietsum.ledger.stores.sqlite import APPLICATION, SqliteStore
 
 
 def mode(path: Path) -> int:

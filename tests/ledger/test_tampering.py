@@ -14,13 +14,13 @@ import pytest
 from ledger.build import charge, open_run, play, sample, tamper
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger, MemoryStore
-from quietsum.ledger.encoding import canonical, digest, entry_hash, head_message
-from quietsum.ledger.entries import NOTHING, Kind, make_row
-from quietsum.ledger.keys import SigningKey, key_path, load_key
-from quietsum.ledger.marks import mark_path
-from quietsum.ledger.sqlite import SqliteStore
-from quietsum.ledger.store import Row
-from quietsum.ledger.verify import verify_rows
+from quietsum.ledger.chain.encoding import canonical, digest, entry_hash, head_message
+from quietsum.ledger.chain.entries import NOTHING, Kind, make_row
+from quietsum.ledger.chain.high_water_mark import mark_path
+from quietsum.ledger.chain.keys import SigningKey, key_path, load_key
+from quietsum.ledger.chain.verify import verify_rows
+from quietsum.ledger.stores.protocol import Row
+from quietsum.ledger.stores.sqlite import SqliteStore
 
 ENTRIES = 16
 

@@ -13,14 +13,15 @@ import pytest
 from ledger.build import charge, memory_ledger, open_run, play, reserve, sample, tamper
 from ledger.test_tampering import bodies, replace_rows, rewritten, rows_of
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
-from quietsum.ledger import Head, Ledger, Terms, witnesses
-from quietsum.ledger.encoding import canonical, digest, head_message
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.export import export_ledger, verify_export
-from quietsum.ledger.keys import load_key
-from quietsum.ledger.store import Row
-from quietsum.ledger.verify import verify_file
-from quietsum.ledger.witnesses import check_succession
+from quietsum.ledger import Head, Ledger, Terms
+from quietsum.ledger.chain import witnesses
+from quietsum.ledger.chain.encoding import canonical, digest, head_message
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.export import export_ledger, verify_export
+from quietsum.ledger.chain.keys import load_key
+from quietsum.ledger.chain.verify import verify_file
+from quietsum.ledger.chain.witnesses import check_succession
+from quietsum.ledger.stores.protocol import Row
 
 
 def site(entries: int = 1) -> Ledger:

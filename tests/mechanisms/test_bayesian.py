@@ -18,11 +18,11 @@ from quietsum.mechanisms.bayesian import LABEL, BayesianDiagnostic, GaussianPrio
 from quietsum.privacy import events as ev
 from quietsum.privacy.classical import ClassicalAccountant
 from quietsum.privacy.concentrated import ConcentratedAccountant
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.filters import RenyiFilter, RenyiOdometer
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.pld import PldAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.pld.accountant import PldAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.privacy.renyi.filters import RenyiFilter, RenyiOdometer
 from quietsum.privacy.units import PrivacyUnit
 
 

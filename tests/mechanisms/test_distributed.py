@@ -19,7 +19,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.distributed import KINDS, DistributedNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.privacy.events import DiscreteGaussianSum, Skellam
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 
 
 @pytest.fixture

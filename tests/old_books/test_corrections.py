@@ -17,11 +17,11 @@ from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.saving import save_model
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.ledger import Charge, Dataset, Kind, Ledger, MemoryStore, Terms
-from quietsum.ledger.encoding import canonical, digest
-from quietsum.ledger.export import export_ledger, verify_export
-from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.packing import pack, unpack
-from quietsum.ledger.spending import FIRST, PRICING, Prices
+from quietsum.ledger.chain.encoding import canonical, digest
+from quietsum.ledger.chain.export import export_ledger, verify_export
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.chain.packing import pack, unpack
+from quietsum.ledger.pricing import FIRST, PRICING, Prices
 from quietsum.privacy.units import Neighbours
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from quietsum.ledger import Ledger
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.store import MemoryStore
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.stores.protocol import MemoryStore
 from quietsum.party import wire
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName, UnitPolicy

@@ -18,12 +18,12 @@ import pytest
 import party.asking as asking
 from party.asking import Place, Server, fresh
 from quietsum import failpoints
-from quietsum.cli.party_status import print_draws
+from quietsum.cli.sites.status import print_draws
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger, StoreFailed
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.packing import pack, unpack
-from quietsum.ledger.store import MemoryStore
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.packing import pack, unpack
+from quietsum.ledger.stores.protocol import MemoryStore
 from quietsum.party.books import SiteBooks, name_in_books
 from quietsum.party.peers import certificate, identity_of
 from quietsum.party.policy import (
@@ -384,7 +384,7 @@ def test_an_enrolment_is_no_draw_and_pays_for_none() -> None:
 
 
 def test_the_list_of_entries_calls_a_session_by_its_name() -> None:
-    from quietsum.cli.ledger_entries import _when
+    from quietsum.cli.look.ledger_entries import _when
 
     liar = Liar()
     liar.open()

@@ -258,7 +258,7 @@ run = 2.0
         )
         return path
 
-    from quietsum.cli.party_check import in_rows
+    from quietsum.cli.sites.check import in_rows
     from quietsum.party.policy_file import load_policy
 
     assert list(in_rows(load_policy(policy("first")), write=True)) == []

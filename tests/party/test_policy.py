@@ -287,7 +287,7 @@ def test_one_run_may_not_cost_more_than_all_of_them() -> None:
 @pytest.mark.parametrize("name", ["record", "person"])
 def test_a_delta_is_below_one_in_n_as_in_plans(name: str) -> None:
     """At the same limit, and in the same words, as a plan is refused for it."""
-    from quietsum.refusals import REFUSALS
+    from quietsum.plan.refusals import REFUSALS
 
     (row,) = (row for row in REFUSALS if row.name == "delta-too-large")
     for delta in (0.001, 0.5):

@@ -36,9 +36,9 @@ from party.asking import (
 )
 from quietsum.errors import DataMissing, LedgerBroken, PlanRefused
 from quietsum.ledger import Charge, Ledger
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.store import MemoryStore, Row, StoreFailed
+from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.stores.protocol import MemoryStore, Row, StoreFailed
 from quietsum.party import wire
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Rules

@@ -192,7 +192,7 @@ def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_f
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One changed value is found, and nobody hears of it for nothing."""
-    from quietsum.tasks.heart import PUBLISHED, HeartTask, _packaged
+    from quietsum.tasks.gallery.heart import PUBLISHED, HeartTask, _packaged
 
     lines = _packaged("heart_4centers.csv").splitlines()[1:]
     for name in PUBLISHED:

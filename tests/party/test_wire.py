@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
-from quietsum.ledger.encoding import canonical
-from quietsum.ledger.keys import SigningKey
-from quietsum.ledger.store import MemoryStore
+from quietsum.ledger.chain.encoding import canonical
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.stores.protocol import MemoryStore
 from quietsum.party import wire
 
 MOST = 2**22

@@ -24,7 +24,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.card import NOT_APPLICABLE, NOT_PROVIDED, SECTIONS, GuaranteeCard, card
+from quietsum.plan.resolution.card import NOT_APPLICABLE, NOT_PROVIDED, SECTIONS, GuaranteeCard, card
 from quietsum.privacy.units import Observer, PrivacyUnit
 
 SITES = tuple(PartyFacts(name=f"site-{at}", dataset=f"visits-{at}", size=400) for at in range(5))

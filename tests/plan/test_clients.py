@@ -11,8 +11,8 @@ import pytest
 
 from quietsum.errors import BudgetExhausted, PlanRefused
 from quietsum.ledger import Ledger, MemoryStore
-from quietsum.ledger.export import export_ledger, verify_export
-from quietsum.ledger.keys import SigningKey
+from quietsum.ledger.chain.export import export_ledger, verify_export
+from quietsum.ledger.chain.keys import SigningKey
 from quietsum.plan import (
     AdaptivePlan,
     ClientPlan,
@@ -31,9 +31,9 @@ from quietsum.plan import (
     resolve,
 )
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, Group, PoissonSampled, Repeated
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.pld import PldAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.pld.accountant import PldAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 RECORD, PERSON, CLIENT = PrivacyUnit.RECORD, PrivacyUnit.PERSON, PrivacyUnit.CLIENT

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.plan import Plan, PrivacyPlan, json_schema, keys, load_plan, read_plan, values
-from quietsum.plan.tables import PlanTable, Table
+from quietsum.plan.text.tables import PlanTable, Table
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "reference"
 GOOD = "[privacy]\nrecord = { epsilon = 1.0, delta = 1e-5 }\n"
@@ -317,7 +317,7 @@ def test_a_table_and_the_value_it_mirrors_have_the_same_keys_and_defaults(table:
 
 
 def _built(table: Table) -> Any:
-    from quietsum.plan.problems import _build
+    from quietsum.plan.text.problems import _build
 
     problems: list[str] = []
     value = _build(table, "", problems)
@@ -355,7 +355,7 @@ def test_the_reference_names_every_key_with_its_meaning() -> None:
 
 
 def test_the_reference_states_the_defaults_of_this_version() -> None:
-    from quietsum.plan.reference import page
+    from quietsum.plan.text.reference import page
 
     assert (DOCS / "run-toml.md").read_text(encoding="utf-8").endswith(page())
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from quietsum.errors import PlanRefused
 from quietsum.plan import AggregationPlan, ClientPlan, PartyFacts, Plan, PrivacyPlan, RecordPlan, TrainingPlan, resolve
-from quietsum.plan.card import card
 from quietsum.plan.groups import (
     CONTAMINATED,
     MASKS_FAIL,
@@ -28,6 +27,7 @@ from quietsum.plan.groups import (
     sizes,
     unprotected,
 )
+from quietsum.plan.resolution.card import card
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.secagg.messages import DRAWS
 from quietsum.secagg.parameters import SECURITY_FAILURE

@@ -18,7 +18,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.layers import AT_SITES, LAYERS, OFF, ON, layers
+from quietsum.plan.resolution.layers import AT_SITES, LAYERS, OFF, ON, layers
 
 SITES = tuple(PartyFacts(name=f"site-{at}", dataset=f"visits-{at}", size=400) for at in range(6))
 RECORD = RecordPlan(noise_multiplier=0.5, delta=1e-5)

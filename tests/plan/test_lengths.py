@@ -15,9 +15,9 @@ from quietsum.learning.descent import private_steps
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party.work import released
-from quietsum.plan import lengths
-from quietsum.plan.lengths import CHANCE, LARGEST, longest_update, response
 from quietsum.plan.orders import LocalOrders
+from quietsum.plan.resolution import lengths
+from quietsum.plan.resolution.lengths import CHANCE, LARGEST, longest_update, response
 from quietsum.sampling import Everyone, Poisson
 from quietsum.tasks import Rows
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger, MemoryStore
-from quietsum.ledger.keys import SigningKey
+from quietsum.ledger.chain.keys import SigningKey
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import (
@@ -33,10 +33,10 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan import resolved as resolved_module
-from quietsum.plan.forecast import Profile, worst
+from quietsum.plan.resolution import resolved as resolved_module
+from quietsum.plan.resolution.forecast import Profile, worst
 from quietsum.privacy.events import Gaussian, PoissonSampled, Repeated
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.sampling import Everyone, Poisson
 

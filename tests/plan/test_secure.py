@@ -28,7 +28,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.charging import observers
+from quietsum.plan.resolution.charging import observers
 from quietsum.privacy.events import PoissonSampled, Repeated, Skellam
 from quietsum.privacy.units import Observer, PrivacyUnit
 
@@ -329,7 +329,7 @@ def test_the_divisor_is_made_of_public_numbers() -> None:
 def test_a_person_is_charged_for_all_records_and_never_more_than_generic_group_privacy_says() -> None:
     """The oracle is Vadhan's lemma on the record's own curve, which knows nothing of the noise."""
     from quietsum.privacy.groups import group_guarantee
-    from quietsum.privacy.renyi import RenyiAccountant
+    from quietsum.privacy.renyi.accountant import RenyiAccountant
     from quietsum.privacy.units import Neighbours
 
     alone = records(rate=0.1)
@@ -387,7 +387,7 @@ def plans(draw: st.DrawFn) -> Plan:
 @settings(max_examples=300, deadline=None)
 @given(plan=plans(), count=st.integers(2, 12))
 def test_whatever_is_asked_ends_in_a_plan_that_holds_together_or_in_a_refusal(plan: Plan, count: int) -> None:
-    from quietsum.plan.card import card
+    from quietsum.plan.resolution.card import card
 
     assert Plan.from_dict(plan.to_dict()) == plan
     try:

@@ -21,7 +21,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.sight import FAINT, sight, warnings
+from quietsum.plan.resolution.sight import FAINT, sight, warnings
 
 BANKS = tuple(PartyFacts(name=f"bank-{at}", dataset=f"cards-{at}", size=19_931) for at in range(10))
 

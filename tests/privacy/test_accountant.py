@@ -31,7 +31,7 @@ from quietsum import (
     RenyiAccountant,
     get_privacy_spent,
 )
-from quietsum.privacy.accountant import RoundCharge
+from quietsum.privacy.rounds import RoundCharge
 
 SAMPLE = {"noise_multiplier_sample": 1.0, "sample_rate_sample": 0.1, "steps_sample": 100}
 USER = {"noise_multiplier_user": 0.5, "sample_rate_user": 0.8, "steps_user": 1}

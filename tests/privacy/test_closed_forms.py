@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quietsum.privacy.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
+from quietsum.privacy.exact.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.pairs import MixturePair
 
 

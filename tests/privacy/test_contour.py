@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from privacy.oracle import Step, log_phi, phi
-from quietsum.privacy import contour, mixtures
-from quietsum.privacy.contour import Direction, Spectrum, grid, has_contour, log_tail, spectrum
-from quietsum.privacy.mixtures import ROUNDING, integrand, log_ratio, window
+from quietsum.privacy.exact import contour, mixtures
+from quietsum.privacy.exact.contour import Direction, Spectrum, grid, has_contour, log_tail, spectrum
+from quietsum.privacy.exact.mixtures import ROUNDING, integrand, log_ratio, window
 from quietsum.privacy.pairs import GaussianPair, LaplacePair, MixturePair, OppositePair, Pair
 
 REMOVE, ADD = Direction.REMOVE, Direction.ADD

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from mpmath import mpf
 
 from quietsum.errors import UnsupportedEvent
-from quietsum.privacy.curves import DEFAULT_ORDERS, failure_of, rdp_of, require_rdp
 from quietsum.privacy.pairs import (
     ApproximatePair,
     DiscreteGaussianPair,
@@ -32,6 +31,7 @@ from quietsum.privacy.pairs import (
     VectorDiscreteGaussianPair,
     ZcdpPair,
 )
+from quietsum.privacy.renyi.curves import DEFAULT_ORDERS, failure_of, rdp_of, require_rdp
 
 SAFE = 1e-9  # curves are rounded up by about 4e-11 at the smallest order, less elsewhere
 
@@ -177,8 +177,8 @@ def test_a_group_of_one_is_a_record() -> None:
 
 
 def _mixture(sigma: float, rate: float, order: float) -> list[float]:
-    from quietsum.privacy.contour import Direction
-    from quietsum.privacy.ratios import mixture_curve
+    from quietsum.privacy.exact.contour import Direction
+    from quietsum.privacy.renyi.moments import mixture_curve
 
     return [float(mixture_curve(MixturePair(sigma, rate, 1), each, np.array([order]))[0]) for each in Direction]
 

@@ -19,18 +19,18 @@ from scipy.special import ndtr
 
 from quietsum import Budget, RenyiFilter
 from quietsum.errors import UnsupportedEvent
-from quietsum.ledger.spending import Prices
+from quietsum.ledger.pricing import Prices
 from quietsum.privacy.concentrated import ConcentratedAccountant
-from quietsum.privacy.contour import Spectrum, log_tail, spectrum
-from quietsum.privacy.envelopes import envelope_atom, envelope_moments
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PrivacyEvent, Repeated
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.losses import cell_masses
-from quietsum.privacy.mixtures import Direction
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.exact.contour import Spectrum, log_tail, spectrum
+from quietsum.privacy.exact.envelopes import envelope_atom, envelope_moments
+from quietsum.privacy.exact.mixtures import Direction
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, Pair, attained, reduce_event
-from quietsum.privacy.pld import PldAccountant, pld_bounds
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.pld.accountant import PldAccountant, pld_bounds
+from quietsum.privacy.pld.losses import cell_masses
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours
 
 Array = npt.NDArray[np.float64]

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from privacy.oracle import Step, delta, delta_mp
 from quietsum.errors import InvalidParameter, QuietsumError, UnsupportedEvent
-from quietsum.privacy import exact, running
-from quietsum.privacy.contour import Spectrum
 from quietsum.privacy.events import (
     Composed,
     Gaussian,
@@ -27,11 +25,14 @@ from quietsum.privacy.events import (
     Repeated,
     Zcdp,
 )
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact import accountant as exact
+from quietsum.privacy.exact import sums as running
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.exact.contour import Spectrum
+from quietsum.privacy.exact.inversion import Inversion, Line
+from quietsum.privacy.exact.mixtures import Direction
 from quietsum.privacy.gaussian import gaussian_epsilon
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.inversion import Inversion, Line
-from quietsum.privacy.mixtures import Direction
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair
 from quietsum.privacy.units import Neighbours, PrivacyUnit
@@ -454,7 +455,7 @@ def test_other_noise_falls_back_and_says_so() -> None:
 
 
 def test_a_moment_bound_replaces_loss_distributions_that_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quietsum.privacy.pld.pld_bounds", lambda counts, delta: (0.1, math.inf))
+    monkeypatch.setattr("quietsum.privacy.pld.accountant.pld_bounds", lambda counts, delta: (0.1, math.inf))
     guarantee = spent(0.5, 1e-4, 5, 1e-8)
     assert guarantee.method.startswith("exact: moment bound (")
     assert 0.9519 <= guarantee.epsilon < 10
@@ -465,7 +466,7 @@ def test_a_moment_bound_replaces_loss_distributions_that_refuse(monkeypatch: pyt
     def refuse(counts: object, delta: float) -> None:
         raise QuietsumError("no grid")
 
-    monkeypatch.setattr("quietsum.privacy.pld.pld_bounds", refuse)
+    monkeypatch.setattr("quietsum.privacy.pld.accountant.pld_bounds", refuse)
     tiny = spent(1e-3, 0.5, 4, 1e-8)  # no finite moment: as if all units were drawn every time
     assert tiny.epsilon == pytest.approx(gaussian_epsilon(2000.0, 1e-8), rel=1e-6)
     assert tiny.epsilon_lower == 0
@@ -505,7 +506,7 @@ def test_settings_beyond_the_contour_still_get_an_answer(sigma: float, rate: flo
 
 
 def test_large_groups_go_to_loss_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quietsum.privacy.pld.pld_bounds", lambda counts, delta: (0.25, 0.5))
+    monkeypatch.setattr("quietsum.privacy.pld.accountant.pld_bounds", lambda counts, delta: (0.25, 0.5))
     guarantee = ExactAccountant().compose(sampled(100.0, 1e-3, 1001), 10).epsilon(delta=1e-5)
     assert (guarantee.epsilon_lower, guarantee.epsilon) == (0.25, 0.5)
 

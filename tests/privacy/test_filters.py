@@ -14,9 +14,9 @@ from scipy.special import ndtri
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
-from quietsum.privacy.filters import RenyiFilter, RenyiOdometer
 from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.privacy.renyi.filters import RenyiFilter, RenyiOdometer
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 BUDGET = Budget(epsilon=8.0, delta=1e-5)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
-from quietsum.privacy.loss_cells import normal_cells
-from quietsum.privacy.losses import (
+from quietsum.privacy.pld.loss_cells import normal_cells
+from quietsum.privacy.pld.losses import (
     cell_masses,
     few_atoms,
     loss_lattice,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from privacy.oracle import Step, log_phi
-from quietsum.privacy import moments
-from quietsum.privacy.mixtures import Direction
-from quietsum.privacy.moments import LADDER, STEPS, ladder_moments, log_moments, step_moments
+from quietsum.privacy.exact import moments
+from quietsum.privacy.exact.mixtures import Direction
+from quietsum.privacy.exact.moments import LADDER, STEPS, ladder_moments, log_moments, step_moments
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
 REMOVE, ADD = Direction.REMOVE, Direction.ADD

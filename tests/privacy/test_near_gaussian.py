@@ -14,8 +14,8 @@ from quietsum.errors import CorruptState, InvalidParameter, UnsupportedEvent
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.wide import WideGaussian, WideSkellam
 from quietsum.privacy import events as ev
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.near_gaussian import LEAST_VARIANCE, NearGaussianAccountant, Tape, as_gaussian
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.exact.near_gaussian import LEAST_VARIANCE, NearGaussianAccountant, Tape, as_gaussian
 from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.units import Neighbours
 

@@ -6,10 +6,10 @@ import pytest
 
 from quietsum.errors import CorruptState, InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.old_rules import SingleBatch, by_old_rules
 from quietsum.privacy.pairs import reduce_event
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours
 
 REPLACE, ZERO = Neighbours.REPLACE_ONE, Neighbours.ZERO_OUT

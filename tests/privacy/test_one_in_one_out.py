@@ -12,12 +12,12 @@ from scipy.stats import norm
 from quietsum.errors import UnsupportedEvent
 from quietsum.learning.people import bounded
 from quietsum.privacy import events as ev
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.old_rules import by_old_rules
 from quietsum.privacy.pairs import reduce_event
-from quietsum.privacy.pld import PldAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.pld.accountant import PldAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours
 
 STEP = ev.PoissonSampled(rate=0.25, event=ev.Gaussian(noise_multiplier=1.0))

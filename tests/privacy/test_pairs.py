@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy import pairs as pr
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.history import History
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import reduce_event
-from quietsum.privacy.pld import PldAccountant
+from quietsum.privacy.pld.accountant import PldAccountant
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 Law = NDArray[np.float64]

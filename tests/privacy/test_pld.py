@@ -18,9 +18,9 @@ from scipy.special import gammaln
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy import pairs as pr
-from quietsum.privacy.convolution import sum_losses
-from quietsum.privacy.gridlaws import GridLaw, dominating_law, merged_law
-from quietsum.privacy.pld import PldAccountant, pld_bounds, pld_delta_bounds
+from quietsum.privacy.pld.accountant import PldAccountant, pld_bounds, pld_delta_bounds
+from quietsum.privacy.pld.convolution import sum_losses
+from quietsum.privacy.pld.grid import GridLaw, dominating_law, merged_law
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 

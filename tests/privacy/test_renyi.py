@@ -39,8 +39,8 @@ from quietsum import (
     Zcdp,
     gaussian_rdp,
 )
-from quietsum.privacy.curves import MOMENTS_ORDERS
 from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.renyi.curves import MOMENTS_ORDERS
 
 ADD_REMOVE, ZERO_OUT, REPLACE = Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT, Neighbours.REPLACE_ONE
 

@@ -16,13 +16,13 @@ from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy import pairs as pr
 from quietsum.privacy.concentrated import ConcentratedAccountant
-from quietsum.privacy.curves import rdp_of
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.filters import RenyiFilter, RenyiOdometer
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.pairs import has_only_moments, reduce_event
-from quietsum.privacy.pld import PldAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.pld.accountant import PldAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.privacy.renyi.curves import rdp_of
+from quietsum.privacy.renyi.filters import RenyiFilter, RenyiOdometer
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 Array = NDArray[np.float64]

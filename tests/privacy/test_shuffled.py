@@ -13,9 +13,9 @@ from scipy.signal import fftconvolve
 
 from quietsum.errors import InvalidParameter
 from quietsum.privacy import events as ev
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.shuffled import ShuffledEpochs, shuffled_epochs, shuffled_epsilon_lower
 from quietsum.privacy.units import Neighbours
 

@@ -11,9 +11,9 @@ from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPriv
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quietsum.privacy.exact.single import single_step_epsilon, single_step_log_delta
 from quietsum.privacy.gaussian import gaussian_epsilon
 from quietsum.privacy.pairs import MixturePair
-from quietsum.privacy.single import single_step_epsilon, single_step_log_delta
 
 SETTINGS = [(1.0, 0.1), (0.5, 0.8), (0.3, 0.01), (5.0, 0.5), (2.0, 1e-5), (20.0, 0.99)]
 

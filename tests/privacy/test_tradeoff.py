@@ -15,11 +15,11 @@ from scipy.special import ndtr, ndtri
 from privacy.referee import contour, plan
 from quietsum.errors import InvalidParameter
 from quietsum.privacy import events as ev
+from quietsum.privacy.attacker import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
 from quietsum.privacy.classical import ClassicalAccountant
 from quietsum.privacy.concentrated import ConcentratedAccountant
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.tradeoff import attacker_advantage, posterior_odds, tradeoff_curve, true_positive_rate
 
 RATES = [1e-9, 1e-6, 1e-3, 0.05, 0.3, 0.5, 0.9, 0.999]
 

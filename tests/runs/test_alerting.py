@@ -33,7 +33,7 @@ from quietsum.federation.watch import (
 )
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import load_plan, resolve
-from quietsum.plan.template import template
+from quietsum.plan.text.template import template
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints

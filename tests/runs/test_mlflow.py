@@ -35,17 +35,17 @@ from quietsum.federation.watch import PartyDropped, RoundFinished, RunEvent, Run
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import Plan, load_plan, resolve
-from quietsum.plan.template import template
+from quietsum.plan.text.template import template
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs import mlflow as watching
-from quietsum.runs import tracking
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.mlflow import LONGEST_VALUE, MlflowWatcher, flat, spent_values
 from quietsum.runs.run import RunResult, resume, start
-from quietsum.runs.store_address import checked, without_secrets
-from quietsum.runs.tracking import Ending, File, Opening, Piece, Round, Store
+from quietsum.runs.tracking import pieces as tracking
+from quietsum.runs.tracking import watcher as watching
+from quietsum.runs.tracking.address import checked, without_secrets
+from quietsum.runs.tracking.pieces import Ending, File, Opening, Piece, Round, Store
+from quietsum.runs.tracking.watcher import LONGEST_VALUE, MlflowWatcher, flat, spent_values
 from quietsum.tasks import task_of
 from tiny import TinyTask, tiny_plan
 
@@ -756,7 +756,7 @@ def test_where_mlflow_is_missing_one_learns_how_to_get_it(monkeypatch: pytest.Mo
 CHILD = """
 import sys, threading
 from pathlib import Path
-from quietsum.runs.mlflow import MlflowWatcher
+from quietsum.runs.tracking.watcher import MlflowWatcher
 assert "mlflow" not in sys.modules
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
@@ -765,7 +765,7 @@ with MlflowWatcher(sys.argv[1], patience=float(sys.argv[2])) as watcher:
     start(tiny_plan(), workspace=Workspace(path=Path("w")), name="run", task=TinyTask(), watchers=[watcher],
           opened=watcher.opened)
 import logging
-assert not logging.getLogger("quietsum.runs.mlflow").disabled
+assert not logging.getLogger("quietsum.runs.tracking.watcher").disabled
 if "sqlite" in sys.argv[1]:
     from mlflow.telemetry import get_telemetry_client
     from mlflow.telemetry.utils import _IS_IN_CI_ENV_OR_TESTING

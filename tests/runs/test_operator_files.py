@@ -17,7 +17,7 @@ from quietsum.aggregation import ServerState
 from quietsum.aggregation.robust import RULES, bytes_remembered
 from quietsum.errors import CorruptState, PlanRefused
 from quietsum.federation.messages import model_hash
-from quietsum.learning.checked_descent import Silent
+from quietsum.learning.checks.numpy_step import Silent
 from quietsum.ledger import Head
 from quietsum.plan import PartyFacts, Plan, resolve
 from quietsum.runs import checkpoint as checkpoints

@@ -13,7 +13,7 @@ from safetensors.numpy import save
 
 from quietsum.errors import CorruptState, LedgerBroken
 from quietsum.federation.watch import PartyDropped, RoundStarted, RunEvent
-from quietsum.learning.checked_descent import Silent
+from quietsum.learning.checks.numpy_step import Silent
 from quietsum.plan import Plan
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.checked import (
+from quietsum.learning.checks.before_training import (
     CheckedStep,
     ClaimContradicted,
     checked_task,
@@ -21,10 +21,10 @@ from quietsum.learning.checked import (
     refuse_unsound,
     while_checking,
 )
-from quietsum.learning.checked_descent import CheckedDescent, Field, MadeUp
+from quietsum.learning.checks.numpy_step import CheckedDescent, Field, MadeUp
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.engine import Batch, Engine, engine_for
+from quietsum.learning.engines.protocol import Batch, Engine, engine_for
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.mechanisms.gaussian import ClippedSum, Mode

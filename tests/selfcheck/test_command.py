@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quietsum.cli import selfcheck as command
+from quietsum.cli.train import selfcheck as command
 from quietsum.errors import InvalidParameter
 from quietsum.selfcheck import TESTS
-from quietsum.tasks.heart import HeartTask
+from quietsum.tasks.gallery.heart import HeartTask
 
 
 def call(*arguments: str) -> Any:

@@ -11,8 +11,8 @@ from scipy import stats
 
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.selfcheck import Law
-from quietsum.selfcheck.dependence import combinations_p, lags_p, magnitudes, pairs_p, persistence_p
-from quietsum.selfcheck.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p
+from quietsum.selfcheck.probes.dependence import combinations_p, lags_p, magnitudes, pairs_p, persistence_p
+from quietsum.selfcheck.probes.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p
 from quietsum.selfcheck.statistics import (
     FALSE_ALARM,
     best_error,

@@ -18,9 +18,9 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP
 from quietsum.selfcheck import TESTS, Batch, CheckReport, Finding, Law, Outcome, Verdict, one_step, run_selfcheck
-from quietsum.selfcheck import noise as noise_tests
-from quietsum.selfcheck import replay as replay_tests
-from quietsum.selfcheck import sampler as sampler_tests
+from quietsum.selfcheck.probes import draws as sampler_tests
+from quietsum.selfcheck.probes import noise as noise_tests
+from quietsum.selfcheck.probes import replay as replay_tests
 from quietsum.selfcheck.statistics import FALSE_ALARM
 from selfcheck.logistic import Floats, LogisticStep, clipped, gradients
 
@@ -267,7 +267,7 @@ def test_unknown_tests_are_refused_by_name() -> None:
 
 
 def test_the_self_check_needs_neither_torch_nor_scipy_stats() -> None:
-    code = "import sys, quietsum.selfcheck, quietsum.learning.checked_descent; print(*sys.modules)"
+    code = "import sys, quietsum.selfcheck, quietsum.learning.checks.numpy_step; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", "opacus", "scipy.stats", "scipy.optimize"} & set(done.stdout.split())
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks import cards, cards_files
-from quietsum.tasks.cards import FEATURES, PROVIDERS, CardsTask, features
-from quietsum.tasks.cards_files import KnownText, check, parts, read_card_payments
 from quietsum.tasks.datafiles import data_folder, sha256_of
+from quietsum.tasks.gallery import cards, cards_files
+from quietsum.tasks.gallery.cards import FEATURES, PROVIDERS, CardsTask, features
+from quietsum.tasks.gallery.cards_files import KnownText, check, parts, read_card_payments
 from tasks.one_row import assert_row_local
 
 HERE = data_folder("evalml_fraud")

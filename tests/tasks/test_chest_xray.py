@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks import chest_xray, chest_xray_files, scattering
-from quietsum.tasks.chest_xray import ChestXrayTask, features_of
-from quietsum.tasks.chest_xray_files import Known, check, read, sum_of_records
 from quietsum.tasks.datafiles import data_folder
+from quietsum.tasks.gallery import chest_xray, chest_xray_files, scattering
+from quietsum.tasks.gallery.chest_xray import ChestXrayTask, features_of
+from quietsum.tasks.gallery.chest_xray_files import Known, check, read, sum_of_records
 from tasks.one_row import assert_row_local
 
 SIZES = {"train": 12, "val": 6, "test": 8}

@@ -8,10 +8,10 @@ import torch
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.engine import rows_of
+from quietsum.learning.engines.protocol import rows_of
 from quietsum.learning.trainer import PrivateTrainer
-from quietsum.tasks import digits
-from quietsum.tasks.digits import DigitsTask, held_out
+from quietsum.tasks.gallery import digits
+from quietsum.tasks.gallery.digits import DigitsTask, held_out
 from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
 

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks import datafiles, idx_files, mnist, scattering
+from quietsum.tasks import datafiles
 from quietsum.tasks.datafiles import DATASETS
-from quietsum.tasks.mnist import FashionMnistTask
+from quietsum.tasks.gallery import idx_files, mnist, scattering
+from quietsum.tasks.gallery.mnist import FashionMnistTask
 from tasks.one_row import assert_row_local
 from tasks.test_mnist import arrays, write
 

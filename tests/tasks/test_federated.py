@@ -24,8 +24,8 @@ from quietsum.plan import FederationPlan, PartyFacts, Plan, TaskPlan, TrainingPl
 from quietsum.plan.orders import LocalOrders
 from quietsum.sampling import Everyone, Poisson
 from quietsum.tasks import FederatedTask, Metrics, Rehearses, TrainsMany, task_of
-from quietsum.tasks.digits import DigitsTask
 from quietsum.tasks.federated import FederatedTorch
+from quietsum.tasks.gallery.digits import DigitsTask
 from quietsum.tasks.protocol import LeavesOut
 from quietsum.tasks.torch_protocol import Settings
 
@@ -415,7 +415,7 @@ def test_a_plan_names_its_task_whichever_kind_it_is(tmp_path: Path, monkeypatch:
 
 
 OWN = """
-from quietsum.tasks.digits import DigitsTask
+from quietsum.tasks.gallery.digits import DigitsTask
 class Torch(DigitsTask.__mro__[0]):
     pass
 class Numpy:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.learning.noise import TorchNoise
-from quietsum.tasks import fraud, fraud_files
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.fraud import FEATURES, FEW, FraudTask, features
-from quietsum.tasks.fraud_files import KNOWN, KnownPayments, Payments, check, pack, parts, read_payments
+from quietsum.tasks.gallery import fraud, fraud_files
+from quietsum.tasks.gallery.fraud import FEATURES, FEW, FraudTask, features
+from quietsum.tasks.gallery.fraud_files import KNOWN, KnownPayments, Payments, check, pack, parts, read_payments
 from tasks.one_row import assert_row_local
 
 ROWS = 600

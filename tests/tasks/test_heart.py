@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from quietsum.errors import CorruptState, InvalidParameter
-from quietsum.tasks import heart, task_named
-from quietsum.tasks.heart import COLUMNS, FEATURES, HELD_OUT_SIZES, TRAINING_SIZES, HeartTask, Table, encode
+from quietsum.tasks import task_named
+from quietsum.tasks.gallery import heart
+from quietsum.tasks.gallery.heart import COLUMNS, FEATURES, HELD_OUT_SIZES, TRAINING_SIZES, HeartTask, Table, encode
 
 SITES = tuple(TRAINING_SIZES)
 

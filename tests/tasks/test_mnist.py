@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks import mnist
-from quietsum.tasks.mnist import MnistTask, data_folder, read_part
-from quietsum.tasks.scattering import CHANNELS, scattering
+from quietsum.tasks.gallery import mnist
+from quietsum.tasks.gallery.mnist import MnistTask, data_folder, read_part
+from quietsum.tasks.gallery.scattering import CHANNELS, scattering
 
 SIZES = {"x_train": (30, 28, 28), "y_train": (30,), "x_test": (20, 28, 28), "y_test": (20,)}
 
@@ -191,7 +191,7 @@ def test_features_of_an_image_depend_on_that_image_alone() -> None:
 
 def test_features_are_those_of_the_definition_in_slow_sums() -> None:
     """|x ⋆ ψ| ⋆ φ of one channel, by circular convolution written out, at every fourth pixel."""
-    from quietsum.tasks import scattering as module
+    from quietsum.tasks.gallery import scattering as module
 
     image = torch.rand(28, 28, generator=torch.Generator().manual_seed(1))
     framed = torch.nn.functional.pad(image[None, None], (2, 2, 2, 2), mode="reflect")[0, 0].double().numpy()

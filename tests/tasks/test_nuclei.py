@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks import nuclei, nuclei_files
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.nuclei import NucleiTask, SmallUNet, features_of, group_of, segmentation_loss
-from quietsum.tasks.nuclei_files import check, read
+from quietsum.tasks.gallery import nuclei, nuclei_files
+from quietsum.tasks.gallery.nuclei import NucleiTask, SmallUNet, features_of, group_of, segmentation_loss
+from quietsum.tasks.gallery.nuclei_files import check, read
 from tasks.one_row import assert_row_local
 
 RECORDS = 20

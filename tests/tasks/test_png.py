@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from quietsum.errors import DataMissing
-from quietsum.tasks import nuclei_files
 from quietsum.tasks.datafiles import sha256_of
-from quietsum.tasks.nuclei_files import read, read_official
-from quietsum.tasks.png_files import read_gray, resized
+from quietsum.tasks.gallery import nuclei_files
+from quietsum.tasks.gallery.nuclei_files import read, read_official
+from quietsum.tasks.gallery.png_files import read_gray, resized
 
 
 def chunk(name: bytes, body: bytes) -> bytes:

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks import pose, pose_files, stgcn
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.pose import FEATURES, FRAMES, PoseTask, motion_features
-from quietsum.tasks.pose_files import KNOWN, KnownSequences, check, pack, read_sequences, resampled
+from quietsum.tasks.gallery import pose, pose_files, stgcn
+from quietsum.tasks.gallery.pose import FEATURES, FRAMES, PoseTask, motion_features
+from quietsum.tasks.gallery.pose_files import KNOWN, KnownSequences, check, pack, read_sequences, resampled
 from tasks.one_row import assert_row_local
 
 HERE = data_folder("msr_action3d")

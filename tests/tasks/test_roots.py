@@ -23,7 +23,7 @@ from quietsum.plan import (
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import HoldsRoot, task_of
-from quietsum.tasks.heart import HeartTask, fit, made_up_patients
+from quietsum.tasks.gallery.heart import HeartTask, fit, made_up_patients
 from quietsum.tasks.roots import refuse_without_root, root_rows, split_root
 
 

@@ -9,9 +9,9 @@ import torch
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
-from quietsum.learning.engine import engine_for
+from quietsum.learning.engines.protocol import engine_for
 from quietsum.learning.step import cross_entropy
-from quietsum.tasks.stgcn import SKELETONS, STGCN, partitions
+from quietsum.tasks.gallery.stgcn import SKELETONS, STGCN, partitions
 
 
 def small(**options: object) -> STGCN:

@@ -15,8 +15,8 @@ from dp_accounting.rdp import RdpAccountant
 
 from quietsum.errors import InvalidParameter, QuietsumError, UnsupportedEvent
 from quietsum.privacy.events import ApproximateDP, Gaussian, PoissonSampled, PrivacyEvent, Repeated
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.tradeoff.searching import search_cost, selected_curve_geometric, selected_curve_poisson
 
 

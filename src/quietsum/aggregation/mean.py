@@ -46,8 +46,8 @@ class WeightedMean:
     """Σ w·update / Σ w over the parties that replied, with public weights.
 
     Guarantees: none of privacy. Every update already carries its party's noise, so this is post-processing. No update
-    longer than its party's limit (:mod:`quietsum.plan.lengths`) is in the mean, so none moves it by more than its
-    weight times that.
+    longer than its party's limit (:mod:`quietsum.plan.resolution.lengths`) is in the mean, so none moves it by more
+    than its weight times that.
     """
 
     weights: Mapping[str, float]

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quietsum.analytics import columns, questions
-from quietsum.plan.problems import keys_of
 from quietsum.plan.promises import LifetimePlan
-from quietsum.plan.tables import Table
+from quietsum.plan.text.problems import keys_of
+from quietsum.plan.text.tables import Table
 
 __all__ = ["NEW", "ColumnTable", "FileTable", "question_keys"]
 

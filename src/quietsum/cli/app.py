@@ -18,30 +18,30 @@ from typing import Annotated, Any, TextIO, final
 import typer
 from typer.core import TyperGroup
 
-from quietsum.cli.across import superlink
-from quietsum.cli.alerts import alerts
-from quietsum.cli.ask import ask
-from quietsum.cli.calibrate import calibrate
-from quietsum.cli.curve import curve
-from quietsum.cli.data import app as data
-from quietsum.cli.datasets import datasets
-from quietsum.cli.drill import drill
-from quietsum.cli.explain import explain
-from quietsum.cli.keys import app as keys
-from quietsum.cli.ledger import app as ledger
-from quietsum.cli.local import app as local
-from quietsum.cli.new import new
-from quietsum.cli.party import app as party
-from quietsum.cli.plan import plan
-from quietsum.cli.receipts import receipts
-from quietsum.cli.run import run
-from quietsum.cli.runs import compare, runs, show
-from quietsum.cli.screen import screened
-from quietsum.cli.selfcheck import selfcheck
-from quietsum.cli.spend import spend
-from quietsum.cli.suspects import suspects
-from quietsum.cli.tradeoff import tradeoff
-from quietsum.cli.train import train
+from quietsum.cli.account.calibrate import calibrate
+from quietsum.cli.account.curve import curve
+from quietsum.cli.account.explain import explain
+from quietsum.cli.account.spend import spend
+from quietsum.cli.look.alerts import alerts
+from quietsum.cli.look.ledger import app as ledger
+from quietsum.cli.look.receipts import receipts
+from quietsum.cli.look.runs import compare, runs, show
+from quietsum.cli.look.suspects import suspects
+from quietsum.cli.shared.screen import screened
+from quietsum.cli.sites.data import app as data
+from quietsum.cli.sites.keys import app as keys
+from quietsum.cli.sites.party import app as party
+from quietsum.cli.survey.ask import ask
+from quietsum.cli.survey.local import app as local
+from quietsum.cli.train.datasets import datasets
+from quietsum.cli.train.drill import drill
+from quietsum.cli.train.flower import superlink
+from quietsum.cli.train.new import new
+from quietsum.cli.train.plan import plan
+from quietsum.cli.train.run import run
+from quietsum.cli.train.selfcheck import selfcheck
+from quietsum.cli.train.tradeoff import tradeoff
+from quietsum.cli.train.train import train
 from quietsum.errors import QuietsumError, may_pass
 
 __all__ = ["app"]

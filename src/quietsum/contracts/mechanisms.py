@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from quietsum.errors import QuietsumError, UnsupportedEvent
 from quietsum.mechanisms.rng import TEST_SWITCH, RandomSource, randomness_for_tests
 from quietsum.privacy.events import PrivacyEvent, from_json, to_json
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 
 __all__ = ["CentralMechanism", "MechanismContract"]
 

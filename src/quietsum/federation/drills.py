@@ -4,7 +4,7 @@
 attack makes in the place of the attackers' own, and passes all of them on. The round sees what it would see in earnest:
 updates, under the limits and the rule of the plan. Every party is charged as if it had followed the plan, and nobody's
 rows are protected: attackers see honest updates before the server's noise is on their sum, so that one client enters it
-several times, and no ε of such a run would be true (:mod:`quietsum.refusals.drills`).
+several times, and no ε of such a run would be true (:mod:`quietsum.plan.refusals.drills`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Parties are asked one after the other. Where the task can train many small ones side by side, they are, and their
 updates are folded as they are made, so that memory does not grow with the cohort. With several workers the cohort is
-shared out among processes (:mod:`quietsum.federation.crew`), each of which is a federation like this one.
+shared out among processes (:mod:`quietsum.federation.workers.crew`), each of which is a federation like this one.
 
 Whatever a party's work raises stays with that party: no other is lost with it. Where the plan promises anything, not
 even that it failed is told: noise alone leaves (:mod:`quietsum.party.work`). Only the owner of the data hears of it,
@@ -131,8 +131,8 @@ class LocalFederation:
 
             task = poisoned(task, attack, attack.among([party.name for party in resolved.parties]))
         if whole_number("workers", workers, 1) > 1:
-            from quietsum.federation.crew import Crew
-            from quietsum.federation.keepers import Keepers
+            from quietsum.federation.workers.crew import Crew
+            from quietsum.federation.workers.keepers import Keepers
 
             if rng is not None and rng.for_tests:
                 problem = "cannot be shared with worker processes, which draw their own"
@@ -237,7 +237,7 @@ class LocalFederation:
         return found
 
     def share(self, request: TrainRequest, name: str) -> NDArray[np.uint32] | Lost:
-        """The vector of one party, for whoever masks it (:mod:`quietsum.federation.keepers`); private."""
+        """The vector of one party, for whoever masks it (:mod:`quietsum.federation.workers.keepers`); private."""
         assert self._resolved is not None
         try:
             how = contribution_of(self._resolved, request.round)

@@ -43,9 +43,9 @@ from quietsum.federation.messages import (
 )
 from quietsum.federation.watch import Found, PartyDropped, PartyRejected, RoundStarted, Watcher, guarded, tell
 from quietsum.mechanisms.quantile import QuantileRule
-from quietsum.plan.lengths import LARGEST, longest_update, noise_in_update
+from quietsum.plan.refusals import cohort_of
+from quietsum.plan.resolution.lengths import LARGEST, longest_update, noise_in_update
 from quietsum.privacy.units import PrivacyUnit
-from quietsum.refusals import cohort_of
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger, Receipt

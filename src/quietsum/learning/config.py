@@ -33,7 +33,7 @@ from quietsum.learning.schedules import (
     step_event,
 )
 from quietsum.ledger.charges import ACCOUNTINGS
-from quietsum.ledger.spending import FIRST, PRICING
+from quietsum.ledger.pricing import FIRST, PRICING
 from quietsum.privacy.events import PrivacyEvent, Repeated
 from quietsum.privacy.groups import bounded_record_event
 from quietsum.privacy.guarantee import Guarantee

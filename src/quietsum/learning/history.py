@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.engine import Batch, Loss, losses_of
+from quietsum.learning.engines.protocol import Batch, Loss, losses_of
 from quietsum.learning.step import cross_entropy
 from quietsum.privacy.guarantee import Guarantee
 

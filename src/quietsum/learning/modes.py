@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from quietsum.learning.mixing import NORMS
+from quietsum.learning.engines.batch_mixing import NORMS
 
 __all__ = ["scoring", "training"]
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from quietsum.errors import InvalidParameter, positive
 from quietsum.learning import chacha
 from quietsum.learning.chacha import KEY_BYTES
-from quietsum.learning.engine import LARGEST_BLOCK
+from quietsum.learning.engines.protocol import LARGEST_BLOCK
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent
@@ -183,8 +183,9 @@ def float_margin(dtype: torch.dtype, expected_batch: float) -> float:
 
     u is the unit roundoff, E the expected batch, and a batch of more than m has a chance below e^(−0.38 E − 24)
     (Chernoff). The factor is the error of summing up to B = 2,048 numbers in blocks of 64 (Higham 2002, section 4.2),
-    with 32 for norms, factors and products; more of them are added in float64 (:data:`~quietsum.learning.engine.
-    LARGEST_BLOCK`). It is a stated allowance: the order in which a GPU or BLAS adds is its own.
+    with 32 for norms, factors and products; more of them are added in float64
+    (:data:`~quietsum.learning.engines.protocol.LARGEST_BLOCK`). It is a stated allowance: the order in which a GPU or
+    BLAS adds is its own.
 
     >>> round(float_margin(torch.float32, 256), 4), round(float_margin(torch.float32, 100_000), 2)
     (0.0014, 0.76)

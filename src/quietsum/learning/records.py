@@ -32,8 +32,8 @@ from torch.utils.data import (
 )
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.engine import Batch, Loss, losses_of
-from quietsum.learning.mixing import unchanged, what_mixes, what_remembers
+from quietsum.learning.engines.batch_mixing import unchanged, what_mixes, what_remembers
+from quietsum.learning.engines.protocol import Batch, Loss, losses_of
 from quietsum.learning.step import PrivateStep, cross_entropy
 
 __all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "rehearse", "rehearse_large", "rehearse_step"]

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter, positive
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.clipping import Clip
-from quietsum.learning.engine import Batch, Engine, Loss, engine_for, rows_of
-from quietsum.learning.mixing import SteadyEngine
+from quietsum.learning.engines.batch_mixing import SteadyEngine
+from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, rows_of
 from quietsum.learning.noise import TorchNoise
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.privacy.events import Gaussian, PrivacyEvent

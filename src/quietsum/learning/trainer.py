@@ -28,10 +28,10 @@ from quietsum.alerts import Alerts, BudgetFact, Subject
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError, positive, whole_number
 from quietsum.failpoints import reach
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
-from quietsum.learning.engine import Loss, trainable
+from quietsum.learning.engines.batch_mixing import refuse_mixing
+from quietsum.learning.engines.hooks import refuse_hooks
+from quietsum.learning.engines.protocol import Loss, trainable
 from quietsum.learning.history import UNPROTECTED, Epoch, History, chance, scores
-from quietsum.learning.hooks import refuse_hooks
-from quietsum.learning.mixing import refuse_mixing
 from quietsum.learning.modes import scoring, training
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
 from quietsum.learning.people import as_priced_today, bounded_records, check_person, person_guarantee
@@ -49,7 +49,7 @@ from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import more_noise, refuse_coarse, validated
 from quietsum.learning.wrapping import build_step, check_step
 from quietsum.ledger.fingerprints import check_rows
-from quietsum.ledger.spending import PRICING
+from quietsum.ledger.pricing import PRICING
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy.guarantee import Guarantee
 

@@ -16,7 +16,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.engine import Loss
+from quietsum.learning.engines.protocol import Loss
 from quietsum.learning.history import scores
 from quietsum.learning.modes import scoring
 from quietsum.learning.noise import TorchNoise

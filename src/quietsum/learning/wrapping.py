@@ -15,12 +15,12 @@ from torch import nn
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
 from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checked import CheckedStep, refuse_unsound, while_checking
-from quietsum.learning.checked_descent import MadeUp
+from quietsum.learning.checks.before_training import CheckedStep, refuse_unsound, while_checking
+from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
-from quietsum.learning.engine import Batch, Loss, trainable
-from quietsum.learning.mixing import refuse_mixing, unchanged
+from quietsum.learning.engines.batch_mixing import refuse_mixing, unchanged
+from quietsum.learning.engines.protocol import Batch, Loss, trainable
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import RandomSource

@@ -7,13 +7,13 @@ Start with :class:`Ledger`; :mod:`quietsum.ledger.books` says how lifetimes work
 from __future__ import annotations
 
 from quietsum.ledger.books import Book
+from quietsum.ledger.chain.entries import Entry, Head, Kind, Receipt
+from quietsum.ledger.chain.verify import Verification
+from quietsum.ledger.chain.witnesses import Testimony
 from quietsum.ledger.charges import Charge, Dataset, Terms
-from quietsum.ledger.entries import Entry, Head, Kind, Receipt
 from quietsum.ledger.ledger import Ledger
-from quietsum.ledger.store import LedgerStore, MemoryStore, Row, StoreFailed
+from quietsum.ledger.stores.protocol import LedgerStore, MemoryStore, Row, StoreFailed
 from quietsum.ledger.summaries import Identity, RunSummary
-from quietsum.ledger.verify import Verification
-from quietsum.ledger.witnesses import Testimony
 
 __all__ = [
     "Book",

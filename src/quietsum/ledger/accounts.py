@@ -13,12 +13,12 @@ from typing import Any, final
 
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, PlanUnderstates, QuietsumError
 from quietsum.ledger.books import BookState, Share
+from quietsum.ledger.chain.encoding import fold, number
+from quietsum.ledger.chain.lazy import Lazy
+from quietsum.ledger.chain.witnesses import Testimony, check_succession
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
-from quietsum.ledger.encoding import fold, number
-from quietsum.ledger.lazy import Lazy
-from quietsum.ledger.pricing import Correction
-from quietsum.ledger.spending import FIRST, PRICING, Cost, Prices, Tally, cost_of, exceeds
-from quietsum.ledger.witnesses import Testimony, check_succession
+from quietsum.ledger.pricing import FIRST, PRICING, Cost, Prices, Tally, cost_of, exceeds
+from quietsum.ledger.versions import Correction
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import PrivacyUnit
 

@@ -32,7 +32,7 @@ from typing import final
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.charges import Charge, Terms
-from quietsum.ledger.spending import PRICING, Cost, Gate, Prices, Tally, exceeds
+from quietsum.ledger.pricing import PRICING, Cost, Gate, Prices, Tally, exceeds
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, probability, whole_number
-from quietsum.ledger.encoding import label
+from quietsum.ledger.chain.encoding import label
 from quietsum.privacy.events import (
     Composed,
     Diagnostic,

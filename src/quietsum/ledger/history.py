@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import final
 
 from quietsum.errors import LedgerBroken, QuietsumError
+from quietsum.ledger.chain.entries import RESTORE, Kind
 from quietsum.ledger.charges import Charge, Terms
-from quietsum.ledger.entries import RESTORE, Kind
 from quietsum.ledger.ledger import Ledger
-from quietsum.ledger.spending import FIRST, Prices, Tally
+from quietsum.ledger.pricing import FIRST, Prices, Tally
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit

@@ -16,18 +16,18 @@ from typing import Any, Self, final
 
 from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
 from quietsum.ledger.accounts import Reservation, RunState, check_raise, check_reason, rounds_of
+from quietsum.ledger.chain.encoding import canonical, digest, label, message_to_sign
+from quietsum.ledger.chain.entries import Entry, Kind, Receipt
+from quietsum.ledger.chain.journal import Additions, Clock, Journal, system_clock
+from quietsum.ledger.chain.keys import SigningKey
+from quietsum.ledger.chain.witnesses import Testimony, heads_to
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, require_charges
-from quietsum.ledger.encoding import canonical, digest, label, message_to_sign
-from quietsum.ledger.entries import Entry, Kind, Receipt
-from quietsum.ledger.journal import Additions, Clock, Journal, system_clock
-from quietsum.ledger.keys import SigningKey
 from quietsum.ledger.openings import opening
-from quietsum.ledger.pricing import corrections_due, is_due
+from quietsum.ledger.pricing import FIRST, PRICING
 from quietsum.ledger.reading import LedgerReading
-from quietsum.ledger.spending import FIRST, PRICING
 from quietsum.ledger.state import BLIND
-from quietsum.ledger.store import LedgerStore
-from quietsum.ledger.witnesses import Testimony, heads_to
+from quietsum.ledger.stores.protocol import LedgerStore
+from quietsum.ledger.versions import corrections_due, is_due
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import PrivacyUnit
 
@@ -82,8 +82,8 @@ class Ledger(LedgerReading):
 
         ``create`` makes file and key where there is neither; a key without its ledger is refused, since a ledger that
         began again would forget what was spent. ``read_only`` needs no key. Where ``<path>.head`` remembers a head,
-        the ledger must contain it (:mod:`quietsum.ledger.marks`). Whoever only reads calls the server that a file
-        beside it names if the user said so (:mod:`quietsum.ledger.vouched`), or if ``trusted``.
+        the ledger must contain it (:mod:`quietsum.ledger.chain.high_water_mark`). Whoever only reads calls the server
+        that a file beside it names if the user said so (:mod:`quietsum.ledger.stores.vouched`), or if ``trusted``.
         """
         return cls(Journal.open(Path(path), create=create, read_only=read_only, clock=clock, trusted=trusted))
 

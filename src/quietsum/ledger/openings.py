@@ -7,9 +7,9 @@ from typing import Any
 
 from quietsum.errors import PlanRefused
 from quietsum.ledger.accounts import Accounts
+from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
-from quietsum.ledger.entries import Kind
-from quietsum.ledger.spending import Prices, cost_of
+from quietsum.ledger.pricing import Prices, cost_of
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import PrivacyUnit
 

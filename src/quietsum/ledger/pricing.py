@@ -1,19 +1,17 @@
-"""Old books stay good: prices have a version, and a correction is a new entry.
+"""From charges to ε: multisets of events, and prices that are computed once.
 
-A price that turns out too low is put right in a new version of the prices. What was written before is not rewritten:
+A :class:`Tally` counts what was charged, event by event, in no particular order. Its ε is a function of those counts
+alone, so equal histories have equal prices to the last bit, whoever computes them and whenever; :class:`Prices`
+remembers them by history, which is what makes a ledger of a million entries cheap to verify.
 
-* A ``run`` entry says by which version it was priced (``pricing``; none means the first). Whatever stands before the
-  first entry of a newer version is verified by the older rules, to the digit.
-* The first charge by newer rules on a ledger with runs that they price differently writes one ``correction``: for each
-  account of those runs ε as it was stated and ε as it is. It is chained and signed like any entry, and both figures
-  are computed again by whoever verifies.
-* From there on limits and lifetimes go by the new figures. Where one is exceeded, the next charge is refused.
-* Whoever only reads writes nothing: the new figures are computed and shown with those of before.
+**Imperfect randomness.** Charges say how far their noise may be, in total variation, from the law that their event
+describes. With τ the sum over all charges, what really ran is within τ of a mechanism that is (ε, δ′)-private; then for
+every set S and neighbours P, Q: P(S) ≤ P′(S) + τ ≤ e^ε Q′(S) + δ′ + τ ≤ e^ε Q(S) + δ′ + (1 + e^ε) τ. So ε is asked for
+at δ′ = δ − (1 + e^ε) τ, and is infinite where nothing of δ is left.
 
-The first version priced a record of a person whose records were bounded as if no other record could come in
-(:class:`~quietsum.privacy.events.OneInOneOut`), and each of several fixed-size batches as the worst single one
-(:class:`~quietsum.privacy.old_rules.SingleBatch`). How an old run tells that its people were bounded: it charges people
-beside records, or its plan is a training with ``max_records``.
+**Versions.** Prices have a version, and entries say by which one they were written. A tally always holds events as
+today's rules read them; :class:`Prices` of an older version map them to what that version priced, so that what an old
+entry states comes out again (:mod:`quietsum.ledger.versions`).
 """
 
 from __future__ import annotations
@@ -21,138 +19,389 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Iterable
+from typing import TypeVar, final
 
-from quietsum.errors import InvalidParameter, LedgerBroken, UnsupportedEvent
+from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.ledger.charges import Charge
-from quietsum.ledger.encoding import number, read_number
-from quietsum.ledger.entries import UPGRADE
-from quietsum.ledger.spending import FIRST, PRICING, Prices, Tally, as_priced_first
-from quietsum.privacy.events import OneInOneOut
-from quietsum.privacy.pairs import reduce_event
+from quietsum.privacy.calibrate import Accounts, accountant_for
+from quietsum.privacy.events import Composed, OneInOneOut, PrivacyEvent, Repeated
+from quietsum.privacy.groups import bounded_record_event
+from quietsum.privacy.guarantee import Budget, Guarantee
+from quietsum.privacy.old_rules import by_old_rules
+from quietsum.privacy.pairs import group_size, reduce_event
+from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.privacy.renyi.curves import failure_of
+from quietsum.privacy.renyi.filters import RenyiFilter, best_order
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
-if TYPE_CHECKING:
-    from quietsum.ledger.accounts import Account, Accounts, RunState
+__all__ = ["FIRST", "PRICING", "Cost", "Gate", "Prices", "Tally", "as_priced_first", "cost_of", "exceeds"]
 
-__all__ = ["Correction", "bounded_parties", "corrections_due", "is_due", "reads_differently", "version_of"]
+PRICING = 3
+"""The version of the prices that new entries are written by. It prices events as the second one did; the filter of a
+lifetime is chosen by the budget and the first plan (:meth:`Prices.gate_after`), no longer by the budget alone."""
+FIRST = 1
+"""The version of entries that state none. Fixed-size batches cost what the worst single one does over and over, and a
+record cost the same whether or not a person's records were bounded."""
 
-_CLOSE = 1e-9
+Leaves = tuple[tuple[PrivacyEvent, int], ...]
+Key = tuple[frozenset[tuple[PrivacyEvent, int]], float, bool]
+Counted = TypeVar("Counted")
+_SLACK = 1e-9
+_SET_ASIDE = 1e-6  # of δ: pays for good samplers at one evaluation; what is left out moves ε by about as little
+_UNNOTICED = 1e-3  # of δ: less than this is nothing to warn people of
+_CLOSER = 60
+
+
+def exceeds(epsilon: float, limit: float) -> bool:
+    """Whether ε lies above a limit by more than rounding: the same plan may be added up in two orders."""
+    return not epsilon <= limit * (1 + _SLACK)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Correction:
-    """ε of what a run had charged to one account: as older rules stated it, and as it is."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """One charge in the form that is counted: events without their repetitions, failure, protection at all."""
 
-    run: str
-    party: str
-    dataset: str
-    unit: PrivacyUnit
-    delta: float
-    before: float
-    after: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON-ready values that :meth:`from_dict` reads back."""
-        values = dataclasses.asdict(self)
-        return {**values, "unit": self.unit.value, "before": number(self.before), "after": number(self.after)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Correction:
-        """The correction that :meth:`to_dict` wrote."""
-        figures = {name: read_number(values[name]) for name in ("before", "after")}
-        return cls(**{**values, **figures, "unit": PrivacyUnit(values["unit"])})
-
-    def agrees(self, other: Correction) -> bool:
-        """The same account, and figures as close as two ways to add up."""
-        named = dataclasses.replace(other, before=self.before, after=self.after) == self
-        return named and _close(self.before, other.before) and _close(self.after, other.after)
+    leaves: Leaves
+    failure: float
+    protected: bool
 
 
-def version_of(body: Mapping[str, Any], at: int) -> int:
-    """By which version an entry was priced; LedgerBroken, with what to do, for one of the future."""
-    version = body.get("pricing", FIRST)
-    if type(version) is not int or ("pricing" in body and version <= FIRST):
-        raise InvalidParameter("pricing", version, "is no version of prices that an entry states")
-    if version > PRICING:
-        raise LedgerBroken(
-            f"is priced by version {version} of the rules, and this quietsum knows {PRICING}", at=at, remedy=UPGRADE
-        )
-    return version
+@functools.lru_cache(maxsize=1 << 14)
+def _leaves(event: PrivacyEvent) -> Leaves:
+    found: dict[PrivacyEvent, int] = {}
+    _collect(event, 1, found)
+    return tuple(found.items())
 
 
-def bounded_parties(plan: Mapping[str, Any], planned: Iterable[Charge]) -> frozenset[str]:
-    """The parties of a run of the first version whose people's records were bounded."""
-    charges = tuple(planned)
-    for charge in charges:
-        if charge.event is not None and any(isinstance(leaf, OneInOneOut) for leaf in _leaves(charge)):
-            raise InvalidParameter("event", charge.event, "was not known to the version that priced this entry")
-    training = plan.get("training")
-    if isinstance(training, Mapping) and training.get("max_records") is not None:
-        return frozenset(charge.party for charge in charges)
-    return frozenset(charge.party for charge in charges if charge.unit is PrivacyUnit.PERSON)
+def _collect(event: PrivacyEvent, times: int, found: dict[PrivacyEvent, int]) -> None:
+    if times == 0:
+        return
+    match event:
+        case Repeated(times=more, event=inner):
+            _collect(inner, times * more, found)
+        case Composed(events=parts):
+            for part in parts:
+                _collect(part, times, found)
+        case _:
+            found[event] = found.get(event, 0) + times
 
 
-def _leaves(charge: Charge) -> Iterable[object]:
-    from quietsum.ledger.spending import cost_of
+def cost_of(charge: Charge, *, bounded: bool = False) -> Cost:
+    """The charge in countable form; ``bounded`` reads it as that of a record where people's records are bounded.
 
-    return (event for event, _ in cost_of(charge).leaves)
-
-
-def reads_differently(planned: Tally) -> bool:
-    """Whether older rules priced something of this as something else."""
-    return any(as_priced_first(event) != event for event in planned.leaves)
-
-
-def is_due(accounts: Accounts, prices: Prices, first: Prices) -> bool:
-    """Whether some run of older rules has a price that newer ones change, and no correction says so yet."""
-    if accounts.corrected_at is not None:
-        return False
-    return any(_differs(accounts.runs[run], account, prices, first) for run, account in accounts.repriced)
+    >>> from quietsum import Gaussian
+    >>> event = Repeated(times=3, event=Repeated(times=2, event=Gaussian(noise_multiplier=4.0)))
+    >>> cost_of(Charge(party="a", dataset="d", unit=PrivacyUnit.RECORD, event=event)).leaves
+    ((Gaussian(noise_multiplier=4.0), 6),)
+    """
+    if charge.event is None:
+        return Cost((), charge.failure, False)
+    return Cost(_leaves(bounded_record_event(charge.event) if bounded else charge.event), charge.failure, True)
 
 
-def _differs(run: RunState, account: Account, prices: Prices, first: Prices) -> bool:
-    """By the pairs of single events, which lifetimes go by, or by ε of the whole plan."""
-    planned, terms = run.shares[account].planned, run.terms
-    if any(_pairs(event, terms.neighbours) != _pairs(as_priced_first(event), terms.neighbours)
-           for event in planned.leaves):  # fmt: skip
-        return True
-    limit = terms.limit(account[1])
-    if limit is None:
-        return False
-    key, asked = planned.key(), (terms.accounting, terms.neighbours, account[1], limit.delta)
-    return not _close(prices.upper(key, *asked).epsilon, first.upper(key, *asked).epsilon)
+@final
+class Tally:
+    """How often each event was charged. Adding and taking back cancel exactly."""
+
+    __slots__ = ("failures", "leaves", "unprotected")
+
+    def __init__(self, costs: Iterable[Cost] = ()) -> None:
+        self.leaves: dict[PrivacyEvent, int] = {}
+        self.failures: dict[float, int] = {}
+        self.unprotected = 0
+        for cost in costs:
+            self.add(cost)
+
+    def copy(self) -> Tally:
+        """An independent tally with the same counts."""
+        other = Tally()
+        other.leaves, other.failures, other.unprotected = dict(self.leaves), dict(self.failures), self.unprotected
+        return other
+
+    def add(self, cost: Cost, times: int = 1) -> None:
+        """Count ``cost``; ``times`` = −1 takes one back."""
+        for event, count in cost.leaves:
+            _change(self.leaves, event, count * times)
+        if cost.failure:
+            _change(self.failures, cost.failure, times)
+        if not cost.protected:
+            self.unprotected += times
+
+    def plus(self, costs: Iterable[Cost]) -> Tally:
+        """A new tally with ``costs`` added."""
+        other = self.copy()
+        for cost in costs:
+            other.add(cost)
+        return other
+
+    def merge(self, other: Tally) -> None:
+        """Count everything that ``other`` counts."""
+        for event, count in other.leaves.items():
+            _change(self.leaves, event, count)
+        for failure, count in other.failures.items():
+            _change(self.failures, failure, count)
+        self.unprotected += other.unprotected
+
+    @property
+    def failure(self) -> float:
+        """The total variation of everything counted, rounded up."""
+        if not self.failures:
+            return 0.0
+        total = math.fsum(failure * count for failure, count in sorted(self.failures.items()))
+        return math.nextafter(total, math.inf) if total else 0.0
+
+    def key(self) -> Key:
+        """What the price depends on."""
+        return frozenset(self.leaves.items()), self.failure, self.unprotected == 0
 
 
-@functools.lru_cache(maxsize=1 << 12)
-def _pairs(event: Any, neighbours: Neighbours) -> object:
+def _change(counts: dict[Counted, int], key: Counted, by: int) -> None:
+    after = counts.get(key, 0) + by
+    if after:
+        counts[key] = after
+    else:
+        counts.pop(key, None)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def as_priced_first(event: PrivacyEvent) -> PrivacyEvent:
+    """What the first version priced ``event`` as; itself where nothing has changed."""
+    return by_old_rules(event)
+
+
+def _first(leaves: frozenset[tuple[PrivacyEvent, int]]) -> frozenset[tuple[PrivacyEvent, int]]:
+    found: dict[PrivacyEvent, int] = {}
+    for event, count in leaves:
+        _change(found, as_priced_first(event), count)
+    return frozenset(found.items())
+
+
+@final
+class Prices:
+    """ε and Rényi divergences, each computed once. A verifier starts with an empty one.
+
+    ``upper(key, accounting, neighbours, unit, delta)`` is what gates and entries go by, by the rules of
+    ``version``.
+    """
+
+    def __init__(self, remembered: int = 1 << 16, *, version: int = PRICING) -> None:
+        self.version, today = version, version != FIRST
+        self.upper = functools.lru_cache(maxsize=remembered)(_upper if today else _upper_first)
+        self._ideal = functools.lru_cache(maxsize=1 << 12)(_ideal)
+        self.divergence = functools.lru_cache(maxsize=remembered)(_divergence if today else _divergence_first)
+        self.gate = functools.lru_cache(maxsize=1024)(_gate)
+        self._older_gate = functools.lru_cache(maxsize=1024)(_older_gate)
+        self._most_useful = functools.lru_cache(maxsize=1024)(self._find_most_useful)
+
+    @property
+    def computed(self) -> int:
+        """How many different histories had to be priced."""
+        return self.upper.cache_info().misses
+
+    def guarantee(
+        self, key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit, delta: float
+    ) -> Guarantee:
+        """The ε of ``upper``, with a lower bound beside it: that of the events as they are described."""
+        found = self.upper(key, accounting, neighbours, unit, delta)
+        if not key[1] or not math.isfinite(found.epsilon):
+            return found
+        leaves = _first(key[0]) if self.version == FIRST else key[0]
+        ideal = self._ideal(leaves, accounting, neighbours, unit, delta)
+        return dataclasses.replace(found, epsilon_lower=min(ideal.epsilon_lower, found.epsilon))
+
+    def gate_after(self, budget: Budget, first: Tally, neighbours: Neighbours, version: int = PRICING) -> Gate:
+        """The gate of a lifetime whose first plan is ``first``, opened under ``version`` of the prices.
+
+        What is (ε′, δ)-private is (ε, δ)-private for every ε ≥ ε′, so a gate for any ε′ ≤ ε keeps the promise, where
+        ε′ is chosen before any data is seen. The failure that δ can pay for falls as e^−ε′, the divergence that is
+        allowed grows with ε′. So ε′ is the smaller of ε and the one at which the first plan uses the same share of
+        both, beyond which a larger ε′ would allow less. That one depends on δ and the first plan alone: a larger
+        lifetime allows no less of plans whose noise is, for its divergence, no further from its law than the first
+        plan's, or than :data:`ORDINARY` where that leaves the first plan half of the gate. After a first plan that
+        states no failure at all the gate is that of ε.
+
+        Books whose first plan was opened under an older version keep the gate of ε itself where that plan fits it.
+        """
+        if version < PRICING:
+            older = self._older_gate(budget)
+            if older.used(first, neighbours, self) <= 1:
+                return older
+        whole = self.gate(budget)
+        if not first.failure or not whole.is_short_of_failure(first, max(first.failure, ORDINARY), neighbours, self):
+            return whole
+        most = self._most_useful(tuple(first.leaves.items()), first.failure, neighbours, budget.delta)
+        return self.gate(dataclasses.replace(budget, epsilon=min(budget.epsilon, most)))
+
+    def _find_most_useful(self, leaves: Leaves, failure: float, neighbours: Neighbours, delta: float) -> float:
+        """The ε′ beyond which a gate of ``delta`` would allow less of plans like this one."""
+        plan = Tally()
+        plan.leaves = dict(leaves)
+        found = self._balance(plan, max(failure, ORDINARY), neighbours, delta)
+        gate = self.gate(Budget(epsilon=found, delta=delta))
+        if failure < ORDINARY and not gate.used_divergence(plan, neighbours, self) <= 0.5:
+            return self._balance(plan, failure, neighbours, delta)
+        return found
+
+    def _balance(self, plan: Tally, failure: float, neighbours: Neighbours, delta: float) -> float:
+        """The ε at which a plan uses the same share of the divergence and of the failure that its gate allows."""
+        low, high = _LEAST, _MOST
+        while high > low * (1 + 1e-12):
+            middle = math.sqrt(low * high)
+            if not low < middle < high:
+                break
+            short = self.gate(Budget(epsilon=middle, delta=delta)).is_short_of_failure(plan, failure, neighbours, self)
+            low, high = (low, middle) if short else (middle, high)
+        return low
+
+
+def _ideal(
+    leaves: frozenset[tuple[PrivacyEvent, int]],
+    accounting: str,
+    neighbours: Neighbours,
+    unit: PrivacyUnit,
+    delta: float,
+) -> Guarantee:
+    """ε of the events alone, as if the randomness were perfect."""
+    return _compose((leaves, 0.0, True), accounting, neighbours, unit).epsilon(delta=delta)
+
+
+def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit) -> Accounts:
+    accountant = accountant_for(accounting, neighbours=neighbours, unit=unit, events=[event for event, _ in key[0]])
+    for event, count in sorted(key[0], key=repr):
+        accountant.compose(event, count)
+    return accountant
+
+
+def _upper_first(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit, delta: float) -> Guarantee:
+    return _upper((_first(key[0]), *key[1:]), accounting, neighbours, unit, delta)
+
+
+def _divergence_first(event: PrivacyEvent, order: float, neighbours: Neighbours) -> float:
+    return _divergence(as_priced_first(event), order, neighbours)
+
+
+def _upper(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit, delta: float) -> Guarantee:
+    """ε of a history at ``delta``: an upper bound, failures included, and no lower one where there are any.
+
+    A record whose leaving lets another in may have no bound at all (Laplace noise on Poisson batches). Old books hold
+    such records, so their ε is infinite; it is no error.
+    """
+    _, failure, protected = key
     try:
-        return sorted(map(repr, reduce_event(event, neighbours, 1)))
+        accountant = _compose(key, accounting, neighbours, unit)
     except UnsupportedEvent:
-        return None
+        if not any(isinstance(event, OneInOneOut) for event, _ in key[0]):
+            raise
+        return Guarantee(
+            epsilon=math.inf, delta=delta, unit=unit, neighbours=neighbours,
+            method="no bound is known where a record that leaves lets another in",
+        )  # fmt: skip
+    found = accountant.epsilon(delta=delta * (1 - _SET_ASIDE) if failure else delta)
+    if not protected:
+        return dataclasses.replace(
+            found,
+            delta=delta,
+            epsilon=math.inf,
+            epsilon_lower=math.inf,
+            method="a release without protection",
+            order=None,
+            certified=True,
+        )
+    if not failure:
+        return found
+    found = dataclasses.replace(found, epsilon_lower=0.0)
+    if (1 + math.exp(min(found.epsilon, 700.0))) * failure <= delta * _SET_ASIDE * (1 - 1e-9):
+        return dataclasses.replace(found, delta=delta)
+    for _ in range(_CLOSER):
+        if found.epsilon == math.inf:
+            break
+        ceiling = found.epsilon * (1 + 1e-6) + 1e-9
+        left = math.nextafter(delta - (1 + math.exp(min(ceiling, 700.0))) * failure * (1 + 1e-9), 0.0)
+        if not left > 0:
+            break
+        found = dataclasses.replace(accountant.epsilon(delta=left), epsilon_lower=0.0)
+        if found.epsilon <= ceiling:
+            return dataclasses.replace(found, delta=delta, warnings=(*found.warnings, *_worth_saying(delta, left)))
+    return dataclasses.replace(
+        found, epsilon=math.inf, delta=delta, method="the noise's distance from its ideal law uses up δ", order=None
+    )
 
 
-def corrections_due(accounts: Accounts, prices: Prices, first: Prices) -> tuple[Correction, ...]:
-    """What a correction now states: a line for each account whose ε changes by what was charged so far."""
-    found = []
-    for name, account in sorted(accounts.repriced):
-        run = accounts.runs[name]
-        (party, unit), limit, tally = account, run.terms.limit(account[1]), run.shares[account].tally
-        if limit is None or not tally.leaves:
-            continue
-        asked = (run.terms.accounting, run.terms.neighbours, unit, limit.delta)
-        before, after = (one.upper(tally.key(), *asked).epsilon for one in (first, prices))
-        if not _close(before, after):
-            found.append(
-                Correction(
-                    run=name, party=party, dataset=run.datasets[party], unit=unit, delta=limit.delta,
-                    before=before, after=after,
-                )
-            )  # fmt: skip
-    return tuple(found)
+def _worth_saying(delta: float, left: float) -> tuple[str, ...]:
+    if left > (1 - _UNNOTICED) * delta:
+        return ()
+    return (f"{100 * (1 - left / delta):.2g} % of δ pays for the noise's distance from its ideal law",)
 
 
-def _close(one: float, other: float) -> bool:
-    return one == other or (math.isfinite(one - other) and abs(one - other) <= _CLOSE * max(abs(one), abs(other)))
+def _divergence(event: PrivacyEvent, order: float, neighbours: Neighbours) -> float:
+    """The Rényi divergence of one event, infinite where it has none."""
+    try:
+        if any(failure_of(pair) > 0 for pair, _ in reduce_event(event, neighbours, 1)):
+            return math.inf
+        return float(RenyiAccountant(orders=[order], neighbours=neighbours).compose(event).rdp_at(order))
+    except UnsupportedEvent:
+        return math.inf
+
+
+# ------------------------------------------------------------------------------------ the lifetime gate
+
+FAILURE_SHARE = 1e-3
+"""The share of a dataset's δ set aside for imperfect randomness under a filter; fixed before anything is charged."""
+ORDINARY = 1e-28
+"""How far the secure noise of an ordinary plan is from its law, at most: ten billion draws, each within 1e-38."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gate:
+    """A Rényi filter before anything is charged: its order, the divergence it allows and the failure it allows."""
+
+    order: float
+    divergence: float
+    failure: float
+
+    def used(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+        """The share of the gate that ``tally`` uses, rounded up; above 1 it does not fit."""
+        if tally.unprotected or tally.failure > self.failure:
+            return math.inf
+        return self.used_divergence(tally, neighbours, prices)
+
+    def used_divergence(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+        """The share of the divergence alone, rounded up."""
+        if len({group_size(event) for event in tally.leaves}) > 1:
+            return math.inf  # groups of different sizes are different units
+        total = 0.0
+        for event, count in tally.leaves.items():
+            part = math.nextafter(prices.divergence(event, self.order, neighbours) * count, math.inf)
+            total = math.nextafter(total + part, math.inf)
+        return total / self.divergence if self.divergence > 0 else math.inf if total else 0.0
+
+    def is_short_of_failure(self, tally: Tally, failure: float, neighbours: Neighbours, prices: Prices) -> bool:
+        """Whether ``tally`` with this ``failure``, over and over, would use up the failure before the divergence."""
+        return not tally.unprotected and not failure <= self.failure * self.used_divergence(tally, neighbours, prices)
+
+
+_LEAST, _MOST = 1e-6, 690.0  # between them lies every ε′ that a gate is chosen for; e^690 is still a number
+
+
+def _gate(budget: Budget) -> Gate:
+    """Failures may use δ·FAILURE_SHARE = (1 + e^ε) τ, the filter has the rest of δ at the best order for Gaussians."""
+    inner = Budget(epsilon=budget.epsilon, delta=budget.delta * (1 - FAILURE_SHARE), unit=budget.unit)
+    filter = RenyiFilter(budget=inner, order=best_order(inner))
+    small = math.exp(-budget.epsilon)
+    return Gate(
+        order=filter.order, divergence=filter.rdp_budget, failure=budget.delta * FAILURE_SHARE * small / (1 + small)
+    )
+
+
+def _older_gate(budget: Budget) -> Gate:
+    """The gate of versions before 3: the order is one of a grid, so that between two of them a larger ε allows less."""
+    inner = Budget(epsilon=budget.epsilon, delta=budget.delta * (1 - FAILURE_SHARE), unit=budget.unit)
+    try:
+        filter = RenyiFilter(budget=inner)
+    except InvalidParameter:  # so small an ε that no order leaves anything
+        return Gate(order=2.0, divergence=0.0, failure=0.0)
+    allowed = budget.delta * FAILURE_SHARE / (1 + math.exp(min(budget.epsilon, 700.0)))
+    return Gate(order=filter.order, divergence=filter.rdp_budget, failure=allowed)

@@ -15,16 +15,16 @@ from typing import Self
 from quietsum.errors import QuietsumError, whole_number
 from quietsum.ledger.accounts import Accounts, RunState
 from quietsum.ledger.books import Book
+from quietsum.ledger.chain.encoding import head_message, label
+from quietsum.ledger.chain.entries import Entry, Head, Kind, check_link
+from quietsum.ledger.chain.journal import Journal
+from quietsum.ledger.chain.verify import Verification, verify_rows
+from quietsum.ledger.chain.witnesses import Testimony, heads_from
 from quietsum.ledger.charges import Charge
-from quietsum.ledger.encoding import head_message, label
-from quietsum.ledger.entries import Entry, Head, Kind, check_link
-from quietsum.ledger.journal import Journal
-from quietsum.ledger.places import sealed_to
-from quietsum.ledger.pricing import Correction, corrections_due, is_due
-from quietsum.ledger.spending import FIRST, Cost, Prices
+from quietsum.ledger.pricing import FIRST, Cost, Prices
+from quietsum.ledger.stores.opening import sealed_to
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
-from quietsum.ledger.verify import Verification, verify_rows
-from quietsum.ledger.witnesses import Testimony, heads_from
+from quietsum.ledger.versions import Correction, corrections_due, is_due
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 

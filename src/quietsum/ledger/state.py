@@ -1,8 +1,8 @@
 """What a ledger says, entry by entry: one set of rules for writing, following and verifying.
 
 :class:`State` takes entries in, in order, and lets :class:`~quietsum.ledger.accounts.Accounts` judge them. The ledger
-follows other writers with it, and :mod:`quietsum.ledger.verify` replays everything through an empty one. Rules of order
-are checked on every entry; ε and budgets, which cost time, when ``prices`` are given.
+follows other writers with it, and :mod:`quietsum.ledger.chain.verify` replays everything through an empty one. Rules of
+order are checked on every entry; ε and budgets, which cost time, when ``prices`` are given.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, final
 from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger.accounts import Accounts, Reservation, RunState, check_raise, check_reason, rounds_of
 from quietsum.ledger.books import Share
+from quietsum.ledger.chain.encoding import canonical, digest, head_message, label, read_number, written
+from quietsum.ledger.chain.entries import NOTHING, RESTORE, Entry, Kind
+from quietsum.ledger.chain.keys import VerifyingKey
+from quietsum.ledger.chain.witnesses import heads_from, heads_to
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_from, budget_to
-from quietsum.ledger.encoding import canonical, digest, head_message, label, read_number, written
-from quietsum.ledger.entries import NOTHING, RESTORE, Entry, Kind
-from quietsum.ledger.keys import VerifyingKey
-from quietsum.ledger.pricing import Correction, bounded_parties, corrections_due, is_due, reads_differently, version_of
-from quietsum.ledger.spending import FIRST, Cost, Prices, Tally, cost_of
-from quietsum.ledger.witnesses import heads_from, heads_to
+from quietsum.ledger.pricing import FIRST, Cost, Prices, Tally, cost_of
+from quietsum.ledger.versions import Correction, bounded_parties, corrections_due, is_due, reads_differently, version_of
 
 __all__ = ["BLIND", "FORMAT", "State"]
 

@@ -21,13 +21,13 @@ from quietsum.analytics import promised
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.ledger import Charge, Dataset, Entry, Kind, Ledger, Receipt, Terms, Testimony
-from quietsum.ledger.encoding import canonical, digest, label
-from quietsum.ledger.journal import Clock, system_clock
-from quietsum.ledger.spending import exceeds
+from quietsum.ledger.chain.encoding import canonical, digest, label
+from quietsum.ledger.chain.journal import Clock, system_clock
+from quietsum.ledger.pricing import exceeds
 from quietsum.party.questions import DAY, AskedFiles, is_question
 from quietsum.party.refusing import remedy_here
-from quietsum.plan.charging import charge, span, units
 from quietsum.plan.groups import SESSIONS, sessions_of
+from quietsum.plan.resolution.charging import charge, span, units
 from quietsum.plan.values import SamplingPlan
 from quietsum.privacy.guarantee import Budget
 from quietsum.privacy.units import PrivacyUnit
@@ -467,12 +467,11 @@ def resolved_from(values: Mapping[str, Any]) -> ResolvedPlan:
     """The resolved plan that came; :class:`~quietsum.errors.PlanRefused` where it is none, or not what it says it is.
 
     Its noise is taken as it stands: what it costs is computed by the site's ledger, not believed. The house's own
-    refusals (:mod:`quietsum.refusals`) are asked here again, by this side's copy.
+    refusals (:mod:`quietsum.plan.refusals`) are asked here again, by this side's copy.
     """
-    from quietsum import refusals
     from quietsum.errors import QuietsumError, positive, whole_number
     from quietsum.ledger.charges import budget_from
-    from quietsum.plan import PartyFacts, Plan, ResolvedPlan
+    from quietsum.plan import PartyFacts, Plan, ResolvedPlan, refusals
 
     try:
         if set(values) != {"plan", "digest", "parties", "dimension", "record_noise", "client_noise", "limits"}:

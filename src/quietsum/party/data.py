@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataUnfit, InvalidParameter, PlanRefused
-from quietsum.ledger.entries import Kind
+from quietsum.ledger.chain.entries import Kind
 from quietsum.tasks.protocol import FederatedTask, LeavesOut
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field
 
 from quietsum.analytics.tables import ColumnTable
 from quietsum.party import policy as values
-from quietsum.plan.problems import keys_of, parse_toml, read_toml, value_of
-from quietsum.plan.tables import Table
+from quietsum.plan.text.problems import keys_of, parse_toml, read_toml, value_of
+from quietsum.plan.text.tables import Table
 
 __all__ = ["PolicyTable", "first_policy", "load_policy", "parse_policy", "policy_keys"]
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 from quietsum.analytics import TASK, Column, Question, check_questions
 from quietsum.analytics.questions import ASKED
 from quietsum.errors import InvalidParameter, QuietsumError, positive
-from quietsum.ledger.entries import Kind
+from quietsum.ledger.chain.entries import Kind
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger

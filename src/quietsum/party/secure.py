@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import QuietsumError
 from quietsum.plan.groups import sessions_of
-from quietsum.plan.lengths import LARGEST, longest_update
+from quietsum.plan.resolution.lengths import LARGEST, longest_update
 from quietsum.plan.secure import MAX_UPDATE
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.secagg import DRAWING, Identity, Party, Policy, Reason, Refused, Step, Terms, rotation

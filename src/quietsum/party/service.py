@@ -32,9 +32,9 @@ from quietsum.errors import (
 )
 from quietsum.failpoints import reach
 from quietsum.ledger import Ledger, StoreFailed
-from quietsum.ledger.encoding import label
-from quietsum.ledger.journal import Clock, system_clock
-from quietsum.ledger.witnesses import check_succession
+from quietsum.ledger.chain.encoding import label
+from quietsum.ledger.chain.journal import Clock, system_clock
+from quietsum.ledger.chain.witnesses import check_succession
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from quietsum.ledger import Kind, Ledger
-from quietsum.ledger.spending import exceeds
+from quietsum.ledger.pricing import exceeds
 from quietsum.privacy.units import Observer
 
 if TYPE_CHECKING:

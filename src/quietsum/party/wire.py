@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.ledger import Testimony
-from quietsum.ledger.encoding import canonical, is_canonical, message_to_sign
-from quietsum.ledger.keys import VerifyingKey
+from quietsum.ledger.chain.encoding import canonical, is_canonical, message_to_sign
+from quietsum.ledger.chain.keys import VerifyingKey
 
 __all__ = ["LARGEST_HEADER", "PROTOCOL", "Letter", "Signs", "Unreadable", "identity_message", "read", "write"]
 

@@ -6,14 +6,14 @@ break a promise, calibrates the noise, and answers with a :class:`ResolvedPlan`.
 
 from __future__ import annotations
 
-from quietsum.plan.files import json_schema, keys, load_plan, read_plan
-from quietsum.plan.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal
 from quietsum.plan.options import Options
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.presets import PRESETS, Preset, safe_delta
-from quietsum.plan.resolved import NO_GUARANTEE, ResolvedPlan
-from quietsum.plan.resolving import resolve
+from quietsum.plan.resolution.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal
+from quietsum.plan.resolution.resolved import NO_GUARANTEE, ResolvedPlan
+from quietsum.plan.resolution.resolving import resolve
 from quietsum.plan.secure import SecurePlan
+from quietsum.plan.text.files import json_schema, keys, load_plan, read_plan
 from quietsum.plan.values import (
     AdaptivePlan,
     AggregationPlan,

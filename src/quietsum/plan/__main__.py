@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from quietsum.plan.files import json_schema
-from quietsum.plan.reference import page
+from quietsum.plan.text.files import json_schema
+from quietsum.plan.text.reference import page
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["schema"]:

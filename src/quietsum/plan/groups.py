@@ -16,7 +16,7 @@ the expected number of honest parties in such groups. A run has at most D = (pla
 D β. Sites count over all runs (:meth:`quietsum.party.books.SiteBooks.draw`). x is the smallest number for which
 
 * β ≤ 2⁻⁴⁰ a draw, where noise is added in shares, since then ε rests on it: D β is charged to δ beside the noise's own
-  failure (:mod:`quietsum.plan.charging`), as total variation distance from what is priced;
+  failure (:mod:`quietsum.plan.resolution.charging`), as total variation distance from what is priced;
 * D β ≤ :data:`MASKS_FAIL` over the run where it is not, so that masks alone are at stake; the chance is printed;
 
 and never more than c, with which nothing is left to chance. The smallest sum that is opened then holds floor − x honest
@@ -56,7 +56,7 @@ from quietsum.errors import PlanRefused
 
 if TYPE_CHECKING:
     from quietsum.aggregation.robust import Rule
-    from quietsum.plan.resolved import ResolvedPlan
+    from quietsum.plan.resolution.resolved import ResolvedPlan
     from quietsum.plan.values import Plan
 
 __all__ = [

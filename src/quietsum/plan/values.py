@@ -5,7 +5,7 @@ from a ``run.toml`` (:func:`quietsum.plan.load_plan`), goes back into one (:meth
 :attr:`Plan.digest`, which does not depend on the order of keys.
 
 Each value checks its own fields here. What only makes sense together (a noise multiplier beside a target ε, a batch
-larger than a site) is refused in one table, :mod:`quietsum.refusals`, so that all problems are told at once.
+larger than a site) is refused in one table, :mod:`quietsum.plan.refusals`, so that all problems are told at once.
 
 >>> plan = Plan(privacy=PrivacyPlan(record=RecordPlan(epsilon=1, delta=1e-5)))
 >>> plan.federation.rounds, plan.training.local_epochs, plan.privacy.style.value
@@ -406,13 +406,13 @@ class Plan:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plan:
         """The plan that :meth:`to_dict` wrote; unknown keys and wrong types are refused, all at once."""
-        from quietsum.plan.files import plan_from_values
+        from quietsum.plan.text.files import plan_from_values
 
         return plan_from_values(values, where="the plan")
 
     def to_toml(self) -> str:
         """A complete ``run.toml``: reading it back gives this plan."""
-        from quietsum.plan.files import to_toml
+        from quietsum.plan.text.files import to_toml
 
         return to_toml(self)
 

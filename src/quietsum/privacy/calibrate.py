@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent, Repeated
-from quietsum.privacy.exact import ExactAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.exact.near_gaussian import NearGaussianAccountant
 from quietsum.privacy.gaussian import log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.near_gaussian import NearGaussianAccountant
 from quietsum.privacy.pairs import has_only_moments
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.search import most_steps, smallest_parameter
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
@@ -51,7 +51,7 @@ def accountant_for(
 
     Of integer noise in several dimensions (the shares of distributed noise) only moments are known. Where ``events``
     hold any, ``exact`` is the price of the Gaussian next to it where the noise is wide, as that of plans is, else
-    Rényi's (:class:`~quietsum.privacy.near_gaussian.NearGaussianAccountant`); guarantees say so in their method.
+    Rényi's (:class:`~quietsum.privacy.exact.near_gaussian.NearGaussianAccountant`); guarantees say so in their method.
     """
     match accounting:
         case "exact" if any(has_only_moments(event) for event in events):

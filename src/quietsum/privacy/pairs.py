@@ -170,7 +170,7 @@ class VectorDiscreteGaussianPair(Pair):
 class DiscreteGaussianSumPair(Pair):
     """The sum of ``shares`` discrete Gaussians of ``sigma`` in each of ``dimension`` coordinates, shifted as above.
 
-    Only moments are known to be bounded (:func:`quietsum.privacy.curves.rdp_of` says how).
+    Only moments are known to be bounded (:func:`quietsum.privacy.renyi.curves.rdp_of` says how).
     """
 
     sigma: float
@@ -230,7 +230,7 @@ class SampledSumPair(Pair):
     """Integer noise on a sum that each of ``size`` units joins by a coin of ``rate``, against the sum without them.
 
     ``base`` is one unit's pair, shifted by an integer vector of bounded norms; ``replaced`` compares two such sums of
-    different units, both beside the same others. Only moments are known (:mod:`quietsum.privacy.sampled_sums`).
+    different units, both beside the same others. Only moments are known (:mod:`quietsum.privacy.renyi.sampled_sums`).
     """
 
     rate: float

@@ -17,16 +17,16 @@ from typing import Any, final
 from quietsum.errors import CorruptState, finite_number
 from quietsum.files import read_file, write_atomically
 from quietsum.ledger import Ledger
+from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.charges import budget_to
-from quietsum.ledger.entries import Kind
 from quietsum.ledger.history import RunHistory
-from quietsum.ledger.spending import exceeds
+from quietsum.ledger.pricing import exceeds
 from quietsum.plan import Plan, ResolvedPlan, resolve
-from quietsum.plan.card import card
-from quietsum.plan.layers import layers
+from quietsum.plan.resolution.card import card
+from quietsum.plan.resolution.layers import layers
 from quietsum.plan.secure import SecurePlan
+from quietsum.privacy.attacker import attacker_advantage
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.tradeoff import attacker_advantage
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.report.page import page
 from quietsum.runs import checkpoint as checkpoints

@@ -13,7 +13,7 @@ from typing import Any
 
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger, Terms
-from quietsum.ledger.spending import exceeds
+from quietsum.ledger.pricing import exceeds
 from quietsum.plan.values import digest_of
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.report.build import earlier, look, measured_in, require_own

@@ -45,10 +45,10 @@ from quietsum.federation.watch import (
     RunStarted,
 )
 from quietsum.ledger import Book, Ledger
-from quietsum.ledger.places import exists
+from quietsum.ledger.stores.opening import exists
 from quietsum.runs.folder import Workspace
-from quietsum.runs.mlflow import MlflowWatcher
 from quietsum.runs.record import Recorder
+from quietsum.runs.tracking.watcher import MlflowWatcher
 
 __all__ = ["AlertWatcher", "alerting"]
 

@@ -37,7 +37,7 @@ from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, Quietsu
 from quietsum.files import NoRoom, no_room, read_file, sync_folder, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import Plan, load_plan
-from quietsum.plan.card import GuaranteeCard
+from quietsum.plan.resolution.card import GuaranteeCard
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.sealed import checked, sealed
 

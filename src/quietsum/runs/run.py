@@ -38,11 +38,11 @@ from quietsum.federation.round import first_state, refuse_unmasked, run_round, t
 from quietsum.federation.watch import Guarded, RoundFinished, RunFinished, RunStarted, Watcher, guarded, tell
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
-from quietsum.ledger.places import exists as ledger_exists
+from quietsum.ledger.stores.opening import exists as ledger_exists
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.party.work import rehearse
 from quietsum.plan import Plan, ResolvedPlan, resolve
-from quietsum.plan.card import card
+from quietsum.plan.resolution.card import card
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint

@@ -7,8 +7,8 @@ before a training of an unknown model.
 
 from __future__ import annotations
 
+from quietsum.selfcheck.protocol import Batch, Law, OnAGrid, Outcome, StepUnderTest, Twin
 from quietsum.selfcheck.report import CheckReport, Finding, Verdict
-from quietsum.selfcheck.seam import Batch, Law, OnAGrid, Outcome, StepUnderTest, Twin
 from quietsum.selfcheck.suite import TESTS, one_step, run_selfcheck
 
 __all__ = [

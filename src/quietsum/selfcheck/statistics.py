@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from quietsum.mechanisms.rng import RandomSource
-from quietsum.selfcheck.seam import Floats, Law
+from quietsum.selfcheck.protocol import Floats, Law
 
 __all__ = [
     "FALSE_ALARM",

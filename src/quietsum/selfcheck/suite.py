@@ -12,16 +12,16 @@ import numpy as np
 
 from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
 from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.selfcheck.attack import attack
-from quietsum.selfcheck.claims import accounted, public_constants
-from quietsum.selfcheck.hostile import hostile_rows
-from quietsum.selfcheck.noise import noise_law
-from quietsum.selfcheck.outputs import outputs
-from quietsum.selfcheck.replay import WorstPair, equivalence, sensitivity, superposition
+from quietsum.selfcheck.probes.attack import attack
+from quietsum.selfcheck.probes.claims import accounted, public_constants
+from quietsum.selfcheck.probes.draws import sampling, tested_population
+from quietsum.selfcheck.probes.hostile import hostile_rows
+from quietsum.selfcheck.probes.noise import noise_law
+from quietsum.selfcheck.probes.outputs import outputs
+from quietsum.selfcheck.probes.replay import WorstPair, equivalence, sensitivity, superposition
+from quietsum.selfcheck.probes.restart import fresh_after_restart
+from quietsum.selfcheck.protocol import StepUnderTest
 from quietsum.selfcheck.report import CheckReport, Finding, Verdict
-from quietsum.selfcheck.restart import fresh_after_restart
-from quietsum.selfcheck.sampler import sampling, tested_population
-from quietsum.selfcheck.seam import StepUnderTest
 
 __all__ = ["TESTS", "one_step", "run_selfcheck"]
 

@@ -68,7 +68,7 @@ __all__ = [
 
 
 def _heart(options: Mapping[str, Any]) -> NumpyTask:
-    from quietsum.tasks.heart import HeartTask
+    from quietsum.tasks.gallery.heart import HeartTask
 
     return HeartTask.from_options(options)
 

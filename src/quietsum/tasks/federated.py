@@ -1,9 +1,9 @@
 """Any torch task as a federation: its records at parties, its weights as one vector, a party's round as one call.
 
 A :class:`~quietsum.tasks.torch_protocol.TorchTask` knows one pile of records. :class:`FederatedTorch` deals it out
-(:mod:`quietsum.tasks.splits`), trains one party at a time with :class:`~quietsum.learning.local.LocalSteps`, many small
-ones side by side with :class:`~quietsum.learning.together.SideBySide`, and scores the server's weights. One model
-serves all parties of a process.
+(:mod:`quietsum.tasks.splits`), trains one party at a time with :class:`~quietsum.learning.clients.local.LocalSteps`,
+many small ones side by side with :class:`~quietsum.learning.clients.side_by_side.SideBySide`, and scores the server's
+weights. One model serves all parties of a process.
 
 Sizes are public in one of two ways. Where the task's ``public`` says that nobody needs protection they are counted. For
 protected records they are declared: by the task's ``size`` when clients are made, by its ``site_sizes`` when its own
@@ -23,14 +23,14 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError, whole_number
-from quietsum.learning.engine import Batch, losses_of, rows_of
-from quietsum.learning.local import LocalSteps
-from quietsum.learning.mixing import unchanged
+from quietsum.learning.clients.local import LocalSteps
+from quietsum.learning.clients.plain import fresh_model
+from quietsum.learning.clients.side_by_side import SideBySide
+from quietsum.learning.engines.batch_mixing import unchanged
+from quietsum.learning.engines.protocol import Batch, losses_of, rows_of
 from quietsum.learning.modes import scoring, training
 from quietsum.learning.people import bounded
-from quietsum.learning.plain import fresh_model
 from quietsum.learning.records import Records, rehearse
-from quietsum.learning.together import SideBySide
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
@@ -66,7 +66,7 @@ class FederatedTorch:
 
     Guarantees: every record lies at one party, where it stays in every process and every run; where the task names
     people, each has records at one party only. The parties, their sizes and the first weights depend on no protected
-    value. :meth:`train` costs what ``orders`` say (:class:`~quietsum.learning.local.LocalSteps`).
+    value. :meth:`train` costs what ``orders`` say (:class:`~quietsum.learning.clients.local.LocalSteps`).
     """
 
     follows_orders = True  # its steps are those of LocalOrders, so a plan bounds how long an update can be

@@ -33,14 +33,14 @@ def _late(where: str) -> Callable[[Mapping[str, Any]], TorchTask]:
 
 
 TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
-    "digits": _late("quietsum.tasks.digits:DigitsTask"),
-    "mnist": _late("quietsum.tasks.mnist:MnistTask"),
-    "fashion-mnist": _late("quietsum.tasks.mnist:FashionMnistTask"),
-    "chest-xray": _late("quietsum.tasks.chest_xray:ChestXrayTask"),
-    "nuclei": _late("quietsum.tasks.nuclei:NucleiTask"),
-    "fraud": _late("quietsum.tasks.fraud:FraudTask"),
-    "cards": _late("quietsum.tasks.cards:CardsTask"),
-    "pose": _late("quietsum.tasks.pose:PoseTask"),
+    "digits": _late("quietsum.tasks.gallery.digits:DigitsTask"),
+    "mnist": _late("quietsum.tasks.gallery.mnist:MnistTask"),
+    "fashion-mnist": _late("quietsum.tasks.gallery.mnist:FashionMnistTask"),
+    "chest-xray": _late("quietsum.tasks.gallery.chest_xray:ChestXrayTask"),
+    "nuclei": _late("quietsum.tasks.gallery.nuclei:NucleiTask"),
+    "fraud": _late("quietsum.tasks.gallery.fraud:FraudTask"),
+    "cards": _late("quietsum.tasks.gallery.cards:CardsTask"),
+    "pose": _late("quietsum.tasks.gallery.pose:PoseTask"),
 }
 
 

@@ -137,7 +137,7 @@ def outcome_of(
     ``settings`` and ``plain_settings`` replace the task's. Guarantees: a private run's outcome carries the guarantee
     of the trainer that made it.
     """
-    from quietsum.learning.plain import fresh_model, train_plainly
+    from quietsum.learning.clients.plain import fresh_model, train_plainly
     from quietsum.learning.trainer import PrivateTrainer
 
     task = job.made()

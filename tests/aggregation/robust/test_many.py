@@ -216,7 +216,8 @@ def test_a_plan_that_cannot_fit_is_refused_with_one_that_can_and_a_round_of_it_w
     with pytest.raises(PlanRefused, match="with before = 'nnm' compares 21") as refused:
         made("median", "nnm")
     assert {"aggregation.before": ""} in refused.value.nearest
-    monkeypatch.setattr("quietsum.plan.resolving.beyond_memory", lambda rows: "")  # as for a run that goes on elsewhere
+    # as for a run that goes on elsewhere
+    monkeypatch.setattr("quietsum.plan.resolution.resolving.beyond_memory", lambda rows: "")
     with pytest.raises(InvalidParameter, match="two by two"):
         made("krum")
 

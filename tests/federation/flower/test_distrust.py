@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from federation.flower.trial import make_keys, start_superlink, until
-from quietsum.federation.certificates import make_authority, make_server
 from quietsum.federation.flower import adapter, node
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.superlink import SuperLink
+from quietsum.identity.certificates import make_authority, make_server
 
 pytestmark = pytest.mark.slow
 NAME = "coordinator.example.org"

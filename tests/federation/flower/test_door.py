@@ -18,11 +18,11 @@ import uvicorn.server
 from cryptography.hazmat.primitives.asymmetric import ec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from quietsum.federation.certificates import make_authority, make_server
 from quietsum.federation.flower import door
 from quietsum.federation.flower.adapter import gate_word, sign_message, signed
 from quietsum.federation.flower.door import ADMIT, Door, Limits, server_side
 from quietsum.federation.flower.gate import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER, Gate
+from quietsum.identity.certificates import make_authority, make_server
 
 QUICK = Limits(handshake_seconds=2.0, head_seconds=2.0, request_seconds=2.0)
 PATIENT = Limits(handshake_seconds=60, head_seconds=60, request_seconds=60)

@@ -24,7 +24,7 @@ from quietsum.federation.flower.gate import OBJECT_LIMIT
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.parcel import CHUNK, INLINE, Parcel, cut
 from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed
-from quietsum.federation.nodekeys import read_node_key
+from quietsum.identity.nodekeys import read_node_key
 
 pytestmark = pytest.mark.slow
 LIMIT = INLINE + CHUNK

@@ -15,7 +15,10 @@ from typer.testing import CliRunner
 from federation.flower.trial import collect, transport, until
 from quietsum.cli.app import app
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.federation.certificates import (
+from quietsum.federation.flower.adapter import show, trusting
+from quietsum.federation.flower.node import serve_node
+from quietsum.federation.flower.superlink import SuperLink
+from quietsum.identity.certificates import (
     Identity,
     check_server,
     make_authority,
@@ -24,12 +27,9 @@ from quietsum.federation.certificates import (
     read_node_key,
     read_public_key,
 )
-from quietsum.federation.flower.adapter import show, trusting
-from quietsum.federation.flower.node import serve_node
-from quietsum.federation.flower.superlink import SuperLink
-from quietsum.federation.keylook import check_serving, look
-from quietsum.federation.keyring import add, admit, make, make_own
-from quietsum.federation.nodekeys import read_roster
+from quietsum.identity.keyring import add, admit, make, make_own
+from quietsum.identity.keyring_report import check_serving, look
+from quietsum.identity.nodekeys import read_roster
 
 NAMES = ("Basel", "Porto", "Zurich")
 

@@ -37,8 +37,8 @@ from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.parcel import CHUNK, INLINE, LIMIT, Parcel, cut
 from quietsum.federation.flower.replies import objects_of
 from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed, read_access
-from quietsum.federation.nodekeys import read_node_key
-from quietsum.federation.transport import Arrival
+from quietsum.federation.remote.transport import Arrival
+from quietsum.identity.nodekeys import read_node_key
 
 pytestmark = pytest.mark.slow
 NAMES = ("Basel", "Cleveland", "Hungary")

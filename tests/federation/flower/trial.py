@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from quietsum.federation.certificates import make_authority, make_server
 from quietsum.federation.flower.coordinator import FlowerTransport
 from quietsum.federation.flower.superlink import SuperLink
-from quietsum.federation.nodekeys import make_node_key, read_public_key
-from quietsum.federation.transport import Arrival
+from quietsum.federation.remote.transport import Arrival
+from quietsum.identity.certificates import make_authority, make_server
+from quietsum.identity.nodekeys import make_node_key, read_public_key
 
 ECHO = Path(__file__).with_name("echo_site.py")
 PATIENCE = 300.0

@@ -8,7 +8,7 @@ code stay unused: a site never fetches or runs what a server sends, and a coordi
 - :mod:`.parcel` cuts content into the objects that a SuperLink keeps;
 - :mod:`.gate` stands between the world and a SuperLink, :mod:`.replies` says what it takes from a site;
 - :mod:`.superlink` starts and ends a SuperLink and holds its register of keys;
-- :mod:`.coordinator` is the coordinator's end, a :class:`quietsum.federation.transport.Transport`;
+- :mod:`.coordinator` is the coordinator's end, a :class:`quietsum.federation.remote.transport.Transport`;
 - :mod:`.node` is a site's end: the process of a site *is* the node.
 
 Nothing here is imported before somebody asks for Flower, so nobody without it notices.

@@ -1,4 +1,4 @@
-"""The coordinator's end: a :class:`~quietsum.federation.transport.Transport` over a SuperLink.
+"""The coordinator's end: a :class:`~quietsum.federation.remote.transport.Transport` over a SuperLink.
 
 Flower's own client waits inside its calls: three minutes where a node dies in the middle of an upload. Here every call
 that a round makes returns at once, because three threads of our own do the talking:
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
 from quietsum.federation.flower.node import LIMIT
 from quietsum.federation.flower.parcel import Malformed, Opening, Parcel, cut
-from quietsum.federation.transport import Arrival
+from quietsum.federation.remote.transport import Arrival
 
 if TYPE_CHECKING:
     from quietsum.federation.flower.adapter import Access, Reply
@@ -97,7 +97,7 @@ class FlowerTransport:
             return dict(self._nodes) if time.monotonic() - self._heard < self._grace else {}
 
     def send(self, node: str, content: bytes, *, lasting: float) -> str:
-        """See :meth:`quietsum.federation.transport.Transport.send`. Returns at once; another thread does it."""
+        """See :meth:`quietsum.federation.remote.transport.Transport.send`. Returns at once; another thread does it."""
         lasting = positive("lasting", lasting)
         if len(content) > self._limit:
             raise InvalidParameter(
@@ -118,7 +118,7 @@ class FlowerTransport:
         return message.name
 
     def arrived(self, wait: float) -> Sequence[Arrival]:
-        """See :meth:`quietsum.federation.transport.Transport.arrived`."""
+        """See :meth:`quietsum.federation.remote.transport.Transport.arrived`."""
         with self._lock:
             self._lock.wait_for(lambda: bool(self._arrived) or self._closed.is_set(), timeout=max(0.0, wait))
             found = tuple(self._arrived)
@@ -126,7 +126,7 @@ class FlowerTransport:
             return found
 
     def forget(self, message: str) -> None:
-        """See :meth:`quietsum.federation.transport.Transport.forget`."""
+        """See :meth:`quietsum.federation.remote.transport.Transport.forget`."""
         with self._lock:
             self._messages.pop(message, None)
             self._arrived = collections.deque(one for one in self._arrived if one.message != message)

@@ -19,7 +19,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.flower.parcel import LIMIT, Malformed, Opening, Parcel, cut
 from quietsum.federation.flower.replies import TOO_LARGE
 from quietsum.federation.flower.superlink import is_loopback
-from quietsum.federation.nodekeys import read_node_key
+from quietsum.identity.nodekeys import read_node_key
 
 if TYPE_CHECKING:
     import ssl
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
     from quietsum.federation.flower.adapter import Letter, NodeEnd
-    from quietsum.federation.transport import Answer
+    from quietsum.federation.remote.transport import Answer
 
 __all__ = ["LIMIT", "NodeRefused", "serve_node"]
 

@@ -32,8 +32,8 @@ from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.skellam import SkellamNoise
 from quietsum.mechanisms.wide import WideGaussian
 from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace, PrivacyEvent, Skellam
-from quietsum.privacy.exact import ExactAccountant
-from quietsum.privacy.renyi import RenyiAccountant
+from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant
 
 __all__ = ["DiscreteGaussianMechanism", "DiscreteLaplaceMechanism", "SkellamMechanism"]
 

@@ -1,0 +1,1 @@
+"""Commands that price events: spend, calibrate, curve, explain."""

@@ -1,0 +1,1 @@
+"""Commands that look: runs, show, compare, ledger, alerts, suspects."""

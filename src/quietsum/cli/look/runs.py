@@ -1,0 +1,298 @@
+"""``quietsum runs | show | compare``: what was run, what it cost and how good it is."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quietsum.cli.shared import options as opt
+from quietsum.cli.shared.output import console, layer_lines, print_json, print_next
+from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError, printable
+
+if TYPE_CHECKING:
+    from quietsum.defence.detection import Finding
+    from quietsum.runs.folder import RunFolder, Workspace
+    from quietsum.runs.record import LeftOut
+
+__all__ = ["compare", "runs", "show"]
+
+OutputOption = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE.svg", help="Draw what each round cost.")
+]
+MOST_FINDINGS = 12
+"""Lines of findings that ``show`` prints."""
+MOST_LEFT_OUT = 12
+"""Parties that ``show`` prints of those whom the rule left out."""
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or folder; latest is the newest.")]
+
+
+def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> None:
+    """List the runs of a workspace; exit code 4 where something in it is damaged."""
+    from quietsum.runs.folder import Workspace
+
+    place = Workspace.at(workspace)
+    damaged, folders = place.damaged(), list(place.folders())
+    found, broken = _listed(folders, place, damaged)
+    if as_json:
+        listed = [{"run": run, "problem": problem} for run, problem in damaged]
+        trouble = {} if broken is None else {"ledger": str(broken)}
+        print_json({"workspace": str(place.path), "runs": found, "damaged": listed, **trouble})
+    else:
+        for run, problem in damaged:
+            print(textwrap.fill(f"{run} is damaged: {problem}", 80))
+        if found:
+            _print_runs(found)
+        if broken is not None:
+            said = {run for run, _ in damaged} | {row["run"] for row in found}
+            _print_unpriced([folder for folder in folders if folder.run not in said])
+        elif found:
+            print_next(["show", found[-1]["run"], *_where(workspace)])
+        elif not damaged:
+            print(f"no runs in {place.path} yet")
+            print_next(["new", "run.toml"])
+    if broken is not None:
+        raise broken
+    if damaged:
+        raise typer.Exit(CorruptState.exit_code)
+
+
+def show(
+    run: RunArgument = "latest",
+    workspace: opt.WorkspaceOption = None,
+    output: OutputOption = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Show one run: its guarantee, its metrics, its defence and where its files are."""
+    from quietsum import report
+    from quietsum.plan.resolution.card import GuaranteeCard
+    from quietsum.runs.folder import Workspace
+    from quietsum.runs.record import findings, judged_groups, left_out
+
+    place = Workspace.at(workspace)
+    folder = place.find(run)
+    values = report.build(folder, place)
+    found = findings(folder.path / "run.db")
+    rejected, groups = left_out(folder.path / "run.db"), judged_groups(folder.path / "run.db")
+    if output is not None:
+        from quietsum.charts import save
+
+        chart = report.curve(values)
+        if chart is None:
+            raise InvalidParameter(
+                "output", output, "has nothing to draw", "draw a run with two rounds and a guarantee"
+            )
+        save(chart, output)
+    if as_json:
+        told: dict[str, Any] = {"findings": [one.to_dict() for one in found]} if found else {}
+        if rejected is not None:
+            told["left_out"] = rejected.to_dict()
+        if groups:
+            told["groups"] = {"judged": len(groups), "left_out": sum(not kept for *_, kept in groups)}
+        print_json({**values, **({"operator_only": told} if told else {})})
+        return
+    print(textwrap.fill(values["summary"], 80), end="\n\n")
+    for sentence in values["sentences"]:
+        print(textwrap.fill(sentence, 80), end="\n\n")
+    for warning in values["warnings"]:
+        print(textwrap.fill(f"warning: {warning}", 80), end="\n\n")
+    _plot(values)
+    for note in values["notes"]:
+        print(textwrap.fill(note, 80), end="\n\n")
+    for metric in values["metrics"]:
+        print(f"{metric['name'].replace('_', ' '):<24} {metric['value']:.3f}  on {metric['on']}")
+    if values.get("layers"):  # reports of older versions have none
+        print("\nLayers of defence")
+        for line in layer_lines(values["layers"]):
+            print(line)
+    if values.get("card"):
+        print(f"\n{GuaranteeCard.from_dict(values['card']).to_text()}")
+    _print_left_out(rejected, _attackers(folder))
+    if out := sum(not kept for *_, kept in groups):
+        print(f"\nfor the operator alone: the rule left out {out} of {len(groups)} group means; a party's share")
+        print(f"in that: quietsum suspects {folder.run}")
+    _print_findings(found)
+    print(f"\nfolder  {folder.path}")
+    asked = (folder.path / "answers.json").is_file()
+    if asked:
+        print("answers answers.json in it")
+    elif folder.model.is_file():
+        print('model   model.safetensors in it; safetensors.numpy.load_file(path)["params"]')
+    print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
+    if values["outcome"] == "interrupted":
+        sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []
+        print_next(["run", "--resume", folder.run, *sites, *_where(workspace)])
+    elif asked:
+        print_next(["ask", "--run", folder.run, *_where(workspace)])
+    else:
+        print_next(["ledger", "verify", *_where(workspace)])
+
+
+def compare(
+    first: RunArgument, others: Annotated[list[str], typer.Argument(metavar="RUN…", help="More runs.")],
+    workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False,
+) -> None:  # fmt: skip
+    """Compare runs: what differs in their plans, what they cost, how good they are."""
+    from quietsum.runs.folder import Workspace
+
+    place = Workspace.at(workspace)
+    folders = [place.find(name) for name in (first, *others)]
+    if len({folder.run for folder in folders}) < len(folders):
+        raise InvalidParameter("run", first, "is named twice", "name different runs")
+    found, _ = _listed(folders, place)
+    plans = [dict(_flat(folder.plan().to_dict())) for folder in folders]
+    keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
+    if as_json:
+        differing = {key: [plan.get(key) for plan in plans] for key in keys}
+        print_json({"workspace": str(place.path), "runs": found, "plan": differing})
+        return
+    _print_runs(found)
+    if keys:
+        print("\nwhat differs in the plans")
+        for key in keys:
+            print(textwrap.fill(f"  {key}: " + " | ".join(_said(plan.get(key)) for plan in plans), 80))
+    else:
+        print("\nthe plans are equal")
+    print_next(["show", found[-1]["run"], *_where(workspace)])
+
+
+def _attackers(folder: RunFolder) -> frozenset[str]:
+    """Who attacks in a drill; nobody elsewhere."""
+    from quietsum.plan.refusals import taking_part
+    from quietsum.runs.facts import TaskFacts
+
+    plan, facts = folder.plan(), TaskFacts.read(folder.path)
+    if plan.attack is None or facts is None:
+        return frozenset()
+    return frozenset(plan.attack.among([party.name for party in taking_part(plan, facts.parties)]))
+
+
+def _print_left_out(rejected: LeftOut | None, attackers: Collection[str]) -> None:
+    """Whom the rule left out, and how often. For the operator: no report holds it."""
+    if rejected is None:
+        return
+    text = (
+        f"left out by {rejected.rule}, for the operator alone, in how many of {rejected.rounds} rounds, with the "
+        "reason given last. That an update was unlike the others is no verdict"
+    )
+    print("\n" + textwrap.fill(text, 80))
+    shown = rejected.parties[:MOST_LEFT_OUT]
+    names, digits = max(len(party) for party, *_ in shown), len(str(shown[0][1]))
+    for party, rounds, reason in shown:
+        drill = "; attacks in this drill" if party in attackers else ""
+        head = f"  {printable(party):<{names}}  {rounds:>{digits}}  "
+        print(textwrap.fill(f"{printable(reason)}{drill}", 80, initial_indent=head, subsequent_indent=" " * len(head)))
+    if len(rejected.parties) > len(shown):
+        print(f"  and {len(rejected.parties) - len(shown)} more in the table rejected of run.db")
+
+
+def _print_findings(found: Sequence[Finding]) -> None:
+    """What detection found, the last word of each rule on each subject. For the operator: no report holds it."""
+    if not found:
+        return
+    last = {(one.rule, str(one.subject_kind), one.subject): one for one in found}
+    times = Counter((one.rule, str(one.subject_kind), one.subject) for one in found)
+    print(f"\ndetection, for the operator alone: {len(found)} finding{'s' * (len(found) > 1)}, which are no verdicts")
+    for key, one in list(last.items())[:MOST_FINDINGS]:
+        again = f", {times[key]} times up to" if times[key] > 1 else ","
+        text = f"  {one.sentence}{again} round {one.round}"
+        print(textwrap.fill(text, 80, subsequent_indent="    "))
+    if len(last) > MOST_FINDINGS:
+        print(f"  and {len(last) - MOST_FINDINGS} more in the table findings of run.db")
+
+
+def _said(value: object) -> str:
+    return "not stated" if value is None else str(value)
+
+
+def _where(workspace: str | None) -> Sequence[str]:
+    return [] if workspace is None else ["--workspace", workspace]
+
+
+def _listed(
+    folders: Sequence[RunFolder], place: Workspace, damaged: list[tuple[str, str]] | None = None
+) -> tuple[list[dict[str, Any]], LedgerBroken | None]:
+    """A few words on each run, and what is wrong with the ledger, which is opened once, for reading.
+
+    Runs that cannot be read are added to ``damaged``; without it, the first trouble is the error.
+    """
+    from quietsum import report
+    from quietsum.ledger import Ledger, StoreFailed
+
+    found: list[dict[str, Any]] = []
+    if not folders:
+        return found, None
+    try:
+        with Ledger.open(place.ledger, read_only=True) as ledger:
+            for folder in folders:
+                try:
+                    found.append(report.listed(folder, place, ledger))
+                except (LedgerBroken, StoreFailed):
+                    raise
+                except QuietsumError as error:
+                    if damaged is None:
+                        raise
+                    damaged.append((folder.run, str(error)))
+    except LedgerBroken as error:
+        if damaged is None:
+            raise
+        return found, error
+    return found, None
+
+
+def _print_unpriced(folders: Sequence[RunFolder]) -> None:
+    """The runs that a broken ledger cannot vouch for: that they are there, and nothing of what they cost."""
+    for folder in folders:
+        text = f"{folder.run} was begun {folder.created}; what it cost is not known, the ledger is broken"
+        print(textwrap.fill(text, 80))
+
+
+def _print_runs(found: Sequence[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    from quietsum.cli.shared.output import figure
+    from quietsum.runs.progress import NO_GUARANTEE
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("run", "outcome", "rounds", "guarantee", "measured"):
+        table.add_column(name, justify="left", overflow="fold")
+    for row in found:
+        claims = [
+            f"ε ≤ {figure(_number(g['epsilon']))} per {g['unit']}, δ {g['delta']:g}"
+            + "".join(f", {w}" for w in g["warnings"])
+            for g in row["guarantees"]
+        ]
+        if row["drill"]:
+            claims = ["none: a drill"]
+        measured = "" if row["metric"] is None else f"{row['metric']} {row['value']:.3f}"
+        table.add_row(
+            row["run"], row["outcome"], f"{row['round']}/{row['rounds']}", "\n".join(claims) or NO_GUARANTEE, measured
+        )
+    console().print(table)
+    data = dict.fromkeys(row["metric_on"] for row in found if row["metric"])
+    for text in data:
+        print(textwrap.fill(f"measured on {text}", 80))
+
+
+def _number(value: float | str) -> float:
+    return float("inf") if isinstance(value, str) else value
+
+
+def _plot(values: dict[str, Any]) -> None:
+    from quietsum import report
+    from quietsum.charts import show
+
+    chart = report.curve(values)
+    if chart is not None:
+        show(chart, height=10)
+        print()
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, value in values.items():
+        found += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return found

@@ -1,0 +1,196 @@
+"""What people and programs read: panels of at most 80 columns, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy.units import Observer, PrivacyUnit
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from quietsum.privacy.protocol import Accountant
+
+__all__ = [
+    "bounds",
+    "command",
+    "console",
+    "facts",
+    "figure",
+    "layer_lines",
+    "meaning",
+    "print_json",
+    "print_next",
+    "renyi_line",
+]
+
+WIDTH = 80
+
+
+def console() -> Console:
+    """A console for stdout that is no wider than 80 columns."""
+    from rich.console import Console
+
+    screen = Console(highlight=False, emoji=False)
+    return screen if screen.width <= WIDTH else Console(highlight=False, emoji=False, width=WIDTH)
+
+
+def print_json(values: Mapping[str, Any], *, indent: int | None = 2) -> None:
+    """One object in plain ASCII; infinities as the word "Infinity", never NaN. Without ``indent`` on one line."""
+    print(json.dumps(_plain(values), indent=indent, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and math.isinf(value):
+        return "Infinity"
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def figure(value: float, *, up: bool = True) -> str:
+    """A bound for people: four decimals, or four digits when small; rounded up, or down for a lower bound."""
+    if math.isinf(value):
+        return "∞"
+    if value == 0:
+        return "0"
+    digits = 4 if value >= 0.1 else min(300, 3 - math.floor(math.log10(value)))
+    if value >= 1e8:
+        return f"{value:.6g}"
+    scaled = value * 10.0**digits
+    nearest = round(scaled)
+    if abs(scaled - nearest) > 1e-6:  # 2.5 stays 2.5, whatever its last bit says
+        nearest = math.ceil(scaled) if up else math.floor(scaled)
+    return f"{nearest / 10.0**digits:.{digits}f}"
+
+
+def bounds(guarantee: Guarantee) -> str:
+    """ε from both sides."""
+    if guarantee.epsilon_lower <= 0 or math.isinf(guarantee.epsilon):
+        return f"ε ≤ {figure(guarantee.epsilon)}"
+    lower, upper = figure(guarantee.epsilon_lower, up=False), figure(guarantee.epsilon)
+    return f"ε = {upper}" if lower == upper else f"{lower} ≤ ε ≤ {upper}"
+
+
+def facts(guarantee: Guarantee) -> list[tuple[str, str]]:
+    """What a guarantee is about, as name and text."""
+    against = "the server" if guarantee.observer is Observer.SERVER else "recipients of the model"
+    method = guarantee.method + (f", order {guarantee.order:g}" if guarantee.order is not None else "")
+    kind = "two-sided, every error inside the bounds" if guarantee.certified else "numerical bound"
+    if not guarantee.certified and guarantee.epsilon_lower > 0:
+        kind = "two-sided numerical bounds"
+    return [
+        ("protects", f"one {guarantee.whom}, against {against}"),
+        ("neighbours", str(guarantee.neighbours.value)),
+        ("method", f"{method} ({kind})"),
+    ]
+
+
+def renyi_line(guarantee: Guarantee, renyi: Guarantee | None) -> str:
+    """The Rényi bound beside the tight one."""
+    if renyi is None:
+        return "no bound for these events"
+    order = f" at order {renyi.order:g}" if renyi.order is not None else ""
+    looser = ""
+    if 0 < guarantee.epsilon < renyi.epsilon < math.inf:
+        looser = f", {100 * (renyi.epsilon / guarantee.epsilon - 1):.0f} % looser"
+    return f"ε ≤ {figure(renyi.epsilon)}{order}{looser}"
+
+
+def meaning(guarantee: Guarantee, accountant: Accountant | None) -> str:
+    """What the best attacker can do, in one or two sentences."""
+    right, found = _attack(guarantee, accountant)
+    whether = {
+        PrivacyUnit.RECORD: "a given record was used",
+        PrivacyUnit.PERSON: "a given person's records were used",
+        PrivacyUnit.CLIENT: "a given client took part",
+    }[guarantee.unit]
+    if right > 99.9:
+        return f"This promises nothing: an attacker may be able to tell for sure whether {whether}."
+    return (
+        f"Nobody can tell whether {whether} and be right more often than {_percent(right)} of the time (a coin: 50 %). "
+        f"Who accuses 1 in 1000 wrongly finds at most {_percent(found)} of them."
+    )
+
+
+def _attack(guarantee: Guarantee, accountant: Accountant | None) -> tuple[float, float]:
+    """The best attacker in percent: how often he is right at even odds, how many he finds accusing 1 in 1000 wrongly.
+
+    Each (ε, δ) that the accountant knows bounds him; a few of them cost milliseconds and come close to the curve.
+    """
+    from quietsum.privacy.attacker import attacker_advantage, true_positive_rate
+
+    lines = [guarantee]
+    advantage = attacker_advantage(guarantee)
+    if accountant is not None and guarantee.epsilon < 100:
+        advantage = min(advantage, attacker_advantage(accountant))
+        quick = guarantee.certified  # a contour or a closed form; distributions take longer
+        deltas = (0.9, 0.7, 0.5, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4) if quick else (0.3, 0.01, 1e-3)
+        lines += [accountant.epsilon(delta=delta) for delta in deltas]
+    return 50 * (1 + advantage), 100 * min(true_positive_rate(line, 0.001) for line in lines)
+
+
+def _percent(value: float) -> str:
+    """Rounded up to a tenth of a percent."""
+    return f"{min(100.0, math.ceil(value * 10 - 1e-9) / 10):.1f} %"
+
+
+def print_next(words: Iterable[object]) -> None:
+    """Name the next useful command, broken before an option so that it can be copied."""
+    parts: list[str] = []
+    for word in (shlex.quote(str(word)) for word in words):
+        if parts and parts[-1].startswith("--") and " " not in parts[-1]:
+            parts[-1] += f" {word}"
+        else:
+            parts.append(word)
+    lines, line = [], f"next: {_program()}"
+    for part in parts:
+        if len(line) + len(part) + 3 > WIDTH:
+            lines.append(f"{line} \\")
+            line = "     "
+        line = f"{line} {part}"
+    print("\n".join([*lines, line]))
+
+
+def command(words: Iterable[object]) -> str:
+    """A command in one line, to be named in a sentence."""
+    return " ".join([_program(), *(shlex.quote(str(word)) for word in words)])
+
+
+def _program() -> str:
+    """How to call this program: by its name where the shell finds it, else by the path it was called by."""
+    called = Path(sys.argv[0])
+    if called.name == "quietsum" and shutil.which("quietsum") is None:
+        return shlex.quote(str(called if called.is_absolute() else os.path.normpath(called)))
+    return "quietsum"
+
+
+def layer_lines(layers: Sequence[Mapping[str, Any]], width: int = 80) -> list[str]:
+    """The layers of defence, on or off, each with what that means and, where it is not on, the key that would be.
+
+    >>> layer_lines([{"name": "monitoring", "state": "off", "text": "nobody looks", "setting": "alerts.toml"}])
+    ['  off           monitoring: nobody looks. Setting: alerts.toml']
+    """
+    import textwrap
+
+    found = []
+    for layer in layers:
+        text = f"{layer['name']}: {layer['text']}." + (
+            "" if layer["state"] == "on" else f" Setting: {layer['setting']}"
+        )
+        found += textwrap.wrap(
+            f"{layer['state']:<13} {text}", width, initial_indent="  ", subsequent_indent=" " * 16,
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
+    return found

@@ -1,0 +1,1 @@
+"""Commands that ask: surveys with local privacy, and questions to sites."""

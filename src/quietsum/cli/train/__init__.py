@@ -1,0 +1,1 @@
+"""Commands that plan and train: new, plan, run, train, drill, tradeoff, selfcheck, datasets."""

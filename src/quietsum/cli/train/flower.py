@@ -1,0 +1,258 @@
+"""``quietsum run --on flower``: the same run, with sites on other machines; and ``quietsum superlink``."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, final
+
+import typer
+
+from quietsum.cli.shared import options as opt
+from quietsum.cli.shared.logs import watch_log
+from quietsum.cli.shared.output import print_next
+from quietsum.cli.shared.signals import ENDING, answering
+from quietsum.errors import InvalidParameter, QuietsumError
+
+if TYPE_CHECKING:
+    from quietsum.federation.flower.superlink import SuperLink
+    from quietsum.federation.remote.coordinator import RemoteFederation
+
+__all__ = [
+    "InsecureOption",
+    "KeysOption",
+    "ListenOption",
+    "SuperLinkOption",
+    "WaitOption",
+    "called",
+    "flower",
+    "require_flower",
+    "superlink",
+]
+
+KeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="DIR", help="With --on flower: quietsum keys made it.", show_default=False),
+]
+ListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", help="With --on flower: start a SuperLink here.", show_default=False),
+]
+SuperLinkOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--superlink", metavar="DIR", help="With --on flower: use the running one of this folder.", show_default=False
+    ),
+]
+PATIENCE = 120.0
+WaitOption = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="How long sites may take to come.")]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure-loopback", help="No TLS, for a trial on one machine; refused elsewhere.")
+]
+OwnKeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="DIR", help="The folder that quietsum keys made.", show_default=False),
+]
+OwnListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", help="Where sites dial; 0.0.0.0: every network.", show_default=False),
+]
+
+
+def require_flower() -> None:
+    """Say what to install where Flower is missing."""
+    if importlib.util.find_spec("flwr") is None:
+        raise QuietsumError(
+            "Flower is not installed, which carries messages between machines: pip install 'quietsum[federate]'"
+        )
+
+
+@contextlib.contextmanager
+def flower(
+    *,
+    keys: Path | None,
+    listen: str | None,
+    folder: Path | None,
+    own: Path,
+    wait: float,
+    insecure: bool,
+    quiet: bool = False,
+) -> Iterator[RemoteFederation]:
+    """The sites of the roster in ``keys``, by a SuperLink of our own (``listen``) or a running one (``folder``)."""
+    require_flower()
+    from quietsum.federation.flower.coordinator import FlowerTransport
+    from quietsum.federation.flower.superlink import read_access
+    from quietsum.federation.remote.coordinator import RemoteFederation
+    from quietsum.identity.greetings import roster_of
+
+    if keys is None:
+        raise QuietsumError("--on flower needs the roster of the sites: say --keys DIR; quietsum keys make makes it")
+    if (listen is None) == (folder is None):
+        raise QuietsumError(
+            "--on flower needs one of two: --listen 0.0.0.0:9092 starts a SuperLink for this run, --superlink DIR uses "
+            "one that is running"
+        )
+    if not wait > 0:
+        raise InvalidParameter("wait", wait, "is no time", "say how many seconds the sites may take to come")
+    roster = roster_of(keys / "parties.toml")
+    with contextlib.ExitStack() as stack:
+        if listen is not None:
+            link = stack.enter_context(_link(keys, listen, own, insecure))
+            if not quiet:
+                print(f"SuperLink at {link.address}; waiting for the sites", flush=True)
+            access = link.access
+        else:
+            assert folder is not None
+            access = read_access(folder)
+        made = RemoteFederation(FlowerTransport(access), roster=roster, patience=wait)
+        stack.callback(made.close)
+        yield made
+
+
+def called(*, keys: Path | None, listen: str | None, folder: Path | None, wait: float, insecure: bool) -> list[str]:
+    """The words of ``quietsum run`` that ask the same sites in the same way again."""
+    words = ["--on", "flower"]
+    for name, value in (("--keys", keys), ("--listen", listen), ("--superlink", folder)):
+        if value is not None:
+            words += [name, str(value)]
+    if wait != PATIENCE:
+        words += ["--wait", f"{wait:g}"]
+    return [*words, "--insecure-loopback"] if insecure else words
+
+
+def _place(listen: str, insecure: bool) -> tuple[str, int]:
+    """Host and port to listen on; without TLS on this machine only."""
+    from quietsum.federation.flower.superlink import is_loopback
+
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidParameter("listen", listen, "is no address", "127.0.0.1:9092, or 0.0.0.0:9092 for all networks")
+    host = host.strip("[]")
+    if insecure and not is_loopback(host):
+        problem = "is not this machine alone, and --insecure-loopback would send models and updates in the clear"
+        raise InvalidParameter("listen", listen, problem, "listen on 127.0.0.1, or leave the flag out and use TLS")
+    return host, int(port)
+
+
+def _link(
+    keys: Path, listen: str, folder: Path, insecure: bool, *, give_up: threading.Event | None = None
+) -> SuperLink:
+    from quietsum.federation.flower.superlink import SuperLink
+    from quietsum.identity.keyring import CLIENTS
+    from quietsum.identity.keyring_report import check_serving
+    from quietsum.identity.nodekeys import read_roster
+
+    host, port = _place(listen, insecure)
+    roster = read_roster(keys / "parties.toml")
+    certificate, key, authority = (keys / name for name in ("server.crt", "server.key", "ca.crt"))
+    if not insecure:
+        for warning in check_serving(keys, host=host):
+            _warn(warning)
+    link = SuperLink(
+        folder,
+        host=host,
+        port=port,
+        certificate=None if insecure else certificate,
+        key=None if insecure else key,
+        authority=None if insecure else authority,
+        insecure=insecure,
+        clients=keys / CLIENTS if not insecure and (keys / CLIENTS).is_file() else None,
+        give_up=give_up,
+    )
+    try:
+        link.admit(roster)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _warn(text: str) -> None:
+    print(textwrap.fill(f"warning: {text}", 80), file=sys.stderr, flush=True)
+
+
+@final
+class _Asked:
+    """What signals have asked of this process: to end (SIGINT, SIGTERM), to read the roster again (SIGHUP)."""
+
+    def __init__(self) -> None:
+        self.end, self.again = threading.Event(), threading.Event()
+
+    def heard(self) -> contextlib.AbstractContextManager[None]:
+        """Signals are taken until this ends."""
+        ending = dict.fromkeys(ENDING, lambda _: self.end.set())
+        return answering({**ending, signal.SIGHUP: lambda _: self.again.set()})
+
+
+def superlink(
+    keys: OwnKeysOption = None,
+    listen: OwnListenOption = None,
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where it keeps its state.")] = Path(
+        "superlink"
+    ),
+    insecure: InsecureOption = False,
+    verbose: opt.VerboseOption = 0,
+) -> None:
+    """Keep a SuperLink running, through which sites are reached.
+
+    Example: quietsum superlink --keys keys --listen 0.0.0.0:9092
+
+    Ends with Ctrl-C or SIGTERM. SIGHUP reads the roster again; one that cannot
+    be read changes nothing.
+    """
+    require_flower()
+    watch_log(verbose)
+    if listen is not None:
+        _place(listen, insecure)  # the reason that counts most is told first
+    if keys is None or listen is None:
+        given = {"--keys DIR": keys, "--listen HOST:PORT": listen}
+        missing = " and ".join(name for name, value in given.items() if value is None)
+        raise QuietsumError(f"quietsum superlink needs {missing}; say --keys keys --listen 0.0.0.0:9092, for instance")
+    from quietsum.federation.flower.superlink import GivenUp
+
+    asked = _Asked()
+    with asked.heard():
+        try:
+            with _link(keys, listen, folder, insecure, give_up=asked.end) as link:
+                if not asked.end.is_set():
+                    _say_where(link, keys, folder, insecure)
+                _serve(link, asked, keys / "parties.toml", folder)
+        except GivenUp:
+            pass
+        print(textwrap.fill(f"ended; sites wait, and find it again when it is started on {folder}", 80), flush=True)
+
+
+def _say_where(link: SuperLink, keys: Path, folder: Path, insecure: bool) -> None:
+    print(f"SuperLink at {link.address}, process {link.pid}; its folder is {folder}", flush=True)
+    again = called(keys=keys, listen=None, folder=folder, wait=PATIENCE, insecure=insecure)
+    print_next(["run", "run.toml", *again])
+    sys.stdout.flush()
+
+
+def _serve(link: SuperLink, asked: _Asked, roster: Path, folder: Path) -> None:
+    """Until somebody asks for the end.
+
+    Guarantees: a roster that cannot be read, or was not taken, leaves those let in who were let in before.
+    """
+    from quietsum.federation.flower.superlink import SuperLinkFailed
+    from quietsum.identity.nodekeys import read_roster
+
+    while not asked.end.wait(0.5):
+        if not link.running:
+            raise SuperLinkFailed(f"the SuperLink has ended by itself; {folder / 'superlink.log'} says why")
+        if not asked.again.is_set():
+            continue
+        asked.again.clear()
+        try:
+            found = read_roster(roster)
+            link.admit(found)
+        except (QuietsumError, OSError) as problem:
+            _warn(f"the roster was not taken, and the one from before still holds: {problem}")
+        else:
+            print(f"the roster was read again; sites in it: {len(found)}", flush=True)

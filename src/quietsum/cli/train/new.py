@@ -1,0 +1,115 @@
+"""``quietsum new``: a commented run.toml to start from."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quietsum.cli.shared.options import JsonOption
+from quietsum.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from quietsum.plan import Plan
+
+__all__ = ["new"]
+
+
+class PresetName(enum.StrEnum):
+    """Promises with a name."""
+
+    PRIVACY_HIGH = "privacy_high"
+    PRIVACY_MEDIUM = "privacy_medium"
+    PERFORMANCE = "performance"
+
+
+class StyleName(enum.StrEnum):
+    """Whom the plan protects."""
+
+    SAMPLE = "sample"
+    USER = "user"
+    HYBRID = "hybrid"
+
+
+def new(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write the plan.")] = Path("run.toml"),
+    preset: Annotated[
+        PresetName | None, typer.Option("--preset", help="A promise with a name.", show_default=False)
+    ] = None,
+    task: Annotated[str, typer.Option("--task", metavar="NAME", help='A task, or "my_module:MyTask".')] = "heart",
+    style: Annotated[
+        StyleName, typer.Option("--style", help="Protect each record, each client (user), or both (hybrid).")
+    ] = StyleName.SAMPLE,
+    secure: Annotated[bool, typer.Option("--secure", help="Masked sums, and noise in shares.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a commented run.toml to start from. No data is needed.
+
+    Example: quietsum new run.toml --task digits --style user
+    """
+    from quietsum.cli.shared.output import print_json, print_next
+    from quietsum.plan import load_plan
+    from quietsum.plan.text.template import template
+
+    _known(task)
+    text = template(task=task, preset=preset.value if preset else None, style=style.value, secure=secure)
+    plan = load_plan(text)
+    _write(file, text, force=force)
+    if as_json:
+        privacy = plan.privacy
+        told = {"task": plan.task.name, "style": privacy.style.value, "preset": privacy.preset, "digest": plan.digest}
+        print_json({"file": str(file), **told})
+        return
+    print(f"wrote {file}")
+    print(f"task {plan.task.name}, {plan.federation.rounds} rounds, {_promises(plan)}; nothing is spent yet")
+    print_next(["plan", file])
+
+
+def _known(task: str) -> None:
+    """Refuse an unknown name with the nearest one. Nothing is made, so neither data nor torch is needed."""
+    from quietsum.tasks import TASKS, nearest_name
+    from quietsum.tasks.trainable import TRAINABLE
+
+    if ":" in task or task in TASKS or task in TRAINABLE:
+        return
+    remedy = nearest_name(task, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
+    raise InvalidParameter("task", task, "is not known", remedy)
+
+
+def _promises(plan: Plan) -> str:
+    """One part for each unit, never a sum."""
+    record, client = plan.privacy.record, plan.privacy.client
+    told = []
+    if plan.privacy.preset is not None:
+        told.append(f"preset {plan.privacy.preset} per record")
+    elif record is not None:
+        told.append(f"ε {record.epsilon:g} per record")
+    if client is not None:
+        told.append(f"ε {client.epsilon:g} per client")
+    return " and ".join(told)
+
+
+def _write(path: Path, text: str, *, force: bool) -> None:
+    """All of ``text`` at ``path``, or nothing; an existing file stays unless ``force`` is given."""
+    import os
+
+    from quietsum.files import DiskFull, NoRoom, write_atomically
+
+    if path.is_dir():
+        raise InvalidParameter("FILE", str(path), "is a directory", f"name a file, {path / 'run.toml'} for instance")
+    try:
+        if not force and os.path.lexists(path):
+            raise FileExistsError
+        write_atomically(path, text.encode(), replace=force, remedy="choose another place")
+    except FileExistsError:
+        raise InvalidParameter(
+            "FILE", str(path), "exists already", "choose another name, or add --force to overwrite"
+        ) from None
+    except DiskFull:
+        raise
+    except (NoRoom, ValueError) as error:
+        reason = str(error).split(": ", 1)[-1].split(";")[0]
+        raise InvalidParameter("FILE", str(path), f"cannot be written ({reason})", "choose another place") from None

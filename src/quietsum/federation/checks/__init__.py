@@ -1,0 +1,1 @@
+"""Sums over clients and over noise shares, taken apart for the self-check."""

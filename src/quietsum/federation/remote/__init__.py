@@ -1,0 +1,1 @@
+"""Sites on other machines: the coordinator's side, over any transport of bytes."""

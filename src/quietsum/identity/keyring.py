@@ -1,0 +1,318 @@
+"""A folder of keys for a federation across machines.
+
+::
+
+    keys/
+      ca.crt  ca.key          the authority; ca.key signs, so lock it away once the certificates are made
+      server.crt  server.key  what the coordinator's SuperLink shows to sites
+      clients.crt             whose certificates the SuperLink asks sites for; without this file it asks for none
+      parties.toml            the roster: the public key of every party
+      Basel/                  what one hands to Basel, by a safe way, and nothing else
+        ca.crt  node.pub  node.key  node.crt
+
+A party that made its own key sends ``node.pub`` only (:func:`admit`); then no private key travels, and its folder here
+holds none. With an existing PKI ``ca.key`` is not here at all. ``node.crt`` is a certificate for the node key: who has
+none of ``clients.crt``'s authority ends before a word of his is read. Who is who is said by the roster, not by it.
+
+Guarantees: nothing that is here is ever overwritten; folders appear with all that is in them or not at all, and the
+roster holds all old parties or all old ones and the new one, whenever the power fails; private keys are readable by
+their owner only from their first byte on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from quietsum import files
+from quietsum.errors import InvalidParameter
+from quietsum.failpoints import reach
+from quietsum.identity.certificates import (
+    Identity,
+    NodeKey,
+    make_authority,
+    make_client,
+    make_node_key,
+    make_server,
+    public_line,
+    read_public_key,
+    read_roster,
+)
+from quietsum.ledger.chain.encoding import fold, label
+
+__all__ = ["CLIENTS", "ROSTER", "add", "admit", "folder_name", "make", "make_own"]
+
+PRIVATE, PUBLIC = 0o600, 0o644
+ROSTER = "parties.toml"
+CLIENTS = "clients.crt"
+HEADER = "# Who may take part, by the public half of their node key. Keep this file from being changed by others.\n"
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*]')
+_RESERVED = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))}
+_OURS = {"ca.crt", "ca.key", "server.crt", "server.key", ROSTER, CLIENTS}
+
+
+def folder_name(party: str) -> str:
+    """The party's name where it can be a folder on every system.
+
+    >>> folder_name("Zürich Nord")
+    'Zürich Nord'
+    >>> folder_name("../etc")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ...
+    quietsum.errors.InvalidParameter: party = '../etc' cannot be a folder's name; leave out ...
+    """
+    name = label("party", party)
+    stem = fold(name).split(".")[0]
+    if (
+        _FORBIDDEN.search(name)
+        or name.startswith((".", "-"))
+        or name.endswith(".")
+        or stem in _RESERVED
+        or fold(name) in _OURS
+        or len(name.encode()) > 200
+    ):
+        remedy = 'leave out < > : " / \\ | ? * and a dot or dash at its beginning, and keep it short'
+        raise InvalidParameter("party", party, "cannot be a folder's name", remedy)
+    return name
+
+
+# ---------------------------------------------------------------------------------------------------- making
+
+
+def make(
+    folder: Path,
+    *,
+    servers: Sequence[str],
+    parties: Sequence[str],
+    days: int = 365,
+    now: datetime.datetime | None = None,
+) -> None:
+    """Make ``folder`` with an authority, a server certificate, and a folder with a key for each of the ``parties``."""
+    names = [folder_name(party) for party in parties]
+    for position, name in enumerate(names):
+        _not_among(name, names[:position])
+    authority = make_authority(days=days, now=now)
+    server = make_server(authority, servers, days=days, now=now)
+    with _staged(folder) as draft:
+        _write(draft / "ca.key", authority.key, PRIVATE)
+        _write(draft / "ca.crt", authority.certificate, PUBLIC)
+        _write(draft / "server.key", server.key, PRIVATE)
+        _write(draft / "server.crt", server.certificate, PUBLIC)
+        _write(draft / CLIENTS, authority.certificate, PUBLIC)
+        roster = HEADER
+        for name in names:
+            key = make_node_key()
+            (draft / name).mkdir(mode=0o700)
+            _fill(draft / name, authority.certificate, key)
+            _certify(draft / name, name, key.public, authority, now)
+            roster += _table(name, key.public)
+        _write(draft / ROSTER, roster.encode(), PUBLIC)
+
+
+def make_own(folder: Path) -> str:
+    """At a site: make ``folder`` with ``node.key`` and ``node.pub``; returns the public line."""
+    key = make_node_key()
+    with _staged(folder) as draft:
+        _write(draft / "node.key", key.private, PRIVATE)
+        _write(draft / "node.pub", f"{key.public}\n".encode(), PUBLIC)
+    return key.public
+
+
+def add(folder: Path, party: str) -> str:
+    """Make a key and a folder for one more ``party`` and take it into the roster; returns the public line."""
+    name = folder_name(party)
+    with _locked(folder):
+        _not_among(name, read_roster(folder / ROSTER) if (folder / ROSTER).exists() else ())
+        begun = folder / name / "node.pub"
+        if begun.is_file():  # as after a crash between its making and the roster
+            remedy = f"take it in with: quietsum keys admit {shlex.join((str(folder), str(begun), '--party', name))}"
+            raise InvalidParameter("party", name, "has a folder with a key here, and is not in the roster", remedy)
+        _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
+        authority = _signing(folder)
+        key = make_node_key()
+        with _staged(folder / name) as draft:
+            _fill(draft, (folder / "ca.crt").read_bytes(), key)
+            _certify(draft, name, key.public, authority)
+        _enter(folder, name, key.public)
+    return key.public
+
+
+def admit(folder: Path, party: str, public_key: Path) -> str:
+    """Take the public key that a ``party`` made itself into the roster; returns the public line.
+
+    Its folder gets ``ca.crt`` and ``node.pub``, and ``node.crt`` where sites are asked for certificates.
+    A folder that is already there stays as it is, where it holds this key
+    (as after a crash between its making and the roster).
+    """
+    name = folder_name(party)
+    if public_key.is_dir():
+        raise InvalidParameter("FILE", str(public_key), "is a folder", "name the file with the public key, node.pub")
+    if not public_key.is_file():
+        raise InvalidParameter("FILE", str(public_key), "does not exist", "name the file that the party sent")
+    key = read_public_key(public_key.read_bytes(), where=str(public_key))
+    line = public_line(key)
+    with _locked(folder):
+        known = read_roster(folder / ROSTER) if (folder / ROSTER).exists() else {}
+        _not_among(name, known)
+        for other, held in known.items():
+            if public_line(held) == line:
+                raise InvalidParameter(
+                    "key", str(public_key), f"is already that of {other}", "each party needs its own"
+                )
+        there = folder / name / "node.pub"
+        if there.exists():
+            if public_line(read_public_key(there.read_bytes(), where=str(there))) != line:
+                raise InvalidParameter("party", name, f"has another key in {there}", "remove that folder first")
+        else:
+            _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
+            authority = _signing(folder)
+            with _staged(folder / name) as draft:
+                _write(draft / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
+                _write(draft / "node.pub", f"{line}\n".encode(), PUBLIC)
+                _certify(draft, name, line, authority)
+        _enter(folder, name, line)
+    return line
+
+
+def _fill(folder: Path, authority: bytes, key: NodeKey) -> None:
+    _write(folder / "node.key", key.private, PRIVATE)
+    _write(folder / "node.pub", f"{key.public}\n".encode(), PUBLIC)
+    _write(folder / "ca.crt", authority, PUBLIC)
+
+
+def _signing(folder: Path) -> Identity | None:
+    """The authority that signs sites' certificates; None where a SuperLink asks for none."""
+    if not (folder / CLIENTS).is_file():
+        return None
+    if not (folder / "ca.key").is_file():
+        remedy = (
+            f"bring it back for this command, or remove {CLIENTS} here and in the SuperLink's folder: then sites are "
+            "asked for no certificate"
+        )
+        raise InvalidParameter("ca.key", str(folder / "ca.key"), "is not here to sign this site's certificate", remedy)
+    return Identity(certificate=(folder / CLIENTS).read_bytes(), key=(folder / "ca.key").read_bytes())
+
+
+def _certify(
+    folder: Path, party: str, line: str, authority: Identity | None, now: datetime.datetime | None = None
+) -> None:
+    if authority is not None:
+        key = read_public_key(line, where=f"the key of {party}")
+        _write(folder / "node.crt", make_client(authority, party, key, now=now), PUBLIC)
+
+
+def _not_among(name: str, others: Iterable[str], *, where: str = "in the roster") -> None:
+    for other in others:
+        if fold(other) == fold(name):
+            problem = f"is {where} already" if other == name else f"differs from {other} only by its writing"
+            raise InvalidParameter("party", name, problem, "choose another name; nothing was changed")
+
+
+def _table(name: str, line: str) -> str:
+    """A table of the roster. JSON and TOML quote printable text in the same way."""
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+    return f'\n[parties.{key}]\nnode_key = "{line}"\n'
+
+
+def _enter(folder: Path, name: str, line: str) -> None:
+    """Add one party at the end of the roster; what people wrote into it stays."""
+    path = folder / ROSTER
+    before = path.read_text(encoding="utf-8") if path.exists() else HEADER
+    draft = folder / f".{ROSTER}.{os.getpid()}.part"
+    draft.unlink(missing_ok=True)
+    _write(draft, (before.rstrip("\n") + "\n" + _table(name, line)).encode(), PUBLIC)
+    try:
+        read_roster(draft)  # it must read back before it takes the old one's place
+        files.rename(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+    reach("keys:entered")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A new file, synced."""
+    files.write_new(path, content, mode=mode, failpoint="keys:written")
+
+
+@contextlib.contextmanager
+def _staged(folder: Path) -> Iterator[Path]:
+    """A hidden folder beside ``folder`` that takes its name at the end, unless something is there by then."""
+    taken = InvalidParameter("DIR", str(folder), "exists already", "choose another name; nothing is ever overwritten")
+    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise taken
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _clear(folder)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))  # mode 700
+    alive = _hold(draft)
+    try:
+        yield draft
+        for inner in (*(found for found in draft.iterdir() if found.is_dir()), draft):
+            files.sync_folder(inner)
+        reach("keys:staged")
+        try:
+            draft.rename(folder)  # refused by the system where a file or a folder with content is
+        except OSError:
+            if os.path.lexists(folder):
+                raise taken from None
+            raise
+        files.sync_folder(folder.parent)
+        reach("keys:renamed")
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        if alive is not None:
+            os.close(alive)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what processes that died have left of a ``folder`` of this name: private keys are in there."""
+    ours = re.compile(rf"\.{re.escape(folder.name)}\.[a-z0-9_]{{8}}\.part")
+    with contextlib.suppress(OSError):  # a place that cannot be listed: then it stays
+        for left in [one for one in folder.parent.iterdir() if ours.fullmatch(one.name) and not one.is_symlink()]:
+            handle = _hold(left)
+            if handle is not None:  # nobody is still filling it
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(handle)
+
+
+def _hold(draft: Path) -> int | None:
+    """A lock that ends with the process; None where another one has it, or where there is no such lock."""
+    try:
+        import fcntl
+
+        handle = os.open(draft, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One change at a time, among processes too."""
+    if not (folder / "ca.crt").is_file():
+        raise InvalidParameter("DIR", str(folder), "has no ca.crt", "make one with: quietsum keys make DIR")
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - a system without such locks
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        for left in folder.glob(".*.part"):  # by a process that died: whoever makes one now holds the lock
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,163 @@
+"""The check before a training: is the step of an unknown model what it claims to be?
+
+:func:`refuse_unsound` tries a :class:`~quietsum.learning.checks.step.CheckedStep` on made-up rows and refuses one that
+is not, :func:`checked_task` wraps a task of the command line. The numpy descent has a bridge of its own, without torch,
+in :mod:`quietsum.learning.checks.numpy_step`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from quietsum.errors import QuietsumError, whole_number
+from quietsum.learning.checks.frozen_randomness import still
+from quietsum.learning.checks.numpy_step import MadeUp
+from quietsum.learning.checks.step import CheckedStep
+from quietsum.learning.clipping import Flat
+from quietsum.learning.config import PrivacyConfig, plan_training
+from quietsum.learning.engines.batch_mixing import SteadyEngine
+from quietsum.learning.engines.protocol import engine_for
+from quietsum.learning.step import PrivateStep
+from quietsum.mechanisms.rng import RandomSource
+from quietsum.privacy.units import Neighbours
+from quietsum.selfcheck.report import CheckReport
+from quietsum.selfcheck.suite import one_step
+
+__all__ = [
+    "CheckableTask",
+    "CheckedStep",
+    "ClaimContradicted",
+    "checked_task",
+    "planned",
+    "refuse_unsound",
+    "while_checking",
+]
+
+
+@contextlib.contextmanager
+def while_checking(model: nn.Module) -> Iterator[nn.Module]:
+    """The model without chance, and torch on one thread, since batches are tiny.
+
+    Chance is held by :func:`~quietsum.learning.checks.frozen_randomness.still`. All of it comes back afterwards.
+    """
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with still(model):
+            yield model
+    finally:
+        torch.set_num_threads(threads)
+
+
+class ClaimContradicted(QuietsumError):
+    """A step is not what it claims to be. Nothing was trained and nothing was charged."""
+
+    exit_code = 5
+
+
+def refuse_unsound(step: CheckedStep, model: nn.Module, *, rng: RandomSource | None = None) -> CheckReport:
+    """The one-step self-check before a training: the report, or :class:`ClaimContradicted` with what is wrong."""
+    with while_checking(model):
+        report = one_step(step, rng=rng)
+    if not report.passed:
+        found = report.failures[0]
+        raise ClaimContradicted(f"{report.step} fails its self-check in {found.test} ({found.name}): {found.lesson}")
+    return report
+
+
+def planned(config: PrivacyConfig, size: int) -> Callable[[int], Mapping[str, float]]:
+    """The constants of a training plan for any number of records, as :class:`CheckedStep` takes them.
+
+    Under the zero-out relation neighbours have the same size, which is public, so the plan is always that of ``size``.
+    """
+    fixed = plan_training(config, size=size).neighbours is not Neighbours.ADD_REMOVE
+
+    def constants(population: int) -> Mapping[str, float]:
+        plan = plan_training(config, size=size if fixed else population)
+        return {
+            "sample rate": plan.rate,
+            "divisor": plan.expected_batch,
+            "steps": float(plan.steps),
+            "delta": plan.delta,
+            **{f"noise of stage {number}": stage.noise_multiplier for number, stage in enumerate(plan.stages)},
+            **{f"norm of stage {number}": stage.max_norm for number, stage in enumerate(plan.stages)},
+        }
+
+    return constants
+
+
+# ------------------------------------------------------------------------------------------------ a torch task
+
+
+class CheckableTask(Protocol):
+    """What is asked of a torch task: its model, its loss, and the shape of its records."""
+
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The declared number of records."""
+        ...
+
+    def model(self) -> nn.Module:
+        """A fresh model."""
+        ...
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """One value per example."""
+        ...
+
+    def records(self) -> tuple[Tensor, ...]:
+        """The records, of which only shapes and types are looked at."""
+        ...
+
+
+def checked_task(
+    task: CheckableTask,
+    *,
+    engine: str = "auto",
+    noise_multiplier: float = 1.1,
+    rate: float = 0.05,
+    max_norm: float = 1.0,
+    mode: str = "fast",
+) -> tuple[CheckedStep, nn.Module]:
+    """A torch task's model and loss as a step under test, and the model, whose dropout the caller switches off.
+
+    Of the records only shapes and types are used; made-up labels stay below the model's number of outputs.
+    """
+    model, clip, population = task.model(), Flat(max_norm=max_norm), whole_number("size", task.size, 1)
+    blank = tuple(torch.zeros((1, *part.shape[1:]), dtype=part.dtype) for part in task.records())
+    device = next(model.parameters()).device
+    with torch.no_grad(), while_checking(model):
+        outputs = model(blank[0].to(device))
+    classes = int(outputs.shape[-1]) if outputs.dim() > 1 else 2
+
+    def make(some: nn.Module) -> PrivateStep:
+        return PrivateStep.build(
+            some,
+            task.loss,
+            clip,
+            noise_multiplier=noise_multiplier,
+            rate=rate,
+            expected_batch=rate * population,
+            engine=engine,
+            mode=mode,
+        )
+
+    step = CheckedStep(
+        make,
+        model,
+        rows=MadeUp.like(tuple(part.numpy() for part in blank), below=classes),
+        population=population,
+        referee=lambda some: SteadyEngine(engine_for("naive", some, task.loss, clip), some, task.loss),
+        name=f"{task.name}, engine {make(model).engine.name}",
+    )
+    return step, model

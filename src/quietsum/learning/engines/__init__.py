@@ -1,0 +1,1 @@
+"""Engines: ways to the sum of clipped per-example gradients."""

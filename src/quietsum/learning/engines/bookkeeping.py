@@ -1,0 +1,338 @@
+"""Our engine: private gradients for little more than the price of ordinary ones.
+
+An ordinary step runs the model forward (F), propagates gradients back to the layers' outputs (F) and turns them into
+weight gradients (F). Per-example gradients need all three; only the last must wait until the clip factors are known:
+
+    1. forward, noting each layer's input a
+    2. one backward pass, to the layers' outputs only, giving g
+    3. every example's norm from a and g, mostly without forming its gradient
+    4. factors c_i, then one weighted weight gradient Σ_i c_i g_i a_iᵀ per layer
+
+which is Bu et al. 2023, "Differentially private optimization on large model at small cost" (book-keeping), with norms
+after Goodfellow 2015 and Li et al. 2022. The formulas stand in :mod:`quietsum.learning.engines.layers`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from quietsum.errors import InvalidParameter
+from quietsum.learning.clipping import Clip
+from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
+from quietsum.learning.engines.completeness import unaccounted
+from quietsum.learning.engines.dense import stacks_in
+from quietsum.learning.engines.layers import InstanceUse, Use
+from quietsum.learning.engines.naive import NaiveEngine
+from quietsum.learning.engines.protocol import (
+    Batch,
+    Block,
+    Engine,
+    Loss,
+    count_small,
+    group_of,
+    in_blocks,
+    joint_norm,
+    losses_of,
+    rows_of,
+    safe_factors,
+    trainable,
+)
+from quietsum.learning.engines.recurrent import unrolled
+from quietsum.learning.engines.tracing import NotCovered, slots_of
+from quietsum.learning.engines.vmap import NotBatchable, VmapEngine
+
+__all__ = ["AutoEngine", "BookkeepingEngine"]
+
+_LOOKS = 3  # batches whose rows are followed through the layers, besides the first one of each path
+
+
+@final
+class BookkeepingEngine:
+    """One forward, one backward to layer outputs, norms, one weighted weight gradient.
+
+    Guarantees: every use of a trainable parameter is accounted for, or the batch is refused; checked on torch's graph
+    at the first batch and whenever the model takes a new path. That row i at a layer belongs to example i is checked
+    too, on the first few batches and on every new path: a model may sort its rows and put them back.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+        self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        names, self._parameters = trainable(model)
+        self._groups = clip.groups(names)
+        self._group_of = group_of(self._groups, len(names))
+        self._names = names
+        self._slots = slots_of(model, {id(p): number for number, p in enumerate(self._parameters)})
+        self._by_step = {(id(slot.module), slot.weight): slot for slot in self._slots if slot.weight}
+        owners = [number for slot in self._slots for number in slot.parameters]
+        self._shared = {number for number in owners if owners.count(number) > 1}
+        self._norm_layers = [module for module in model.modules() if isinstance(module, NORMS)]
+        self._whole = [slot for slot in self._slots if not slot.weight]
+        self._stacks = stacks_in(model, self._slots)
+        stacked = {id(slot) for stack in self._stacks for slot in stack.slots}
+        self._loose = [slot for slot in self._whole if id(slot) not in stacked]
+        self._checked: set[tuple[int, ...]] = set()
+        self._looks = 0
+        self._norms: Tensor | None = None
+
+    @property
+    def name(self) -> str:
+        """As in ``engine_for``."""
+        return "bookkeeping"
+
+    @property
+    def why(self) -> str:
+        """Why this engine, and which modules it had to treat one by one."""
+        local = [slot.label for slot in self._slots if slot.local]
+        if not local:
+            return "every trainable layer is known, so one backward pass is enough"
+        return f"most layers are known; per-example gradients by vmap for {', '.join(local)}"
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trainable ones."""
+        return self._parameters
+
+    def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`quietsum.learning.engines.protocol.Engine`."""
+        try:
+            return self._clipped_sum(batch)
+        except NotCovered as problem:
+            remedy = "use engine = 'vmap', or 'auto', which falls back by itself"
+            raise InvalidParameter("engine", "bookkeeping", f"cannot serve this model: {problem}", remedy) from problem
+
+    def _clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        if any(mixing_now(module) for module in self._norm_layers):
+            refuse_mixing(self._model)
+        try:
+            sums, self._norms = in_blocks(batch, self._micro_batch, self._parameters, len(self._groups), self._block)
+        finally:
+            for slot in self._slots:
+                slot.begin()
+            for stack in self._stacks:
+                stack.forget()
+        return sums
+
+    def small_norms(self) -> Tensor:
+        """See :class:`quietsum.learning.engines.protocol.Engine`."""
+        return count_small(self._norms, self._clip)
+
+    # ---------------------------------------------------------------------------------------- one piece
+
+    def _block(self, batch: Batch, rows: int) -> Block:
+        with torch.enable_grad():
+            if self._looks < _LOOKS and self._checked and rows > 1:
+                self._refuse_moved_rows(self._forward(batch, rows, graph=True), rows)
+                self._looks += 1
+            losses = self._run(batch, rows)
+            path = tuple([slot.count for slot in self._slots])
+            if path not in self._checked:
+                losses = self._check(batch, rows)
+                self._checked.add(path)
+            edges: list[Any] = [out for stack in self._stacks for out in stack.outs()]
+            edges += [edge for slot in self._slots for call in slot.calls for edge in call.edges]
+            if not edges:
+                return [torch.zeros_like(p) for p in self._parameters], losses.new_zeros((rows, len(self._groups)))
+            gradients: deque[Tensor | None] = deque(torch.autograd.grad(losses.sum(), edges, allow_unused=True))
+        del losses, edges
+        with torch.no_grad():
+            return self._settle(gradients, rows)
+
+    def _settle(self, gradients: deque[Tensor | None], rows: int) -> Block:
+        """Norms, factors, weighted sums. Takes the gradients out of the queue, so that memory is freed on the way."""
+        uses = [use for stack in self._stacks for use in stack.uses(gradients, rows)]
+        for slot in self._slots:
+            use = slot.use(gradients, rows) if slot.calls else None
+            if use is not None:
+                uses.append((slot.parameters, use))
+        if self._shared:
+            uses = _joined(uses, self._shared)
+        norms = self._norms_of(uses, rows)
+        factors, bad = safe_factors(self._clip, norms)
+        columns = [factors.view(-1)] if len(self._groups) == 1 else list(factors.t().contiguous().unbind())
+        sums: list[Tensor | None] = [None] * len(self._parameters)
+        while uses:
+            numbers, use = uses.pop()
+            if bad is not None:
+                use.drop(bad)
+            parts = use.weighted([columns[self._group_of[k]] for k in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                sums[number] = part
+        return [
+            torch.zeros_like(p) if part is None else part if part.dtype is p.dtype else part.to(p.dtype)
+            for p, part in zip(self._parameters, sums, strict=True)
+        ], norms
+
+    def _norms_of(self, uses: Sequence[tuple[tuple[int, ...], Use]], rows: int) -> Tensor:
+        """(n, groups) norms from those of the parameters."""
+        order = self._clip.order
+        if len(self._groups) == 1:
+            every = [norm for _, use in uses for norm in use.norms(order)]
+            return joint_norm(every or [self._parameters[0].new_zeros(rows)], order).unsqueeze(1)
+        measured: list[list[Tensor]] = [[] for _ in self._groups]
+        for numbers, use in uses:
+            for number, norm in zip(numbers, use.norms(order), strict=True):
+                measured[self._group_of[number]].append(norm)
+        blank = [self._parameters[0].new_zeros(rows)]
+        return torch.stack([joint_norm(group or blank, order) for group in measured], 1)
+
+    # ------------------------------------------------------------------------------------------ watching
+
+    def _run(self, batch: Batch, rows: int) -> Tensor:
+        """The losses, as fast as can be."""
+        if not self._stacks:
+            return self._forward(batch, rows)
+        try:
+            return self._forward(batch, rows)
+        except RuntimeError:  # a loss that writes into the scores, say: torch's own way allows more
+            return self._forward(batch, rows, graph=True)
+
+    def _forward(self, batch: Batch, rows: int, *, graph: bool = False) -> Tensor:
+        """The losses, with notes in the slots; ``graph``: everything by torch, so that its graph can be walked."""
+        stacks, slots = ([], self._whole) if graph else (self._stacks, self._loose)
+        for slot in self._slots:
+            slot.begin()
+        for stack in self._stacks:
+            stack.forget()
+        for slot in slots:
+            slot.lend()
+        for stack in stacks:
+            stack.lend()
+        try:
+            if not self._by_step:
+                return losses_of(self._loss, self._model, batch, rows)
+            with unrolled(self._model, self._step):
+                return losses_of(self._loss, self._model, batch, rows)
+        finally:
+            for stack in stacks:
+                stack.take_back()
+            for slot in slots:
+                slot.take_back()
+
+    def _step(self, module: nn.Module, weight: str, given: Tensor, out: Tensor) -> None:
+        slot = self._by_step.get((id(module), weight))
+        if slot is not None:
+            slot.note(given, out)
+
+    def _check(self, batch: Batch, rows: int) -> Tensor:
+        """Run again with the graph in view; refuse what the books would miss. Returns the losses of that run."""
+        few = 1 if rows > 1 else 2
+        fewer = tuple(torch.cat([part[:1]] * few) for part in batch)
+        self._forward_and_shape(fewer, few)
+        for slot in self._slots:
+            slot.tracing = True
+        try:
+            losses = self._forward(batch, rows, graph=True)
+            for slot in self._slots:
+                slot.confirm(rows)
+        finally:
+            for slot in self._slots:
+                slot.tracing = False
+        missing = unaccounted(losses, self._slots, self._parameters)
+        if missing:
+            named = ", ".join(self._names[number] for number in missing)
+            raise NotCovered(f"{named} is used outside the forward of the module that owns it")
+        self._refuse_moved_rows(losses, rows)
+        return losses
+
+    def _refuse_moved_rows(self, losses: Tensor, rows: int) -> None:
+        """Whether the loss of an example reaches each layer in that example's row alone, for the first and the last."""
+        places = [(slot.label, call, edge) for slot in self._slots for call in slot.calls for edge in call.edges]
+        for row in sorted({0, rows - 1}) if rows > 1 and places and losses.requires_grad else ():
+            some = torch.zeros(rows, dtype=losses.dtype, device=losses.device)
+            some[row] = 1
+            edges = [edge for _, _, edge in places]
+            found = torch.autograd.grad(losses, edges, some, retain_graph=True, allow_unused=True)
+            for (label, call, _), part in zip(places, found, strict=True):
+                if part is None:
+                    continue
+                part = call.at_output(part)
+                others = [part[:row], part[row + 1 :]] if part.dim() and len(part) == rows else [part]
+                if any(bool((other.abs() > 0).any()) for other in others):  # NaN is no finding: it is one bad row's
+                    raise NotCovered(f"{label} does not have example i in row i")
+
+    def _forward_and_shape(self, batch: Batch, rows: int) -> None:
+        """Whether every noted output has the examples first: run on another number of examples and see."""
+        losses = self._forward(batch, rows, graph=True)
+        for slot in self._slots:
+            slot.learn(rows)
+        places = [(slot.label, call, edge) for slot in self._slots for call in slot.calls for edge in call.edges]
+        if places:
+            found = torch.autograd.grad(losses.sum(), [edge for _, _, edge in places], allow_unused=True)
+            for (label, call, _), part in zip(places, found, strict=True):
+                if part is not None and (part.dim() == 0 or len(call.at_output(part)) != rows):
+                    raise NotCovered(f"{label} does not have the examples in its first dimension")
+
+
+def _joined(uses: Sequence[tuple[tuple[int, ...], Use]], shared: set[int]) -> list[tuple[tuple[int, ...], Use]]:
+    """Tied parameters: the norm is that of the sum over all owners, so their gradients are built and added."""
+    kept: list[tuple[tuple[int, ...], Use]] = []
+    whole: dict[int, Tensor] = {}
+    for numbers, use in uses:
+        if not shared & set(numbers):
+            kept.append((numbers, use))
+            continue
+        for number, part in zip(numbers, use.instances(), strict=True):
+            whole[number] = whole[number] + part if number in whole else part
+    if whole:
+        kept.append((tuple(whole), InstanceUse(list(whole.values()))))
+    return kept
+
+
+@final
+class AutoEngine:
+    """Bookkeeping where its books are complete, else vmap, else a loop; from the first batch that shows it.
+
+    The loop takes over only if vmap has served no batch yet: what one record raises later does not change the engine.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, clip: Clip, *, micro_batch: int | None = None) -> None:
+        self._model, self._loss, self._clip, self._micro_batch = model, loss, clip, micro_batch
+        self._books: BookkeepingEngine | None = BookkeepingEngine(model, loss, clip, micro_batch=micro_batch)
+        self._engine: Engine = self._books
+        self._settled = False
+
+    @property
+    def name(self) -> str:
+        """The name of the engine at work."""
+        return self._engine.name
+
+    @property
+    def why(self) -> str:
+        """Why it is at work."""
+        return self._engine.why
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The trainable ones."""
+        return self._engine.parameters
+
+    def clipped_sum(self, batch: Batch) -> tuple[Tensor, ...]:
+        """See :class:`quietsum.learning.engines.protocol.Engine`."""
+        if self._books is not None:
+            try:
+                return self._books._clipped_sum(batch)
+            except NotCovered as problem:
+                self._books = None
+                self._engine = VmapEngine(
+                    self._model, self._loss, self._clip, micro_batch=self._micro_batch, why=f"vmap, because {problem}"
+                )
+        try:
+            sums = self._engine.clipped_sum(batch)
+        except NotBatchable as problem:
+            if self._settled:
+                raise
+            why = f"a loop over examples, which is slow, because the model {problem.problem}"
+            loop = NaiveEngine(self._model, self._loss, self._clip, micro_batch=self._micro_batch, why=why)
+            sums = loop.clipped_sum(batch)
+            self._engine = loop
+        self._settled = self._settled or rows_of(batch) > 0
+        return sums
+
+    def small_norms(self) -> Tensor:
+        """See :class:`quietsum.learning.engines.protocol.Engine`."""
+        return self._engine.small_norms()

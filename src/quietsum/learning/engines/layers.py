@@ -1,0 +1,340 @@
+"""Norms and weighted gradients, layer by layer, from what came in and what came back.
+
+A layer saw activations a and its output received gradients g. For a Linear layer, example i's weight gradient is
+Σ_t g_t a_tᵀ over its positions t. Its norm can be had in three ways, and :func:`plan_for` takes the cheapest:
+
+    outer    one position:       ‖g aᵀ‖ = ‖g‖ ‖a‖                                  Goodfellow 2015
+    ghost    few positions:      ‖Σ_t g_t a_tᵀ‖² = Σ_ts (a_t·a_s)(g_t·g_s)          Li et al. 2022, section 4
+    keep     few parameters:     build Σ_t g_t a_tᵀ for each example, and keep it for the weighted sum
+    discard  neither:            the same in pieces, for the norm alone
+
+A :class:`Use` is one parameter set in one batch. Once the factors c_i are known, the weighted gradient is one product
+Σ_i c_i g_i a_iᵀ (Bu et al. 2023), or c times what was kept. A ghost norm is a difference of large numbers when
+positions cancel; there it is raised by a bound of its rounding error, so that no example slips under the clip.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from quietsum.learning.engines.protocol import flat_rows
+
+__all__ = ["EmbeddingUse", "Entries", "InstanceUse", "MatrixUse", "OuterUse", "Room", "Use", "affine_use", "plan_for"]
+
+Entries: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+"""Per call of a layer: what came in, and the gradient at what went out."""
+
+_KEEP_BYTES = 1 << 28
+_ROOM_BYTES = 1 << 25
+_PIECE_BYTES = {"cpu": 1 << 20, "cuda": 1 << 29}
+_DOUBT = 1e3  # a ghost norm this many times above its error bound is taken as it is
+
+
+class Use(Protocol):
+    """The parameters of one layer in one batch. ``norms`` comes first, then perhaps ``drop``, then ``weighted``."""
+
+    def norms(self, order: int) -> list[Tensor]:
+        """For each trainable parameter, every example's norm: (n,)."""
+        ...
+
+    def instances(self) -> list[Tensor]:
+        """For each trainable parameter, every example's gradient: (n, …)."""
+        ...
+
+    def drop(self, bad: Tensor) -> None:
+        """Erase the marked examples, so that zero times NaN does not arise."""
+        ...
+
+    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """For each trainable parameter Σ_i factors_i · gradient_i."""
+        ...
+
+
+def plan_for(rows: int, positions: int, inputs: int, outputs: int, item: int) -> str:
+    """Ghost, keep or discard, by arithmetic and memory traffic counted per example.
+
+    >>> plan_for(256, 32, 64, 192, 4), plan_for(256, 196, 64, 16, 4), plan_for(1024, 16, 4608, 512, 4)
+    ('keep', 'keep', 'ghost')
+    """
+    size = inputs * outputs
+    product = positions * size
+    ghost = positions * positions * (inputs + outputs + 8) + product
+    keep = product * 1.25 + 12 * size
+    if rows * size * item > _KEEP_BYTES:
+        keep = 2 * product + 12 * size
+        return "ghost" if ghost <= keep else "discard"
+    return "ghost" if ghost < keep else "keep"
+
+
+def pieces(rows: int, bytes_each: int, device: str) -> range:
+    """Starts of pieces that fit the cache of a processor or a share of a card's memory."""
+    step = max(1, _PIECE_BYTES.get(device, 1 << 22) // max(1, bytes_each))
+    return range(0, rows, step)
+
+
+def ghost_norms(a: Tensor, g: Tensor) -> Tensor:
+    """‖Σ_t g_t a_tᵀ‖ for each example, from (n, t, in) and (n, t, out), without forming the products."""
+    rows, positions = a.shape[:2]
+    starts = pieces(rows, 2 * positions * positions * a.element_size(), a.device.type)
+    found = [_ghost_piece(a[s : s + starts.step], g[s : s + starts.step]) for s in starts]
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _ghost_piece(a: Tensor, g: Tensor) -> Tensor:
+    left, right = torch.bmm(a, a.transpose(1, 2)), torch.bmm(g, g.transpose(1, 2))
+    lengths = _lengths(left).clamp_(min=floor(a)).mul_(_lengths(right).clamp_(min=floor(g))).sum(1)
+    squared = left.mul_(right).sum((1, 2))
+    doubt = lengths.square_() * _unit(a)
+    return torch.where(squared > _DOUBT * doubt, squared, squared.clamp(min=0) + doubt).sqrt_()
+
+
+def _lengths(gram: Tensor) -> Tensor:
+    """‖v_t‖ of each position, from the products v_t·v_s."""
+    return gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt_()
+
+
+def floor(part: Tensor) -> float:
+    """The least that a norm is taken for: squares of tiny numbers vanish, and a product of norms would with them.
+
+    Below it squares lose what they sum; taking a norm for longer than it is clips an example more, never less.
+    """
+    return 1e-13 if part.dtype == torch.float32 else 1e-140
+
+
+def _unit(a: Tensor) -> float:
+    """The relative error of one product of sums, with the reduced precision that a card may have been told to use."""
+    if a.is_cuda and a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
+        return 2.0**-10
+    return 4 * torch.finfo(a.dtype).eps
+
+
+@final
+class Room:
+    """Memory that a layer keeps from step to step: fresh pages cost a processor more than the sums they hold.
+
+    A card's allocator does the same by itself, and very large pieces are not kept.
+    """
+
+    __slots__ = ("_kept",)
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+        """An uninitialised tensor, valid until the same name is taken again."""
+        size = math.prod(shape)
+        if like.is_cuda or size * like.element_size() > _ROOM_BYTES:
+            return like.new_empty(tuple(shape))
+        found = self._kept.get(name)
+        if found is None or found.numel() < size or found.dtype != like.dtype or found.device != like.device:
+            found = self._kept[name] = like.new_empty(size + size // 4)  # Poisson batches differ in size
+        return found[:size].view(tuple(shape))
+
+
+def _weigh(factors: Tensor, kept: Tensor) -> Tensor:
+    return (factors @ flat_rows(kept)).view(kept.shape[1:])
+
+
+def _erase(part: Tensor, bad: Tensor) -> Tensor:
+    return part.masked_fill(bad.view(-1, *[1] * (part.dim() - 1)), 0)
+
+
+def per_example(part: Tensor, order: int) -> Tensor:
+    """The norm of each row of (n, …)."""
+    found: Tensor = torch.linalg.vector_norm(flat_rows(part), ord=order, dim=1)
+    return found
+
+
+@final
+class OuterUse:
+    """A Linear layer with one position per example: (n, in) and (n, out)."""
+
+    __slots__ = ("_a", "_bias", "_g", "_weight")
+
+    def __init__(self, a: Tensor, g: Tensor, *, weight: bool, bias: bool) -> None:
+        self._a, self._g, self._weight, self._bias = a, g, weight, bias
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`Use`."""
+        back = torch.linalg.vector_norm(self._g, order, 1).clamp_(min=floor(self._g))
+        if not self._weight:
+            return [back]
+        weight = torch.linalg.vector_norm(self._a, order, 1).clamp_(min=floor(self._a)).mul_(back)
+        return [weight, back] if self._bias else [weight]
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`Use`."""
+        found = [self._g[:, :, None] * self._a[:, None, :]] if self._weight else []
+        return [*found, self._g] if self._bias else found
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Use`."""
+        self._a, self._g = _erase(self._a, bad), _erase(self._g, bad)
+
+    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`Use`."""
+        a, g, factor = self._a, self._g, factors[0]
+        if not self._weight:
+            return [factor @ g]
+        column = factor.unsqueeze(1)
+        if self._bias and (factors[1] is factor or g.shape[1] <= a.shape[1]):
+            g = g * column
+            return [g.t().mm(a), g.sum(0) if factors[1] is factor else factors[1] @ self._g]
+        found = [(g * column).t().mm(a) if g.shape[1] <= a.shape[1] else g.t().mm(a * column)]
+        return [*found, factors[1] @ g] if self._bias else found
+
+
+@final
+class MatrixUse:
+    """A Linear layer with several positions, or used several times: (n, t, in) and (n, t, out), any strides."""
+
+    __slots__ = ("_a", "_g", "_kept", "_room", "_summed", "_weight")
+
+    def __init__(self, a: Tensor, g: Tensor, *, weight: bool, bias: bool, room: Room) -> None:
+        self._a, self._g, self._weight, self._room = a, g, weight, room
+        self._kept: Tensor | None = None
+        self._summed = g.sum(1) if bias else None
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`Use`."""
+        found = [self._weight_norms(order)] if self._weight else []
+        return [*found, per_example(self._summed, order)] if self._summed is not None else found
+
+    def _weight_norms(self, order: int) -> Tensor:
+        a, g = self._a, self._g
+        rows, positions = a.shape[:2]
+        plan = plan_for(rows, positions, a.shape[2], g.shape[2], a.element_size())
+        if plan == "ghost" and order == 2:
+            return ghost_norms(a, g)
+        if plan == "discard":
+            starts = pieces(rows, a.shape[2] * g.shape[2] * a.element_size(), a.device.type)
+            each = [torch.bmm(g[s : s + starts.step].transpose(1, 2), a[s : s + starts.step]) for s in starts]
+            return torch.cat([per_example(part, order) for part in each])
+        self._kept = self._room.take("kept", (rows, g.shape[2], a.shape[2]), a)
+        torch.bmm(g.transpose(1, 2), a, out=self._kept)
+        return per_example(self._kept, order)
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`Use`."""
+        found = [torch.bmm(self._g.transpose(1, 2), self._a)] if self._weight else []
+        return [*found, self._summed] if self._summed is not None else found
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Use`."""
+        self._a, self._g = _erase(self._a, bad), _erase(self._g, bad)
+        self._kept = None if self._kept is None else _erase(self._kept, bad)
+        self._summed = None if self._summed is None else _erase(self._summed, bad)
+
+    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`Use`."""
+        found = []
+        if self._weight:
+            if self._kept is not None:
+                found.append(_weigh(factors[0], self._kept))
+            else:
+                a, back = self._a, self._g * factors[0][:, None, None]
+                if a.stride(0) < a.stride(1):  # laid out position by position
+                    a, back = a.transpose(0, 1), back.transpose(0, 1)
+                found.append(back.flatten(0, 1).t().mm(a.flatten(0, 1)))
+        return [*found, factors[-1] @ self._summed] if self._summed is not None else found
+
+
+@final
+class InstanceUse:
+    """Parameters whose per-example gradients are at hand: (n, …) each."""
+
+    __slots__ = ("_kept",)
+
+    def __init__(self, kept: Sequence[Tensor]) -> None:
+        self._kept = list(kept)
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [per_example(part, order) for part in self._kept]
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`Use`."""
+        return self._kept
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Use`."""
+        self._kept = [_erase(part, bad) for part in self._kept]
+
+    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`Use`."""
+        return [_weigh(factor, part) for factor, part in zip(factors, self._kept, strict=True)]
+
+
+def affine_use(
+    entries: Entries, normalise: Callable[[Tensor], Tensor], *, shape: torch.Size | None, weight: bool, bias: bool
+) -> InstanceUse:
+    """Scale and shift after a normalisation: per example Σ g·x̂ and Σ g over all positions.
+
+    The parameters lie along the last dimensions, of ``shape`` (layer norm), or with None along dimension 1 (group and
+    instance norm). x̂ is made anew in small pieces, which costs less than to have kept it.
+    """
+
+    def summed(part: Tensor) -> Tensor:
+        if shape is not None:
+            return part.reshape(len(part), -1, *shape).sum(1)
+        return part.flatten(2).sum(2) if part.dim() > 2 else part
+
+    scales: list[Tensor] = []
+    shifts: list[Tensor] = []
+    for x, g in entries:
+        starts = pieces(len(g), g[0].numel() * g.element_size(), g.device.type)
+        if weight:
+            cuts = [slice(start, start + starts.step) for start in starts]
+            scales.append(torch.cat([summed(normalise(x[cut]) * g[cut]) for cut in cuts]))
+        if bias:
+            shifts.append(summed(g))
+    return InstanceUse([functools.reduce(torch.add, parts) for parts in (scales, shifts) if parts])
+
+
+@final
+class EmbeddingUse:
+    """A table of rows: token t of an example adds g_t to its row. The padding row has no gradient."""
+
+    __slots__ = ("_g", "_shape", "_tokens")
+
+    def __init__(self, tokens: Tensor, g: Tensor, *, shape: torch.Size, padding: int | None) -> None:
+        if padding is not None:
+            g = g.masked_fill((tokens == padding)[:, :, None], 0)
+        self._tokens, self._g, self._shape = tokens, g, shape
+
+    def norms(self, order: int) -> list[Tensor]:
+        """See :class:`Use`."""
+        rows, positions = self._tokens.shape
+        if positions == 1:
+            return [per_example(self._g, order)]
+        starts = pieces(rows, 2 * positions * positions * self._g.element_size(), self._g.device.type)
+        found = []
+        for start in starts:
+            tokens, g = self._tokens[start : start + starts.step], self._g[start : start + starts.step]
+            same = (tokens[:, :, None] == tokens[:, None, :]).to(g.dtype)
+            first = (same.tril(-1).sum(2) == 0).to(g.dtype)  # each row of the table counts once, with all its tokens
+            found.append(per_example(torch.bmm(same, g) * first[:, :, None], order))
+        return [torch.cat(found)]
+
+    def instances(self) -> list[Tensor]:
+        """See :class:`Use`."""
+        rows = len(self._tokens)
+        table = self._g.new_zeros((rows, *self._shape))
+        where = self._tokens[:, :, None].expand(-1, -1, self._shape[1])
+        return [table.scatter_add_(1, where, self._g)]
+
+    def drop(self, bad: Tensor) -> None:
+        """See :class:`Use`."""
+        self._g = _erase(self._g, bad)
+
+    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+        """See :class:`Use`."""
+        table = self._g.new_zeros(self._shape)
+        scaled = (self._g * factors[0][:, None, None]).flatten(0, 1)
+        return [table.index_add_(0, self._tokens.flatten(), scaled)]

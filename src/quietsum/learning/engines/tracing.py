@@ -1,0 +1,390 @@
+"""Watching a model run: which layer saw what, and where in the graph its output sits.
+
+During one forward pass every module with trainable parameters leaves a note in its :class:`Slot`: its input, and the
+place of its output in torch's graph (taken at once, so that a later in-place operation cannot move it). After one
+backward pass to those places, each slot knows activations and output gradients, and
+:mod:`quietsum.learning.engines.layers` does the rest. A module that no rule knows is differentiated on its own, example
+by example, from what it was given.
+
+Whether the notes explain every use of every parameter is the question of :mod:`quietsum.learning.engines.completeness`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from quietsum.learning.engines import layers
+from quietsum.learning.engines.convolution import ConvolutionUse, Geometry
+from quietsum.learning.engines.layers import Entries, Use
+from quietsum.learning.engines.recurrent import can_unroll, names_in
+
+__all__ = ["NotCovered", "Slot", "slots_of"]
+
+_HALF = (torch.float16, torch.bfloat16)
+_INSTANCE_DIMS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+
+
+class NotCovered(Exception):
+    """The books of this model cannot be complete; the message says why."""
+
+
+class Call(NamedTuple):
+    """One call of one layer: its input and how often that was written to, and its outputs' and inputs' places.
+
+    ``shape`` is that of the output where its place is that of the tensor behind it: an operation that writes into a
+    view changes the history of the whole, and the view's own place is never reached.
+    """
+
+    given: Any
+    edges: list[GradientEdge]
+    version: int
+    before: list[Node]
+    shape: torch.Size | None = None
+    buffers: dict[str, Tensor] | None = None  # of a module on its own, as they were when it ran
+
+    def at_output(self, gradient: Tensor) -> Tensor:
+        """A gradient at the noted place, shaped like the output."""
+        return gradient if self.shape is None else gradient.view(self.shape)
+
+
+@dataclasses.dataclass(slots=True)
+class Slot:
+    """One set of parameters, and what was noted about it in the present batch."""
+
+    label: str
+    module: nn.Module
+    weight: str  # which of a recurrent module's Linear steps; "" for whole modules
+    parameters: tuple[int, ...]
+    build: Callable[[Entries, int], Use]
+    local: bool = False
+    tracing: bool = False
+    lent: Any = None
+    count: int = 0  # how often it ran
+    calls: list[Call] = dataclasses.field(default_factory=list)
+    watched: Callable[..., Any] | None = None
+    following: list[list[bool]] = dataclasses.field(default_factory=list)  # per call and argument, of local ones
+
+    def begin(self) -> None:
+        """Forget the last batch."""
+        self.count, self.calls = 0, []
+
+    def note(self, given: Any, out: Any, buffers: dict[str, Tensor] | None = None) -> None:
+        """Keep what is needed of one call."""
+        self.count += 1
+        shape = None
+        if not self.local and out.grad_fn is not None:
+            base = out._base
+            if base is not None and base.grad_fn is not None and base.numel() == out.numel():
+                out, shape = base, out.shape
+            if not self.tracing:  # the usual case, with nothing to spare
+                self.calls.append(Call(given, [GradientEdge(out.grad_fn, out.output_nr)], given._version, [], shape))
+                return
+        if isinstance(out, Tensor):
+            if not out.requires_grad:
+                self._silent(out)
+                return
+            edges = [get_gradient_edge(out)]
+        else:
+            outs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor)]
+            if not any(leaf.requires_grad for leaf in outs):
+                self._silent(outs[0])
+                return
+            edges = [get_gradient_edge(leaf) for leaf in outs if leaf.requires_grad]
+        before: list[Node] = []
+        if self.tracing:
+            leaves = tree_flatten(given)[0]
+            before = [leaf.grad_fn for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        version = given._version if isinstance(given, Tensor) else 0
+        self.calls.append(Call(given, edges, version, before, shape, buffers))
+
+    def _silent(self, out: Tensor) -> None:
+        if not self.tracing and torch.is_grad_enabled():
+            return
+        raise NotCovered(f"{self.label} ran where gradients are switched off")
+
+    def use(self, gradients: deque[Tensor | None], rows: int) -> Use | None:
+        """What the layer contributes, given the gradients at its outputs; None when it contributes nothing."""
+        entries: list[tuple[Any, Any]] = []
+        for number, call in enumerate(self.calls):
+            given = call.given
+            if isinstance(given, Tensor) and given._version != call.version:
+                raise NotCovered(f"the input of {self.label} was overwritten in place after it was used")
+            mine = [None if (g := gradients.popleft()) is None else call.at_output(g) for _ in call.edges]
+            found = [part for part in mine if part is not None]
+            if not found:
+                continue
+            if any(part.dim() == 0 or part.shape[0] != rows for part in found):
+                raise NotCovered(f"{self.label} does not have the examples in its first dimension")
+            if self.local:
+                entries.append(((given, self._rowwise(number, given, rows), call.buffers or {}), mine))
+            else:
+                entries.append((given, found[0] if found[0].dtype not in _HALF else found[0].float()))
+        self.begin()
+        return self.build(entries, rows) if entries else None
+
+    # --------------------------------------------------------------- which arguments hold one row per example
+
+    def learn(self, few: int) -> None:
+        """Note, after a run on ``few`` rows, which arguments may hold one row per example: those of that length."""
+        if self.local:
+            self.following = [[_long(leaf, few) for leaf in tree_flatten(call.given)[0]] for call in self.calls]
+
+    def confirm(self, rows: int) -> None:
+        """After a run on another number of rows: those that followed do, the others are the same for all examples."""
+        if self.local:
+            seen = [[_long(leaf, rows) for leaf in tree_flatten(call.given)[0]] for call in self.calls]
+            if [len(leaves) for leaves in seen] != [len(leaves) for leaves in self.following]:
+                raise NotCovered(f"{self.label} is called differently for another number of examples")
+            self.following = [
+                [one and two for one, two in zip(*pair, strict=True)] for pair in zip(seen, self.following, strict=True)
+            ]
+
+    def _rowwise(self, number: int, given: Any, rows: int) -> list[bool]:
+        leaves = tree_flatten(given)[0]
+        known = self.following[number] if number < len(self.following) else []
+        if len(known) != len(leaves) or any(k and not _long(leaf, rows) for k, leaf in zip(known, leaves, strict=True)):
+            raise NotCovered(f"{self.label} is not always called in the same way")
+        return known
+
+    # ------------------------------------------------------------------- lending the module another forward
+
+    def lend(self) -> None:
+        """From now on the module notes what it is given and what it returns."""
+        lent = self.module.__dict__.get("forward")
+        if self.watched is None or lent is not self.lent:
+            self.lent, self.watched = lent, self._watched(self.module.forward)
+        self.module.__dict__["forward"] = self.watched
+
+    def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        if self.local:
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
+                out = run(*args, **kwargs)
+                self.note((args, kwargs), out, buffers)
+                return out
+        else:
+
+            def watched(*args: Any, **kwargs: Any) -> Any:
+                out = run(*args, **kwargs)
+                self.note(args[0] if args else next(iter(kwargs.values())), out)
+                return out
+
+        return watched
+
+    def take_back(self) -> None:
+        """The module is as it was."""
+        if self.lent is None:
+            self.module.__dict__.pop("forward", None)
+        else:
+            self.module.__dict__["forward"] = self.lent
+
+
+def _long(leaf: Any, rows: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == rows
+
+
+def slots_of(model: nn.Module, positions: dict[int, int]) -> list[Slot]:
+    """A slot for everything that owns trainable parameters; ``positions`` maps id(parameter) to its number."""
+    found: list[Slot] = []
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if id(module) in inside:
+            continue
+        label = f"{name or 'the model'} ({type(module).__name__})"
+        whole = isinstance(module, nn.MultiheadAttention)
+        own = [(n, p) for n, p in module.named_parameters(recurse=whole) if p.requires_grad]
+        if whole:
+            inside.update(id(child) for child in module.modules())
+        if not own:
+            continue
+        if can_unroll(module):
+            found.extend(_recurrent(module, label, positions))
+            continue
+        rule = _rule(module, {n for n, _ in own}) if not whole else None
+        numbers = tuple(positions[id(p)] for _, p in own)
+        if rule is not None:
+            found.append(Slot(label, module, "", numbers, rule))
+        else:
+            names = [n for n, _ in own]
+            found.append(Slot(label, module, "", numbers, _Local(module, names, label), local=True))
+    return found
+
+
+def _recurrent(module: nn.Module, label: str, positions: dict[int, int]) -> Iterable[Slot]:
+    for weight, bias in names_in(module):
+        pair = [getattr(module, name, None) for name in (weight, bias)]
+        trained = [part is not None and part.requires_grad for part in pair]
+        numbers = tuple(positions[id(p)] for p, t in zip(pair, trained, strict=True) if t)
+        if numbers:
+            yield Slot(f"{label}.{weight}", module, weight, numbers, _linear(*trained))
+
+
+# --------------------------------------------------------------------------------------------- the rules
+
+
+def _rule(module: Any, own: set[str]) -> Callable[[Entries, int], Use] | None:
+    """How a module of known type is accounted for, None for an unknown one."""
+    if not own <= {"weight", "bias"} or not {n for n in module._parameters} <= {"weight", "bias"}:
+        return None
+    forward, weight, bias = type(module).forward, "weight" in own, "bias" in own
+    if module._parameters.get("weight") is None:
+        return None
+    if forward is nn.Linear.forward:
+        return _linear(weight, bias)
+    if forward in (nn.Conv1d.forward, nn.Conv2d.forward):
+        return _convolution(module, weight, bias)
+    if forward is nn.Embedding.forward:
+        return _embedding(module)
+    if forward is nn.LayerNorm.forward:
+        return _layer_norm(module, weight, bias)
+    if forward is nn.GroupNorm.forward:
+        return _channel_norm(module, weight, bias, lambda x: F.group_norm(x, module.num_groups, eps=module.eps), 0)
+    if type(module) in _INSTANCE_DIMS and not module.track_running_stats:
+        dims = _INSTANCE_DIMS[type(module)]
+        return _channel_norm(module, weight, bias, lambda x: F.instance_norm(x, eps=module.eps), dims)
+    return None
+
+
+def _linear(weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
+    room = layers.Room()
+
+    def build(entries: Entries, rows: int) -> Use:
+        if len(entries) == 1:
+            a, g = entries[0]
+            if a.dim() == 2:
+                return layers.OuterUse(a if a.dtype is g.dtype else a.to(g.dtype), g, weight=weight, bias=bias)
+            a, g = a.reshape(rows, -1, a.shape[-1]), g.reshape(rows, -1, g.shape[-1])
+        elif all(a.dim() == 2 for a, _ in entries):
+            a, g = (_stacked(room, f"stack {side}", [pair[side] for pair in entries]) for side in (0, 1))
+        else:
+            a = torch.cat([a.reshape(rows, -1, a.shape[-1]) for a, _ in entries], 1)
+            g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
+        return layers.MatrixUse(a.to(g.dtype), g, weight=weight, bias=bias, room=room)
+
+    return build
+
+
+def _stacked(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
+    """(n, calls, features) of several calls, laid out call by call; steps of one sequence lie there already."""
+    first, second = parts[0], parts[1]
+    base, strides = first._base, first.stride()
+    apart = second.storage_offset() - first.storage_offset()
+    if base is not None and apart > 0:
+        places = range(first.storage_offset(), first.storage_offset() + len(parts) * apart, apart)
+        if all(
+            part._base is base
+            and part.storage_offset() == place
+            and part.stride() == strides
+            and part.shape == first.shape
+            for part, place in zip(parts, places, strict=True)
+        ):
+            shape = (len(first), len(parts), first.shape[1])
+            return first.detach().as_strided(shape, (strides[0], apart, strides[1]))
+    whole = room.take(name, (len(parts), *parts[0].shape), parts[0].detach())
+    torch.stack([part.detach() for part in parts], 0, out=whole)
+    return whole.transpose(0, 1)
+
+
+def _convolution(module: nn.Conv1d | nn.Conv2d, weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
+    geometry, dims, room = Geometry(module), module.weight.dim(), layers.Room()
+
+    def build(entries: Entries, rows: int) -> Use:
+        if any(x.dim() != dims for x, _ in entries):
+            raise NotCovered(f"a {type(module).__name__} was given an example without a batch dimension")
+        return ConvolutionUse(module, geometry, entries, weight=weight, bias=bias, room=room)
+
+    return build
+
+
+def _embedding(module: nn.Embedding) -> Callable[[Entries, int], Use]:
+    def build(entries: Entries, rows: int) -> Use:
+        tokens = torch.cat([t.reshape(rows, -1) for t, _ in entries], 1)
+        g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
+        return layers.EmbeddingUse(tokens, g, shape=module.weight.shape, padding=module.padding_idx)
+
+    return build
+
+
+def _layer_norm(module: nn.LayerNorm, weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
+    shape = torch.Size(module.normalized_shape)
+
+    def build(entries: Entries, rows: int) -> Use:
+        if any(x.dim() <= len(shape) for x, _ in entries):
+            raise NotCovered("a LayerNorm normalises over the examples' dimension")
+        normalise = functools.partial(F.layer_norm, normalized_shape=shape, eps=module.eps)
+        return layers.affine_use(entries, normalise, shape=shape, weight=weight, bias=bias)
+
+    return build
+
+
+def _channel_norm(
+    module: nn.GroupNorm | _InstanceNorm, weight: bool, bias: bool, normalise: Callable[[Tensor], Tensor], dims: int
+) -> Callable[[Entries, int], Use]:
+    def build(entries: Entries, rows: int) -> Use:
+        if dims and any(x.dim() != dims for x, _ in entries):
+            raise NotCovered(f"a {type(module).__name__} was given an example without a batch dimension")
+        return layers.affine_use(entries, normalise, shape=None, weight=weight, bias=bias)
+
+    return build
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Local:
+    """An unknown module on its own: for each example, its output gradient pulled back to its parameters."""
+
+    module: nn.Module
+    names: Sequence[str]
+    label: str
+
+    def __call__(self, entries: Sequence[Any], rows: int) -> Use:
+        total: list[Tensor] | None = None
+        for (given, rowwise, buffers), gradients in entries:
+            found = self._instances(given, rowwise, buffers, gradients)
+            total = found if total is None else [one + two for one, two in zip(total, found, strict=True)]
+        assert total is not None
+        return layers.InstanceUse(total)
+
+    def _instances(
+        self, given: Any, rowwise: Sequence[bool], buffers: dict[str, Tensor], gradients: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        state = dict(self.module.named_parameters())
+        values = {name: state[name].detach() for name in self.names}
+        leaves, spec = tree_flatten(given)
+        leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        some = [leaf for leaf, row in zip(leaves, rowwise, strict=True) if row]
+        backs = [part for part in gradients if part is not None]
+        kept = [position for position, part in enumerate(gradients) if part is not None]
+
+        def one(row: Sequence[Tensor], back: Sequence[Tensor]) -> list[Tensor]:
+            mine = iter(row)
+            args, kwargs = tree_unflatten(
+                [next(mine)[None] if r else leaf for leaf, r in zip(leaves, rowwise, strict=True)], spec
+            )
+
+            def run(parameters: dict[str, Tensor]) -> list[Tensor]:
+                held = {name: buffer.clone() for name, buffer in buffers.items()}  # it may write into them
+                out = torch.func.functional_call(self.module, {**parameters, **held}, args, kwargs)
+                outs = [leaf for leaf in tree_flatten(out)[0] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+                return [outs[position][0] for position in kept]
+
+            pull: Any = torch.func.vjp(run, values)[1]
+            pulled = pull(list(back))[0]
+            return [pulled[name] for name in self.names]
+
+        try:
+            return torch.func.vmap(one, randomness="error")(some, backs)
+        except (RuntimeError, ValueError, IndexError) as problem:
+            reason = str(problem).splitlines()[0]
+            raise NotCovered(f"{self.label} cannot be differentiated on its own ({reason})") from problem

@@ -1,0 +1,1 @@
+"""A plan met with its parties: noise, charges, forecast, the guarantee card."""

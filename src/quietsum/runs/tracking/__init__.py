@@ -1,0 +1,1 @@
+"""A run in an MLflow tracking store."""

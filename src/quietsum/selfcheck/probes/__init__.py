@@ -1,0 +1,1 @@
+"""The tests of the self-check, one idea each."""

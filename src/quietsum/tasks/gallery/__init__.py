@@ -1,0 +1,1 @@
+"""The tasks that come with quietsum, each beside the reader of its files."""
