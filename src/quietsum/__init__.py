@@ -193,7 +193,7 @@ else:
         "mechanisms.gaussian": "ClippedSum",
         "mechanisms.shuffle_model": "ShuffledReports largest_local_epsilon shuffled_epsilon",
         "plan": "Plan load_plan",
-        "privacy.accountant": "PrivacyAccountant get_privacy_spent",
+        "privacy.rounds": "PrivacyAccountant get_privacy_spent",
         "privacy.calibrate": (
             "calibrate_noise calibrate_rate calibrate_rounds calibrate_steps compute_noise_multiplier"
         ),
@@ -203,14 +203,14 @@ else:
             "ApproximateDP Composed DiscreteGaussian DiscreteGaussianSum DiscreteLaplace FixedSizeSampled Gaussian "
             "Group Laplace OneInOneOut PoissonSampled PureDP RandomizedResponse Repeated Shuffled Skellam Zcdp"
         ),
-        "privacy.exact": "ExactAccountant",
-        "privacy.filters": "RenyiFilter RenyiOdometer",
+        "privacy.exact.accountant": "ExactAccountant",
+        "privacy.renyi.filters": "RenyiFilter RenyiOdometer",
         "privacy.groups": "group_guarantee",
         "privacy.guarantee": "Budget Guarantee",
-        "privacy.pld": "PldAccountant",
+        "privacy.pld.accountant": "PldAccountant",
         "privacy.protocol": "Accountant",
-        "privacy.renyi": "RenyiAccountant gaussian_rdp",
-        "privacy.tradeoff": "attacker_advantage posterior_odds tradeoff_curve true_positive_rate",
+        "privacy.renyi.accountant": "RenyiAccountant gaussian_rdp",
+        "privacy.attacker": "attacker_advantage posterior_odds tradeoff_curve true_positive_rate",
         "privacy.units": "Neighbours Observer PrivacyUnit",
         "sampling": "Everyone FixedSize Poisson",
         "tradeoff.analysis": "analyze_privacy_utility_tradeoff",

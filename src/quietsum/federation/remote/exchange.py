@@ -1,4 +1,4 @@
-"""What a coordinator remembers of its sites and of the messages under way. Values for :mod:`.coordinator`, no behaviour."""
+"""What a coordinator remembers of its sites and of the messages under way: values without behaviour."""
 
 from __future__ import annotations
 
