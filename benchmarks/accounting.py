@@ -34,12 +34,11 @@ from dp_accounting.pld import pld_privacy_accountant
 from dp_accounting.rdp import rdp_privacy_accountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
-from prv_accountant import PoissonSubsampledGaussianMechanism
-from prv_accountant import PRVAccountant as MicrosoftAccountant
+from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant as MicrosoftAccountant
 
 from quietsum import ExactAccountant, Gaussian, PldAccountant, PoissonSampled, RenyiAccountant
 from quietsum.privacy import cache_clear
-from quietsum.privacy.calibrate import calibrate_noise
+from quietsum.privacy.calibration import calibrate_noise
 
 Round = tuple[float, float, int]  # noise multiplier, sample rate, steps
 

@@ -142,7 +142,7 @@ def payments() -> tuple[Floats, Floats]:
 
 def noise_multiplier(epsilon: float) -> float:
     """σ of a step on all records, 64 of them, at δ = 4e-7."""
-    from quietsum.privacy.calibrate import calibrate_noise
+    from quietsum.privacy.calibration import calibrate_noise
 
     return float(calibrate_noise(target_epsilon=epsilon, target_delta=4e-7, sample_rate=1.0, steps=ROUNDS))
 

@@ -47,7 +47,7 @@ from quietsum.alerts import AuditLog, Severity
 from quietsum.errors import QuietsumError
 from quietsum.federation.watch import PartyRejected, RunEvent
 from quietsum.plan import AggregationPlan, AttackPlan, Plan, read_plan
-from quietsum.runs.alerting import LOG, alerting
+from quietsum.runs.coordinator_alerts import LOG, alerting
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import FederatedTask, NumpyTask

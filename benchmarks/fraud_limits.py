@@ -151,7 +151,7 @@ def main() -> int:
     asked = parser.parse_args()
     import torch
 
-    from quietsum.privacy.calibrate import calibrate_noise
+    from quietsum.privacy.calibration import calibrate_noise
 
     torch.set_num_threads(1)
     start = time.time()

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.test_refusals import CASES, PROMISE
 
 from quietsum.aggregation.robust import RULES

@@ -5,7 +5,7 @@ sampler; the population's size is passed in. Draws come from a :class:`~quietsum
 secret, and are never repeated: a Poisson batch that comes out empty is a step of noise alone, since drawing again until
 the batch suits is no longer Poisson sampling.
 
->>> from quietsum.privacy.events import Gaussian
+>>> from quietsum.privacy import Gaussian
 >>> Poisson(rate=0.01).amplify(Gaussian(noise_multiplier=1.0))
 PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
 >>> FixedSize(size=32, population=3200).amplify(Gaussian(noise_multiplier=1.0)).rate
@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, probability, whole_number
-from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.events import FixedSizeSampled, PoissonSampled, PrivacyEvent
-from quietsum.privacy.units import Neighbours
+from quietsum.mechanisms import RandomSource
+from quietsum.privacy import FixedSizeSampled, Neighbours, PoissonSampled, PrivacyEvent
 
 __all__ = ["Everyone", "FixedSize", "Poisson", "Sampling"]
 

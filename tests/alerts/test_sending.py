@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from quietsum.alerts import Alert, Audience, AuditLog, JsonLines, Kind, Limits, Log, Sender, Severity, Terminal
-from quietsum.alerts import sending as module
+from quietsum.alerts import (
+    Alert,
+    Audience,
+    AuditLog,
+    JsonLines,
+    Kind,
+    Limits,
+    Log,
+    Sender,
+    Severity,
+    Terminal,
+    sending as module,
+)
 from quietsum.alerts.sinks import Refusal
 
 

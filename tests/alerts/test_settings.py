@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from quietsum.alerts import Audience, Settings
-from quietsum.alerts import settings as module
+from quietsum.alerts import Audience, Settings, settings as module
 from quietsum.alerts.servers import Email, Webhook
 from quietsum.alerts.settings import find, keys, reference, trust
 from quietsum.alerts.sinks import JsonLines, Log, Terminal

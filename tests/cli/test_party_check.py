@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from party.asking import FACTS, Server, Watched, wire
-from party.asking import plan as plan_for_points
+from party.asking import FACTS, Server, Watched, plan as plan_for_points, wire
 from quietsum.cli.app import app
 from quietsum.cli.sites.check import alone
 from quietsum.errors import QuietsumError

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.defence import Trigger, backdoored, flip_labels
 from quietsum.errors import InvalidParameter

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
-from quietsum.report.build import build
+from quietsum.report.contents import build
 from quietsum.runs.folder import Workspace
 
 pytest.importorskip("torch")

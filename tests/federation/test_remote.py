@@ -35,8 +35,7 @@ from federation.world import (
 )
 from quietsum.errors import LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.remote import coordinator as remotes
-from quietsum.federation.remote import doorway
+from quietsum.federation.remote import coordinator as remotes, doorway
 from quietsum.federation.remote.coordinator import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger

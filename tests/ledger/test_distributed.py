@@ -11,7 +11,7 @@ from quietsum.errors import PlanUnderstates
 from quietsum.ledger.charges import Charge
 from quietsum.ledger.pricing import Prices, Tally, cost_of
 from quietsum.mechanisms.distributed import DistributedNoise
-from quietsum.privacy.calibrate import calibrate
+from quietsum.privacy.calibration import calibrate
 from quietsum.privacy.events import Gaussian, Group, OneInOneOut, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact.near_gaussian import NearGaussianAccountant
 from quietsum.privacy.guarantee import Budget

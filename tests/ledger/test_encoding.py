@@ -7,8 +7,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ledger.build import memory_ledger, open_run, play
 from quietsum.errors import InvalidParameter

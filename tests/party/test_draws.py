@@ -39,8 +39,7 @@ from quietsum.party.secure import model_hash, sessions_of, terms_of
 from quietsum.party.status import status_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.plan.groups import SESSIONS
-from quietsum.secagg import Identity
-from quietsum.secagg import Server as Relay
+from quietsum.secagg import Identity, Server as Relay
 
 NAMES = ["north", *(f"s{at:02d}" for at in range(1, 16))]
 PLAN: dict[str, Any] = {

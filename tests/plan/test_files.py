@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.plan import Plan, PrivacyPlan, json_schema, keys, load_plan, read_plan, values

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger, MemoryStore

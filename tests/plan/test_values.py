@@ -11,8 +11,7 @@ import pickle
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.errors import InvalidParameter
 from quietsum.plan import (

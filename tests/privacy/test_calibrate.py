@@ -10,10 +10,9 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
-import quietsum.privacy.calibrate as calibration
+import quietsum.privacy.calibration as calibration
 from quietsum import (
     Composed,
     ExactAccountant,
@@ -34,7 +33,7 @@ from quietsum import (
     calibrate_steps,
     compute_noise_multiplier,
 )
-from quietsum.privacy.calibrate import accountant_for, calibrate
+from quietsum.privacy.calibration import accountant_for, calibrate
 from quietsum.privacy.search import most_steps, smallest_parameter
 
 

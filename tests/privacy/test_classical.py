@@ -9,8 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import common, privacy_loss_distribution
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.special import ndtr
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent

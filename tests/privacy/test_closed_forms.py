@@ -7,8 +7,7 @@ from typing import Any
 
 import mpmath as mp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.privacy.exact.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.pairs import MixturePair

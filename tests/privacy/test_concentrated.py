@@ -8,8 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as google
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mpmath import mpf
 
 from quietsum.errors import UnsupportedEvent

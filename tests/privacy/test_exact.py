@@ -9,8 +9,7 @@ from typing import Any
 import mpmath as mp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from privacy.oracle import Step, delta, delta_mp
 from quietsum.errors import InvalidParameter, QuietsumError, UnsupportedEvent
@@ -25,8 +24,7 @@ from quietsum.privacy.events import (
     Repeated,
     Zcdp,
 )
-from quietsum.privacy.exact import accountant as exact
-from quietsum.privacy.exact import sums as running
+from quietsum.privacy.exact import accountant as exact, sums as running
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.exact.contour import Spectrum
 from quietsum.privacy.exact.inversion import Inversion, Line

@@ -8,8 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting.rdp import rdp_privacy_accountant as google
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import ndtri
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, MixedUnits, UnsupportedEvent

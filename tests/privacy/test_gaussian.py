@@ -9,8 +9,7 @@ import dp_accounting
 import mpmath
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from quietsum import ExactAccountant, Gaussian, InvalidParameter
 from quietsum.privacy.gaussian import gaussian_delta, gaussian_epsilon, log_gaussian_delta

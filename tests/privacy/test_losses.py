@@ -7,8 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr

@@ -16,8 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
-from quietsum.privacy import events as ev
-from quietsum.privacy import pairs as pr
+from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.history import History
 from quietsum.privacy.old_rules import SingleBatch

@@ -9,15 +9,12 @@ import mpmath
 import numpy as np
 import pytest
 from dp_accounting import NeighboringRelation
-from dp_accounting.pld import common
-from dp_accounting.pld import privacy_loss_distribution as google
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from dp_accounting.pld import common, privacy_loss_distribution as google
+from hypothesis import given, settings, strategies as st
 from scipy.special import gammaln
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
-from quietsum.privacy import events as ev
-from quietsum.privacy import pairs as pr
+from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.pld.accountant import PldAccountant, pld_bounds, pld_delta_bounds
 from quietsum.privacy.pld.convolution import sum_losses
 from quietsum.privacy.pld.grid import GridLaw, dominating_law, merged_law

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
 from quietsum.errors import UnsupportedEvent
-from quietsum.privacy import events as ev
-from quietsum.privacy import pairs as pr
+from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.concentrated import ConcentratedAccountant
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Budget

@@ -8,8 +8,7 @@ from typing import Any
 import mpmath
 import pytest
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.privacy.exact.single import single_step_epsilon, single_step_log_delta
 from quietsum.privacy.gaussian import gaussian_epsilon

@@ -8,8 +8,7 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from scipy.special import ndtr, ndtri
 
 from privacy.referee import contour, plan

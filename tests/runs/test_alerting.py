@@ -37,7 +37,7 @@ from quietsum.plan.text.template import template
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.alerting import AlertWatcher, alerting
+from quietsum.runs.coordinator_alerts import AlertWatcher, alerting
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_of

@@ -27,8 +27,7 @@ from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
 from quietsum.party import fingerprints
 from quietsum.plan import load_plan
-from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs import progress
+from quietsum.runs import checkpoint as checkpoints, progress
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
@@ -247,7 +246,7 @@ def test_a_report_that_found_no_room_is_written_by_resuming_and_costs_nothing() 
         raise NoRoom(f"{path} could not be written: the disk is full")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["quietsum.report.build"], "write_atomically", no_room)
+        patch.setattr(sys.modules["quietsum.report.contents"], "write_atomically", no_room)
         result = quietsum("run", "run.toml", "--name", "run")
     assert result.exit_code == 2 and "report.json" in result.stderr
     assert (RUN / "model.safetensors").is_file() and not (RUN / "report.json").exists()

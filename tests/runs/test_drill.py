@@ -12,15 +12,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.federation.drills import Drill
 from quietsum.plan import AttackPlan, Plan
 from quietsum.runs import drill as drills
 from quietsum.runs.drill import Cell, Drilled, Matrix, drilled, parse_attack
-from quietsum.runs.heatmap import heatmap
+from quietsum.runs.pictures import heatmap
 from quietsum.tasks import Metrics, task_of
 from tiny import TinyTask, tiny_plan
 

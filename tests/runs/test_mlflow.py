@@ -41,8 +41,7 @@ from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.run import RunResult, resume, start
-from quietsum.runs.tracking import pieces as tracking
-from quietsum.runs.tracking import watcher as watching
+from quietsum.runs.tracking import pieces as tracking, watcher as watching
 from quietsum.runs.tracking.address import checked, without_secrets
 from quietsum.runs.tracking.pieces import Ending, File, Opening, Piece, Round, Store
 from quietsum.runs.tracking.watcher import LONGEST_VALUE, MlflowWatcher, flat, spent_values
@@ -823,7 +822,7 @@ def test_what_travels_in_the_clear_is_said_and_what_does_not_is_not(caplog: pyte
 def test_an_alert_is_a_tag_without_a_name_or_a_count_of_parties(store: str) -> None:
     from quietsum.alerts import Sender
     from quietsum.federation.watch import RunFinished
-    from quietsum.runs.alerting import AlertWatcher
+    from quietsum.runs.coordinator_alerts import AlertWatcher
 
     with MlflowWatcher(store) as watcher:
         alerts = AlertWatcher(Sender())

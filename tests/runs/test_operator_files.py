@@ -114,7 +114,7 @@ def test_who_took_part_cannot_be_guessed_from_the_hash_in_a_checkpoint(tmp_path:
 
 def test_a_run_can_be_looked_at_where_the_operator_s_files_were_left_out(tmp_path: Path) -> None:
     from quietsum.ledger import Ledger
-    from quietsum.report.build import look
+    from quietsum.report.contents import look
 
     place = run_of(tmp_path)
     for path in files_of(place)[1]:

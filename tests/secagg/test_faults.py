@@ -10,8 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from quietsum.secagg import messages
 from quietsum.secagg.messages import SERVER, Step

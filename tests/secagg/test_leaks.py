@@ -14,8 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from quietsum.secagg import keys, masks, messages, shamir
-from quietsum.secagg import party as party_module
+from quietsum.secagg import keys, masks, messages, party as party_module, shamir
 from quietsum.secagg.messages import SERVER, KeyShare, Step
 from quietsum.secagg.outcomes import Outcome, Refused
 from quietsum.secagg.party import Party, sign_of

@@ -7,8 +7,7 @@ import math
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.secagg.parameters import Adversary, Parameters, _tails, choose, dropping

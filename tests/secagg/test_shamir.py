@@ -7,8 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import system_randomness

@@ -18,9 +18,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.privacy.events import PrivacyEvent, PureDP
 from quietsum.selfcheck import TESTS, Batch, CheckReport, Finding, Law, Outcome, Verdict, one_step, run_selfcheck
-from quietsum.selfcheck.probes import draws as sampler_tests
-from quietsum.selfcheck.probes import noise as noise_tests
-from quietsum.selfcheck.probes import replay as replay_tests
+from quietsum.selfcheck.probes import draws as sampler_tests, noise as noise_tests, replay as replay_tests
 from quietsum.selfcheck.statistics import FALSE_ALARM
 from selfcheck.logistic import Floats, LogisticStep, clipped, gradients
 

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.aggregation.clients import ClientSum
-    from quietsum.aggregation.fold import Combined, Fold
-    from quietsum.aggregation.mean import WeightedMean
-    from quietsum.aggregation.optimizers import FedAdam, FedAvg, FedAvgM, ServerOptimizer, ServerState, server_optimizer
-
-__all__ = [
-    "ClientSum",
-    "Combined",
-    "FedAdam",
-    "FedAvg",
-    "FedAvgM",
-    "Fold",
-    "ServerOptimizer",
-    "ServerState",
-    "WeightedMean",
-    "server_optimizer",
-]
-
-_PLACES = {"ClientSum": "clients", "Combined": "fold", "Fold": "fold", "WeightedMean": "mean"}
-
-
-def __getattr__(name: str) -> Any:  # lazy, so that a plan can ask the rules about themselves without loading noise
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_PLACES.get(name, 'optimizers')}"), name)
-    globals()[name] = found
-    return found
+    from quietsum.aggregation.clients import ClientSum as ClientSum
+    from quietsum.aggregation.fold import (
+        Combined as Combined,
+        Fold as Fold,
+        Vector as Vector,
+        length_of as length_of,
+        problem_with_update as problem_with_update,
+    )
+    from quietsum.aggregation.mean import WeightedMean as WeightedMean
+    from quietsum.aggregation.noted import Noted as Noted, NotedState as NotedState, Part as Part
+    from quietsum.aggregation.optimizers import (
+        RULE as RULE,
+        FedAdam as FedAdam,
+        FedAvg as FedAvg,
+        FedAvgM as FedAvgM,
+        ServerOptimizer as ServerOptimizer,
+        ServerState as ServerState,
+        check_slots as check_slots,
+        server_optimizer as server_optimizer,
+    )
+    from quietsum.aggregation.robust import (
+        BEFORE as BEFORE,
+        RULES as RULES,
+        Matrix as Matrix,
+        RobustFold as RobustFold,
+        RobustState as RobustState,
+        Rule as Rule,
+        Sent as Sent,
+        Trial as Trial,
+        Verdict as Verdict,
+        beyond_memory as beyond_memory,
+        bytes_remembered as bytes_remembered,
+        most_attackers as most_attackers,
+        refuse_beyond_memory as refuse_beyond_memory,
+        rule_named as rule_named,
+    )
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

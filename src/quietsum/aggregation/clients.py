@@ -27,9 +27,7 @@ import numpy as np
 
 from quietsum.aggregation.fold import Combined, Vector, problem_with_update, refuse_twice, usable_rows
 from quietsum.errors import InvalidParameter, positive, whole_number
-from quietsum.mechanisms.gaussian import ClippedSum, Mode, Vectors
-from quietsum.mechanisms.quantile import QuantileRule, within
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import ClippedSum, Mode, QuantileRule, RandomSource, Vectors, within
 
 __all__ = ["ClientState", "ClientSum"]
 

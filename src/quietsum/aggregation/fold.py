@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["Combined", "Fold", "FoldState", "Vector", "problem_with_update", "usable_rows"]
 

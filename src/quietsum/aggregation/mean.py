@@ -23,7 +23,7 @@ import numpy as np
 
 from quietsum.aggregation.fold import Combined, Vector, length_of, problem_with_update, refuse_twice, usable_rows
 from quietsum.errors import InvalidParameter, TooFewParties, positive, whole_number
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 
 __all__ = ["State", "WeightedMean"]
 

@@ -31,7 +31,7 @@ from quietsum.aggregation.fold import Combined, Fold, Vector, length_of
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["Noted", "NotedState"]
 

@@ -6,37 +6,41 @@ keeps all of them. The room is low, so that a trainer can use it as well as a co
 
 from __future__ import annotations
 
-from quietsum.alerts.alert import Alert, Audience, Kind, Severity, Subject, for_others, hash_of
-from quietsum.alerts.auditlog import AuditLog
-from quietsum.alerts.following import LOG, Alerts
-from quietsum.alerts.rules import BudgetFact, Course, RoundFact, Thresholds, finding, ledger_broken, refused
-from quietsum.alerts.sending import Limits, Sender
-from quietsum.alerts.settings import Settings
-from quietsum.alerts.sinks import JsonLines, Log, Sink, Terminal
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "LOG",
-    "Alert",
-    "Alerts",
-    "Audience",
-    "AuditLog",
-    "BudgetFact",
-    "Course",
-    "JsonLines",
-    "Kind",
-    "Limits",
-    "Log",
-    "RoundFact",
-    "Sender",
-    "Settings",
-    "Severity",
-    "Sink",
-    "Subject",
-    "Terminal",
-    "Thresholds",
-    "finding",
-    "for_others",
-    "hash_of",
-    "ledger_broken",
-    "refused",
-]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.alerts.alert import (
+        SCORES as SCORES,
+        Alert as Alert,
+        Audience as Audience,
+        Kind as Kind,
+        Severity as Severity,
+        Subject as Subject,
+        for_others as for_others,
+        hash_of as hash_of,
+        moment as moment,
+    )
+    from quietsum.alerts.auditlog import AuditLog as AuditLog, Line as Line
+    from quietsum.alerts.following import LOG as LOG, Alerts as Alerts
+    from quietsum.alerts.rules import (
+        BudgetFact as BudgetFact,
+        Course as Course,
+        RoundFact as RoundFact,
+        Thresholds as Thresholds,
+        finding as finding,
+        ledger_broken as ledger_broken,
+        refused as refused,
+    )
+    from quietsum.alerts.sending import Limits as Limits, Sender as Sender
+    from quietsum.alerts.settings import Settings as Settings, find as find, trust as trust
+    from quietsum.alerts.sinks import (
+        JsonLines as JsonLines,
+        Log as Log,
+        Sink as Sink,
+        Terminal as Terminal,
+        line_of as line_of,
+    )
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

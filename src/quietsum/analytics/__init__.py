@@ -5,31 +5,32 @@ record, :mod:`~quietsum.analytics.answers` makes answers with intervals of the n
 :func:`~quietsum.analytics.compiling.plan_of` makes a plan of one round, which runs like any other.
 """
 
-from quietsum.analytics.answers import Answer, Estimate, answers_of
-from quietsum.analytics.columns import Column
-from quietsum.analytics.compiling import TASK, deviation_of, plan_of, promised
-from quietsum.analytics.encode import Design
-from quietsum.analytics.questions import (
-    Question,
-    QuestionFile,
-    check_questions,
-    load_questions,
-    parse_questions,
-)
+from __future__ import annotations
 
-__all__ = [
-    "TASK",
-    "Answer",
-    "Column",
-    "Design",
-    "Estimate",
-    "Question",
-    "QuestionFile",
-    "answers_of",
-    "check_questions",
-    "deviation_of",
-    "load_questions",
-    "parse_questions",
-    "plan_of",
-    "promised",
-]
+from typing import TYPE_CHECKING
+
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.analytics.answers import Answer as Answer, Estimate as Estimate, answers_of as answers_of
+    from quietsum.analytics.columns import Column as Column
+    from quietsum.analytics.compiling import (
+        TASK as TASK,
+        deviation_of as deviation_of,
+        plan_of as plan_of,
+        promised as promised,
+    )
+    from quietsum.analytics.encode import Design as Design
+    from quietsum.analytics.questions import (
+        ASKED as ASKED,
+        AskedSite as AskedSite,
+        Question as Question,
+        QuestionFile as QuestionFile,
+        check_questions as check_questions,
+        load_questions as load_questions,
+        parse_questions as parse_questions,
+    )
+    from quietsum.analytics.survival import series_of as series_of
+    from quietsum.analytics.tables import ColumnTable as ColumnTable
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

@@ -13,6 +13,7 @@ from quietsum.analytics.questions import QuestionFile
 from quietsum.plan import (
     AggregationPlan,
     FederationPlan,
+    OptimizerPlan,
     PersonPlan,
     Plan,
     PrivacyPlan,
@@ -21,9 +22,7 @@ from quietsum.plan import (
     TaskPlan,
     TrainingPlan,
 )
-from quietsum.plan.values import OptimizerPlan
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import Budget, PrivacyUnit
 
 __all__ = ["TASK", "deviation_of", "plan_of", "promised"]
 

@@ -48,8 +48,7 @@ from quietsum.errors import (
     positive,
     whole_number,
 )
-from quietsum.plan.options import Options
-from quietsum.plan.promises import LifetimePlan
+from quietsum.plan import LifetimePlan, Options
 
 __all__ = [
     "ASKED",
@@ -436,7 +435,7 @@ def _check_kinds(where: str, question: Question, known: Mapping[str, Column]) ->
 def load_questions(path: str | os.PathLike[str]) -> QuestionFile:
     """The questions in the file at ``path``; :class:`~quietsum.errors.PlanRefused` tells all problems at once."""
     from quietsum.analytics.tables import NEW, FileTable
-    from quietsum.plan.text.problems import read_toml, value_of
+    from quietsum.plan import read_toml, value_of
 
     where = os.fspath(path)
     found: QuestionFile = value_of(FileTable, read_toml(path, "questions.toml", NEW), where=where, remedy=NEW)
@@ -446,7 +445,7 @@ def load_questions(path: str | os.PathLike[str]) -> QuestionFile:
 def parse_questions(text: str, where: str = "questions.toml") -> QuestionFile:
     """The questions in a text; ``where`` stands in front of its problems."""
     from quietsum.analytics.tables import NEW, FileTable
-    from quietsum.plan.text.problems import parse_toml, value_of
+    from quietsum.plan import parse_toml, value_of
 
     found: QuestionFile = value_of(FileTable, parse_toml(text, where, NEW), where=where, remedy=NEW)
     return found

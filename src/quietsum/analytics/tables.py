@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from quietsum.analytics import columns, questions
-from quietsum.plan.promises import LifetimePlan
-from quietsum.plan.text.problems import keys_of
-from quietsum.plan.text.tables import Table
+from quietsum.plan import LifetimePlan, Table, keys_of
 
 __all__ = ["NEW", "ColumnTable", "FileTable", "question_keys"]
 

@@ -9,19 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
-from quietsum.privacy.events import (
+from quietsum.privacy import (
+    Accountant,
     Composed,
     Gaussian,
     Group,
+    Guarantee,
     Laplace,
+    Neighbours,
+    Observer,
     PoissonSampled,
     PrivacyEvent,
+    PrivacyUnit,
     PureDP,
     Repeated,
 )
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.protocol import Accountant
-from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["AccountantContract"]
 

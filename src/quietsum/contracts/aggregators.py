@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust import Matrix, RobustFold, Rule, Sent, Trial, Vector, Verdict, most_attackers
+from quietsum.aggregation import Matrix, RobustFold, Rule, Sent, Trial, Vector, Verdict, most_attackers
 from quietsum.errors import QuietsumError, TooFewParties
-from quietsum.mechanisms.rng import TEST_SWITCH, RandomSource, randomness_for_tests
+from quietsum.mechanisms import TEST_SWITCH, RandomSource, randomness_for_tests
 
 __all__ = ["HonestTrial", "RuleContract"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.federation.messages import QUESTIONS, Answer, Closes, Exchanges, Lost, Question, Refusal, TrainRequest
-from quietsum.party.secure import contribution_of, terms_of
+from quietsum.federation import QUESTIONS, Answer, Closes, Exchanges, Lost, Question, Refusal, TrainRequest
+from quietsum.party import contribution_of, terms_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.secagg import Identity, Outcome, Server, Step
 from quietsum.tasks import Metrics

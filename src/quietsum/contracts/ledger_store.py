@@ -7,7 +7,7 @@ import unittest
 from collections.abc import Callable, Iterator
 
 from quietsum.errors import QuietsumError
-from quietsum.ledger.stores.protocol import LedgerStore, Row
+from quietsum.ledger import LedgerStore, Row
 
 __all__ = ["LedgerStoreContract"]
 

@@ -18,10 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import QuietsumError, UnsupportedEvent
-from quietsum.mechanisms.rng import TEST_SWITCH, RandomSource, randomness_for_tests
-from quietsum.privacy.events import PrivacyEvent, from_json, to_json
-from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.mechanisms import TEST_SWITCH, RandomSource, randomness_for_tests
+from quietsum.privacy import ExactAccountant, PrivacyEvent, RenyiAccountant, from_json, to_json
 
 __all__ = ["CentralMechanism", "MechanismContract"]
 

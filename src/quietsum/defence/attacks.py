@@ -26,11 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from quietsum.aggregation.robust import Rule, Sent, Trial
+from quietsum.aggregation import Rule, Sent, Trial
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["ATTACKS", "DIRECTIONS", "Attack", "Seen", "attack_named", "lie_deviations", "perturbation", "widest"]
 

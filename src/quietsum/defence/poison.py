@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter, probability, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["DATA_ATTACKS", "Trigger", "backdoored", "flip_labels"]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from quietsum.defence.poison import Trigger, backdoored, flip_labels
 from quietsum.errors import PlanRefused
-from quietsum.tasks.protocol import FederatedTask, NumpyTask, Rows
+from quietsum.tasks import FederatedTask, NumpyTask, Rows
 
 if TYPE_CHECKING:
     from quietsum.plan import AttackPlan

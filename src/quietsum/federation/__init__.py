@@ -2,4 +2,61 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.federation.checks.clients import CheckedClients as CheckedClients
+    from quietsum.federation.checks.shares import CheckedShares as CheckedShares
+    from quietsum.federation.drills import refuse_drill as refuse_drill
+    from quietsum.federation.flower.coordinator import FlowerTransport as FlowerTransport
+    from quietsum.federation.flower.node import serve_node as serve_node
+    from quietsum.federation.flower.superlink import (
+        GivenUp as GivenUp,
+        SuperLink as SuperLink,
+        SuperLinkFailed as SuperLinkFailed,
+        is_loopback as is_loopback,
+        read_access as read_access,
+    )
+    from quietsum.federation.groups import group_name as group_name
+    from quietsum.federation.local import LocalFederation as LocalFederation
+    from quietsum.federation.messages import (
+        QUESTIONS as QUESTIONS,
+        Answer as Answer,
+        Closes as Closes,
+        Exchanges as Exchanges,
+        Federation as Federation,
+        Joins as Joins,
+        Lost as Lost,
+        Question as Question,
+        Refusal as Refusal,
+        TrainRequest as TrainRequest,
+        model_hash as model_hash,
+    )
+    from quietsum.federation.remote.coordinator import RemoteFederation as RemoteFederation
+    from quietsum.federation.round import (
+        first_state as first_state,
+        limits_of as limits_of,
+        refuse_unmasked as refuse_unmasked,
+        run_round as run_round,
+        tell_findings as tell_findings,
+    )
+    from quietsum.federation.watch import (
+        Found as Found,
+        GroupJudged as GroupJudged,
+        Guarded as Guarded,
+        PartyDropped as PartyDropped,
+        PartyRejected as PartyRejected,
+        RoundFinished as RoundFinished,
+        RoundStarted as RoundStarted,
+        RunEvent as RunEvent,
+        RunFinished as RunFinished,
+        RunStarted as RunStarted,
+        Watcher as Watcher,
+        guarded as guarded,
+        tell as tell,
+        to_dict as to_dict,
+    )
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

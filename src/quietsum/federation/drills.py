@@ -17,16 +17,14 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation import Fold
-from quietsum.aggregation.fold import Combined, Vector, problem_with_update
-from quietsum.aggregation.robust import RobustFold
+from quietsum.aggregation import Combined, Fold, RobustFold, Vector, problem_with_update
 from quietsum.defence import Seen, attack_named
 from quietsum.errors import PlanRefused
 from quietsum.federation.messages import Closes, CountsTime, Federation, Reply, TrainRequest, Update
-from quietsum.mechanisms.rng import system_randomness
+from quietsum.mechanisms import system_randomness
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
     from quietsum.plan import AttackPlan, Plan, ResolvedPlan
 
 __all__ = ["Drill", "refuse_drill"]

@@ -17,15 +17,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from quietsum.aggregation.fold import Combined, Vector
-from quietsum.aggregation.robust import RobustFold, RobustState, Rule, Trial
+from quietsum.aggregation import Combined, RobustFold, RobustState, Rule, Trial, Vector
 from quietsum.errors import TooFewParties
 from quietsum.federation.watch import GroupJudged, Watcher, tell
-from quietsum.plan.groups import Grouping, fewest_groups
+from quietsum.plan import Grouping, fewest_groups
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
-    from quietsum.party.secure import Contribution
+    from quietsum.mechanisms import RandomSource
+    from quietsum.party import Contribution
     from quietsum.plan import ResolvedPlan
     from quietsum.secagg import GroupSum
 

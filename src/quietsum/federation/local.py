@@ -41,15 +41,24 @@ from quietsum.federation.messages import (
     TrainRequest,
     Update,
 )
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.secure import Contribution, SecureSite, contribution_of, sessions_of, terms_of
-from quietsum.party.work import AnsweredBefore, NotTouched, Site, Task, TooLate
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.party import (
+    AnsweredBefore,
+    Contribution,
+    NotTouched,
+    SecureSite,
+    Site,
+    Task,
+    TooLate,
+    contribution_of,
+    sessions_of,
+    terms_of,
+)
 from quietsum.secagg import Identity, Refused, Step, Terms
-from quietsum.tasks.protocol import FederatedTask, TrainsMany
+from quietsum.tasks import FederatedTask, TrainsMany
 
 if TYPE_CHECKING:
-    from quietsum.plan import ResolvedPlan
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = ["LocalFederation", "SimulatedLosses", "fates", "too_late"]
 
@@ -127,7 +136,7 @@ class LocalFederation:
 
             return Drill(cls.of(task, resolved, rng=rng, workers=workers, clock=clock, whole=False), resolved, rng=rng)
         if attack is not None:
-            from quietsum.defence.rows import poisoned
+            from quietsum.defence import poisoned
 
             task = poisoned(task, attack, attack.among([party.name for party in resolved.parties]))
         if whole_number("workers", workers, 1) > 1:

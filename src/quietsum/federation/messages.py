@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.party.secure import model_hash
+from quietsum.party import model_hash
 from quietsum.secagg import Step
 
 if TYPE_CHECKING:

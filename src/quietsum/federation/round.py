@@ -23,10 +23,21 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from quietsum.aggregation import ClientSum, Fold, ServerOptimizer, ServerState, WeightedMean, server_optimizer
-from quietsum.aggregation.fold import Combined, length_of
-from quietsum.aggregation.robust import RobustFold, RobustState, Trial, refuse_beyond_memory
-from quietsum.defence.detection import Detector, Finding
+from quietsum.aggregation import (
+    ClientSum,
+    Combined,
+    Fold,
+    RobustFold,
+    RobustState,
+    ServerOptimizer,
+    ServerState,
+    Trial,
+    WeightedMean,
+    length_of,
+    refuse_beyond_memory,
+    server_optimizer,
+)
+from quietsum.defence import Detector, Finding
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
@@ -42,17 +53,14 @@ from quietsum.federation.messages import (
     Update,
 )
 from quietsum.federation.watch import Found, PartyDropped, PartyRejected, RoundStarted, Watcher, guarded, tell
-from quietsum.mechanisms.quantile import QuantileRule
-from quietsum.plan.refusals import cohort_of
-from quietsum.plan.resolution.lengths import LARGEST, longest_update, noise_in_update
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.mechanisms import QuantileRule
+from quietsum.plan import LARGEST, cohort_of, longest_update, noise_in_update
+from quietsum.privacy import PrivacyUnit
 
 if TYPE_CHECKING:
-    from quietsum.ledger import Ledger, Receipt
-    from quietsum.ledger.charges import Charge
-    from quietsum.mechanisms.rng import RandomSource
-    from quietsum.plan import ResolvedPlan
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.ledger import Charge, Ledger, Receipt
+    from quietsum.mechanisms import RandomSource
+    from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = ["RoundResult", "first_state", "fold_of", "limits_of", "optimizer_of", "run_round", "tell_findings"]
 

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from quietsum.aggregation.fold import Combined
+from quietsum.aggregation import Combined
 from quietsum.errors import TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Answer, Exchanges, Lost, Question, Refusal, TrainRequest
 from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
-from quietsum.party.secure import absent, contribution_of, terms_of
+from quietsum.party import absent, contribution_of, terms_of
 from quietsum.secagg import DRAWING, Identity, Outcome, Reason, Server, Step
 
 if TYPE_CHECKING:

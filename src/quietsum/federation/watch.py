@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Protocol, final
 
-from quietsum.defence.detection import Finding
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.defence import Finding
+from quietsum.privacy import Guarantee
 
 log = logging.getLogger(__name__)
 

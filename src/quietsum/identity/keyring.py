@@ -46,7 +46,7 @@ from quietsum.identity.certificates import (
     read_public_key,
     read_roster,
 )
-from quietsum.ledger.chain.encoding import fold, label
+from quietsum.ledger import fold, label
 
 __all__ = ["CLIENTS", "ROSTER", "add", "admit", "folder_name", "make", "make_own"]
 

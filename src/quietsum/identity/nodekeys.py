@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
 from quietsum.errors import InvalidParameter, QuietsumError, Unreadable
-from quietsum.ledger.chain.encoding import fold, label
+from quietsum.ledger import fold, label
 
 if TYPE_CHECKING:
     from cryptography import x509

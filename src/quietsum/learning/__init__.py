@@ -8,27 +8,40 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quietsum.learning.descent import private_steps
+from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.learning.config import PrivacyConfig
-    from quietsum.learning.trainer import PrivateTrainer
-    from quietsum.learning.wrapping import make_private
-
-__all__ = ["PrivacyConfig", "PrivateTrainer", "make_private", "private_steps"]
-
-_LATE = {"PrivacyConfig": "config", "PrivateTrainer": "trainer", "make_private": "wrapping"}
-
-
-def __getattr__(name: str) -> object:
-    """A name that needs torch, from its module."""
-    if name not in _LATE:
-        raise AttributeError(f"module 'quietsum.learning' has no attribute {name!r}")
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(f"quietsum.learning.{_LATE[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(f"{name} trains torch models; install them with: pip install 'quietsum[train]'") from None
+    from quietsum.learning.checks.before_training import checked_task as checked_task, while_checking as while_checking
+    from quietsum.learning.checks.numpy_step import (
+        CheckedDescent as CheckedDescent,
+        Field as Field,
+        MadeUp as MadeUp,
+        Silent as Silent,
+    )
+    from quietsum.learning.clients.local import LocalSteps as LocalSteps
+    from quietsum.learning.clients.plain import fresh_model as fresh_model, train_plainly as train_plainly
+    from quietsum.learning.clients.side_by_side import SideBySide as SideBySide
+    from quietsum.learning.config import (
+        PrivacyConfig as PrivacyConfig,
+        TrainingPlan as TrainingPlan,
+        plan_training as plan_training,
+    )
+    from quietsum.learning.descent import (
+        clipped_sum as clipped_sum,
+        gradients_of as gradients_of,
+        private_steps as private_steps,
+    )
+    from quietsum.learning.engines.batch_mixing import fix_batch_norm as fix_batch_norm, unchanged as unchanged
+    from quietsum.learning.engines.protocol import Batch as Batch, losses_of as losses_of, rows_of as rows_of
+    from quietsum.learning.history import Epoch as Epoch, History as History, progress_line as progress_line
+    from quietsum.learning.modes import scoring as scoring, training as training
+    from quietsum.learning.people import bounded as bounded
+    from quietsum.learning.records import Records as Records, rehearse as rehearse
+    from quietsum.learning.step import cross_entropy as cross_entropy
+    from quietsum.learning.trainer import PrivateTrainer as PrivateTrainer
+    from quietsum.learning.validation import uncovered_norms as uncovered_norms
+    from quietsum.learning.wrapping import make_private as make_private
+else:
+    __getattr__, __dir__, __all__ = open_door(
+        __name__, lacking={"torch": "trains torch models; install them with: pip install 'quietsum[train]'"}
+    )

@@ -14,8 +14,7 @@ from __future__ import annotations
 import dataclasses
 from typing import final
 
-from quietsum.mechanisms.quantile import QuantileRule
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms import QuantileRule, RandomSource, system_randomness
 
 __all__ = ["QuantileClip", "QuantileRule"]
 

@@ -32,12 +32,8 @@ from quietsum.learning.schedules import (
     stages,
     step_event,
 )
-from quietsum.ledger.charges import ACCOUNTINGS
-from quietsum.ledger.pricing import FIRST, PRICING
-from quietsum.privacy.events import PrivacyEvent, Repeated
-from quietsum.privacy.groups import bounded_record_event
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING
+from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, Repeated, bounded_record_event
 
 __all__ = ["CLIPPINGS", "PrivacyConfig", "Spending", "TrainingPlan", "plan_training"]
 

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter, non_negative, positive, probability, whole_number
-from quietsum.mechanisms.gaussian import ClippedSum, Vectors
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import ClippedSum, RandomSource, Vectors
 from quietsum.sampling import Sampling
 
 __all__ = ["Differentiable", "Examples", "clipped_sum", "gradients_of", "private_steps"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engines.protocol import Batch, Loss, losses_of
 from quietsum.learning.step import cross_entropy
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy import Guarantee
 
 __all__ = ["UNPROTECTED", "Epoch", "History", "chance", "progress_line", "scores"]
 

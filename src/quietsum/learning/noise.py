@@ -36,9 +36,8 @@ from quietsum.errors import InvalidParameter, positive
 from quietsum.learning import chacha
 from quietsum.learning.chacha import KEY_BYTES
 from quietsum.learning.engines.protocol import LARGEST_BLOCK
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
-from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent
+from quietsum.mechanisms import FAILURE_PER_DRAW, RandomSource, system_randomness
+from quietsum.privacy import Gaussian, Laplace, PrivacyEvent
 
 __all__ = ["DEFAULT_NOISE", "LAWS", "MODES", "TorchNoise", "fast_laplace", "fast_normals", "float_margin"]
 

@@ -27,11 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent, whole_number
-from quietsum.privacy.calibrate import accountant_for
-from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.groups import person_event
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, accountant_for, person_event
 
 if TYPE_CHECKING:  # torch is theirs: bounding people needs none
     from quietsum.learning.config import TrainingPlan

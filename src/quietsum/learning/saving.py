@@ -29,12 +29,9 @@ from torch import Tensor, nn
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.files import RESUME, check_room, no_room, write_atomically
 from quietsum.learning.config import TrainingPlan
-from quietsum.ledger import Charge, Dataset, Head, Ledger, Receipt, Terms
-from quietsum.ledger.history import RunHistory
-from quietsum.ledger.pricing import PRICING
+from quietsum.ledger import PRICING, Charge, Dataset, Head, Ledger, Receipt, RunHistory, Terms
 from quietsum.ledger.stores import opening as places
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import Budget, Guarantee, PrivacyUnit
 
 __all__ = [
     "VERSION",

@@ -2,7 +2,7 @@
 
 A private run is fixed before it starts: every step's noise is known, so the run is one (heterogeneous) composition and
 has one exact ε. A *schedule* states noise and clip of each epoch relative to the first; calibration then finds the one
-factor on all noises with which the whole run fits the budget (:func:`quietsum.privacy.calibrate.calibrate`).
+factor on all noises with which the whole run fits the budget (:func:`quietsum.privacy.calibration.calibrate`).
 
 >>> [stage.noise_multiplier for stage in stages(Growing(noise=2.0), epochs=3, steps_per_epoch=5, noise=1.0, clip=1.0)]
 [1.0, 1.4142135623730951, 2.0]
@@ -18,12 +18,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent, positive, whole_number
-from quietsum.privacy.calibrate import accountant_for, calibrate, calibrate_noise
-from quietsum.privacy.events import Composed, Gaussian, Laplace, PoissonSampled, PrivacyEvent, Repeated
-from quietsum.privacy.groups import bounded_record_event
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.pairs import bounded_contributions
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import (
+    Composed,
+    Gaussian,
+    Guarantee,
+    Laplace,
+    Neighbours,
+    PoissonSampled,
+    PrivacyEvent,
+    PrivacyUnit,
+    Repeated,
+    accountant_for,
+    bounded_contributions,
+    bounded_record_event,
+    calibrate,
+    calibrate_noise,
+)
 
 __all__ = [
     "Constant",

@@ -35,8 +35,8 @@ from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, rows_of
 from quietsum.learning.noise import TorchNoise
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.privacy.events import Gaussian, PrivacyEvent
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.privacy import Gaussian, PrivacyEvent
 from quietsum.sampling import Poisson
 
 __all__ = ["PrivateStep", "ScaledClip", "ScaledLoss", "cross_entropy"]

@@ -48,10 +48,9 @@ from quietsum.learning.saving import (
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import more_noise, refuse_coarse, validated
 from quietsum.learning.wrapping import build_step, check_step
-from quietsum.ledger.fingerprints import check_rows
-from quietsum.ledger.pricing import PRICING
-from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.ledger import PRICING, check_rows
+from quietsum.mechanisms import RandomSource
+from quietsum.privacy import Guarantee
 
 __all__ = ["PrivateTrainer"]
 

@@ -23,8 +23,8 @@ from quietsum.learning.engines.batch_mixing import refuse_mixing, unchanged
 from quietsum.learning.engines.protocol import Batch, Loss, trainable
 from quietsum.learning.records import Records, rehearse, rehearse_step
 from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.mechanisms import RandomSource
+from quietsum.privacy import Guarantee
 
 __all__ = [
     "PoissonLoader",

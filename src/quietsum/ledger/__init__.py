@@ -6,31 +6,56 @@ Start with :class:`Ledger`; :mod:`quietsum.ledger.books` says how lifetimes work
 
 from __future__ import annotations
 
-from quietsum.ledger.books import Book
-from quietsum.ledger.chain.entries import Entry, Head, Kind, Receipt
-from quietsum.ledger.chain.verify import Verification
-from quietsum.ledger.chain.witnesses import Testimony
-from quietsum.ledger.charges import Charge, Dataset, Terms
-from quietsum.ledger.ledger import Ledger
-from quietsum.ledger.stores.protocol import LedgerStore, MemoryStore, Row, StoreFailed
-from quietsum.ledger.summaries import Identity, RunSummary
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Book",
-    "Charge",
-    "Dataset",
-    "Entry",
-    "Head",
-    "Identity",
-    "Kind",
-    "Ledger",
-    "LedgerStore",
-    "MemoryStore",
-    "Receipt",
-    "Row",
-    "RunSummary",
-    "StoreFailed",
-    "Terms",
-    "Testimony",
-    "Verification",
-]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.ledger.books import Book as Book
+    from quietsum.ledger.chain.anchors import read_anchors as read_anchors
+    from quietsum.ledger.chain.encoding import (
+        canonical as canonical,
+        digest as digest,
+        fold as fold,
+        is_canonical as is_canonical,
+        label as label,
+        message_to_sign as message_to_sign,
+    )
+    from quietsum.ledger.chain.entries import Entry as Entry, Head as Head, Kind as Kind, Receipt as Receipt
+    from quietsum.ledger.chain.export import export_ledger as export_ledger, verify_export as verify_export
+    from quietsum.ledger.chain.journal import Clock as Clock, system_clock as system_clock
+    from quietsum.ledger.chain.keys import SigningKey as SigningKey, VerifyingKey as VerifyingKey
+    from quietsum.ledger.chain.verify import Verification as Verification, verify_file as verify_file
+    from quietsum.ledger.chain.witnesses import Testimony as Testimony, check_succession as check_succession
+    from quietsum.ledger.charges import (
+        ACCOUNTINGS as ACCOUNTINGS,
+        Charge as Charge,
+        Dataset as Dataset,
+        Terms as Terms,
+        budget_from as budget_from,
+        budget_to as budget_to,
+    )
+    from quietsum.ledger.fingerprints import Parts as Parts, as_array as as_array, check_rows as check_rows
+    from quietsum.ledger.history import RunHistory as RunHistory
+    from quietsum.ledger.ledger import Ledger as Ledger
+    from quietsum.ledger.pricing import (
+        FIRST as FIRST,
+        PRICING as PRICING,
+        Prices as Prices,
+        Tally as Tally,
+        cost_of as cost_of,
+        exceeds as exceeds,
+    )
+    from quietsum.ledger.stores.moving import move_to_postgres as move_to_postgres, move_to_sqlite as move_to_sqlite
+    from quietsum.ledger.stores.opening import exists as exists
+    from quietsum.ledger.stores.protocol import (
+        LedgerStore as LedgerStore,
+        MemoryStore as MemoryStore,
+        NoLedger as NoLedger,
+        Row as Row,
+        StoreFailed as StoreFailed,
+    )
+    from quietsum.ledger.stores.remains import require_nothing_left as require_nothing_left
+    from quietsum.ledger.summaries import Identity as Identity, RunSummary as RunSummary
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

@@ -19,8 +19,7 @@ from quietsum.ledger.chain.witnesses import Testimony, check_succession
 from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
 from quietsum.ledger.pricing import FIRST, PRICING, Cost, Prices, Tally, cost_of, exceeds
 from quietsum.ledger.versions import Correction
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import Budget, Guarantee, PrivacyUnit
 
 __all__ = ["Account", "Accounts", "Reservation", "RunState", "check_raise", "check_reason", "rounds_of"]
 

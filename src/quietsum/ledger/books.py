@@ -33,8 +33,7 @@ from typing import final
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.charges import Charge, Terms
 from quietsum.ledger.pricing import PRICING, Cost, Gate, Prices, Tally, exceeds
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.privacy import Budget, Guarantee, Neighbours, Observer, PrivacyUnit
 
 __all__ = ["Book", "BookState", "Share"]
 

@@ -12,20 +12,22 @@ from typing import Any, final
 
 from quietsum.errors import InvalidParameter, probability, whole_number
 from quietsum.ledger.chain.encoding import label
-from quietsum.privacy.events import (
+from quietsum.privacy import (
+    Budget,
     Composed,
     Diagnostic,
     FixedSizeSampled,
     Group,
+    Neighbours,
+    Observer,
     PoissonSampled,
     PrivacyEvent,
+    PrivacyUnit,
     Repeated,
     from_dict,
     require_event,
     to_dict,
 )
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 __all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "drawn_twice", "require_charges"]
 

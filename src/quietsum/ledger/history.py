@@ -16,9 +16,7 @@ from quietsum.ledger.chain.entries import RESTORE, Kind
 from quietsum.ledger.charges import Charge, Terms
 from quietsum.ledger.ledger import Ledger
 from quietsum.ledger.pricing import FIRST, Prices, Tally
-from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy import Guarantee, Observer, PrivacyEvent, PrivacyUnit
 
 __all__ = ["RunHistory"]
 

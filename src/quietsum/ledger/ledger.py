@@ -28,8 +28,7 @@ from quietsum.ledger.reading import LedgerReading
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.stores.protocol import LedgerStore
 from quietsum.ledger.versions import corrections_due, is_due
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import Budget, PrivacyUnit
 
 __all__ = ["Ledger"]
 

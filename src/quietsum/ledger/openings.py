@@ -10,8 +10,7 @@ from quietsum.ledger.accounts import Accounts
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to
 from quietsum.ledger.pricing import Prices, cost_of
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import Budget, PrivacyUnit
 
 __all__ = ["first_budgets", "opening", "public_declarations"]
 

@@ -24,16 +24,26 @@ from typing import TypeVar, final
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.ledger.charges import Charge
-from quietsum.privacy.calibrate import Accounts, accountant_for
-from quietsum.privacy.events import Composed, OneInOneOut, PrivacyEvent, Repeated
-from quietsum.privacy.groups import bounded_record_event
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.old_rules import by_old_rules
-from quietsum.privacy.pairs import group_size, reduce_event
-from quietsum.privacy.renyi.accountant import RenyiAccountant
-from quietsum.privacy.renyi.curves import failure_of
-from quietsum.privacy.renyi.filters import RenyiFilter, best_order
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import (
+    Accounts,
+    Budget,
+    Composed,
+    Guarantee,
+    Neighbours,
+    OneInOneOut,
+    PrivacyEvent,
+    PrivacyUnit,
+    RenyiAccountant,
+    RenyiFilter,
+    Repeated,
+    accountant_for,
+    best_order,
+    bounded_record_event,
+    by_old_rules,
+    failure_of,
+    group_size,
+    reduce_event,
+)
 
 __all__ = ["FIRST", "PRICING", "Cost", "Gate", "Prices", "Tally", "as_priced_first", "cost_of", "exceeds"]
 

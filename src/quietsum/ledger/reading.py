@@ -25,8 +25,7 @@ from quietsum.ledger.pricing import FIRST, Cost, Prices
 from quietsum.ledger.stores.opening import sealed_to
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
 from quietsum.ledger.versions import Correction, corrections_due, is_due
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy import Budget, Guarantee, Observer, PrivacyUnit
 
 __all__ = ["LedgerReading"]
 

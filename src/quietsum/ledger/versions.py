@@ -29,9 +29,7 @@ from quietsum.ledger.chain.encoding import number, read_number
 from quietsum.ledger.chain.entries import UPGRADE
 from quietsum.ledger.charges import Charge
 from quietsum.ledger.pricing import FIRST, PRICING, Prices, Tally, as_priced_first
-from quietsum.privacy.events import OneInOneOut
-from quietsum.privacy.pairs import reduce_event
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import Neighbours, OneInOneOut, PrivacyUnit, reduce_event
 
 if TYPE_CHECKING:
     from quietsum.ledger.accounts import Account, Accounts, RunState

@@ -37,8 +37,7 @@ import numpy.typing as npt
 from scipy.special import gammaincinv, log_ndtr, logsumexp, ndtr, stdtrit, xlogy
 
 from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
-from quietsum.privacy.events import Diagnostic
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy import Diagnostic, gaussian_epsilon
 
 __all__ = ["BayesianDiagnostic", "GaussianPrior", "ObservedNorms", "Prior", "PrivacyLoss", "bayesian_loss"]
 

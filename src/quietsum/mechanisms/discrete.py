@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, positive
 from quietsum.mechanisms.rng import RandomSource, Shape, dimensions
-from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace
+from quietsum.privacy import DiscreteGaussian, DiscreteLaplace
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.geometric import WideLaplace

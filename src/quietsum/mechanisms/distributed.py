@@ -50,8 +50,7 @@ from quietsum.mechanisms.grid import LARGEST_NORM, SMALLEST_NORM, clip_rows, gri
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.mechanisms.skellam import SkellamNoise
 from quietsum.mechanisms.wide import LEAST_VARIANCE, WideGaussian
-from quietsum.privacy.events import DiscreteGaussianSum, Skellam
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import DiscreteGaussianSum, PrivacyUnit, Skellam
 
 __all__ = ["KINDS", "DistributedNoise", "NoiseKind"]
 

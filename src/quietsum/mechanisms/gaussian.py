@@ -35,9 +35,7 @@ from quietsum.errors import InvalidParameter, QuietsumError, open_probability, p
 from quietsum.mechanisms.grid import LARGEST_NORM, SMALLEST_NORM, clip_rows, grid_rows
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
-from quietsum.privacy.events import Gaussian
-from quietsum.privacy.gaussian import log_gaussian_delta
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Gaussian, Neighbours, log_gaussian_delta
 
 __all__ = ["LEAST_NOISE", "MOST_NOISE", "ClippedSum", "Mode", "Vectors", "least_noise"]
 

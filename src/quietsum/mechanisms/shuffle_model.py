@@ -45,8 +45,7 @@ import numpy.typing as npt
 from scipy.special import betainc
 
 from quietsum.errors import InvalidParameter, QuietsumError, finite_number, open_probability, positive, whole_number
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.privacy import Guarantee, Neighbours, Observer, PrivacyUnit
 
 __all__ = ["ShuffledReports", "kary_blanket", "largest_local_epsilon", "shuffled_delta", "shuffled_epsilon"]
 

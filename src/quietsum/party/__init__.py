@@ -2,6 +2,67 @@
 
 from __future__ import annotations
 
-from quietsum.party.work import Site
+from typing import TYPE_CHECKING
 
-__all__ = ["Site"]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.party.alerting import SiteAlerts as SiteAlerts
+    from quietsum.party.books import (
+        SiteBooks as SiteBooks,
+        charges_digest as charges_digest,
+        enrolment_charges as enrolment_charges,
+        resolved_to as resolved_to,
+        site_charges as site_charges,
+    )
+    from quietsum.party.data import SHOWS as SHOWS, DataCheck as DataCheck, waited_for as waited_for
+    from quietsum.party.fingerprints import datasets_of as datasets_of, rows_of_task as rows_of_task
+    from quietsum.party.peers import UnknownPeer as UnknownPeer, key_in as key_in
+    from quietsum.party.policy import (
+        AllowedTask as AllowedTask,
+        CoordinatorAddress as CoordinatorAddress,
+        Policy as Policy,
+        layers_of as layers_of,
+    )
+    from quietsum.party.policy_file import (
+        first_policy as first_policy,
+        load_policy as load_policy,
+        parse_policy as parse_policy,
+    )
+    from quietsum.party.refusing import TOO_LARGE as TOO_LARGE, Said as Said, too_large as too_large
+    from quietsum.party.secure import (
+        Contribution as Contribution,
+        Key as Key,
+        SecureSite as SecureSite,
+        absent as absent,
+        contribution_of as contribution_of,
+        model_hash as model_hash,
+        sessions_of as sessions_of,
+        terms_of as terms_of,
+    )
+    from quietsum.party.service import SiteService as SiteService
+    from quietsum.party.status import (
+        FILTER as FILTER,
+        NO_GATE as NO_GATE,
+        NOTHING as NOTHING,
+        ONE_RUN as ONE_RUN,
+        OVERDRAWN as OVERDRAWN,
+        status_of as status_of,
+    )
+    from quietsum.party.trial import own_task as own_task, tried as tried
+    from quietsum.party.wire import identity_message as identity_message
+    from quietsum.party.work import (
+        AnsweredBefore as AnsweredBefore,
+        NotTouched as NotTouched,
+        Site as Site,
+        Task as Task,
+        TooLate as TooLate,
+        calmly as calmly,
+        failure as failure,
+        look_for_data as look_for_data,
+        on_no_rows as on_no_rows,
+        rehearse as rehearse,
+        released as released,
+    )
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

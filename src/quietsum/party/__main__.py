@@ -10,7 +10,7 @@ from typing import get_origin
 from pydantic.fields import FieldInfo
 
 from quietsum.party.policy_file import PolicyTable
-from quietsum.plan.text.problems import inner_tables
+from quietsum.plan import inner_tables
 
 __all__ = ["page"]
 

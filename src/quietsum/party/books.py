@@ -20,17 +20,26 @@ from typing import TYPE_CHECKING, Any, final
 from quietsum.analytics import promised
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.ledger import Charge, Dataset, Entry, Kind, Ledger, Receipt, Terms, Testimony
-from quietsum.ledger.chain.encoding import canonical, digest, label
-from quietsum.ledger.chain.journal import Clock, system_clock
-from quietsum.ledger.pricing import exceeds
+from quietsum.ledger import (
+    Charge,
+    Clock,
+    Dataset,
+    Entry,
+    Kind,
+    Ledger,
+    Receipt,
+    Terms,
+    Testimony,
+    canonical,
+    digest,
+    exceeds,
+    label,
+    system_clock,
+)
 from quietsum.party.questions import DAY, AskedFiles, is_question
 from quietsum.party.refusing import remedy_here
-from quietsum.plan.groups import SESSIONS, sessions_of
-from quietsum.plan.resolution.charging import charge, span, units
-from quietsum.plan.values import SamplingPlan
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.plan import SESSIONS, SamplingPlan, charge, sessions_of, span, units
+from quietsum.privacy import Budget, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.party.policy import Policy
@@ -450,7 +459,7 @@ def _everyone(resolved: ResolvedPlan) -> ResolvedPlan:
 
 def resolved_to(resolved: ResolvedPlan) -> dict[str, Any]:
     """A resolved plan as plain values: the plan, who takes part, and the noise that was calibrated."""
-    from quietsum.ledger.charges import budget_to
+    from quietsum.ledger import budget_to
 
     return {
         "plan": resolved.plan.to_dict(),
@@ -470,7 +479,7 @@ def resolved_from(values: Mapping[str, Any]) -> ResolvedPlan:
     refusals (:mod:`quietsum.plan.refusals`) are asked here again, by this side's copy.
     """
     from quietsum.errors import QuietsumError, positive, whole_number
-    from quietsum.ledger.charges import budget_from
+    from quietsum.ledger import budget_from
     from quietsum.plan import PartyFacts, Plan, ResolvedPlan, refusals
 
     try:

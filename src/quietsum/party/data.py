@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataUnfit, InvalidParameter, PlanRefused
-from quietsum.ledger.chain.entries import Kind
-from quietsum.tasks.protocol import FederatedTask, LeavesOut
+from quietsum.ledger import Kind
+from quietsum.tasks import FederatedTask, LeavesOut
 
 if TYPE_CHECKING:
-    from quietsum.defence.validation import Result
+    from quietsum.defence import Result
     from quietsum.ledger import Ledger
     from quietsum.party.policy import Policy
 
@@ -45,7 +45,7 @@ class DataCheck:
     """
 
     def __init__(self, policy: Policy) -> None:
-        from quietsum.defence.validation import load_schema
+        from quietsum.defence import load_schema
 
         assert policy.data is not None
         self.rules = policy.data
@@ -55,8 +55,7 @@ class DataCheck:
 
     def look(self, task: object, party: str) -> Result:
         """What does not fit, for the operator's eyes: in the file that the policy names, or in the task's rows."""
-        from quietsum.defence.validation import read_table, validate
-        from quietsum.defence.validation.tasks import rows_of
+        from quietsum.defence import read_table, rows_of, validate
 
         if self._table is None:
             return validate(rows_of(task, party), self._as_they_are)
@@ -72,7 +71,7 @@ class DataCheck:
 
     def fits(self, rows: Any) -> NDArray[np.bool_]:
         """Which of a task's rows fit by themselves; each by its own values alone."""
-        from quietsum.defence.validation import fitting
+        from quietsum.defence import fitting
 
         return fitting(rows, self._as_they_are)
 
@@ -99,7 +98,7 @@ class DataCheck:
     def _leave_out(self, task: object, found: Result, tell: Callable[[str], None]) -> None:
         """Train on what fits, row by row. What compares rows is told and decides nothing; a column that is not there
         leaves no row that could fit."""
-        from quietsum.defence.validation.checks import ROW_BY_ROW
+        from quietsum.defence import ROW_BY_ROW
 
         if any(problem.check not in {*ROW_BY_ROW, "rows", "keys", "duplicates", "balance", "outliers"}
                for problem in found.errors):  # fmt: skip

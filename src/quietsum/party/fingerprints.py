@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quietsum.errors import DataMissing
-from quietsum.ledger.fingerprints import Parts, as_array
+from quietsum.ledger import Parts, as_array
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan

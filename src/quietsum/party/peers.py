@@ -18,8 +18,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from quietsum.errors import QuietsumError
-from quietsum.ledger.chain.encoding import message_to_sign
-from quietsum.ledger.chain.keys import VerifyingKey
+from quietsum.ledger import VerifyingKey, message_to_sign
 from quietsum.party.secure import absent
 from quietsum.secagg import Identity
 

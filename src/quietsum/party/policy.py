@@ -16,16 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.aggregation.robust import RULES
+from quietsum.aggregation import RULES
 from quietsum.alerts import Settings as Alerts
 from quietsum.analytics import TASK, promised
 from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
-from quietsum.ledger.chain.encoding import label
+from quietsum.ledger import label
 from quietsum.party.questions import SiteQuestions, is_question
-from quietsum.plan.resolution.charging import units
-from quietsum.plan.resolution.layers import LAYERS, OFF, ON, Layer
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.plan import LAYERS, OFF, ON, Layer, units
+from quietsum.privacy import Budget, Neighbours, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
@@ -344,7 +342,7 @@ class Policy:
 
     def _check_delta(self, unit: PrivacyUnit, delta: float) -> None:
         """The house's own rule for plans; per client it needs the number of clients, which only a plan states."""
-        from quietsum.plan.refusals import REFUSALS
+        from quietsum.plan import REFUSALS
 
         if delta * self.dataset.size >= 1:
             rule = next(row for row in REFUSALS if row.name == "delta-too-large")

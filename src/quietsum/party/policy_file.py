@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from quietsum.analytics.tables import ColumnTable
+from quietsum.analytics import ColumnTable
 from quietsum.party import policy as values
-from quietsum.plan.text.problems import keys_of, parse_toml, read_toml, value_of
-from quietsum.plan.text.tables import Table
+from quietsum.plan import Table, keys_of, parse_toml, read_toml, value_of
 
 __all__ = ["PolicyTable", "first_policy", "load_policy", "parse_policy", "policy_keys"]
 

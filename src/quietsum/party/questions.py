@@ -16,10 +16,9 @@ import datetime
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.analytics import TASK, Column, Question, check_questions
-from quietsum.analytics.questions import ASKED
+from quietsum.analytics import ASKED, TASK, Column, Question, check_questions
 from quietsum.errors import InvalidParameter, QuietsumError, positive
-from quietsum.ledger.chain.entries import Kind
+from quietsum.ledger import Kind
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 from quietsum.errors import BudgetExhausted, LedgerBroken, PlanRefused, PlanUnderstates, QuietsumError
 from quietsum.ledger import StoreFailed
 from quietsum.party.work import AnsweredBefore, NotTouched, TooLate
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.party.policy import Policy

@@ -18,16 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import QuietsumError
-from quietsum.plan.groups import sessions_of
-from quietsum.plan.resolution.lengths import LARGEST, longest_update
-from quietsum.plan.secure import MAX_UPDATE
-from quietsum.privacy.units import PrivacyUnit
-from quietsum.secagg import DRAWING, Identity, Party, Policy, Reason, Refused, Step, Terms, rotation
-from quietsum.secagg.layout import centre_lift
+from quietsum.plan import LARGEST, MAX_UPDATE, longest_update, sessions_of
+from quietsum.privacy import PrivacyUnit
+from quietsum.secagg import DRAWING, Identity, Party, Policy, Reason, Refused, Step, Terms, centre_lift, rotation
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import DistributedNoise, RandomSource
     from quietsum.plan import ResolvedPlan
 
 __all__ = [

@@ -31,11 +31,8 @@ from quietsum.errors import (
     QuietsumError,
 )
 from quietsum.failpoints import reach
-from quietsum.ledger import Ledger, StoreFailed
-from quietsum.ledger.chain.encoding import label
-from quietsum.ledger.chain.journal import Clock, system_clock
-from quietsum.ledger.chain.witnesses import check_succession
-from quietsum.mechanisms.rng import system_randomness
+from quietsum.ledger import Clock, Ledger, StoreFailed, check_succession, label, system_clock
+from quietsum.mechanisms import system_randomness
 from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
 from quietsum.party.data import DataCheck
@@ -57,13 +54,11 @@ from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, 
 from quietsum.party.trial import Enrolled, own_task, tried
 from quietsum.party.wire import identity_message
 from quietsum.party.work import NotTouched, Site, Task, look_for_data
-from quietsum.secagg import DRAWING, Adversary, Reason, Step
-from quietsum.secagg import Policy as Insists
-from quietsum.secagg import Refused as Unwilling
+from quietsum.secagg import DRAWING, Adversary, Policy as Insists, Reason, Refused as Unwilling, Step
 
 if TYPE_CHECKING:
     from quietsum.ledger import Charge, Receipt
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
     from quietsum.party.alerting import SiteAlerts
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from quietsum.ledger import Kind, Ledger
-from quietsum.ledger.pricing import exceeds
-from quietsum.privacy.units import Observer
+from quietsum.ledger import Kind, Ledger, exceeds
+from quietsum.privacy import Observer
 
 if TYPE_CHECKING:
     from quietsum.ledger import Book
     from quietsum.party.policy import Policy, UnitPolicy
-    from quietsum.privacy.guarantee import Budget
-    from quietsum.privacy.units import PrivacyUnit
+    from quietsum.privacy import Budget, PrivacyUnit
 
 __all__ = ["FILTER", "NOTHING", "NO_GATE", "ONE_RUN", "OVERDRAWN", "status_of"]
 

@@ -27,9 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
-from quietsum.ledger import Testimony
-from quietsum.ledger.chain.encoding import canonical, is_canonical, message_to_sign
-from quietsum.ledger.chain.keys import VerifyingKey
+from quietsum.ledger import Testimony, VerifyingKey, canonical, is_canonical, message_to_sign
 
 __all__ = ["LARGEST_HEADER", "PROTOCOL", "Letter", "Signs", "Unreadable", "identity_message", "read", "write"]
 

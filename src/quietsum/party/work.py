@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, DataUnfit, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.learning.descent import clipped_sum, gradients_of, private_steps
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.learning import clipped_sum, gradients_of, private_steps
+from quietsum.privacy import PrivacyUnit
 from quietsum.sampling import Everyone
-from quietsum.tasks.protocol import (
+from quietsum.tasks import (
     FederatedTask,
     LooksForData,
     NamesPeople,
@@ -43,12 +43,9 @@ from quietsum.tasks.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.gaussian import ClippedSum
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import ClippedSum, DistributedNoise, RandomSource
     from quietsum.party.secure import Contribution
-    from quietsum.plan import ResolvedPlan
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = [
     "AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "calmly", "failure", "look_for_data", "on_no_rows",
@@ -405,7 +402,7 @@ def _bounded(task: NumpyTask, party: str, rows: Rows, most: int) -> NDArray[np.i
     if not isinstance(task, NamesPeople):
         problem = f"cannot be kept: {task.name} does not say whose each row is"
         raise InvalidParameter("max_records", most, problem, "give the task people(party), or leave the person out")
-    from quietsum.learning.people import bounded
+    from quietsum.learning import bounded
 
     people = task.people(party)
     if len(people) != len(rows):

@@ -55,7 +55,7 @@ from numpy.typing import NDArray
 from quietsum.errors import PlanRefused
 
 if TYPE_CHECKING:
-    from quietsum.aggregation.robust import Rule
+    from quietsum.aggregation import Rule
     from quietsum.plan.resolution.resolved import ResolvedPlan
     from quietsum.plan.values import Plan
 
@@ -219,7 +219,7 @@ def inside(parties: int, groups: int, colluders: int, chance: float) -> int:
 
 def draws(plan: Plan) -> int:
     """D: how often groups are drawn in a run at the most."""
-    from quietsum.secagg.messages import DRAWS
+    from quietsum.secagg import DRAWS
 
     return DRAWS * SESSIONS * (plan.federation.rounds + plan.federation.spare_attempts)
 
@@ -344,7 +344,7 @@ class Grouping:
 
         As many as hold an attacker but for a chance of 1 %, where the rule can bear so many; otherwise all it can.
         """
-        from quietsum.aggregation.robust import most_attackers
+        from quietsum.aggregation import most_attackers
 
         return max(min(self.touched.likely(), most_attackers(rule, self.count if opened is None else opened)), 0)
 
@@ -360,7 +360,7 @@ def grouping(plan: Plan, cohort: int, *, in_shares: bool) -> Grouping | None:
     Omitted attackers are as many as the groups and the rule between them bear. Raises
     :class:`~quietsum.errors.PlanRefused` if a group would hold a single party.
     """
-    from quietsum.secagg.parameters import SECURITY_FAILURE
+    from quietsum.secagg import SECURITY_FAILURE
 
     stated = plan.aggregation
     if stated.groups < 2:
@@ -385,7 +385,7 @@ def grouping(plan: Plan, cohort: int, *, in_shares: bool) -> Grouping | None:
 @lru_cache(maxsize=64)
 def _borne(parties: int, groups: int, rule: str, before: str) -> int:
     """The most attackers within the bound that touch more groups than ``rule`` withstands in 1 % of rounds at most."""
-    from quietsum.aggregation.robust import RULES, most_attackers, rule_named
+    from quietsum.aggregation import RULES, most_attackers, rule_named
 
     most = most_in_bound(parties, groups)
     if rule not in RULES or (before == "bucketing" and RULES[rule].facts.remembers):

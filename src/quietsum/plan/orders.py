@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.errors import non_negative, positive, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.gaussian import ClippedSum
+    from quietsum.mechanisms import ClippedSum, DistributedNoise
     from quietsum.sampling import Sampling
 
 __all__ = ["LocalOrders"]
@@ -47,7 +46,7 @@ class LocalOrders:
     @property
     def summed(self) -> DistributedNoise | None:
         """The noise in shares of a record sum: the party sends its clipped gradients' sum instead of an update."""
-        from quietsum.privacy.units import PrivacyUnit
+        from quietsum.privacy import PrivacyUnit
 
         found = self.distributed
         return found if found is not None and found.unit is not PrivacyUnit.CLIENT else None

@@ -12,8 +12,7 @@ from typing import final
 
 from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
 from quietsum.plan.fields import chosen, later, maybe, named, store
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import Budget, Neighbours, PrivacyUnit
 
 __all__ = ["AdaptivePlan", "ClientPlan", "LifetimePlan", "PersonPlan", "PrivacyPlan", "RecordPlan", "Style"]
 

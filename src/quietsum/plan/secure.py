@@ -23,7 +23,7 @@ from quietsum.plan.groups import Grouping, grouping
 from quietsum.plan.values import PartyFacts, Plan
 
 if TYPE_CHECKING:
-    from quietsum.secagg.parameters import Parameters
+    from quietsum.secagg import Parameters
 
 __all__ = ["MAX_UPDATE", "SecurePlan", "cohort_size", "secure_plan"]
 
@@ -103,7 +103,7 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     stated = plan.aggregation
     if not stated.secure:
         return None
-    from quietsum.secagg.parameters import SPARSE_FROM, choose, choose_groups
+    from quietsum.secagg import SPARSE_FROM, choose, choose_groups
 
     count, threshold = cohort_size(plan, parties), stated.threshold
     holders = {facts.account for facts in parties}

@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.aggregation.robust import BEFORE
+from quietsum.aggregation import BEFORE
 from quietsum.errors import (
     InvalidParameter,
     finite_number,

@@ -2,22 +2,82 @@
 
 from __future__ import annotations
 
-import sys
+from typing import TYPE_CHECKING
 
-__all__ = ["cache_clear"]
+from quietsum.doors import open_door
 
-# Tables that depend on a grid of orders or nodes alone, not on any mechanism: constants of the method.
-_TABLES = frozenset({"_alpha", "_conversion_terms", "_frame", "_plan", "_stretching"})
-
-
-def cache_clear() -> None:
-    """Forget everything computed for mechanisms, so that a benchmark's next timing starts cold.
-
-    Tables of a method itself (binomial coefficients of the Rényi orders, nodes of a contour) stay.
-    """
-    for name, module in list(sys.modules.items()):
-        if name.startswith("quietsum.privacy."):
-            for key, value in list(vars(module).items()):
-                clear = getattr(value, "cache_clear", None)
-                if callable(clear) and key not in _TABLES:
-                    clear()
+if TYPE_CHECKING:
+    from quietsum.privacy.attacker import (
+        attacker_advantage as attacker_advantage,
+        posterior_odds as posterior_odds,
+        tradeoff_curve as tradeoff_curve,
+        true_positive_rate as true_positive_rate,
+    )
+    from quietsum.privacy.caches import cache_clear as cache_clear
+    from quietsum.privacy.calibration import (
+        Accounts as Accounts,
+        accountant_for as accountant_for,
+        calibrate as calibrate,
+        calibrate_noise as calibrate_noise,
+        calibrate_rate as calibrate_rate,
+        calibrate_rounds as calibrate_rounds,
+        calibrate_steps as calibrate_steps,
+        compute_noise_multiplier as compute_noise_multiplier,
+    )
+    from quietsum.privacy.classical import ClassicalAccountant as ClassicalAccountant
+    from quietsum.privacy.concentrated import ConcentratedAccountant as ConcentratedAccountant
+    from quietsum.privacy.events import (
+        ApproximateDP as ApproximateDP,
+        Composed as Composed,
+        Diagnostic as Diagnostic,
+        DiscreteGaussian as DiscreteGaussian,
+        DiscreteGaussianSum as DiscreteGaussianSum,
+        DiscreteLaplace as DiscreteLaplace,
+        FixedSizeSampled as FixedSizeSampled,
+        Gaussian as Gaussian,
+        Group as Group,
+        Laplace as Laplace,
+        OneInOneOut as OneInOneOut,
+        PoissonSampled as PoissonSampled,
+        PrivacyEvent as PrivacyEvent,
+        PureDP as PureDP,
+        RandomizedResponse as RandomizedResponse,
+        Repeated as Repeated,
+        Shuffled as Shuffled,
+        Skellam as Skellam,
+        Zcdp as Zcdp,
+        from_dict as from_dict,
+        from_json as from_json,
+        require_event as require_event,
+        to_dict as to_dict,
+        to_json as to_json,
+    )
+    from quietsum.privacy.exact.accountant import ExactAccountant as ExactAccountant
+    from quietsum.privacy.gaussian import gaussian_epsilon as gaussian_epsilon, log_gaussian_delta as log_gaussian_delta
+    from quietsum.privacy.groups import (
+        bounded_record_event as bounded_record_event,
+        group_guarantee as group_guarantee,
+        person_event as person_event,
+    )
+    from quietsum.privacy.guarantee import Budget as Budget, Guarantee as Guarantee
+    from quietsum.privacy.history import BOUNDED as BOUNDED
+    from quietsum.privacy.old_rules import by_old_rules as by_old_rules
+    from quietsum.privacy.pairs import (
+        bounded_contributions as bounded_contributions,
+        group_size as group_size,
+        reduce_event as reduce_event,
+    )
+    from quietsum.privacy.pld.accountant import PldAccountant as PldAccountant
+    from quietsum.privacy.protocol import Accountant as Accountant
+    from quietsum.privacy.renyi.accountant import RenyiAccountant as RenyiAccountant, gaussian_rdp as gaussian_rdp
+    from quietsum.privacy.renyi.curves import failure_of as failure_of
+    from quietsum.privacy.renyi.filters import (
+        RenyiFilter as RenyiFilter,
+        RenyiOdometer as RenyiOdometer,
+        best_order as best_order,
+    )
+    from quietsum.privacy.rounds import PrivacyAccountant as PrivacyAccountant, get_privacy_spent as get_privacy_spent
+    from quietsum.privacy.search import most_steps as most_steps
+    from quietsum.privacy.units import Neighbours as Neighbours, Observer as Observer, PrivacyUnit as PrivacyUnit
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent, non_negative, open_probability, positive
-from quietsum.privacy import events as ev
-from quietsum.privacy import pairs as pr
+from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit

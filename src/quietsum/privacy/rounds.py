@@ -27,7 +27,7 @@ from quietsum.errors import (
     positive,
     whole_number,
 )
-from quietsum.privacy.calibrate import Accounts, accountant_for
+from quietsum.privacy.calibration import Accounts, accountant_for
 from quietsum.privacy.charges import RoundCharge, charge_of, gaussian_step
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from quietsum.report.build import build, write
-from quietsum.report.listing import listed
-from quietsum.report.page import curve
+from typing import TYPE_CHECKING
 
-__all__ = ["build", "curve", "listed", "write"]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.report.contents import build as build, write as write
+    from quietsum.report.listing import listed as listed
+    from quietsum.report.page import curve as curve
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
-from quietsum.ledger import Head, Ledger, Terms
-from quietsum.ledger.pricing import exceeds
-from quietsum.plan.values import digest_of
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.report.build import earlier, look, measured_in, require_own
-from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.folder import RunFolder, Workspace
+from quietsum.ledger import Head, Ledger, Terms, exceeds
+from quietsum.plan import digest_of
+from quietsum.privacy import Guarantee
+from quietsum.report.contents import earlier, look, measured_in, require_own
+from quietsum.runs import RunFolder, Workspace, checkpoint as checkpoints
 
 __all__ = ["listed"]
 

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from quietsum.charts import Chart, Series, svg
-from quietsum.runs.run import HOWEVER_MUCH
+from quietsum.runs import HOWEVER_MUCH
 
 __all__ = ["curve", "page"]
 

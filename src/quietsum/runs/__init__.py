@@ -2,4 +2,43 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.runs.asking import (
+        Asked as Asked,
+        answers_in as answers_in,
+        ask as ask,
+        local_plan as local_plan,
+        task_in as task_in,
+    )
+    from quietsum.runs.checkpoint import load_model as load_model
+    from quietsum.runs.coordinator_alerts import AlertWatcher as AlertWatcher, alerting as alerting
+    from quietsum.runs.drill import Cell as Cell, Matrix as Matrix, drilled as drilled, parse_attack as parse_attack
+    from quietsum.runs.facts import TaskFacts as TaskFacts
+    from quietsum.runs.folder import RunFolder as RunFolder, Workspace as Workspace, new_name as new_name
+    from quietsum.runs.pictures import heatmap as heatmap
+    from quietsum.runs.progress import NO_GUARANTEE as NO_GUARANTEE, JsonLines as JsonLines, Progress as Progress
+    from quietsum.runs.record import (
+        LeftOut as LeftOut,
+        Recorder as Recorder,
+        findings as findings,
+        judged_groups as judged_groups,
+        left_out as left_out,
+        measured as measured,
+        scores as scores,
+    )
+    from quietsum.runs.run import (
+        HOWEVER_MUCH as HOWEVER_MUCH,
+        RunResult as RunResult,
+        check_anchors as check_anchors,
+        check_whom as check_whom,
+        claims as claims,
+        resume as resume,
+        start as start,
+    )
+    from quietsum.runs.tracking.watcher import MlflowWatcher as MlflowWatcher
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

@@ -20,11 +20,10 @@ from quietsum.plan import Plan, ResolvedPlan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.run import start
-from quietsum.tasks.questions import QuestionTask, read_header
+from quietsum.tasks import QuestionTask, read_header
 
 if TYPE_CHECKING:
-    from quietsum.federation.messages import Federation
-    from quietsum.federation.watch import Watcher
+    from quietsum.federation import Federation, Watcher
 
 __all__ = ["FILE", "Asked", "answers_in", "ask", "local_plan", "task_in"]
 

@@ -30,7 +30,7 @@ from quietsum import files
 from quietsum.aggregation import ServerState
 from quietsum.errors import CorruptState, QuietsumError, whole_number
 from quietsum.failpoints import reach
-from quietsum.federation.messages import model_hash
+from quietsum.federation import model_hash
 from quietsum.files import PRIVATE, write_atomically
 from quietsum.ledger import Head
 from quietsum.runs.sealed import checked, sealed

@@ -21,19 +21,14 @@ from typing import Any, Protocol, final, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust import RULES, most_attackers
-from quietsum.defence.rows import trigger_of
+from quietsum.aggregation import RULES, most_attackers
+from quietsum.defence import trigger_of
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties, whole_number
-from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Closes
-from quietsum.federation.round import first_state, run_round
+from quietsum.federation import Closes, LocalFederation, first_state, run_round
 from quietsum.ledger import Ledger
-from quietsum.mechanisms.rng import system_randomness
-from quietsum.plan import AttackPlan, Plan, ResolvedPlan, resolve
-from quietsum.plan.attack import ATTACK_KINDS
-from quietsum.tasks import FederatedTask, HoldsRoot, NumpyTask, own_steps
-from quietsum.tasks.roots import rehearse_root, trial_for
-from quietsum.tasks.scores import more_is_better
+from quietsum.mechanisms import system_randomness
+from quietsum.plan import ATTACK_KINDS, AttackPlan, Plan, ResolvedPlan, resolve
+from quietsum.tasks import FederatedTask, HoldsRoot, NumpyTask, more_is_better, own_steps, rehearse_root, trial_for
 
 __all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
 

@@ -36,8 +36,7 @@ from typing import final
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError, whole_number
 from quietsum.files import NoRoom, no_room, read_file, sync_folder, write_atomically
 from quietsum.ledger import Head
-from quietsum.plan import Plan, load_plan
-from quietsum.plan.resolution.card import GuaranteeCard
+from quietsum.plan import GuaranteeCard, Plan, load_plan
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.sealed import checked, sealed
 

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quietsum.errors import CorruptState, LedgerBroken
-from quietsum.privacy.events import FixedSizeSampled, Gaussian, OneInOneOut, PoissonSampled, PrivacyEvent
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import FixedSizeSampled, Gaussian, OneInOneOut, PoissonSampled, PrivacyEvent, PrivacyUnit
 
 if TYPE_CHECKING:
-    from quietsum.ledger.history import RunHistory
+    from quietsum.ledger import RunHistory
     from quietsum.plan import ResolvedPlan
     from quietsum.runs.checkpoint import Checkpoint
 

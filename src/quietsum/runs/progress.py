@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self, TextIO, final
 
-from quietsum.federation.watch import (
+from quietsum.federation import (
     Found,
     GroupJudged,
     PartyDropped,
@@ -24,7 +24,7 @@ from quietsum.federation.watch import (
     to_dict,
 )
 from quietsum.files import no_room
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy import Guarantee
 
 if TYPE_CHECKING:
     from rich.live import Live

@@ -17,9 +17,9 @@ from typing import Any, Self, final
 
 from quietsum.alerts import Alert
 from quietsum.databases import for_reading
-from quietsum.defence.detection import Finding
+from quietsum.defence import Finding
 from quietsum.errors import CorruptState, finite_number, printable
-from quietsum.federation.watch import (
+from quietsum.federation import (
     Found,
     GroupJudged,
     PartyDropped,
@@ -31,7 +31,7 @@ from quietsum.federation.watch import (
     RunStarted,
 )
 from quietsum.files import DiskFull, NoRoom
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
 
 __all__ = [

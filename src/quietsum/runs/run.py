@@ -18,9 +18,8 @@ from typing import Any, final
 
 import numpy as np
 
-from quietsum.aggregation.fold import Vector
-from quietsum.aggregation.optimizers import RULE, ServerState, check_slots
-from quietsum.defence.detection import Detector, Finding
+from quietsum.aggregation import RULE, ServerState, Vector, check_slots
+from quietsum.defence import Detector, Finding
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
@@ -30,20 +29,30 @@ from quietsum.errors import (
     TooFewParties,
 )
 from quietsum.failpoints import reach
-from quietsum.federation.drills import refuse_drill
-from quietsum.federation.groups import group_name
-from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Closes, Federation, Joins
-from quietsum.federation.round import first_state, refuse_unmasked, run_round, tell_findings
-from quietsum.federation.watch import Guarded, RoundFinished, RunFinished, RunStarted, Watcher, guarded, tell
-from quietsum.ledger import Ledger
-from quietsum.ledger.history import RunHistory
-from quietsum.ledger.stores.opening import exists as ledger_exists
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.work import rehearse
-from quietsum.plan import Plan, ResolvedPlan, resolve
-from quietsum.plan.resolution.card import card
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.federation import (
+    Closes,
+    Federation,
+    Guarded,
+    Joins,
+    LocalFederation,
+    RoundFinished,
+    RunFinished,
+    RunStarted,
+    Watcher,
+    first_state,
+    group_name,
+    guarded,
+    refuse_drill,
+    refuse_unmasked,
+    run_round,
+    tell,
+    tell_findings,
+)
+from quietsum.ledger import Ledger, RunHistory, exists as ledger_exists
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.party import rehearse
+from quietsum.plan import Plan, ResolvedPlan, card, resolve
+from quietsum.privacy import Guarantee
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.facts import TaskFacts
@@ -57,9 +66,10 @@ from quietsum.tasks import (
     Metrics,
     NumpyTask,
     own_steps,
+    rehearse_root,
     task_of,
+    trial_for,
 )
-from quietsum.tasks.roots import rehearse_root, trial_for
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
 

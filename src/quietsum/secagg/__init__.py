@@ -11,31 +11,27 @@ for an identity's file.
 
 from __future__ import annotations
 
-from quietsum.secagg.keys import Identity, Pair
-from quietsum.secagg.layout import Layout, NamedVector
-from quietsum.secagg.messages import DRAWING, Step, Terms
-from quietsum.secagg.outcomes import Outcome, Reason, Refused
-from quietsum.secagg.parameters import Adversary, Parameters, choose
-from quietsum.secagg.party import Party, Policy
-from quietsum.secagg.server import GroupSum, Loss, Server
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "DRAWING",
-    "Adversary",
-    "GroupSum",
-    "Identity",
-    "Layout",
-    "Loss",
-    "NamedVector",
-    "Outcome",
-    "Pair",
-    "Parameters",
-    "Party",
-    "Policy",
-    "Reason",
-    "Refused",
-    "Server",
-    "Step",
-    "Terms",
-    "choose",
-]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.secagg.cost import Estimate as Estimate, estimate as estimate, measure as measure
+    from quietsum.secagg.keys import Identity as Identity, Pair as Pair
+    from quietsum.secagg.layout import Layout as Layout, NamedVector as NamedVector, centre_lift as centre_lift
+    from quietsum.secagg.messages import DRAWING as DRAWING, DRAWS as DRAWS, Step as Step, Terms as Terms
+    from quietsum.secagg.outcomes import Outcome as Outcome, Reason as Reason, Refused as Refused
+    from quietsum.secagg.parameters import (
+        FEWEST_IN_GROUP as FEWEST_IN_GROUP,
+        SECURITY_FAILURE as SECURITY_FAILURE,
+        SPARSE_FROM as SPARSE_FROM,
+        Adversary as Adversary,
+        Parameters as Parameters,
+        choose as choose,
+        choose_groups as choose_groups,
+    )
+    from quietsum.secagg.party import Party as Party, Policy as Policy
+    from quietsum.secagg.rotation import error as error, padded as padded
+    from quietsum.secagg.server import GroupSum as GroupSum, Loss as Loss, Server as Server
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

@@ -250,8 +250,7 @@ def _relay(count: int) -> Callable[[], object]:
 
 def _noise(size: int) -> Callable[[], object]:
     """One party's share of noise, with the rounding that comes before it."""
-    from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.rng import system_randomness
+    from quietsum.mechanisms import DistributedNoise, system_randomness
 
     noise = DistributedNoise(max_norm=1.0, noise_multiplier=1.0, honest=4, dimension=size, unit="client")
     values, rng = np.full(size, 1 / size), system_randomness()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.mechanisms.rng import system_randomness
+from quietsum.mechanisms import system_randomness
 from quietsum.secagg import field, shamir
 
 __all__ = ["candidates", "combined", "wrong"]

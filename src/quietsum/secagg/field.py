@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 
 __all__ = ["LONGEST_SUM", "PRIME", "Elements", "inverse", "powers", "product", "uniform"]
 

@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, whole_number
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.secagg import graph, keys, masks, messages, shamir
 from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, Share, Step, Terms
 from quietsum.secagg.outcomes import Reason, Refused

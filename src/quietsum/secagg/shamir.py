@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, whole_number
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.secagg import field
 
 __all__ = [

@@ -7,21 +7,21 @@ before a training of an unknown model.
 
 from __future__ import annotations
 
-from quietsum.selfcheck.protocol import Batch, Law, OnAGrid, Outcome, StepUnderTest, Twin
-from quietsum.selfcheck.report import CheckReport, Finding, Verdict
-from quietsum.selfcheck.suite import TESTS, one_step, run_selfcheck
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "TESTS",
-    "Batch",
-    "CheckReport",
-    "Finding",
-    "Law",
-    "OnAGrid",
-    "Outcome",
-    "StepUnderTest",
-    "Twin",
-    "Verdict",
-    "one_step",
-    "run_selfcheck",
-]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.selfcheck.protocol import (
+        Batch as Batch,
+        Floats as Floats,
+        Law as Law,
+        OnAGrid as OnAGrid,
+        Outcome as Outcome,
+        StepUnderTest as StepUnderTest,
+        Twin as Twin,
+    )
+    from quietsum.selfcheck.report import CheckReport as CheckReport, Finding as Finding, Verdict as Verdict
+    from quietsum.selfcheck.suite import TESTS as TESTS, one_step as one_step, run_selfcheck as run_selfcheck
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

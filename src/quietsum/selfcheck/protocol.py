@@ -20,8 +20,8 @@ from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.events import PrivacyEvent
+from quietsum.mechanisms import RandomSource
+from quietsum.privacy import PrivacyEvent
 
 __all__ = ["Batch", "Floats", "Law", "OnAGrid", "Outcome", "StepUnderTest", "Twin"]
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.protocol import Floats, Law
 
 __all__ = [

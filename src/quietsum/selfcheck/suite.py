@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
-from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.selfcheck.probes.attack import attack
 from quietsum.selfcheck.probes.claims import accounted, public_constants
 from quietsum.selfcheck.probes.draws import sampling, tested_population

@@ -1,211 +1,52 @@
-"""Tasks: what is learned, from whose rows. ``heart`` travels with the package; your own is ``"my_module:MyTask"``.
-
-:func:`task_of` makes the task of a plan, whichever kind it is: a numpy task as it is, a torch task with its records
-dealt out to the plan's parties (:class:`quietsum.tasks.federated.FederatedTorch`).
-
->>> task_named("heart").dimension
-15
->>> task_named("hart")
-Traceback (most recent call last):
-...
-quietsum.errors.InvalidParameter: task = 'hart' is not known; did you mean "heart"?
-"""
+"""Tasks: what is learned, from whose rows. ``heart`` travels with the package; your own is ``"my_module:MyTask"``."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING
 
-from quietsum.errors import InvalidParameter
-from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
-from quietsum.tasks.protocol import (
-    Comparable,
-    CountsConfusion,
-    FederatedTask,
-    HasClassRows,
-    HasSlopes,
-    HoldsRoot,
-    LooksForData,
-    Metrics,
-    NamesPeople,
-    NumpyTask,
-    Rehearsed,
-    Rehearses,
-    Rows,
-    SumsGradients,
-    TrainsMany,
-    TrainsOnNothing,
-)
+from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.plan import Plan
-
-Task = TypeVar("Task", FederatedTask, NumpyTask)
-
-__all__ = [
-    "TASKS",
-    "Comparable",
-    "CountsConfusion",
-    "FederatedTask",
-    "HasClassRows",
-    "HasSlopes",
-    "HoldsRoot",
-    "LooksForData",
-    "Metrics",
-    "NamesPeople",
-    "NumpyTask",
-    "Rehearsed",
-    "Rehearses",
-    "Rows",
-    "SumsGradients",
-    "TrainsMany",
-    "TrainsOnNothing",
-    "own_steps",
-    "task_named",
-    "task_of",
-]
-
-
-def _heart(options: Mapping[str, Any]) -> NumpyTask:
-    from quietsum.tasks.gallery.heart import HeartTask
-
-    return HeartTask.from_options(options)
-
-
-def _questions(options: Mapping[str, Any]) -> NumpyTask:
-    from quietsum.tasks.questions import QuestionTask
-
-    return QuestionTask.from_options(options)
-
-
-TASKS: Final[Mapping[str, Callable[[Mapping[str, Any]], NumpyTask]]] = {"heart": _heart}
-_MADE: Final = {**TASKS, "questions": _questions}  # quietsum ask writes plans of that task, and nobody else
-
-
-def task_named(name: str, options: Mapping[str, Any] | None = None) -> NumpyTask:
-    """The task ``name``, made with ``options``; ``"module:Class"`` calls that class with the options by name."""
-    options = {} if options is None else options
-    if not isinstance(name, str):
-        raise InvalidParameter("task", name, "is no name", nearest_name("", TASKS))
-    if name in _MADE:
-        return _MADE[name](options)
-    if ":" in name:
-        return _from_module(name, options)
-    raise InvalidParameter("task", name, "is not known", nearest_name(name, TASKS, 'or write "my_module:MyTask"'))
-
-
-def nearest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """A remedy: the nearest of the ``known`` names, or all of them."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    if close:
-        return f'did you mean "{close[0]}"?'
-    return f"known: {', '.join(names)}" + (f"; {otherwise}" if otherwise else "")
-
-
-def _from_module(name: str, options: Mapping[str, Any]) -> NumpyTask:
-    task = made_by(name, options, NUMPY)
-    refuse_lacking(name, task, NUMPY)
-    return cast(NumpyTask, task)
-
-
-# ------------------------------------------------------------------------------------------ the task of a plan
-
-
-def task_of(plan: Plan, *, device: str = "cpu") -> FederatedTask | NumpyTask:
-    """The task of ``plan``, with its records at the plan's parties. ``device`` is where torch models train.
-
-    Your own ``"my_module:MyTask"`` may be any of three: a torch task (model, loss, records), a numpy task (rows,
-    gradients) or a federated task (train).
-
-    >>> from quietsum.plan import FederationPlan, Plan, TaskPlan
-    >>> federation = FederationPlan(split="iid", parties=4)
-    >>> task = task_of(Plan(task=TaskPlan(name="digits"), federation=federation))
-    >>> task.dimension, [party.size for party in task.parties()]
-    (4810, [338, 338, 338, 338])
-    """
-    task = _task_of(plan, device)
-    _check_person(getattr(task, "task", task), plan)
-    return task
-
-
-def own_steps(task: FederatedTask | NumpyTask) -> bool:
-    """Whether a task trains by code of its own, so that a plan's clip, rate and steps do not bound what it sends."""
-    return isinstance(task, FederatedTask) and not getattr(task, "follows_orders", False)
-
-
-def _check_person(task: Any, plan: Plan) -> None:
-    """A promise to people needs a task that knows them, by the name that the plan uses."""
-    person = plan.privacy.person
-    if person is None:
-        return
-    known = getattr(task, "person", None)
-    if not callable(getattr(task, "people", None)):
-        problem = f"is promised something, and {plan.task.name} does not say whose its records are"
-        raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
-    if known is not None and known != person.id:
-        raise InvalidParameter(
-            "privacy.person.id",
-            person.id,
-            f"is not who stands behind records of {plan.task.name}",
-            f'say id = "{known}"',
-        )
-
-
-def _task_of(plan: Plan, device: str) -> FederatedTask | NumpyTask:
-    from quietsum.tasks.trainable import TRAINABLE, trainable_task
-
-    name, options = plan.task.name, plan.task.options
-    if ":" in name:
-        task = made_by(name, options)
-        if callable(getattr(task, "train", None)):
-            refuse_lacking(name, task, FEDERATED)
-            return _as_they_are(cast(FederatedTask, task), plan)
-        if getattr(task, "model", None) is None:
-            refuse_lacking(name, task, NUMPY)
-            return _as_they_are(cast(NumpyTask, task), plan)
-        return _dealt_out(trainable_task(name, options, made=task), plan, device)
-    if name in _MADE:
-        return _as_they_are(_MADE[name](options), plan)
-    if name not in TRAINABLE:
-        remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
-        raise InvalidParameter("task", name, "is not known", remedy)
-    return _dealt_out(trainable_task(name, options), plan, device)
-
-
-def _dealt_out(task: Any, plan: Plan, device: str) -> FederatedTask:
-    from quietsum.tasks.federated import FederatedTorch
-
-    split, parties, engine = plan.federation.split, plan.federation.parties, plan.training.engine
-    return FederatedTorch(task, split=split, parties=parties, engine=engine, device=device)
-
-
-def _as_they_are(task: Task, plan: Plan) -> Task:
-    """A task with sites of its own, which nobody can deal out anew."""
-    if plan.federation.split != "natural" or isinstance(plan.federation.parties, int):
-        asked = plan.federation.split if plan.federation.split != "natural" else plan.federation.parties
-        where = "split" if plan.federation.split != "natural" else "parties"
-        problem = f"makes new clients, and the rows of {task.name} lie at sites of their own"
-        remedy = "choose split = 'natural' and leave parties out, or name some of the sites"
-        raise InvalidParameter(where, asked, problem, remedy)
-    return task
-
-
-# --------------------------------------------------------------------------------------------- tasks of your own
-
-
-def made_by(name: str, options: Mapping[str, Any], kind: Shape | None = None) -> Any:
-    """What the class ``"module:Class"`` makes of the options. The working folder is searched last of all.
-
-    Guarantees: only a class with the shape of a task is called (:func:`quietsum.tasks.classes.class_named`).
-    """
-    return made_of(class_named(name, kind), name, options)
-
-
-def refuse_lacking(name: str, task: Any, kind: Shape) -> None:
-    """Raise where ``task`` lacks something that tasks of its ``kind`` have."""
-    lacking = [each for each in (*kind.told, *kind.done) if getattr(task, each, None) is None]
-    if lacking:
-        remedy = f"write what {kind.listed} lists"
-        raise InvalidParameter("task", name, f"is no task: it lacks {', '.join(lacking)}", remedy)
+    from quietsum.tasks.datafiles import DATASETS as DATASETS, DataSet as DataSet, data_folder as data_folder
+    from quietsum.tasks.federated import FederatedTorch as FederatedTorch
+    from quietsum.tasks.protocol import (
+        Comparable as Comparable,
+        CountsConfusion as CountsConfusion,
+        FederatedTask as FederatedTask,
+        HasClassRows as HasClassRows,
+        HasSlopes as HasSlopes,
+        HoldsRoot as HoldsRoot,
+        LeavesOut as LeavesOut,
+        LooksForData as LooksForData,
+        Metrics as Metrics,
+        NamesPeople as NamesPeople,
+        NumpyTask as NumpyTask,
+        Rehearsed as Rehearsed,
+        Rehearses as Rehearses,
+        RehearsesUnseen as RehearsesUnseen,
+        Rows as Rows,
+        SumsGradients as SumsGradients,
+        TrainsMany as TrainsMany,
+        TrainsOnNothing as TrainsOnNothing,
+    )
+    from quietsum.tasks.questions import QuestionTask as QuestionTask, oddities as oddities, read_header as read_header
+    from quietsum.tasks.registry import (
+        TASKS as TASKS,
+        Task as Task,
+        made_by as made_by,
+        nearest_name as nearest_name,
+        own_steps as own_steps,
+        refuse_lacking as refuse_lacking,
+        task_named as task_named,
+        task_of as task_of,
+    )
+    from quietsum.tasks.roots import (
+        refuse_without_root as refuse_without_root,
+        rehearse_root as rehearse_root,
+        trial_for as trial_for,
+    )
+    from quietsum.tasks.scores import more_is_better as more_is_better
+    from quietsum.tasks.torch_protocol import Settings as Settings, TorchTask as TorchTask
+    from quietsum.tasks.trainable import TRAINABLE as TRAINABLE, trainable_task as trainable_task
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

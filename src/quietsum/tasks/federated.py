@@ -23,14 +23,20 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError, whole_number
-from quietsum.learning.clients.local import LocalSteps
-from quietsum.learning.clients.plain import fresh_model
-from quietsum.learning.clients.side_by_side import SideBySide
-from quietsum.learning.engines.batch_mixing import unchanged
-from quietsum.learning.engines.protocol import Batch, losses_of, rows_of
-from quietsum.learning.modes import scoring, training
-from quietsum.learning.people import bounded
-from quietsum.learning.records import Records, rehearse
+from quietsum.learning import (
+    Batch,
+    LocalSteps,
+    Records,
+    SideBySide,
+    bounded,
+    fresh_model,
+    losses_of,
+    rehearse,
+    rows_of,
+    scoring,
+    training,
+    unchanged,
+)
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.checks import one_site_each
@@ -48,9 +54,9 @@ from quietsum.tasks.torch_protocol import (
 )
 
 if TYPE_CHECKING:
-    from quietsum.aggregation.robust import Trial
-    from quietsum.mechanisms.rng import RandomSource
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.aggregation import Trial
+    from quietsum.mechanisms import RandomSource
+    from quietsum.plan import LocalOrders
 
 __all__ = ["FederatedTorch"]
 

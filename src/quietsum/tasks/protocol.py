@@ -20,9 +20,9 @@ from quietsum.errors import InvalidParameter
 from quietsum.plan import PartyFacts
 
 if TYPE_CHECKING:
-    from quietsum.aggregation.robust import Trial
-    from quietsum.mechanisms.rng import RandomSource
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.aggregation import Trial
+    from quietsum.mechanisms import RandomSource
+    from quietsum.plan import LocalOrders
 
 __all__ = [
     "Comparable",

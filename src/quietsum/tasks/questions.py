@@ -23,8 +23,7 @@ from typing import IO, Any, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.analytics import Column, Design, Question, check_questions
-from quietsum.analytics.questions import AskedSite
+from quietsum.analytics import AskedSite, Column, Design, Question, check_questions
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.plan import PartyFacts
 from quietsum.tasks.protocol import Metrics, Rows

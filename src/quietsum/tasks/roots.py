@@ -22,15 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter, PlanRefused, whole_number
-from quietsum.learning.descent import private_steps
+from quietsum.learning import private_steps
 from quietsum.sampling import Everyone, Poisson
 from quietsum.tasks.protocol import HoldsRoot, Rows
 
 if TYPE_CHECKING:
-    from quietsum.aggregation.robust import Trial
-    from quietsum.mechanisms.rng import RandomSource
-    from quietsum.plan import ResolvedPlan
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.aggregation import Trial
+    from quietsum.mechanisms import RandomSource
+    from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = [
     "MADE_UP", "RowsTrial", "bounded_update", "checked_root", "refuse_without_root", "rehearse_root", "root_orders",
@@ -183,7 +182,7 @@ def refuse_without_root(task: Any, resolved: ResolvedPlan) -> None:
 
 def rehearse_root(task: Any, resolved: ResolvedPlan) -> None:
     """Read the root set where the rule needs one, and try it, before anything is charged."""
-    from quietsum.mechanisms.rng import system_randomness
+    from quietsum.mechanisms import system_randomness
 
     refuse_without_root(task, resolved)
     if (tried := trial_for(task, resolved, 1)) is not None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.alerts.alert import SCORES
+from quietsum.alerts import SCORES
 from quietsum.errors import InvalidParameter
 
 __all__ = [

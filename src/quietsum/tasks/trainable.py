@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.tasks import made_by, nearest_name, refuse_lacking
 from quietsum.tasks.classes import TORCH
+from quietsum.tasks.registry import made_by, nearest_name, refuse_lacking
 from quietsum.tasks.torch_protocol import TorchTask
 
 __all__ = ["TRAINABLE", "trainable_task"]

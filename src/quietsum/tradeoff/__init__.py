@@ -6,16 +6,27 @@ over settings, ``sweep`` makes the runs and ``picture`` draws them.
 
 from __future__ import annotations
 
-from quietsum.tradeoff.analysis import PlainRow, PrivateRow, Tradeoff, analyze_privacy_utility_tradeoff
-from quietsum.tradeoff.outcomes import Outcome
-from quietsum.tradeoff.searching import SearchCost, search_cost
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Outcome",
-    "PlainRow",
-    "PrivateRow",
-    "SearchCost",
-    "Tradeoff",
-    "analyze_privacy_utility_tradeoff",
-    "search_cost",
-]
+from quietsum.doors import open_door
+
+if TYPE_CHECKING:
+    from quietsum.tradeoff.analysis import (
+        PlainRow as PlainRow,
+        PrivateRow as PrivateRow,
+        Tradeoff as Tradeoff,
+        analyze_privacy_utility_tradeoff as analyze_privacy_utility_tradeoff,
+    )
+    from quietsum.tradeoff.outcomes import Outcome as Outcome
+    from quietsum.tradeoff.picture import chart_of as chart_of
+    from quietsum.tradeoff.searching import SearchCost as SearchCost, search_cost as search_cost
+    from quietsum.tradeoff.sweep import (
+        Job as Job,
+        epsilons_in as epsilons_in,
+        jobs_for as jobs_for,
+        plan_of as plan_of,
+        run_here as run_here,
+    )
+    from quietsum.tradeoff.workers import run_in_processes as run_in_processes
+else:
+    __getattr__, __dir__, __all__ = open_door(__name__)

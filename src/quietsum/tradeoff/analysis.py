@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, MixedUnits
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy import Guarantee
 from quietsum.tradeoff.intervals import LEVEL, Interval, difference_interval, mean_interval, ratio_interval
 from quietsum.tradeoff.outcomes import Outcome
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from quietsum.errors import CorruptState, InvalidParameter, finite_number, open_probability, positive, whole_number
-from quietsum.privacy.guarantee import Guarantee
+from quietsum.privacy import Guarantee
 
 __all__ = ["Outcome"]
 

@@ -33,12 +33,15 @@ from typing import Any, final
 import numpy as np
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent, finite_number, open_probability, whole_number
-from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.renyi.accountant import RenyiAccountant
-from quietsum.privacy.renyi.curves import failure_of
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import (
+    ExactAccountant,
+    Guarantee,
+    Neighbours,
+    PrivacyEvent,
+    PrivacyUnit,
+    RenyiAccountant,
+    failure_of,
+)
 
 __all__ = ["SearchCost", "search_cost", "selected_curve_geometric", "selected_curve_poisson"]
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import InvalidParameter, QuietsumError, finite_number, positive, whole_number
-from quietsum.tasks.trainable import trainable_task
+from quietsum.tasks import trainable_task
 from quietsum.tradeoff.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from quietsum.learning.config import TrainingPlan
-    from quietsum.tasks.torch_protocol import Settings, TorchTask
+    from quietsum.learning import TrainingPlan
+    from quietsum.tasks import Settings, TorchTask
 
 __all__ = ["Job", "epsilons_in", "jobs_for", "outcome_of", "plan_of", "run_here", "several_splits"]
 
@@ -112,14 +112,14 @@ def plan_of(
     settings: Settings | None = None,
 ) -> TrainingPlan:
     """The plan of a private run, made from declared numbers; no record is read."""
-    from quietsum.learning.config import plan_training
+    from quietsum.learning import plan_training
 
     config = _config(settings or task.settings, task.size, epsilon, delta, epochs)
     return plan_training(config, size=task.size)
 
 
 def _config(settings: Settings, size: int, epsilon: float, delta: float | None, epochs: int | None) -> Any:
-    from quietsum.learning.config import PrivacyConfig
+    from quietsum.learning import PrivacyConfig
 
     stated = {name: value for name, value in (("delta", delta), ("epochs", epochs)) if value is not None}
     return PrivacyConfig(**{**settings.training, "public_size": size, "epsilon": epsilon, **stated})
@@ -137,8 +137,7 @@ def outcome_of(
     ``settings`` and ``plain_settings`` replace the task's. Guarantees: a private run's outcome carries the guarantee
     of the trainer that made it.
     """
-    from quietsum.learning.clients.plain import fresh_model, train_plainly
-    from quietsum.learning.trainer import PrivateTrainer
+    from quietsum.learning import PrivateTrainer, fresh_model, train_plainly
 
     task = job.made()
     model = fresh_model(task, job.seed).to(device)

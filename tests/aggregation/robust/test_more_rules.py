@@ -7,8 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from quietsum.aggregation.robust import Rule, Sent, most_attackers, rule_named
 from quietsum.aggregation.robust.rules.dnc import DivideAndConquer, outlier_scores

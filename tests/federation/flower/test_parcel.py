@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from quietsum.federation.flower import parcel as module
 from quietsum.federation.flower.parcel import NONCE, Malformed, Opening, cut

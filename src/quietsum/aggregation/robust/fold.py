@@ -25,7 +25,7 @@ from quietsum.aggregation.robust.rule import Rule, Sent, Trial
 from quietsum.errors import InvalidParameter, TooFewParties, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["RobustFold", "RobustState"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["Facts", "Matrix", "Rule", "Sent", "Trial", "Vector", "Verdict", "bytes_remembered"]
 

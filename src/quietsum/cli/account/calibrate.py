@@ -13,8 +13,7 @@ from quietsum.cli.account.pricing import exact_accountant
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import bounds, console, facts, figure, print_json, print_next
 from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Guarantee, Neighbours
 
 __all__ = ["calibrate"]
 
@@ -145,7 +144,7 @@ def _count(name: str, value: int | None) -> int | None:
 
 def _solve(plan: Plan, solve: Solve) -> Plan:
     """``plan`` with everything known."""
-    from quietsum.privacy import calibrate as library
+    from quietsum.privacy import calibrate_noise, calibrate_rate, calibrate_steps
 
     known: dict[str, Any] = {
         "target_epsilon": plan.epsilon, "target_delta": plan.delta, "accounting": plan.accounting.value,
@@ -155,14 +154,14 @@ def _solve(plan: Plan, solve: Solve) -> Plan:
         if plan.noise_multiplier is not None:
             raise InvalidParameter("noise_multiplier", plan.noise_multiplier, "is what shall be found", "leave it out")
         steps = _steps(plan)
-        noise = library.calibrate_noise(sample_rate=plan.sample_rate or 0.0, steps=steps, **known)
+        noise = calibrate_noise(sample_rate=plan.sample_rate or 0.0, steps=steps, **known)
         return dataclasses.replace(plan, noise_multiplier=noise, steps=steps)
     if plan.noise_multiplier is None:
         raise InvalidParameter("noise_multiplier", None, "is missing", f"--solve {solve} needs to know the noise")
     known["noise_multiplier"] = plan.noise_multiplier
     if solve is Solve.RATE:
         steps = _steps(plan)
-        return dataclasses.replace(plan, sample_rate=library.calibrate_rate(steps=steps, **known), steps=steps)
+        return dataclasses.replace(plan, sample_rate=calibrate_rate(steps=steps, **known), steps=steps)
     if plan.steps is not None or plan.rounds is not None:
         name = "steps" if plan.steps is not None else "rounds"
         raise InvalidParameter(name, getattr(plan, name), "is what shall be found", "leave it out")
@@ -170,7 +169,7 @@ def _solve(plan: Plan, solve: Solve) -> Plan:
         raise InvalidParameter("steps_per_round", None, "is missing", "pass the local steps of one round")
     if not plan.sample_rate:
         raise InvalidParameter("sample_rate", plan.sample_rate, "draws nobody, so any number of steps fits")
-    steps = library.calibrate_steps(sample_rate=plan.sample_rate, **known)
+    steps = calibrate_steps(sample_rate=plan.sample_rate, **known)
     rounds = steps // plan.steps_per_round if plan.steps_per_round else None
     if solve is Solve.ROUNDS:
         steps = (rounds or 0) * (plan.steps_per_round or 0)
@@ -199,7 +198,7 @@ def _steps(plan: Plan) -> int:
 
 def _achieved(plan: Plan) -> Guarantee:
     """What the solved run costs in the accounting asked for."""
-    from quietsum.privacy.calibrate import accountant_for
+    from quietsum.privacy import accountant_for
 
     event, times = _charge(plan)
     accountant = accountant_for(plan.accounting.value, neighbours=plan.neighbours)

@@ -15,7 +15,7 @@ from quietsum.cli.account.pricing import Answer, account
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import print_json, print_next
 from quietsum.errors import InvalidParameter, open_probability, positive, probability, whole_number
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Neighbours
 
 __all__ = ["curve"]
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from quietsum.cli.shared.options import Mechanism, Sampling
 from quietsum.errors import InvalidParameter, positive, probability, whole_number
-from quietsum.privacy import events as ev
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Neighbours, events as ev
 
 __all__ = ["MOST_STEPS", "choose_neighbours", "group_size", "mechanism_event", "sampled_charge"]
 

@@ -22,8 +22,7 @@ from quietsum.cli.account.events import mechanism_event, sampled_charge
 from quietsum.cli.account.pricing import Charge
 from quietsum.cli.shared.options import Mechanism, Sampling
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, finite_number, whole_number
-from quietsum.privacy import events as ev
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Neighbours, events as ev
 
 __all__ = ["Rounds", "Row", "read_rounds"]
 
@@ -159,7 +158,7 @@ def _from_json(text: str, name: str) -> Rounds:
         return Rounds(rows=tuple(_from_list([values], name)))
     stated = None
     if "digest" in values:  # written by PrivacyAccountant, which also knows how to tell when it was altered
-        from quietsum.privacy.rounds import PrivacyAccountant
+        from quietsum.privacy import PrivacyAccountant
 
         accountant = PrivacyAccountant(delta=0.5)
         accountant.load_state_dict(values)

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
 from quietsum.errors import UnsupportedEvent
-from quietsum.privacy import events as ev
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit, events as ev
 
 if TYPE_CHECKING:
-    from quietsum.privacy.protocol import Accountant
+    from quietsum.privacy import Accountant
 
 __all__ = ["Answer", "Charge", "account", "exact_accountant", "renyi_guarantee"]
 
@@ -50,7 +48,7 @@ def account(
     if accountant is not None:
         guarantee = accountant.epsilon(delta=delta)
     else:  # no tight pair for this group: the generic rule on the single unit
-        from quietsum.privacy.groups import group_guarantee
+        from quietsum.privacy import group_guarantee
 
         guarantee = group_guarantee(exact_accountant(merged, neighbours=neighbours, unit=unit), size=group, delta=delta)
     renyi = renyi_guarantee(grouped, delta=delta, neighbours=neighbours, unit=unit)
@@ -65,8 +63,7 @@ def exact_accountant(
     charges: Sequence[Charge], *, neighbours: Neighbours, unit: PrivacyUnit | None = None
 ) -> Accountant:
     """An accountant that has composed ``charges``: the exact one, or Rényi's where only moments are known."""
-    from quietsum.privacy.exact.accountant import ExactAccountant
-    from quietsum.privacy.renyi.accountant import RenyiAccountant
+    from quietsum.privacy import ExactAccountant, RenyiAccountant
 
     exact = ExactAccountant(neighbours=neighbours, unit=unit)
     renyi = RenyiAccountant(neighbours=neighbours, unit=unit)
@@ -81,7 +78,7 @@ def renyi_guarantee(
     charges: Sequence[Charge], *, delta: float, neighbours: Neighbours, unit: PrivacyUnit | None = None
 ) -> Guarantee | None:
     """The Rényi bound, or None where an event has none."""
-    from quietsum.privacy.renyi.accountant import RenyiAccountant
+    from quietsum.privacy import RenyiAccountant
 
     accountant = RenyiAccountant(neighbours=neighbours, unit=unit)
     try:

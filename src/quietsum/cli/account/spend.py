@@ -12,7 +12,7 @@ from quietsum.cli.account.pricing import Answer, account
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import bounds, console, facts, figure, meaning, print_json, print_next, renyi_line
 from quietsum.errors import InvalidParameter, open_probability
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import Neighbours, PrivacyUnit
 
 if TYPE_CHECKING:
     from rich.console import Console

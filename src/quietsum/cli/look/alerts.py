@@ -17,8 +17,7 @@ from quietsum.cli.shared.output import print_json, print_next
 from quietsum.errors import CorruptState, InvalidParameter
 
 if TYPE_CHECKING:
-    from quietsum.alerts import Alert, Sink
-    from quietsum.alerts.auditlog import AuditLog, Line
+    from quietsum.alerts import Alert, AuditLog, Line, Sink
 
 __all__ = ["alerts"]
 
@@ -81,12 +80,12 @@ def alerts(
 def _places(workspace: str | None, policy: Path | None) -> tuple[Path, AuditLog]:
     """The folder that alerts belong to, and their log."""
     from quietsum.alerts import LOG, AuditLog
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     if policy is None:
         place = Workspace.at(workspace).path
     else:
-        from quietsum.party.policy_file import load_policy
+        from quietsum.party import load_policy
 
         loaded = load_policy(policy)
         place = loaded.path(loaded.site.ledger).parent
@@ -96,7 +95,7 @@ def _places(workspace: str | None, policy: Path | None) -> tuple[Path, AuditLog]
 
 
 def _name(run: str, workspace: str | None, policy: Path | None) -> str:
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     return run if policy is not None else Workspace.at(workspace).find(run).run
 
@@ -122,7 +121,7 @@ def _where(workspace: str | None, policy: Path | None) -> list[str]:
 
 
 def _print(shown: list[Line], run: str | None, where: list[str]) -> None:
-    from quietsum.alerts.sinks import line_of
+    from quietsum.alerts import line_of
     from quietsum.errors import printable
 
     for line in shown:
@@ -141,7 +140,7 @@ def _print(shown: list[Line], run: str | None, where: list[str]) -> None:
 def _missing(place: Path, lines: Iterable[Line]) -> list[Path]:
     """Databases of runs with an alert that the log does not hold; one that cannot be read is another command's."""
     from quietsum.databases import for_reading
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     known = {_mark(alert.time, alert.kind.value, alert.sentence) for line in lines if (alert := line.alert) is not None}
     found = []
@@ -169,15 +168,14 @@ def _mark(*parts: object) -> bytes:
 
 def _test(place: Path, policy: Path | None, as_json: bool) -> int:
     """Try every sink. The user asks for it by name, which is his word that the file may be used."""
-    from quietsum.alerts import Alert, Kind, Severity
-    from quietsum.alerts.settings import find, trust
+    from quietsum.alerts import Alert, Kind, Severity, find, trust
 
     source: Path | None
     if policy is None:
         found = find(place)
         source, sinks = found.path, [] if found.path is None else found.settings.sinks(found.path.parent)
     else:
-        from quietsum.party.policy_file import load_policy
+        from quietsum.party import load_policy
 
         loaded = load_policy(policy)
         source, sinks = policy, loaded.alerts.sinks(loaded.folder, service=True)

@@ -19,11 +19,11 @@ import typer
 from quietsum.cli.look.ledger_entries import print_corrections, print_entries, print_moved
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import console, figure, print_json, print_next
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.ledger import Book, Entry, Head, Ledger, Verification
-    from quietsum.privacy.guarantee import Guarantee
+    from quietsum.privacy import Guarantee
 
 __all__ = ["app"]
 
@@ -184,7 +184,7 @@ def _print_books(books: tuple[Book, ...]) -> None:
 def _spent(book: Book) -> str:
     if book.plans == 0 or book.guarantee is None:
         return "nothing"
-    from quietsum.ledger.pricing import exceeds
+    from quietsum.ledger import exceeds
 
     if book.budget is not None and exceeds(book.guarantee.epsilon, book.budget.epsilon):
         return "more than that" + ("" if math.isinf(book.guarantee.epsilon) else f": ε {book.guarantee.epsilon:.3g}")
@@ -195,8 +195,7 @@ def _print_run(values: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from quietsum.privacy.guarantee import Guarantee
-    from quietsum.privacy.history import BOUNDED
+    from quietsum.privacy import BOUNDED, Guarantee
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("party", "spent so far, if the schedule runs as planned"):
@@ -237,17 +236,17 @@ def verify(
 
     Heads that the workspace's runs have kept, and the newest one beside the ledger, must be in it.
     """
-    from quietsum.ledger.chain.anchors import read_anchors
+    from quietsum.ledger import read_anchors
 
     files = {path: read_anchors(path) for path in anchor or ()}
     given = {head for heads in files.values() for head in heads}
     runs: set[Head] = set()
     if export is not None:
-        from quietsum.ledger.chain.export import verify_export
+        from quietsum.ledger import verify_export
 
         found = verify_export(export, anchors=given, every_signature=every_signature)
     else:
-        from quietsum.ledger.chain.verify import verify_file
+        from quietsum.ledger import verify_file
 
         path = ledger_path(workspace)
 
@@ -301,7 +300,7 @@ def _check_files(name: str, files: Mapping[Path, tuple[Head, ...]]) -> None:
 
 def _kept_by_runs(ledger: Path) -> set[Head]:
     """Heads in checkpoints, models and reports of the ledger's workspace."""
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     return {head for _, head in Workspace.at(ledger.parent).anchors()}
 
@@ -326,8 +325,7 @@ def export(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Write the ledger for others to verify, without who took part."""
-    from quietsum.ledger import Ledger
-    from quietsum.ledger.chain.export import export_ledger
+    from quietsum.ledger import Ledger, export_ledger
 
     with Ledger.open(ledger_path(workspace), read_only=True) as ledger:
         entries, withheld = export_ledger(ledger, file)
@@ -345,7 +343,7 @@ def move(to: ToOption, workspace: opt.WorkspaceOption = None, as_json: opt.JsonO
 
     It is verified first. After a crash the same command again ends what was begun.
     """
-    from quietsum.ledger.stores.moving import move_to_postgres, move_to_sqlite
+    from quietsum.ledger import move_to_postgres, move_to_sqlite
 
     path = ledger_path(workspace)
     back, anchors = to == "sqlite", _kept_by_runs(path)

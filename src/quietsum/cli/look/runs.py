@@ -14,9 +14,8 @@ from quietsum.cli.shared.output import console, layer_lines, print_json, print_n
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError, printable
 
 if TYPE_CHECKING:
-    from quietsum.defence.detection import Finding
-    from quietsum.runs.folder import RunFolder, Workspace
-    from quietsum.runs.record import LeftOut
+    from quietsum.defence import Finding
+    from quietsum.runs import LeftOut, RunFolder, Workspace
 
 __all__ = ["compare", "runs", "show"]
 
@@ -32,7 +31,7 @@ RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's name or
 
 def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False) -> None:
     """List the runs of a workspace; exit code 4 where something in it is damaged."""
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     place = Workspace.at(workspace)
     damaged, folders = place.damaged(), list(place.folders())
@@ -68,9 +67,8 @@ def show(
 ) -> None:
     """Show one run: its guarantee, its metrics, its defence and where its files are."""
     from quietsum import report
-    from quietsum.plan.resolution.card import GuaranteeCard
-    from quietsum.runs.folder import Workspace
-    from quietsum.runs.record import findings, judged_groups, left_out
+    from quietsum.plan import GuaranteeCard
+    from quietsum.runs import Workspace, findings, judged_groups, left_out
 
     place = Workspace.at(workspace)
     folder = place.find(run)
@@ -136,7 +134,7 @@ def compare(
     workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False,
 ) -> None:  # fmt: skip
     """Compare runs: what differs in their plans, what they cost, how good they are."""
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     place = Workspace.at(workspace)
     folders = [place.find(name) for name in (first, *others)]
@@ -161,8 +159,8 @@ def compare(
 
 def _attackers(folder: RunFolder) -> frozenset[str]:
     """Who attacks in a drill; nobody elsewhere."""
-    from quietsum.plan.refusals import taking_part
-    from quietsum.runs.facts import TaskFacts
+    from quietsum.plan import taking_part
+    from quietsum.runs import TaskFacts
 
     plan, facts = folder.plan(), TaskFacts.read(folder.path)
     if plan.attack is None or facts is None:
@@ -254,7 +252,7 @@ def _print_runs(found: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from quietsum.cli.shared.output import figure
-    from quietsum.runs.progress import NO_GUARANTEE
+    from quietsum.runs import NO_GUARANTEE
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("run", "outcome", "rounds", "guarantee", "measured"):

@@ -13,8 +13,8 @@ from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import console, print_json, print_next
 
 if TYPE_CHECKING:
-    from quietsum.defence.attribution import Flag, Score
-    from quietsum.runs.folder import RunFolder
+    from quietsum.defence import Flag, Score
+    from quietsum.runs import RunFolder
 
 __all__ = ["suspects"]
 
@@ -44,9 +44,8 @@ def suspects(
     again stands out. A score is a suspicion and no verdict; for the operator
     alone.
     """
-    from quietsum.defence.attribution import Flag, Rates, scores
-    from quietsum.runs.folder import Workspace
-    from quietsum.runs.record import judged_groups
+    from quietsum.defence import Flag, Rates, scores
+    from quietsum.runs import Workspace, judged_groups
 
     rates = Rates(true_positive=true_positive, false_positive=false_positive)
     folder = Workspace.at(workspace).find(run)
@@ -90,9 +89,8 @@ def suspects(
 
 def _counted(folder: RunFolder, flags: Sequence[Flag]) -> tuple[int, int]:
     """How many parties a round has, and how many of them the plan says may attack, without making the task."""
-    from quietsum.plan.groups import grouping
-    from quietsum.plan.secure import cohort_size
-    from quietsum.runs.facts import TaskFacts
+    from quietsum.plan import cohort_size, grouping
+    from quietsum.runs import TaskFacts
 
     facts, plan = TaskFacts.read(folder.path), folder.plan()
     seen = len({name for flag in flags for name in flag.members})

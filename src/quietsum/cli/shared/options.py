@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Neighbours
 
 __all__ = [
     "DeltaOption",

@@ -12,13 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quietsum.privacy.protocol import Accountant
+    from quietsum.privacy import Accountant
 
 __all__ = [
     "bounds",
@@ -129,7 +128,7 @@ def _attack(guarantee: Guarantee, accountant: Accountant | None) -> tuple[float,
 
     Each (ε, δ) that the accountant knows bounds him; a few of them cost milliseconds and come close to the curve.
     """
-    from quietsum.privacy.attacker import attacker_advantage, true_positive_rate
+    from quietsum.privacy import attacker_advantage, true_positive_rate
 
     lines = [guarantee]
     advantage = attacker_advantage(guarantee)

@@ -19,8 +19,7 @@ from quietsum.errors import DataMissing, InvalidParameter, LedgerBroken, Quietsu
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
-    from quietsum.party.data import DataCheck
-    from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy
+    from quietsum.party import AllowedTask, CoordinatorAddress, DataCheck, Policy
     from quietsum.plan import Plan
 
 __all__ = [
@@ -40,7 +39,7 @@ __all__ = [
 
 def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
     """Each mistake in the keys and in the ledger's place that ends ``party serve`` before it begins."""
-    from quietsum.identity.nodekeys import read_node_key
+    from quietsum.identity import read_node_key
 
     coordinator = policy.coordinator
     remedy = "make one with quietsum keys node, and have it admitted"
@@ -60,7 +59,7 @@ def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
 
 
 def _data_check(policy: Policy) -> DataCheck:
-    from quietsum.party.data import DataCheck
+    from quietsum.party import DataCheck
 
     return DataCheck(policy)
 
@@ -75,7 +74,7 @@ def _file(policy: Policy, key: str, remedy: str) -> Path:
 
 
 def _check_authority(path: Path) -> None:
-    from quietsum.identity.certificates import read_certificates
+    from quietsum.identity import read_certificates
 
     ends = max(found.not_valid_after_utc for found in read_certificates(path))
     if ends < datetime.datetime.now(datetime.UTC):
@@ -87,8 +86,7 @@ def _check_authority(path: Path) -> None:
 
 def _check_own_certificate(policy: Policy) -> None:
     """The certificate beside the node key, which a SuperLink may ask for; there need not be one."""
-    from quietsum.identity.certificates import check_client, read_certificates
-    from quietsum.identity.nodekeys import read_node_key
+    from quietsum.identity import check_client, read_certificates, read_node_key
 
     path = _own_certificate(policy)
     if path is None:
@@ -135,7 +133,7 @@ def in_tasks(policy: Policy) -> Iterator[QuietsumError]:
 
 def _asked(policy: Policy) -> tuple[AllowedTask, ...]:
     """The policy's questions as a task that counts all records of its table; () where it answers none."""
-    from quietsum.party.policy import AllowedTask
+    from quietsum.party import AllowedTask
 
     if policy.questions is None:
         return ()
@@ -145,7 +143,7 @@ def _asked(policy: Policy) -> tuple[AllowedTask, ...]:
 
 def _check_header(policy: Policy) -> None:
     """The table that is asked has the columns that the policy declares; of a table that is there, one line is read."""
-    from quietsum.tasks.questions import read_header
+    from quietsum.tasks import read_header
 
     if policy.questions is None or not (path := policy.path(policy.questions.table)).is_file():
         return
@@ -159,7 +157,7 @@ def _check_header(policy: Policy) -> None:
 
 def _odd_table(policy: Policy) -> Iterator[str]:
     """What the site's operator should know of the table that is asked; nobody else hears of it."""
-    from quietsum.tasks.questions import oddities
+    from quietsum.tasks import oddities
 
     asked = policy.questions
     if asked is not None and policy.path(asked.table).is_file():
@@ -170,8 +168,7 @@ def _odd_table(policy: Policy) -> Iterator[str]:
 
 
 def _make(allowed: AllowedTask) -> object:
-    from quietsum.tasks import TASKS, made_by, nearest_name, task_named
-    from quietsum.tasks.trainable import TRAINABLE, trainable_task
+    from quietsum.tasks import TASKS, TRAINABLE, made_by, nearest_name, task_named, trainable_task
 
     name, options = allowed.name, {**allowed.options, **allowed.here}
     if ":" in name:
@@ -192,7 +189,7 @@ def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
     The holder asks its own data, before anybody is served, and nobody else hears of it. Rows that cannot be read are no
     problem here: the site's log says so when they are trained on.
     """
-    from quietsum.ledger.fingerprints import check_rows
+    from quietsum.ledger import check_rows
 
     dataset, place = policy.dataset, policy.path(policy.site.ledger)
     if dataset.public or not place.parent.is_dir() or place.is_dir():
@@ -207,8 +204,7 @@ def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
 
 
 def _rows_of(allowed: AllowedTask, party: str) -> object:
-    from quietsum.party.fingerprints import rows_of_task
-    from quietsum.party.work import calmly, look_for_data
+    from quietsum.party import calmly, look_for_data, rows_of_task
 
     def read() -> object:
         made = made_at_site(allowed)
@@ -226,7 +222,7 @@ def made_at_site(allowed: AllowedTask) -> Any:
     made: Any = _make(allowed)
     if callable(getattr(made, "train", None)) or getattr(made, "model", None) is None:  # as task_of() asks
         return made
-    from quietsum.tasks.federated import FederatedTorch
+    from quietsum.tasks import FederatedTorch
 
     return FederatedTorch(made)
 
@@ -237,8 +233,7 @@ def unfit(policy: Policy) -> Iterator[QuietsumError]:
     A schema that cannot be read is a mistake in the policy (:func:`in_the_way`), and no data is looked at then.
     """
     from quietsum.errors import DataUnfit
-    from quietsum.party.data import SHOWS
-    from quietsum.party.work import calmly, failure
+    from quietsum.party import SHOWS, calmly, failure
 
     try:
         check = None if policy.data is None else _data_check(policy)
@@ -257,7 +252,7 @@ def unfit(policy: Policy) -> Iterator[QuietsumError]:
 
 def in_books(policy: Policy, ledger: Ledger) -> Iterator[QuietsumError]:
     """What is wrong between the policy and the ledger, so that nothing would run."""
-    from quietsum.party.books import SiteBooks
+    from quietsum.party import SiteBooks
 
     books = SiteBooks(policy, ledger)
     yield from _raised(books.check_name)
@@ -289,7 +284,7 @@ def _raised(ask: Callable[[], object]) -> Iterator[QuietsumError]:
 
 def hints(policy: Policy) -> Iterator[str]:
     """What is right and worth knowing before serving."""
-    from quietsum.ledger.stores.opening import exists
+    from quietsum.ledger import exists
 
     place = policy.path(policy.site.ledger)
     if place.parent.is_dir() and not exists(place):
@@ -311,7 +306,7 @@ def hints(policy: Policy) -> Iterator[str]:
 
 def _missing_data(policy: Policy) -> Iterator[str]:
     """Tasks whose files are not here: said to the holder, who may still bring them. No record is read."""
-    from quietsum.tasks.protocol import LooksForData
+    from quietsum.tasks import LooksForData
 
     for allowed in (*policy.tasks, *_asked(policy)):
         try:
@@ -327,8 +322,7 @@ def _missing_data(policy: Policy) -> Iterator[str]:
 
 def _certificate_hints(policy: Policy) -> Iterator[str]:
     """Whom ``node.crt`` calls its holder, and how long it holds, where either may surprise."""
-    from quietsum.identity.certificates import name_in, read_certificates
-    from quietsum.identity.keyring_report import SOON
+    from quietsum.identity import SOON, name_in, read_certificates
 
     path = _own_certificate(policy)
     if path is None:
@@ -346,7 +340,7 @@ def _certificate_hints(policy: Policy) -> Iterator[str]:
 
 def on_loopback(policy: Policy) -> bool:
     """Whether the coordinator is on this very machine."""
-    from quietsum.federation.flower.superlink import is_loopback
+    from quietsum.federation import is_loopback
 
     return is_loopback(policy.coordinator.address.rpartition(":")[0].strip("[]"))
 
@@ -356,10 +350,8 @@ def refusal_of(policy: Policy, plan: Plan, ledger: Ledger | None) -> str:
 
     Tried on the site's own ledger, or where there is ``None`` on a copy in memory. Nothing is written.
     """
-    from quietsum.ledger import Ledger, MemoryStore, StoreFailed
-    from quietsum.ledger.chain.keys import SigningKey
-    from quietsum.party.books import SiteBooks
-    from quietsum.party.trial import own_task, tried
+    from quietsum.ledger import Ledger, MemoryStore, SigningKey, StoreFailed
+    from quietsum.party import SiteBooks, own_task, tried
     from quietsum.plan import resolve
 
     try:

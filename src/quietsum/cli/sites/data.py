@@ -15,7 +15,7 @@ from quietsum.cli.shared.output import console, print_json, print_next
 from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
-    from quietsum.defence.validation import Problem, Result, Schema
+    from quietsum.defence import Problem, Result, Schema
 
 __all__ = ["app"]
 
@@ -82,7 +82,7 @@ def new(
     columns, types, bounds and classes. Those are facts about people: keep the
     file at the site, and write what should be instead of what was seen.
     """
-    from quietsum.defence.validation import first_schema, parse_schema
+    from quietsum.defence import first_schema, parse_schema
     from quietsum.files import write_atomically
 
     text = first_schema(table, label=label)
@@ -127,7 +127,7 @@ def check(
     told by line and column; their values are shown on a terminal only, never
     in a pipe or a file. Exit code 2 where the data does not fit.
     """
-    from quietsum.defence.validation import load_schema, look_at_labels, read_table, validate
+    from quietsum.defence import load_schema, look_at_labels, read_table, validate
 
     named = {"TABLE": table, "--task": task, "--plan": plan, "--policy": policy}
     given = [name for name, value in named.items() if value is not None]
@@ -175,8 +175,7 @@ def _told(found: Result, what: str, against: str) -> dict[str, Any]:
 def _by_policy(path: Path, as_json: bool) -> int:
     """Check what ``party serve`` would, task by task."""
     from quietsum.cli.sites.check import made_at_site
-    from quietsum.party.data import DataCheck
-    from quietsum.party.policy_file import load_policy
+    from quietsum.party import DataCheck, load_policy
 
     policy = load_policy(path)
     if policy.data is None:
@@ -200,10 +199,9 @@ def _by_policy(path: Path, as_json: bool) -> int:
 
 def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: int | None) -> tuple[Any, str]:
     """What a task trains on, and its name."""
-    from quietsum.defence.validation.tasks import rows_of
+    from quietsum.defence import rows_of
     from quietsum.plan import FederationPlan, Plan, TaskPlan, load_plan
-    from quietsum.tasks import TASKS, nearest_name, task_of
-    from quietsum.tasks.trainable import TRAINABLE, trainable_task
+    from quietsum.tasks import TASKS, TRAINABLE, nearest_name, task_of, trainable_task
 
     if plan is None:
         assert task is not None
@@ -240,8 +238,7 @@ def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: in
 
 def _alone(task: str) -> Any:
     """A torch task by itself, all its records in one place; None for any other."""
-    from quietsum.tasks import made_by
-    from quietsum.tasks.trainable import TRAINABLE, trainable_task
+    from quietsum.tasks import TRAINABLE, made_by, trainable_task
 
     made = trainable_task(task) if task in TRAINABLE else made_by(task, {})
     return made if callable(getattr(made, "records", None)) else None

@@ -15,7 +15,7 @@ from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import console, print_json, print_next
 
 if TYPE_CHECKING:
-    from quietsum.identity.keyring_report import Keyring, Validity
+    from quietsum.identity import Keyring, Validity
 
 __all__ = ["app"]
 
@@ -79,8 +79,7 @@ def make(
 
     Example: quietsum keys make keys --server fl.example.org --party Basel
     """
-    from quietsum.identity.keyring import make as make_keys
-    from quietsum.identity.keyring_report import look
+    from quietsum.identity import look, make as make_keys
 
     make_keys(folder, servers=server or (), parties=party or (), days=days)
     found = look(folder)
@@ -96,8 +95,7 @@ def make(
 @app.command()
 def add(folder: FolderArgument, party: PartyOption, as_json: opt.JsonOption = False) -> None:
     """Make a node key for one more party."""
-    from quietsum.identity.keyring import add as add_party
-    from quietsum.identity.keyring import folder_name
+    from quietsum.identity import add as add_party, folder_name
 
     _print_entered(folder, party, add_party(folder, party), as_json)
     if not as_json:
@@ -114,8 +112,7 @@ def admit(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Take a public key that a party made itself into the roster."""
-    from quietsum.identity.keyring import admit as admit_party
-    from quietsum.identity.keyring import folder_name
+    from quietsum.identity import admit as admit_party, folder_name
 
     _print_entered(folder, party, admit_party(folder, party, file), as_json)
     if not as_json:
@@ -127,7 +124,7 @@ def admit(
 @app.command()
 def node(folder: FolderArgument, as_json: opt.JsonOption = False) -> None:
     """At a site: make its own node key. Only node.pub leaves."""
-    from quietsum.identity.keyring import make_own
+    from quietsum.identity import make_own
 
     line = make_own(folder)
     if as_json:
@@ -146,7 +143,7 @@ def show(folder: FolderArgument, as_json: opt.JsonOption = False) -> int:
 
     Exit code 2: a certificate has expired, or files do not fit together.
     """
-    from quietsum.identity.keyring_report import look
+    from quietsum.identity import look
 
     found = look(folder)
     code = UNUSABLE if found.expired else 0
@@ -168,13 +165,13 @@ def pki(as_json: opt.JsonOption = False) -> None:
 
 
 def _fingerprint(line: str) -> str:
-    from quietsum.identity.certificates import fingerprint, read_public_key
+    from quietsum.identity import fingerprint, read_public_key
 
     return fingerprint(read_public_key(line, where="the new key"))
 
 
 def _print_entered(folder: Path, party: str, line: str, as_json: bool) -> None:
-    from quietsum.identity.keyring import folder_name
+    from quietsum.identity import folder_name
 
     party = folder_name(party)
     values = {"folder": str(folder), "party": party, "node_key": line, "fingerprint": _fingerprint(line)}

@@ -19,7 +19,7 @@ from quietsum.cli.train.flower import require_flower
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
-    from quietsum.party.policy import Policy
+    from quietsum.party import Policy
     from quietsum.plan import Plan
 
 __all__ = ["app"]
@@ -65,7 +65,7 @@ def new(
     """
     from quietsum.errors import InvalidParameter
     from quietsum.files import write_atomically
-    from quietsum.party.policy_file import first_policy, parse_policy
+    from quietsum.party import first_policy, parse_policy
 
     text = first_policy(path=path, name=name, address=address, dataset=dataset, size=size, task=task)
     parse_policy(text, str(path))
@@ -90,8 +90,7 @@ def check(
     Keys, certificate, ledger, tasks and rows are looked at; nothing is written.
     """
     from quietsum.cli.sites.check import hints, in_books, in_rows, in_tasks, in_the_way, on_loopback, refusal_of, unfit
-    from quietsum.party.policy import layers_of
-    from quietsum.party.policy_file import load_policy
+    from quietsum.party import layers_of, load_policy
 
     policy = load_policy(path)
     insecure = on_loopback(policy) and not policy.coordinator.root_certificate
@@ -144,9 +143,7 @@ def check(
 @contextlib.contextmanager
 def _books_to_read(policy: Policy) -> Iterator[Ledger | None]:
     """The site's ledger as it lies there, never written; None where there is none."""
-    from quietsum.ledger import Ledger
-    from quietsum.ledger.stores.opening import exists
-    from quietsum.ledger.stores.remains import require_nothing_left
+    from quietsum.ledger import Ledger, exists, require_nothing_left
 
     place = policy.path(policy.site.ledger)
     if place.is_dir() or not exists(place):
@@ -171,8 +168,7 @@ def _say(words: str, *, indent: str = "", file: TextIO | None = None) -> None:
 def _plan_in(path: Path) -> Plan:
     """The plan of a run.toml, or that of a questions.toml."""
     from quietsum.analytics import load_questions, plan_of
-    from quietsum.plan import load_plan
-    from quietsum.plan.text.problems import read_toml
+    from quietsum.plan import load_plan, read_toml
 
     asks = "questions" in read_toml(path, "run.toml", "quietsum new run.toml writes one")
     return plan_of(load_questions(path)) if asks else load_plan(path)
@@ -201,20 +197,15 @@ def serve(
 def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) -> None:
     from quietsum.cli.shared.logs import watch_log
     from quietsum.cli.sites.check import alone, check_pinned, in_rows, in_the_way
-    from quietsum.party.policy_file import load_policy
+    from quietsum.party import load_policy
 
     watch_log(verbose + 1)  # who asked, and what was refused, is what a site wants to see
     loaded = load_policy(policy)
     require_flower()
-    from quietsum.federation.flower.node import serve_node
-    from quietsum.identity.greetings import signing
-    from quietsum.identity.nodekeys import read_node_key
-    from quietsum.ledger import Ledger
-    from quietsum.ledger.stores.opening import exists
-    from quietsum.party.alerting import SiteAlerts
-    from quietsum.party.books import SiteBooks
-    from quietsum.party.service import SiteService
-    from quietsum.party.status import status_of
+    from quietsum.federation import serve_node
+    from quietsum.identity import read_node_key, signing
+    from quietsum.ledger import Ledger, exists
+    from quietsum.party import SiteAlerts, SiteBooks, SiteService, status_of
 
     for problem in in_the_way(loaded, insecure=insecure):  # a mistake leaves nothing behind
         raise problem
@@ -258,7 +249,7 @@ def _hold_data(policy: Policy, ledger: Ledger) -> None:
     Only a site that no run waits for may stay away because of its rows: later, its absence would be a message.
     """
     from quietsum.cli.sites.check import unfit
-    from quietsum.party.data import waited_for
+    from quietsum.party import waited_for
 
     for problem in unfit(policy):
         assert policy.data is not None
@@ -290,11 +281,8 @@ def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> 
     Example: quietsum party status --policy policy.toml
     """
     from quietsum.errors import QuietsumError
-    from quietsum.ledger import Ledger
-    from quietsum.ledger.stores.opening import exists
-    from quietsum.ledger.stores.remains import require_nothing_left
-    from quietsum.party.policy_file import load_policy
-    from quietsum.party.status import status_of
+    from quietsum.ledger import Ledger, exists, require_nothing_left
+    from quietsum.party import load_policy, status_of
 
     loaded = load_policy(policy)
     place = loaded.path(loaded.site.ledger)

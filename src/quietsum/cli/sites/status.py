@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from quietsum.cli.shared.output import console, figure
-from quietsum.privacy.units import Neighbours, Observer
+from quietsum.privacy import Neighbours, Observer
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
-    from quietsum.party.policy import Policy
-    from quietsum.privacy.guarantee import Budget
-    from quietsum.privacy.units import PrivacyUnit
+    from quietsum.party import Policy
+    from quietsum.privacy import Budget, PrivacyUnit
 
 __all__ = ["bound", "introduce", "lifetimes_of", "print_budgets", "print_runs", "share"]
 
@@ -86,7 +85,7 @@ def print_draws(values: dict[str, Any]) -> None:
 
 def share(line: dict[str, Any]) -> str:
     """What was spent, in the words of ``quietsum ledger show``."""
-    from quietsum.party.status import FILTER, NO_GATE, NOTHING, OVERDRAWN
+    from quietsum.party import FILTER, NO_GATE, NOTHING, OVERDRAWN
 
     words = {NOTHING: "nothing", NO_GATE: "no gate", OVERDRAWN: "more than it"}
     filtered = " (filter)" if line["held_by"] == FILTER else ""
@@ -99,7 +98,7 @@ def _percent(share: float) -> str:
 
 def bound(line: dict[str, Any]) -> str:
     """What holds, between which neighbours and against whom; for several runs, that their share is no ε."""
-    from quietsum.party.status import FILTER, ONE_RUN, OVERDRAWN
+    from quietsum.party import FILTER, ONE_RUN, OVERDRAWN
 
     held, unit = line["held_by"], line["unit"]
     if held == OVERDRAWN:

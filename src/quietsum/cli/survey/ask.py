@@ -31,11 +31,10 @@ from quietsum.errors import CorruptState, InvalidParameter, printable
 
 if TYPE_CHECKING:
     from quietsum.analytics import Answer, QuestionFile
-    from quietsum.federation.watch import RunEvent
+    from quietsum.federation import RunEvent
     from quietsum.plan import Plan, ResolvedPlan
-    from quietsum.runs.asking import Asked
-    from quietsum.runs.folder import RunFolder, Workspace
-    from quietsum.tasks.questions import QuestionTask
+    from quietsum.runs import Asked, RunFolder, Workspace
+    from quietsum.tasks import QuestionTask
 
 __all__ = ["ask"]
 
@@ -88,7 +87,7 @@ def ask(
     All questions of a file cost one ε together, which is reserved before any
     row is read. Exit code 3: a budget is spent; 6: not every site answered.
     """
-    from quietsum.runs.folder import Workspace
+    from quietsum.runs import Workspace
 
     _check_words(
         questions, run, on, output, plot, question, keys=keys, listen=listen, superlink=superlink, insecure=insecure
@@ -99,12 +98,12 @@ def ask(
     place = Workspace.at(workspace)
     where = [] if workspace is None else ["--workspace", workspace]
     if run is not None:
-        from quietsum.runs.asking import answers_in
+        from quietsum.runs import answers_in
 
         asked = answers_in(place.find(run), level=0.95 if level is None else level)
         return _finish(asked, where, output, plot, question, as_json, new=False)
     from quietsum.analytics import load_questions, plan_of
-    from quietsum.runs.asking import local_plan
+    from quietsum.runs import local_plan
 
     loaded = load_questions(str(questions))
     if plot is not None:
@@ -114,7 +113,7 @@ def ask(
     plan = local_plan(loaded, folder) if on == "local" and (held or not dry_run) else plan_of(loaded)
     if dry_run:
         if held:
-            from quietsum.runs.asking import task_in
+            from quietsum.runs import task_in
 
             _look_at_tables(task_in(plan, "this file"), _resolved(plan))
         return _dry(loaded, plan, as_json, str(questions))
@@ -191,8 +190,8 @@ class _Watching:
     """What the operator keeps of a run of questions: its events, its database, and the workspace's alerts."""
 
     def __init__(self, place: Workspace, stack: contextlib.ExitStack, quiet: bool) -> None:
-        from quietsum.federation.watch import Guarded
-        from quietsum.runs.alerting import alerting
+        from quietsum.federation import Guarded
+        from quietsum.runs import alerting
 
         self._stack = stack
         self._alerts = stack.enter_context(alerting(place, lines=sys.stderr if quiet else None))
@@ -200,9 +199,8 @@ class _Watching:
 
     def opened(self, folder: RunFolder) -> None:
         """Write to the run's folder from now on."""
-        from quietsum.federation.watch import Watcher, guarded
-        from quietsum.runs.progress import JsonLines
-        from quietsum.runs.record import Recorder
+        from quietsum.federation import Watcher, guarded
+        from quietsum.runs import JsonLines, Recorder
 
         kept: list[Watcher] = [self._stack.enter_context(JsonLines(folder.path / "events.jsonl"))]
         recorder: Recorder | None = None
@@ -227,12 +225,12 @@ class _Watching:
 def _ask(
     plan: Plan, place: Workspace, level: float, name: str | None, sites: Any, same_rows: str, watching: _Watching
 ) -> Asked:
-    from quietsum.runs.asking import ask as ask_all
+    from quietsum.runs import ask as ask_all
 
     def check_data(task: QuestionTask, resolved: ResolvedPlan) -> None:
         """Whoever asks here holds the tables, and is told alone."""
-        from quietsum.ledger.fingerprints import check_rows
-        from quietsum.party.fingerprints import datasets_of
+        from quietsum.ledger import check_rows
+        from quietsum.party import datasets_of
 
         _look_at_tables(task, resolved)
         remedy = 'say why with --same-rows "…"'
@@ -288,7 +286,7 @@ def _resolved(plan: Plan) -> ResolvedPlan:
 
 def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
     from quietsum.analytics import deviation_of
-    from quietsum.runs.asking import task_in
+    from quietsum.runs import task_in
 
     deviation = deviation_of(_resolved(plan))
     rows = [
@@ -407,7 +405,7 @@ def _drawable(known: list[tuple[str, str]], wanted: str | None) -> str:
 def _plot(asked: Asked, path: Path, wanted: str | None) -> None:
     from quietsum import charts
     from quietsum.analytics import promised
-    from quietsum.runs.asking import task_in
+    from quietsum.runs import task_in
 
     name = _drawable([(one.name, one.kind) for one in asked.answers], wanted)
     answer = next(one for one in asked.answers if one.name == name)
@@ -424,7 +422,7 @@ def picture_of(answer: Answer, design: Any, note: str) -> str:
 
     question = next(one for one in design.questions if one.name == answer.name)
     if answer.kind == "survival":
-        from quietsum.analytics.survival import series_of
+        from quietsum.analytics import series_of
 
         lines = series_of(design, question, answer)
         dashes: Any = ("solid", "dashed", "dotted")

@@ -25,7 +25,7 @@ from quietsum.cli.survey.shuffle import amplify, shuffle
 from quietsum.errors import InvalidParameter, printable, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.local import Bins, Categories, Estimate, Header, Interval, LocalProtocol
+    from quietsum.mechanisms import Bins, Categories, Estimate, Header, Interval, LocalProtocol
 
 __all__ = ["app"]
 
@@ -115,9 +115,8 @@ def privatize(
     whose report is whose, and learns no more than ε allows.
     """
     from quietsum import __version__
-    from quietsum.mechanisms.local import Header, Unfit, choose, read_reports, reports_file
+    from quietsum.mechanisms import Header, Unfit, choose, pieces_of, read_reports, reports_file
     from quietsum.mechanisms.local import protocol as named
-    from quietsum.mechanisms.local.reports import pieces_of
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds}
     choice = None
@@ -200,7 +199,7 @@ def estimate(
     Intervals are about the people who answered.
     """
     from quietsum.errors import open_probability
-    from quietsum.mechanisms.local import FrequencyProtocol, read_reports
+    from quietsum.mechanisms import FrequencyProtocol, read_reports
 
     open_probability("confidence", confidence, "for instance 0.95")
     if plot not in (None, "-") and not str(plot).endswith(".svg"):
@@ -266,7 +265,7 @@ def simulate(
     No private data is read. The k-th answer is made 1/k times as frequent
     as the first; numbers are spread evenly over their bounds.
     """
-    from quietsum.mechanisms.local import FrequencyProtocol, categories, choose
+    from quietsum.mechanisms import FrequencyProtocol, categories, choose
     from quietsum.mechanisms.local import protocol as named
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds, "--answers": answers}
@@ -328,7 +327,7 @@ def _only(domains: dict[str, Any]) -> bool:
 
 def _domain(domains: dict[str, Any], data: Path | None) -> Categories | Bins | Interval:
     """The domain that the options state."""
-    from quietsum.mechanisms.local import Bins, Categories, Interval
+    from quietsum.mechanisms import Bins, Categories, Interval
 
     _only(domains)
     text, path = domains["--domain"], domains["--values"]
@@ -431,7 +430,7 @@ def _answers(
     found: LocalProtocol, cells: list[str], first: int, path: Path, column: str, missing: str | None, clip: bool
 ) -> Any:
     """Cells as the domain wants them."""
-    from quietsum.mechanisms.local import Bins, Categories, Interval
+    from quietsum.mechanisms import Bins, Categories, Interval
 
     domain = found.answers
     if missing is not None:
@@ -455,7 +454,7 @@ def _counts(domain: Categories) -> bool:
 
 
 def _floats(cells: list[str]) -> list[float]:
-    from quietsum.mechanisms.local import Unfit
+    from quietsum.mechanisms import Unfit
 
     found = []
     for place, cell in enumerate(cells):
@@ -489,7 +488,7 @@ def _progress(path: Path, quiet: bool) -> Iterator[Callable[[int], None]]:
 
 def _one_survey(paths: list[Path]) -> Header:
     """The header that all files share; files of different surveys are refused before any report is read."""
-    from quietsum.mechanisms.local import read_reports
+    from quietsum.mechanisms import read_reports
 
     first: Header | None = None
     seen = set()

@@ -52,7 +52,7 @@ def shuffle(
     Recipients of the shuffled file have the central ε that is printed. What
     the files said beside the reports (notes, versions, order) is left out.
     """
-    from quietsum.mechanisms.local.shuffler import shuffle_reports
+    from quietsum.mechanisms import shuffle_reports
 
     with _counting(as_json) as seen:
         bought = shuffle_reports(
@@ -120,7 +120,7 @@ def amplify(
     No data is read. The numerical bound holds for every randomiser that is
     ε₀-private by itself; with --categories it is smaller.
     """
-    from quietsum.mechanisms.shuffle_model import largest_local_epsilon, shuffled_epsilon
+    from quietsum.mechanisms import largest_local_epsilon, shuffled_epsilon
 
     if (epsilon is None) == (central is None):
         problem = "is missing" if epsilon is None else "does not go with --central"

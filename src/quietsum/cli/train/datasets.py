@@ -12,7 +12,7 @@ from quietsum.cli.shared.output import console, print_json, print_next
 from quietsum.errors import DataMissing, InvalidParameter
 
 if TYPE_CHECKING:
-    from quietsum.tasks.datafiles import DataSet
+    from quietsum.tasks import DataSet
 
 __all__ = ["datasets"]
 
@@ -31,8 +31,7 @@ def datasets(name: NameArgument = None, verify: VerifyOption = False, as_json: o
     data in the working folder. With --verify the command ends with code 2 when
     a set that was asked for is missing, or any set that is present is altered.
     """
-    from quietsum.tasks import nearest_name
-    from quietsum.tasks.datafiles import DATASETS
+    from quietsum.tasks import DATASETS, nearest_name
 
     if name is not None and name not in DATASETS:
         raise InvalidParameter("name", name, "is no data set", nearest_name(name, DATASETS))
@@ -50,7 +49,7 @@ def datasets(name: NameArgument = None, verify: VerifyOption = False, as_json: o
 
 def _state(known: DataSet, verify: bool) -> dict[str, Any]:
     """What is known about one set: missing, present, verified or refused, with the folder and a line about it."""
-    from quietsum.tasks.datafiles import data_folder
+    from quietsum.tasks import data_folder
 
     folder = known.found()
     facts = {

@@ -13,7 +13,7 @@ from quietsum.cli.shared.output import WIDTH, console, print_json, print_next
 from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
-    from quietsum.runs.drill import Cell, Matrix
+    from quietsum.runs import Cell, Matrix
 
 __all__ = ["drill"]
 
@@ -61,7 +61,7 @@ def drill(
     \\[attack] into the plan and use quietsum run, which charges it.
     """
     from quietsum.plan import load_plan
-    from quietsum.runs.drill import drilled, parse_attack
+    from quietsum.runs import drilled, parse_attack
     from quietsum.tasks import task_of
 
     if triggers:
@@ -91,7 +91,7 @@ def drill(
     )  # fmt: skip
     if output is not None:
         from quietsum.charts import save_picture
-        from quietsum.runs.heatmap import heatmap
+        from quietsum.runs import heatmap
 
         save_picture(heatmap(matrix, f"{printable(task.title)}: rules against attacks"), output)
     if as_json:
@@ -106,9 +106,8 @@ def drill(
 
 def _look(run: str, workspace: str | None, device: str, *, as_json: bool) -> int:
     """Look for triggers in the finished model of ``run``, on the task's public rows."""
-    from quietsum.defence.detection import anomaly_indices, model_triggers, trigger_findings
-    from quietsum.runs.checkpoint import load_model
-    from quietsum.runs.folder import Workspace
+    from quietsum.defence import anomaly_indices, model_triggers, trigger_findings
+    from quietsum.runs import Workspace, load_model
     from quietsum.tasks import task_of
 
     folder = Workspace.at(workspace).find(run)

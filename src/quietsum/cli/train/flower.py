@@ -21,8 +21,7 @@ from quietsum.cli.shared.signals import ENDING, answering
 from quietsum.errors import InvalidParameter, QuietsumError
 
 if TYPE_CHECKING:
-    from quietsum.federation.flower.superlink import SuperLink
-    from quietsum.federation.remote.coordinator import RemoteFederation
+    from quietsum.federation import RemoteFederation, SuperLink
 
 __all__ = [
     "InsecureOption",
@@ -86,10 +85,8 @@ def flower(
 ) -> Iterator[RemoteFederation]:
     """The sites of the roster in ``keys``, by a SuperLink of our own (``listen``) or a running one (``folder``)."""
     require_flower()
-    from quietsum.federation.flower.coordinator import FlowerTransport
-    from quietsum.federation.flower.superlink import read_access
-    from quietsum.federation.remote.coordinator import RemoteFederation
-    from quietsum.identity.greetings import roster_of
+    from quietsum.federation import FlowerTransport, RemoteFederation, read_access
+    from quietsum.identity import roster_of
 
     if keys is None:
         raise QuietsumError("--on flower needs the roster of the sites: say --keys DIR; quietsum keys make makes it")
@@ -128,7 +125,7 @@ def called(*, keys: Path | None, listen: str | None, folder: Path | None, wait: 
 
 def _place(listen: str, insecure: bool) -> tuple[str, int]:
     """Host and port to listen on; without TLS on this machine only."""
-    from quietsum.federation.flower.superlink import is_loopback
+    from quietsum.federation import is_loopback
 
     host, _, port = listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -143,10 +140,8 @@ def _place(listen: str, insecure: bool) -> tuple[str, int]:
 def _link(
     keys: Path, listen: str, folder: Path, insecure: bool, *, give_up: threading.Event | None = None
 ) -> SuperLink:
-    from quietsum.federation.flower.superlink import SuperLink
-    from quietsum.identity.keyring import CLIENTS
-    from quietsum.identity.keyring_report import check_serving
-    from quietsum.identity.nodekeys import read_roster
+    from quietsum.federation import SuperLink
+    from quietsum.identity import CLIENTS, check_serving, read_roster
 
     host, port = _place(listen, insecure)
     roster = read_roster(keys / "parties.toml")
@@ -214,7 +209,7 @@ def superlink(
         given = {"--keys DIR": keys, "--listen HOST:PORT": listen}
         missing = " and ".join(name for name, value in given.items() if value is None)
         raise QuietsumError(f"quietsum superlink needs {missing}; say --keys keys --listen 0.0.0.0:9092, for instance")
-    from quietsum.federation.flower.superlink import GivenUp
+    from quietsum.federation import GivenUp
 
     asked = _Asked()
     with asked.heard():
@@ -240,8 +235,8 @@ def _serve(link: SuperLink, asked: _Asked, roster: Path, folder: Path) -> None:
 
     Guarantees: a roster that cannot be read, or was not taken, leaves those let in who were let in before.
     """
-    from quietsum.federation.flower.superlink import SuperLinkFailed
-    from quietsum.identity.nodekeys import read_roster
+    from quietsum.federation import SuperLinkFailed
+    from quietsum.identity import read_roster
 
     while not asked.end.wait(0.5):
         if not link.running:

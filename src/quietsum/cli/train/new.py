@@ -51,8 +51,7 @@ def new(
     Example: quietsum new run.toml --task digits --style user
     """
     from quietsum.cli.shared.output import print_json, print_next
-    from quietsum.plan import load_plan
-    from quietsum.plan.text.template import template
+    from quietsum.plan import load_plan, template
 
     _known(task)
     text = template(task=task, preset=preset.value if preset else None, style=style.value, secure=secure)
@@ -70,8 +69,7 @@ def new(
 
 def _known(task: str) -> None:
     """Refuse an unknown name with the nearest one. Nothing is made, so neither data nor torch is needed."""
-    from quietsum.tasks import TASKS, nearest_name
-    from quietsum.tasks.trainable import TRAINABLE
+    from quietsum.tasks import TASKS, TRAINABLE, nearest_name
 
     if ":" in task or task in TASKS or task in TRAINABLE:
         return

@@ -15,10 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from quietsum.ledger import Book
-    from quietsum.plan import Forecast, ResolvedPlan
-    from quietsum.plan.resolution.rehearsal import Rehearsal
-    from quietsum.privacy.guarantee import Budget
-    from quietsum.privacy.units import Neighbours
+    from quietsum.plan import Forecast, Rehearsal, ResolvedPlan
+    from quietsum.privacy import Budget, Neighbours
     from quietsum.tasks import FederatedTask, NumpyTask
 
 __all__ = ["plan"]
@@ -42,10 +40,8 @@ def plan(
     Example: quietsum plan run.toml
     """
     from quietsum.cli.look.ledger import ledger_path
-    from quietsum.plan import read_plan, resolve
-    from quietsum.plan.resolution.rehearsal import rehearse
-    from quietsum.tasks import task_of
-    from quietsum.tasks.roots import refuse_without_root
+    from quietsum.plan import read_plan, rehearse, resolve
+    from quietsum.tasks import refuse_without_root, task_of
 
     try:
         read = read_plan(file)
@@ -76,7 +72,7 @@ def plan(
 
 def _print_card(resolved: ResolvedPlan, as_json: bool) -> None:
     from quietsum.cli.shared.output import console, print_json
-    from quietsum.plan.resolution.card import card
+    from quietsum.plan import card
 
     found = card(resolved)
     if as_json:
@@ -116,7 +112,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
 
     from quietsum.cli.shared.output import console, layer_lines
     from quietsum.cli.train.plan_secure import other_ways
-    from quietsum.plan.resolution.layers import layers
+    from quietsum.plan import layers
 
     screen = console()
     table = Table.grid(padding=(0, 2))
@@ -184,7 +180,7 @@ def _draw(resolved: ResolvedPlan) -> str:
 def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list[tuple[str, str]]:
     """Noise, promise and cost of one unit; each unit has lines of its own, and they are never added."""
     from quietsum.cli.shared.output import bounds, figure
-    from quietsum.privacy.units import Observer, PrivacyUnit
+    from quietsum.privacy import Observer, PrivacyUnit
 
     privacy = resolved.plan.privacy
     whole = [one for one in forecast.whole if one.unit is limit.unit]
@@ -223,7 +219,7 @@ def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list
 
 def _in_shares(resolved: ResolvedPlan, limit: Budget) -> str:
     """Of what the noise is counted where each party adds a share of it; "" where none does."""
-    from quietsum.privacy.units import PrivacyUnit
+    from quietsum.privacy import PrivacyUnit
 
     clients = limit.unit is PrivacyUnit.CLIENT
     if resolved.secure is None or (resolved.distributed_unit is PrivacyUnit.CLIENT) is not clients:
@@ -236,8 +232,7 @@ def _in_shares(resolved: ResolvedPlan, limit: Budget) -> str:
 
 def _bounded(neighbours: Neighbours) -> list[tuple[str, str]]:
     """What a record's price rests on where people's records are bounded; a person's rests on none of it."""
-    from quietsum.privacy.history import BOUNDED
-    from quietsum.privacy.units import Neighbours as Relation
+    from quietsum.privacy import BOUNDED, Neighbours as Relation
 
     if neighbours not in BOUNDED:
         return []
@@ -347,8 +342,8 @@ def _chart(resolved: ResolvedPlan) -> None:
 
 def _longest(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> dict[str, float | None]:
     """The length of an update beyond which it is left out of the first round, by party; None without a bound."""
-    from quietsum.federation.round import limits_of
-    from quietsum.plan.resolution.lengths import LARGEST
+    from quietsum.federation import limits_of
+    from quietsum.plan import LARGEST
     from quietsum.tasks import own_steps
 
     names = [facts.name for facts in resolved.parties]
@@ -430,9 +425,8 @@ def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answe
 
     from quietsum.cli.shared.output import print_json
     from quietsum.cli.train.plan_secure import secure_values
-    from quietsum.plan import NO_GUARANTEE
-    from quietsum.plan.resolution.layers import layers
-    from quietsum.privacy.units import PrivacyUnit
+    from quietsum.plan import NO_GUARANTEE, layers
+    from quietsum.privacy import PrivacyUnit
 
     forecast = resolved.forecast(_rounds_shown(resolved.plan.federation.rounds, MOST_ROWS))
     signals = {signal.party: signal for signal in resolved.signal()}
@@ -498,8 +492,7 @@ def _large(count: int) -> str:
 
 def _robust_values(resolved: ResolvedPlan) -> dict[str, Any] | None:
     """The robust rule, what it is made for and what it sees through the noise; None for the mean."""
-    from quietsum.plan.refusals.robust import run_ends
-    from quietsum.plan.resolution.sight import sight
+    from quietsum.plan import run_ends, sight
 
     rule = resolved.robust
     if rule is None:

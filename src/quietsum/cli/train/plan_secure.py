@@ -6,10 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quietsum.plan import ResolvedPlan
-    from quietsum.plan.groups import Grouping
-    from quietsum.plan.secure import SecurePlan
-    from quietsum.secagg.cost import Estimate
+    from quietsum.plan import Grouping, ResolvedPlan, SecurePlan
+    from quietsum.secagg import Estimate
 
 __all__ = ["other_ways", "secure_facts", "secure_values"]
 
@@ -64,8 +62,8 @@ def _among(secure: SecurePlan, seated: Grouping) -> str:
 
 def _attackers(resolved: ResolvedPlan, seated: Grouping) -> str:
     """How many groups the attackers touch, against what was measured to hold and what the rule withstands."""
-    from quietsum.aggregation.robust import most_attackers
-    from quietsum.plan.groups import CONTAMINATED
+    from quietsum.aggregation import most_attackers
+    from quietsum.plan import CONTAMINATED
 
     touched, rule = seated.touched, resolved.robust
     told = (
@@ -88,8 +86,7 @@ def _survives(secure: SecurePlan) -> str:
 
 def _cost(resolved: ResolvedPlan, secure: SecurePlan) -> Estimate:
     """On this machine, with as many drop-outs as the plan allows for."""
-    from quietsum.secagg.cost import estimate, measure
-    from quietsum.secagg.rotation import padded
+    from quietsum.secagg import estimate, measure, padded
 
     names = [len(facts.name.encode()) for facts in resolved.parties]
     return estimate(

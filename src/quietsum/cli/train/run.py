@@ -28,12 +28,8 @@ from quietsum.cli.train.flower import (
 from quietsum.errors import CorruptState, InvalidParameter, printable
 
 if TYPE_CHECKING:
-    from quietsum.federation.remote.coordinator import RemoteFederation
-    from quietsum.federation.watch import Guarded, RunEvent, Watcher
-    from quietsum.runs.alerting import AlertWatcher
-    from quietsum.runs.folder import RunFolder, Workspace
-    from quietsum.runs.run import RunResult
-    from quietsum.runs.tracking.watcher import MlflowWatcher
+    from quietsum.federation import Guarded, RemoteFederation, RunEvent, Watcher
+    from quietsum.runs import AlertWatcher, MlflowWatcher, RunFolder, RunResult, Workspace
 
 __all__ = ["run"]
 
@@ -105,7 +101,7 @@ def run(
     if resume is not None and name is not None:
         raise InvalidParameter("name", name, "stands beside --resume", "a run keeps its name")
     if on == "flower" and plan is not None:
-        from quietsum.federation.drills import refuse_drill
+        from quietsum.federation import refuse_drill
         from quietsum.plan import load_plan
 
         refuse_drill(load_plan(plan))  # before a SuperLink is started
@@ -115,12 +111,11 @@ def run(
     interruption, kept = Interruption(), _Kept()
     with interruption.heard():
         try:
-            from quietsum.runs.alerting import alerting
-            from quietsum.runs.folder import Workspace
+            from quietsum.runs import Workspace, alerting
 
             place = Workspace.at(workspace)
             if resume is not None:
-                from quietsum.runs.run import check_whom
+                from quietsum.runs import check_whom
 
                 kept.folder = place.find(resume)
                 check_whom(kept.folder, sites=on == "flower", workspace=place)  # before a SuperLink is started
@@ -151,7 +146,7 @@ def run(
 @contextlib.contextmanager
 def _shown(as_json: bool) -> Iterator[Watcher]:
     """What a person or a program sees of the run; a terminal is given back in order, however it ends."""
-    from quietsum.runs.progress import JsonLines, Progress
+    from quietsum.runs import JsonLines, Progress
 
     progress = Progress()
     try:
@@ -173,7 +168,7 @@ def _told(alerts: AlertWatcher) -> Iterator[None]:
 def _tracking(uri: str | None) -> contextlib.AbstractContextManager[MlflowWatcher | None]:
     if uri is None:
         return contextlib.nullcontext()
-    from quietsum.runs.tracking.watcher import MlflowWatcher
+    from quietsum.runs import MlflowWatcher
 
     return MlflowWatcher(uri)
 
@@ -202,7 +197,7 @@ class _How:
 
 def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, how: _How) -> RunResult:
     from quietsum.plan import load_plan, resolve
-    from quietsum.runs.run import start
+    from quietsum.runs import start
     from quietsum.tasks import task_of
 
     loaded = load_plan(path)
@@ -213,8 +208,8 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
 
     def check_data() -> None:
         """Whoever runs it here holds the data, and is told alone."""
-        from quietsum.ledger.fingerprints import check_rows
-        from quietsum.party.fingerprints import datasets_of
+        from quietsum.ledger import check_rows
+        from quietsum.party import datasets_of
 
         remedy = 'say why with --same-rows "…"'
         for told in check_rows(place.ledger, datasets_of(task, resolved), reason=how.same_rows, remedy=remedy):
@@ -230,7 +225,7 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
 
 
 def _resumed(place: Workspace, folder: RunFolder, watcher: Watcher, how: _How) -> RunResult:
-    from quietsum.runs.run import resume
+    from quietsum.runs import resume
     from quietsum.tasks import task_of
 
     task = task_of(folder.plan(), device=how.device)
@@ -248,16 +243,15 @@ class _Watching:
     """The watcher on the screen, and once there is a run folder, the files in it and the tracking store."""
 
     def __init__(self, first: Watcher, stack: contextlib.ExitStack, how: _How) -> None:
-        from quietsum.federation.watch import Guarded
+        from quietsum.federation import Guarded
 
         self._watchers: list[Guarded] = [Guarded(first)]
         self._stack, self._how = stack, how
         self._tracker, self._tell = how.tracker, how.federation is not None and not how.quiet
 
     def opened(self, folder: RunFolder) -> None:
-        from quietsum.federation.watch import guarded
-        from quietsum.runs.progress import JsonLines
-        from quietsum.runs.record import Recorder
+        from quietsum.federation import guarded
+        from quietsum.runs import JsonLines, Recorder
 
         self._how.kept.folder = folder
         self._how.interruption.check()
@@ -280,7 +274,7 @@ class _Watching:
         self._watchers += guarded(kept)
 
     def saw(self, event: RunEvent) -> None:
-        from quietsum.federation.watch import RoundFinished, RunFinished, RunStarted
+        from quietsum.federation import RoundFinished, RunFinished, RunStarted
 
         for watcher in self._watchers:
             watcher.saw(event)
@@ -290,7 +284,7 @@ class _Watching:
 
 
 def _introduce(resolved: Any, title: str) -> None:
-    from quietsum.runs.progress import NO_GUARANTEE
+    from quietsum.runs import NO_GUARANTEE
 
     plan, limits = resolved.plan, resolved.limits
     count = len(resolved.parties)
@@ -379,7 +373,7 @@ def _print_alerts(alerts: AlertWatcher, run: str, place: Workspace, where: list[
 
 def _operator_only(folder: RunFolder) -> None:
     """How much of the whole run the rule left out and detection found; a run.db that cannot be read says nothing."""
-    from quietsum.runs.record import findings, left_out
+    from quietsum.runs import findings, left_out
 
     with contextlib.suppress(CorruptState):
         found, rejected = len(findings(folder.path / "run.db")), left_out(folder.path / "run.db")

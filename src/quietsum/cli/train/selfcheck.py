@@ -101,8 +101,7 @@ def selfcheck(
 
 def _task(name: str) -> Any:
     """A numpy task or a torch task; of one's own class whichever it is."""
-    from quietsum.tasks import TASKS, nearest_name, task_named
-    from quietsum.tasks.trainable import TRAINABLE, trainable_task
+    from quietsum.tasks import TASKS, TRAINABLE, nearest_name, task_named, trainable_task
 
     if name in TASKS:
         return task_named(name)
@@ -121,8 +120,8 @@ def _numpy_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any
     """The descent that ``quietsum run`` uses, on this task's gradients."""
     import contextlib
 
-    from quietsum.learning.checks.numpy_step import CheckedDescent, MadeUp
-    from quietsum.mechanisms.gaussian import ClippedSum, Mode
+    from quietsum.learning import CheckedDescent, MadeUp
+    from quietsum.mechanisms import ClippedSum, Mode
 
     if settings["engine"] != "auto":
         problem = "is for torch models, and this task is written in numpy"
@@ -153,9 +152,8 @@ def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tupl
 
     from quietsum.aggregation import ClientSum
     from quietsum.errors import whole_number
-    from quietsum.federation.checks.clients import CheckedClients
-    from quietsum.mechanisms.gaussian import ClippedSum, Mode
-    from quietsum.mechanisms.quantile import QuantileRule
+    from quietsum.federation import CheckedClients
+    from quietsum.mechanisms import ClippedSum, Mode, QuantileRule
 
     count = whole_number("clients", clients, 1)
     noise, expected = settings["noise_multiplier"], settings["rate"] * count
@@ -173,8 +171,8 @@ def _shared_step(shares: int, clients: int | None, settings: dict[str, Any]) -> 
     import contextlib
 
     from quietsum.errors import whole_number
-    from quietsum.federation.checks.shares import CheckedShares
-    from quietsum.mechanisms.distributed import DistributedNoise
+    from quietsum.federation import CheckedShares
+    from quietsum.mechanisms import DistributedNoise
 
     honest = whole_number("shares", shares, 1)
     records = clients is None
@@ -192,7 +190,7 @@ def _shared_step(shares: int, clients: int | None, settings: dict[str, Any]) -> 
 
 def _torch_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
     """The task's model and loss with the engine asked for; only shapes of its data are used."""
-    from quietsum.learning.checks.before_training import checked_task, while_checking
+    from quietsum.learning import checked_task, while_checking
 
     step, model = checked_task(task, **settings)
     return step, while_checking(model)

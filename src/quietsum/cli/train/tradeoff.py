@@ -12,12 +12,9 @@ from quietsum.cli.shared.output import figure, print_json, print_next
 from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
-    from quietsum.privacy.guarantee import Guarantee
-    from quietsum.tasks.torch_protocol import TorchTask
-    from quietsum.tradeoff.analysis import Tradeoff
-    from quietsum.tradeoff.outcomes import Outcome
-    from quietsum.tradeoff.searching import SearchCost
-    from quietsum.tradeoff.sweep import Job
+    from quietsum.privacy import Guarantee
+    from quietsum.tasks import TorchTask
+    from quietsum.tradeoff import Job, Outcome, SearchCost, Tradeoff
 
 __all__ = ["tradeoff"]
 
@@ -61,9 +58,8 @@ def tradeoff(
     their first weights, and their split where the task has several.
     """
     from quietsum.errors import whole_number
-    from quietsum.tasks.trainable import trainable_task
-    from quietsum.tradeoff.analysis import analyze_privacy_utility_tradeoff
-    from quietsum.tradeoff.sweep import epsilons_in, jobs_for
+    from quietsum.tasks import trainable_task
+    from quietsum.tradeoff import analyze_privacy_utility_tradeoff, epsilons_in, jobs_for
 
     if task is None:
         raise InvalidParameter("task", None, "is missing", "quietsum tradeoff --task digits")
@@ -90,7 +86,7 @@ def tradeoff(
     everything = _everything(work, found, delta, epochs)
     if svg is not None:
         from quietsum.charts import save
-        from quietsum.tradeoff.picture import chart_of
+        from quietsum.tradeoff import chart_of
 
         save(chart_of(found), svg)
     if as_json:
@@ -106,9 +102,7 @@ def tradeoff(
 
 def _run(jobs: list[Job], workers: int, quiet: bool) -> list[Outcome]:
     """All runs, with a line for each; the primary score of each, in the order of the jobs."""
-    from quietsum.tradeoff.outcomes import Outcome
-    from quietsum.tradeoff.sweep import Job, run_here
-    from quietsum.tradeoff.workers import run_in_processes
+    from quietsum.tradeoff import Job, Outcome, run_here, run_in_processes
 
     found: dict[tuple[float, int], Outcome] = {}
 
@@ -133,8 +127,7 @@ def _run(jobs: list[Job], workers: int, quiet: bool) -> list[Outcome]:
 
 def _costs(work: TorchTask, found: Tradeoff, delta: float | None, epochs: int | None, tried: int) -> list[SearchCost]:
     """For each ε, what trying so many settings on protected records would cost."""
-    from quietsum.tradeoff.searching import search_cost
-    from quietsum.tradeoff.sweep import plan_of
+    from quietsum.tradeoff import plan_of, search_cost
 
     costs = []
     for row in found.rows:
@@ -145,9 +138,8 @@ def _costs(work: TorchTask, found: Tradeoff, delta: float | None, epochs: int | 
 
 def _everything(work: TorchTask, found: Tradeoff, delta: float | None, epochs: int | None) -> Guarantee:
     """What all private runs of the table together would cost."""
-    from quietsum.privacy.exact.accountant import ExactAccountant
-    from quietsum.privacy.units import PrivacyUnit
-    from quietsum.tradeoff.sweep import plan_of
+    from quietsum.privacy import ExactAccountant, PrivacyUnit
+    from quietsum.tradeoff import plan_of
 
     plans = [plan_of(work, epsilon=row.epsilon, delta=delta, epochs=epochs) for row in found.rows]
     accountant = ExactAccountant(neighbours=plans[0].neighbours, unit=PrivacyUnit.RECORD)

@@ -16,10 +16,9 @@ from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.files import write_atomically
 
 if TYPE_CHECKING:
-    from quietsum.learning.history import Epoch, History
-    from quietsum.learning.trainer import PrivateTrainer
-    from quietsum.runs.folder import Workspace
-    from quietsum.tasks.torch_protocol import TorchTask
+    from quietsum.learning import Epoch, History, PrivateTrainer
+    from quietsum.runs import Workspace
+    from quietsum.tasks import TorchTask
 
 __all__ = ["train"]
 
@@ -99,8 +98,8 @@ def train(
     --max-records, on tasks that know whose a record is, what a whole person
     pays stands beside it.
     """
-    from quietsum.runs.folder import Workspace
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.runs import Workspace
+    from quietsum.tasks import trainable_task
 
     place = Workspace.at(workspace)
     if resume is not None:
@@ -142,11 +141,8 @@ def _go(
     same_rows: str = "",
 ) -> int:
     from quietsum.alerts import Alerts
-    from quietsum.learning.config import PrivacyConfig
-    from quietsum.learning.engines.batch_mixing import fix_batch_norm
-    from quietsum.learning.trainer import PrivateTrainer
-    from quietsum.learning.validation import uncovered_norms
-    from quietsum.runs.folder import new_name
+    from quietsum.learning import PrivacyConfig, PrivateTrainer, fix_batch_norm, uncovered_norms
+    from quietsum.runs import new_name
 
     _check_ledger(place)
     if callable(getattr(work, "sites", None)) and not str(work.public).strip():
@@ -223,11 +219,11 @@ def _forget(place: Workspace, run: str) -> None:
 
 def _check_ledger(place: Workspace) -> None:
     """A ledger that was rolled back behind the workspace's federated runs pays for nothing."""
-    from quietsum.ledger.stores.opening import exists
+    from quietsum.ledger import exists
 
     if place.has_runs() and exists(place.ledger):
         from quietsum.ledger import Ledger
-        from quietsum.runs.run import check_anchors
+        from quietsum.runs import check_anchors
 
         with Ledger.open(place.ledger, read_only=True, trusted=True) as ledger:
             check_anchors(ledger, place)
@@ -247,8 +243,7 @@ def _saved(place: Workspace, run: str) -> dict[str, Any]:
 
 def _opened(place: Workspace) -> list[str]:
     """The runs with options that the ledger knows: a run that was refused has nothing to go on with."""
-    from quietsum.ledger import Ledger
-    from quietsum.ledger.stores.opening import exists
+    from quietsum.ledger import Ledger, exists
 
     if not exists(place.ledger):
         return []
@@ -266,7 +261,7 @@ class _Screen:
         self._quiet, self._live = quiet, sys.stdout.isatty()
 
     def saw(self, epoch: Epoch) -> None:
-        from quietsum.learning.history import progress_line
+        from quietsum.learning import progress_line
 
         if self._quiet:
             return

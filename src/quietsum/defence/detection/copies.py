@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.fold import length_of
-from quietsum.mechanisms.rng import system_randomness
+from quietsum.aggregation import length_of
+from quietsum.mechanisms import system_randomness
 
 __all__ = ["SAME", "clusters", "repeated"]
 

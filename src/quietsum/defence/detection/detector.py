@@ -52,10 +52,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation import ClientSum, Fold
-from quietsum.aggregation.fold import length_of
-from quietsum.aggregation.noted import Noted, NotedState, Part
-from quietsum.aggregation.robust import RobustState
+from quietsum.aggregation import ClientSum, Fold, Noted, NotedState, Part, RobustState, length_of
 from quietsum.defence.detection.confusion import confused
 from quietsum.defence.detection.copies import SAME, clusters, repeated
 from quietsum.defence.detection.drift import Drift

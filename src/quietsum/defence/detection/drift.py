@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri, stdtr
 
-from quietsum.aggregation.fold import length_of
+from quietsum.aggregation import length_of
 from quietsum.defence.detection.findings import Finding
 from quietsum.errors import open_probability
 

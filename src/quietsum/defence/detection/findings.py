@@ -23,8 +23,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from quietsum.alerts import Subject, hash_of
-from quietsum.alerts.alert import moment
+from quietsum.alerts import Subject, hash_of, moment
 from quietsum.errors import InvalidParameter, non_negative, printable, whole_number
 
 __all__ = ["RULES", "Finding", "rounded", "several"]

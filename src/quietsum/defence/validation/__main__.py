@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from quietsum.defence.validation.schema_file import SchemaTable
-from quietsum.plan.text.reference import page
+from quietsum.plan import page
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["reference"]:

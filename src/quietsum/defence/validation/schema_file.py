@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quietsum.defence.validation import schema as values
-from quietsum.plan.text.problems import keys_of, parse_toml, read_toml, value_of
-from quietsum.plan.text.tables import Table
+from quietsum.plan import Table, keys_of, parse_toml, read_toml, value_of
 
 __all__ = ["SchemaTable", "load_schema", "parse_schema", "schema_keys"]
 

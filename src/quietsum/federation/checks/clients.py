@@ -24,13 +24,11 @@ from scipy import special
 
 from quietsum.aggregation import ClientSum, Fold
 from quietsum.errors import QuietsumError, probability, whole_number
-from quietsum.learning.checks.numpy_step import Field, MadeUp, Silent
-from quietsum.mechanisms.gaussian import Mode
-from quietsum.mechanisms.quantile import QuantileRule
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.privacy.events import Gaussian, PrivacyEvent
+from quietsum.learning import Field, MadeUp, Silent
+from quietsum.mechanisms import Mode, QuantileRule, RandomSource, system_randomness
+from quietsum.privacy import Gaussian, PrivacyEvent
 from quietsum.sampling import Everyone, Poisson, Sampling
-from quietsum.selfcheck.protocol import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, Outcome
 
 __all__ = ["CheckedClients", "Made"]
 

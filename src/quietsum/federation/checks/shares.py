@@ -18,14 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import probability, whole_number
-from quietsum.learning.checks.numpy_step import Field, MadeUp, Silent
-from quietsum.mechanisms.distributed import DistributedNoise
-from quietsum.mechanisms.grid import clip_rows
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.privacy.events import PrivacyEvent
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.learning import Field, MadeUp, Silent
+from quietsum.mechanisms import DistributedNoise, RandomSource, clip_rows, system_randomness
+from quietsum.privacy import PrivacyEvent, PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
-from quietsum.selfcheck.protocol import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, Outcome
 
 __all__ = ["CheckedShares", "Share"]
 

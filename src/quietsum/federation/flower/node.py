@@ -19,7 +19,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.flower.parcel import LIMIT, Malformed, Opening, Parcel, cut
 from quietsum.federation.flower.replies import TOO_LARGE
 from quietsum.federation.flower.superlink import is_loopback
-from quietsum.identity.nodekeys import read_node_key
+from quietsum.identity import read_node_key
 
 if TYPE_CHECKING:
     import ssl

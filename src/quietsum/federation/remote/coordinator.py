@@ -24,15 +24,21 @@ from quietsum.federation.remote.doorway import NAP, Doorway, NodeAccepts
 from quietsum.federation.remote.exchange import Asking, Found, Sent, lost, reason_of
 from quietsum.federation.remote.transport import Arrival, Transport
 from quietsum.federation.secure import ends_of_steps
-from quietsum.ledger import Charge, Ledger, Testimony
-from quietsum.ledger.chain.witnesses import check_succession
-from quietsum.party import wire
-from quietsum.party.books import charges_digest, enrolment_charges, resolved_to, site_charges
-from quietsum.party.peers import UnknownPeer, key_in
-from quietsum.party.refusing import TOO_LARGE, Said, too_large
-from quietsum.party.secure import model_hash
-from quietsum.plan import ResolvedPlan
-from quietsum.plan.groups import fewest_groups
+from quietsum.ledger import Charge, Ledger, Testimony, check_succession
+from quietsum.party import (
+    TOO_LARGE,
+    Said,
+    UnknownPeer,
+    charges_digest,
+    enrolment_charges,
+    key_in,
+    model_hash,
+    resolved_to,
+    site_charges,
+    too_large,
+    wire,
+)
+from quietsum.plan import ResolvedPlan, fewest_groups
 from quietsum.secagg import Step
 
 __all__ = ["ABSENT", "DEADLINE", "NodeAccepts", "RemoteFederation"]

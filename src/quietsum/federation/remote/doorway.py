@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.federation.remote.exchange import Known, Sent, reason_of
 from quietsum.federation.remote.transport import Arrival, Transport
-from quietsum.ledger import Ledger, Testimony
-from quietsum.ledger.chain.witnesses import check_succession
-from quietsum.party import wire
-from quietsum.party.wire import identity_message
+from quietsum.ledger import Ledger, Testimony, check_succession
+from quietsum.party import identity_message, wire
 
 __all__ = ["AGAIN", "NAP", "Doorway", "NodeAccepts"]
 

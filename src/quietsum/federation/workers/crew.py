@@ -37,8 +37,8 @@ from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_num
 from quietsum.federation.local import fates, too_late
 from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.workers.worker import Answer, Piece, Ready, Worker, end
-from quietsum.mechanisms.rng import system_randomness
-from quietsum.party.work import on_no_rows, released
+from quietsum.mechanisms import system_randomness
+from quietsum.party import on_no_rows, released
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan

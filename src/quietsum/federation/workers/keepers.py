@@ -31,11 +31,9 @@ from quietsum.aggregation import Fold
 from quietsum.errors import PlanRefused, QuietsumError, positive, whole_number
 from quietsum.federation.local import SimulatedLosses, too_late
 from quietsum.federation.messages import Answer, Lost, Question, Refusal, Reply, TrainRequest
-from quietsum.federation.workers.worker import Answer as Told
-from quietsum.federation.workers.worker import Look, Ready, Share, Worker, end, serve
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.party.secure import Contribution, Key, SecureSite, contribution_of, sessions_of, terms_of
-from quietsum.party.work import on_no_rows, released
+from quietsum.federation.workers.worker import Answer as Told, Look, Ready, Share, Worker, end, serve
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, released, sessions_of, terms_of
 from quietsum.secagg import Identity, Refused, Step, Terms
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import engine_for
 from quietsum.learning.step import PrivateStep
-from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.units import Neighbours
-from quietsum.selfcheck.report import CheckReport
-from quietsum.selfcheck.suite import one_step
+from quietsum.mechanisms import RandomSource
+from quietsum.privacy import Neighbours
+from quietsum.selfcheck import CheckReport, one_step
 
 __all__ = [
     "CheckableTask",

@@ -27,8 +27,8 @@ from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.checks.numpy_step import Silent
 from quietsum.learning.engines.protocol import Batch
 from quietsum.learning.step import PrivateStep
-from quietsum.mechanisms.rng import system_randomness
-from quietsum.selfcheck.protocol import Floats
+from quietsum.mechanisms import system_randomness
+from quietsum.selfcheck import Floats
 
 __all__ = ["NoisyCount"]
 

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, positive, probability, whole_number
 from quietsum.learning.descent import Differentiable, Examples, private_steps
-from quietsum.mechanisms.gaussian import ClippedSum, Mode
-from quietsum.mechanisms.rng import RandomSource, Shape, dimensions, system_randomness
-from quietsum.privacy.events import PrivacyEvent
+from quietsum.mechanisms import ClippedSum, Mode, RandomSource, Shape, dimensions, system_randomness
+from quietsum.privacy import PrivacyEvent
 from quietsum.sampling import Everyone, Poisson
-from quietsum.selfcheck.protocol import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, Outcome
 
 __all__ = ["CheckedDescent", "Field", "MadeUp", "Silent"]
 

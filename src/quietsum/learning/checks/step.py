@@ -22,9 +22,9 @@ from quietsum.learning.checks.count import NoisyCount
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.engines.protocol import Engine
 from quietsum.learning.step import PrivateStep
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.privacy.events import Gaussian, Laplace, PoissonSampled, PrivacyEvent
-from quietsum.selfcheck.protocol import Batch, Floats, Law, Outcome
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.privacy import Gaussian, Laplace, PoissonSampled, PrivacyEvent
+from quietsum.selfcheck import Batch, Floats, Law, Outcome
 
 __all__ = ["CheckedStep", "CheckedTwin"]
 

@@ -46,13 +46,13 @@ from quietsum.learning.people import bounded
 from quietsum.learning.records import Records, rehearse_large
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.validation import more_noise, uncovered_norms
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.privacy import PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.gaussian import ClippedSum
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.mechanisms import ClippedSum
+    from quietsum.plan import LocalOrders
 
 __all__ = ["LocalSteps", "local_steps"]
 
@@ -248,14 +248,14 @@ def _in_place_of_shares(orders: LocalOrders) -> ClippedSum | None:
     noise = orders.distributed
     if noise is None or noise.unit is not PrivacyUnit.RECORD:
         return None
-    from quietsum.mechanisms.gaussian import ClippedSum
+    from quietsum.mechanisms import ClippedSum
 
     return ClippedSum(max_norm=noise.max_norm, noise_multiplier=noise.noise_multiplier)
 
 
 def _without_noise(max_norm: float) -> ClippedSum:
     """The bound of a step whose noise is added elsewhere; nothing is drawn from it."""
-    from quietsum.mechanisms.gaussian import ClippedSum
+    from quietsum.mechanisms import ClippedSum
 
     return ClippedSum(max_norm=max_norm, noise_multiplier=1.0)
 

@@ -21,7 +21,7 @@ from quietsum.learning.engines.protocol import Batch
 from quietsum.sampling import Poisson, Sampling
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["Columns", "Orders", "PlainOrders", "padded", "sound"]
 

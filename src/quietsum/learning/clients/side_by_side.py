@@ -50,7 +50,7 @@ from quietsum.learning.modes import training
 from quietsum.sampling import Everyone
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["Orders", "PlainOrders", "SideBySide"]
 

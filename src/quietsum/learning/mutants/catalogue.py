@@ -39,7 +39,7 @@ from quietsum.learning.mutants.noise import NOISE, UNSEEN_NOISE
 from quietsum.learning.mutants.sums import SUMS, kept_momentum, previous_kept
 from quietsum.learning.mutants.words import WORDS
 from quietsum.sampling import FixedSize, Poisson
-from quietsum.selfcheck.protocol import Batch, Floats, Law
+from quietsum.selfcheck import Batch, Floats, Law
 
 __all__ = ["MUTANTS", "UNSEEN"]
 

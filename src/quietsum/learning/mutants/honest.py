@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.mechanisms.rng import RandomSource, system_randomness
-from quietsum.privacy.events import Gaussian, Laplace, PoissonSampled, PrivacyEvent
+from quietsum.mechanisms import RandomSource, system_randomness
+from quietsum.privacy import Gaussian, Laplace, PoissonSampled, PrivacyEvent
 from quietsum.sampling import Poisson
-from quietsum.selfcheck.protocol import Batch, Floats, Law, Outcome
+from quietsum.selfcheck import Batch, Floats, Law, Outcome
 
 __all__ = ["Trainer", "clip", "clip_to", "gradients", "laplace_noise", "lengths", "normal_noise", "tensors"]
 

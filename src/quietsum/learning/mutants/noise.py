@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from quietsum.learning.mutants.honest import Trainer, normal_noise
-from quietsum.selfcheck.protocol import Batch, Floats
+from quietsum.selfcheck import Batch, Floats
 
 __all__ = ["NOISE", "UNSEEN_NOISE"]
 

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from quietsum.learning.mutants.honest import Trainer, clip, clip_to, gradients, lengths
-from quietsum.selfcheck.protocol import Batch, Floats
+from quietsum.selfcheck import Batch, Floats
 
 __all__ = ["SUMS", "kept_momentum", "previous_kept"]
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from quietsum.errors import QuietsumError
 from quietsum.learning.mutants.honest import Trainer, clip, gradients, lengths, tensors
-from quietsum.selfcheck.protocol import Batch
+from quietsum.selfcheck import Batch
 
 __all__ = ["WORDS", "batch_loss"]
 

@@ -27,25 +27,30 @@ from pathlib import Path
 from typing import Any, TypeVar, final
 
 from quietsum.errors import QuietsumError
-from quietsum.ledger import accounts as _accounts
-from quietsum.ledger import books as _books
-from quietsum.ledger import charges as _charges
-from quietsum.ledger import pricing as _spending
-from quietsum.ledger import state as _state
-from quietsum.ledger import versions as _pricing
+from quietsum.ledger import (
+    accounts as _accounts,
+    books as _books,
+    charges as _charges,
+    pricing as _spending,
+    state as _state,
+    versions as _pricing,
+)
 from quietsum.ledger.accounts import Accounts, RunState
 from quietsum.ledger.books import BookState, Share
-from quietsum.ledger.chain import entries as _entries
-from quietsum.ledger.chain import witnesses as _witnesses
+from quietsum.ledger.chain import entries as _entries, witnesses as _witnesses
 from quietsum.ledger.chain.lazy import Lazy
 from quietsum.ledger.state import State
-from quietsum.privacy import events as _events
-from quietsum.privacy import groups as _groups
-from quietsum.privacy import guarantee as _guarantee
-from quietsum.privacy import old_rules as _old_rules
-from quietsum.privacy import units as _units
-from quietsum.privacy.events import PrivacyEvent, from_dict, to_dict
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy import (
+    PrivacyEvent,
+    PrivacyUnit,
+    events as _events,
+    from_dict,
+    groups as _groups,
+    guarantee as _guarantee,
+    old_rules as _old_rules,
+    to_dict,
+    units as _units,
+)
 
 __all__ = ["APART", "REMADE", "CannotPack", "layout", "pack", "unpack"]
 

@@ -34,7 +34,7 @@ from quietsum.mechanisms.gaussian import LEAST_NOISE, MOST_NOISE, least_noise
 from quietsum.mechanisms.geometric import RoundedLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW, LARGEST_SCALE
-from quietsum.privacy.events import Gaussian, Laplace
+from quietsum.privacy import Gaussian, Laplace
 
 __all__ = ["GaussianMechanism", "LaplaceMechanism", "checked_noise", "target"]
 

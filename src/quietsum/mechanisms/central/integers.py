@@ -31,9 +31,7 @@ from quietsum.mechanisms.gaussian import MOST_NOISE, least_noise
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.skellam import SkellamNoise
 from quietsum.mechanisms.wide import WideGaussian
-from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace, PrivacyEvent, Skellam
-from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.privacy import DiscreteGaussian, DiscreteLaplace, ExactAccountant, PrivacyEvent, RenyiAccountant, Skellam
 
 __all__ = ["DiscreteGaussianMechanism", "DiscreteLaplaceMechanism", "SkellamMechanism"]
 

@@ -36,7 +36,7 @@ from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Sensitivity
 from quietsum.mechanisms.discrete import BITS, DiscreteLaplaceNoise, exponential
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.privacy.events import PureDP
+from quietsum.privacy import PureDP
 
 __all__ = ["ExponentialMechanism", "PermuteAndFlip", "ReportNoisyMax", "choose", "flips"]
 

@@ -22,7 +22,7 @@ from scipy.special import ndtri
 from quietsum.errors import InvalidParameter, open_probability, probability, whole_number
 from quietsum.mechanisms.local.domain import Bins, Categories, Domain
 from quietsum.mechanisms.rng import RandomSource
-from quietsum.privacy.events import PrivacyEvent, PureDP
+from quietsum.privacy import PrivacyEvent, PureDP
 
 __all__ = ["Estimate", "FrequencyProtocol", "LocalProtocol", "Reports", "Tally", "on_simplex", "two_chances"]
 

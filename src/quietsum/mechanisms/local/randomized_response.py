@@ -28,7 +28,7 @@ from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import Cells, checked_epsilon, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.privacy.events import RandomizedResponse
+from quietsum.privacy import RandomizedResponse
 
 __all__ = ["KRandomizedResponse"]
 

@@ -38,7 +38,7 @@ from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below, half_coins, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
 from quietsum.mechanisms.rng import RandomSource, given_or_system, system_randomness
-from quietsum.privacy.events import PrivacyEvent, PureDP
+from quietsum.privacy import PrivacyEvent, PureDP
 
 __all__ = [
     "Rappor",

@@ -22,8 +22,7 @@ from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import choose
 from quietsum.mechanisms.queries.rows import Bounds, bounded, checked_bounds, checked_relation, grid_for
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.privacy.events import PrivacyEvent, PureDP, RandomizedResponse, Repeated
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Neighbours, PrivacyEvent, PureDP, RandomizedResponse, Repeated
 
 __all__ = ["PosteriorSample", "PrivateNextToken"]
 

@@ -23,7 +23,7 @@ from quietsum.mechanisms.central.selection import PermuteAndFlip
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity
 from quietsum.mechanisms.queries.rows import Bounds, checked_bounds
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.privacy.events import Gaussian, Laplace, PrivacyEvent, PureDP, Repeated
+from quietsum.privacy import Gaussian, Laplace, PrivacyEvent, PureDP, Repeated
 
 __all__ = ["PrivateRanking", "ScoreRelease", "TopK"]
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter, finite_number
 from quietsum.mechanisms.central.lattice import Lattice
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Neighbours
 
 __all__ = [
     "Bounds",

@@ -49,8 +49,7 @@ from quietsum.mechanisms.queries.rows import (
 )
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
-from quietsum.privacy.events import Composed, Gaussian, Laplace, PrivacyEvent, PureDP
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import Composed, Gaussian, Laplace, Neighbours, PrivacyEvent, PureDP
 
 __all__ = ["NoisyCount", "NoisyHistogram", "NoisyMean", "NoisyQuantile", "NoisySum"]
 

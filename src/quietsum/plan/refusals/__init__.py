@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from quietsum.errors import PlanRefused
 from quietsum.plan.refusals import clients, drills, general, groups, robust, secure, trials
-from quietsum.plan.refusals.nearest import Change
-from quietsum.plan.refusals.nearest import nearest as _nearest
+from quietsum.plan.refusals.nearest import Change, nearest as _nearest
 from quietsum.plan.refusals.robust import cohort_of
 from quietsum.plan.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.aggregation.robust import RULES, most_attackers
+from quietsum.aggregation import RULES, most_attackers
 from quietsum.plan.refusals.robust import cohort_of, rule_of
 from quietsum.plan.refusals.row import Refusal, largest, listed, record_of, stated, taking_part
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.aggregation.robust import RULES, most_attackers
+from quietsum.aggregation import RULES, most_attackers
 from quietsum.plan.refusals.robust import rule_of
 from quietsum.plan.refusals.row import Refusal, taking_part
 
@@ -62,14 +62,14 @@ def _few_seats(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def hiding_enough(plan: Plan, parties: Sequence[PartyFacts]) -> int | None:
     """The most groups, fewer than the plan's, whose sums hold three honest members; None where none do."""
-    from quietsum.secagg.parameters import FEWEST_IN_GROUP
+    from quietsum.secagg import FEWEST_IN_GROUP
 
     others = (_seated(plan, parties, groups) for groups in range(plan.aggregation.groups - 1, 2, -1))
     return next((one.count for one in others if one is not None and _honest(plan, one) >= FEWEST_IN_GROUP), None)
 
 
 def _few_honest(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    from quietsum.secagg.parameters import FEWEST_IN_GROUP
+    from quietsum.secagg import FEWEST_IN_GROUP
 
     seated = _seated(plan, parties)
     if seated is None or seated.smallest < 4 or _honest(plan, seated) >= FEWEST_IN_GROUP:
@@ -188,7 +188,7 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
 
 def _lost_groups(plan: Plan, seated: Grouping, chance: float) -> float:
     """The chance that one group loses more members than it may."""
-    from quietsum.secagg.parameters import FEWEST_IN_GROUP
+    from quietsum.secagg import FEWEST_IN_GROUP
 
     stated, size = plan.aggregation, seated.smallest
     if stated.drop_outs is not None:

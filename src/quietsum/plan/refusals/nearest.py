@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.aggregation.robust import RULES, most_attackers
+from quietsum.aggregation import RULES, most_attackers
 from quietsum.errors import QuietsumError
 from quietsum.plan.refusals.groups import hiding_enough
 from quietsum.plan.refusals.robust import attackers_of, cohort_of, rule_of, smallest_rate

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.aggregation.robust import RULES, Rule, most_attackers, rule_named
+from quietsum.aggregation import RULES, Rule, most_attackers, rule_named
 from quietsum.plan.refusals.row import Refusal, taking_part
 
 if TYPE_CHECKING:

@@ -128,7 +128,7 @@ def _high_threshold(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _complete(count: int) -> bool:
-    from quietsum.secagg.parameters import SPARSE_FROM
+    from quietsum.secagg import SPARSE_FROM
 
     return count < SPARSE_FROM
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.aggregation.robust import RULES
+from quietsum.aggregation import RULES
 from quietsum.plan.refusals.row import Refusal
 
 if TYPE_CHECKING:

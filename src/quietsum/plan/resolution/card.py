@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import CorruptState
 from quietsum.plan.resolution.sight import FAINT, sight
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy import Observer, PrivacyUnit
 
 if TYPE_CHECKING:
     from quietsum.plan.resolution.resolved import ResolvedPlan
-    from quietsum.privacy.guarantee import Guarantee
+    from quietsum.privacy import Guarantee
 
 __all__ = ["NOT_APPLICABLE", "NOT_PROVIDED", "Clause", "GuaranteeCard", "card"]
 

@@ -21,12 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quietsum.privacy.events import Composed, PrivacyEvent, Repeated
-from quietsum.privacy.groups import bounded_record_event, person_event
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy import Composed, Observer, PrivacyEvent, PrivacyUnit, Repeated, bounded_record_event, person_event
 
 if TYPE_CHECKING:
-    from quietsum.ledger.charges import Charge
+    from quietsum.ledger import Charge
     from quietsum.plan.resolution.resolved import ResolvedPlan
 
 __all__ = ["BOTH", "charge", "observers", "span", "units"]
@@ -73,7 +71,7 @@ def span(resolved: ResolvedPlan, rounds: int, first: int = 1) -> dict[float, int
 
 def charge(resolved: ResolvedPlan, account: str, unit: PrivacyUnit, over: Span) -> Charge:
     """What ``account`` pays per ``unit`` for the rounds of ``over``."""
-    from quietsum.ledger.charges import Charge
+    from quietsum.ledger import Charge
 
     parts = [_rounds(resolved, account, unit, *part) for part in sorted(over.items())] if resolved.protected else []
     events = tuple(event for event, _ in parts)

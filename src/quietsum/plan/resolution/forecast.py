@@ -18,14 +18,19 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
 from quietsum.errors import PlanRefused, QuietsumError, UnsupportedEvent
-from quietsum.privacy.calibrate import accountant_for, calibrate_noise
-from quietsum.privacy.events import Gaussian, PrivacyEvent, Repeated
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.units import Neighbours
+from quietsum.privacy import (
+    Budget,
+    Gaussian,
+    Guarantee,
+    Neighbours,
+    PrivacyEvent,
+    Repeated,
+    accountant_for,
+    calibrate_noise,
+)
 
 if TYPE_CHECKING:
-    from quietsum.ledger.charges import Charge
-    from quietsum.ledger.pricing import Prices
+    from quietsum.ledger import Charge, Prices
     from quietsum.sampling import Sampling
 
 __all__ = ["ClientSignal", "Forecast", "ForecastRow", "Profile", "Signal", "price", "smallest_noise", "worst"]
@@ -122,7 +127,7 @@ def price(
 
     ``pricing`` is an older version of the prices, for what a run of then stated.
     """
-    from quietsum.ledger.pricing import Tally, cost_of
+    from quietsum.ledger import Tally, cost_of
 
     try:
         return _prices(pricing).guarantee(Tally([cost_of(charge)]).key(), accounting, neighbours, charge.unit, delta)
@@ -132,7 +137,7 @@ def price(
 
 @functools.cache
 def _prices(pricing: int | None = None) -> Prices:
-    from quietsum.ledger.pricing import PRICING, Prices
+    from quietsum.ledger import PRICING, Prices
 
     return Prices(version=PRICING if pricing is None else pricing)
 

@@ -54,9 +54,7 @@ def rehearse(resolved: ResolvedPlan, ledger: str | os.PathLike[str]) -> Rehearsa
 
 
 def _opened(path: Path) -> Ledger:
-    from quietsum.ledger import Ledger, MemoryStore
-    from quietsum.ledger.chain.keys import SigningKey
-    from quietsum.ledger.stores.protocol import NoLedger
+    from quietsum.ledger import Ledger, MemoryStore, NoLedger, SigningKey
 
     try:
         return Ledger.open(path, read_only=True)

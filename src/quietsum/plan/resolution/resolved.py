@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.aggregation.robust import Rule, bytes_remembered, rule_named
+from quietsum.aggregation import Rule, bytes_remembered, rule_named
 from quietsum.errors import InvalidParameter, whole_number
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
@@ -21,14 +21,11 @@ from quietsum.plan.resolution.charging import charge, observers, span, units
 from quietsum.plan.resolution.forecast import ClientSignal, Forecast, ForecastRow, Profile, Signal, price, worst
 from quietsum.plan.secure import SecurePlan, secure_plan
 from quietsum.plan.values import PartyFacts, Plan, StagePlan
-from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.search import most_steps
-from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.privacy import Budget, Guarantee, Neighbours, Observer, PrivacyUnit, most_steps
 
 if TYPE_CHECKING:
-    from quietsum.ledger.charges import Charge, Dataset, Terms
-    from quietsum.mechanisms.distributed import DistributedNoise
-    from quietsum.mechanisms.gaussian import ClippedSum
+    from quietsum.ledger import Charge, Dataset, Terms
+    from quietsum.mechanisms import ClippedSum, DistributedNoise
     from quietsum.sampling import Sampling
 
 __all__ = ["NO_GUARANTEE", "ResolvedPlan"]
@@ -295,7 +292,7 @@ class ResolvedPlan:
         stage = self.plan.stage(number)
         noise, adaptive = self.client_noise * stage.noise, self.adaptive
         if adaptive is not None:
-            from quietsum.mechanisms.quantile import QuantileRule
+            from quietsum.mechanisms import QuantileRule
 
             assert adaptive.count_noise is not None
             noise = QuantileRule(count_noise=adaptive.count_noise).sum_noise(noise)
@@ -319,9 +316,8 @@ class ResolvedPlan:
         return self._shares(unit, known * noise, clip)
 
     def _shares(self, unit: PrivacyUnit, noise: float, clip: float) -> DistributedNoise:
-        from quietsum.mechanisms.distributed import DistributedNoise
-        from quietsum.secagg.rotation import error as rotation_error
-        from quietsum.secagg.rotation import padded
+        from quietsum.mechanisms import DistributedNoise
+        from quietsum.secagg import error as rotation_error, padded
 
         secure, clients = self.secure, unit is PrivacyUnit.CLIENT
         assert secure is not None
@@ -369,7 +365,7 @@ class ResolvedPlan:
     def misplaced(self, unit: PrivacyUnit) -> float:
         """The chance, for each planned round, that a draw of groups leaves ``unit`` with less noise than is charged."""
         from quietsum.plan.groups import SESSIONS
-        from quietsum.secagg.messages import DRAWS
+        from quietsum.secagg import DRAWS
 
         own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
         if self.secure is None or self.secure.grouping is None or own is not self.distributed_unit:
@@ -408,14 +404,14 @@ class ResolvedPlan:
 
     def terms(self) -> Terms:
         """How the ledger shall count, and the limits it shall hold."""
-        from quietsum.ledger.charges import Terms
+        from quietsum.ledger import Terms
 
         privacy = self.plan.privacy
         return Terms(accounting=privacy.accounting, neighbours=privacy.neighbours, limits=self.limits)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Whose budgets are touched."""
-        from quietsum.ledger.charges import Dataset
+        from quietsum.ledger import Dataset
 
         return tuple(
             Dataset(
@@ -573,6 +569,6 @@ class ResolvedPlan:
 
 
 def _mechanism(plan: Plan, max_norm: float, noise: float) -> ClippedSum:
-    from quietsum.mechanisms.gaussian import ClippedSum, Mode
+    from quietsum.mechanisms import ClippedSum, Mode
 
     return ClippedSum(max_norm=max_norm, noise_multiplier=noise, mode=Mode(plan.privacy.noise))

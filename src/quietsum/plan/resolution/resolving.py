@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from quietsum.aggregation.robust import RULES, beyond_memory
+from quietsum.aggregation import RULES, beyond_memory
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
 from quietsum.plan import refusals
 from quietsum.plan.presets import PRESETS
@@ -23,8 +23,7 @@ from quietsum.plan.resolution import sight
 from quietsum.plan.resolution.forecast import Profile, smallest_noise
 from quietsum.plan.resolution.resolved import ResolvedPlan
 from quietsum.plan.values import PartyFacts, Plan
-from quietsum.privacy.guarantee import Budget
-from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.privacy import Budget, Neighbours, PrivacyUnit
 
 __all__ = ["resolve"]
 
@@ -197,7 +196,7 @@ def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: 
 
 def _relation(bare: ResolvedPlan, pricing: int | None) -> Neighbours:
     """The relation whose pair a record's price has: where people's records are bounded, another one comes in."""
-    from quietsum.ledger.pricing import FIRST
+    from quietsum.ledger import FIRST
 
     stated = bare.plan.privacy.neighbours
     bounded = bare.plan.privacy.person is not None and pricing != FIRST

@@ -35,9 +35,8 @@ from typing import Any, Self, final
 
 from quietsum.alerts import Alert, for_others
 from quietsum.errors import QuietsumError
-from quietsum.federation.watch import RoundFinished, RunEvent, RunFinished, RunStarted
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.federation import RoundFinished, RunEvent, RunFinished, RunStarted
+from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 from quietsum.runs.checkpoint import head_of
 from quietsum.runs.folder import RunFolder
 from quietsum.runs.tracking.address import checked, without_secrets

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import math
 
-from quietsum.privacy.events import DiscreteGaussianSum, Gaussian, Laplace, PoissonSampled, PrivacyEvent, Skellam
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy import (
+    DiscreteGaussianSum,
+    Gaussian,
+    Laplace,
+    PoissonSampled,
+    PrivacyEvent,
+    Skellam,
+    gaussian_epsilon,
+)
 from quietsum.selfcheck.protocol import Law, StepUnderTest
 from quietsum.selfcheck.report import Finding, Verdict
 
@@ -79,7 +86,7 @@ def _accountant_gap(event: PrivacyEvent) -> float:
 
     Shares of distributed noise are as wide as a Gaussian, which nothing of their width undercuts by more than rounding.
     """
-    from quietsum.privacy.calibrate import accountant_for
+    from quietsum.privacy import accountant_for
 
     noise = _noise_multiplier(event)
     if noise is None or isinstance(event, Laplace):

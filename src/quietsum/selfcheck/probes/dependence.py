@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft, special
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.protocol import Floats
 from quietsum.selfcheck.statistics import normal_p
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, special
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.dependence import lags_p
 from quietsum.selfcheck.probes.rounding import distance
 from quietsum.selfcheck.probes.rows import largest_batch, nothing, rows, tiled

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.rounding import distance, forgiven, rounding
 from quietsum.selfcheck.probes.rows import BROKEN, broken, joined, nothing, repeated, rows
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest

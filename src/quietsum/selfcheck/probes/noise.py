@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.dependence import combinations_p, lags_p, magnitudes, pairs_p, persistence_p
 from quietsum.selfcheck.probes.rows import largest_batch, nothing, repeated, rows, scaled, tiled
 from quietsum.selfcheck.probes.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p

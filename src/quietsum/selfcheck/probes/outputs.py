@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.attack import lower_bound
 from quietsum.selfcheck.probes.listening import listening
 from quietsum.selfcheck.probes.rows import broken, joined, rows, scaled

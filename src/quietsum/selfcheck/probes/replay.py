@@ -28,7 +28,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.rounding import distance, forgiven, rounding
 from quietsum.selfcheck.probes.rows import SCALES, joined, largest_batch, mixed, nothing, repeated, rows, scaled, size
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest, Twin

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.noise import FORGIVEN
 from quietsum.selfcheck.probes.rows import nothing
 from quietsum.selfcheck.protocol import Floats, StepUnderTest

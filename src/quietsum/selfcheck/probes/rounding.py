@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quietsum.mechanisms.rng import RandomSource
+from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.protocol import Batch, Floats, Law, StepUnderTest, Twin
 
 __all__ = ["distance", "forgiven", "rounding"]

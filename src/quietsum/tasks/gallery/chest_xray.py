@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.learning.step import cross_entropy
+from quietsum.learning import cross_entropy
 from quietsum.tasks import scores
 from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import QuietsumError
-from quietsum.learning.step import cross_entropy
+from quietsum.learning import cross_entropy
 from quietsum.tasks.checks import check_options, checked_images, checked_labels
 from quietsum.tasks.protocol import Metrics
 from quietsum.tasks.roots import checked_root, root_rows

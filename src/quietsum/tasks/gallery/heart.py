@@ -31,9 +31,9 @@ from quietsum.tasks.protocol import Metrics, Rows
 from quietsum.tasks.roots import MADE_UP, RowsTrial, checked_root, root_rows
 
 if TYPE_CHECKING:
-    from quietsum.aggregation.robust import Trial
-    from quietsum.mechanisms.rng import RandomSource
-    from quietsum.plan.orders import LocalOrders
+    from quietsum.aggregation import Trial
+    from quietsum.mechanisms import RandomSource
+    from quietsum.plan import LocalOrders
 
 __all__ = ["FEATURES", "HeartTask", "Table", "encode", "read_embedded", "read_folder", "reference_scores"]
 
@@ -270,7 +270,7 @@ class HeartTask:
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> HeartTask:
         """The task as ``[task.options]`` of a plan describes it: ``path``, ``missing``, ``split``, ``l2``, ``root``."""
-        from quietsum.tasks import nearest_name
+        from quietsum.tasks.registry import nearest_name
 
         known = {"path": None, "missing": "drop", "split": "flamby", "l2": 0.0, "root": 0}
         for key in options:

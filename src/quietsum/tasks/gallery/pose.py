@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.learning.step import cross_entropy
+from quietsum.learning import cross_entropy
 from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, find, read_sequences, resampled

@@ -25,7 +25,7 @@ from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdic
 from quietsum.errors import positive, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.mechanisms.rng import RandomSource
+    from quietsum.mechanisms import RandomSource
 
 __all__ = ["DENSE", "TOLERANCE", "DivideAndConquer", "outlier_scores"]
 
@@ -60,7 +60,7 @@ def _first(products: Matrix, rng: RandomSource | None) -> tuple[float, Vector]:
     from scipy.linalg import eigh
     from scipy.sparse.linalg import ArpackError, eigsh
 
-    from quietsum.mechanisms.rng import system_randomness
+    from quietsum.mechanisms import system_randomness
 
     last = len(products) - 1
     if last >= DENSE:

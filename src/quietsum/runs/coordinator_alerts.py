@@ -30,22 +30,13 @@ from quietsum.alerts import (
     Subject,
     Terminal,
     Thresholds,
+    find,
     ledger_broken,
 )
-from quietsum.alerts.settings import find
-from quietsum.defence.detection import Finding
+from quietsum.defence import Finding
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, QuietsumError
-from quietsum.federation.watch import (
-    Found,
-    PartyDropped,
-    RoundFinished,
-    RoundStarted,
-    RunEvent,
-    RunFinished,
-    RunStarted,
-)
-from quietsum.ledger import Book, Ledger
-from quietsum.ledger.stores.opening import exists
+from quietsum.federation import Found, PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished, RunStarted
+from quietsum.ledger import Book, Ledger, exists
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import Recorder
 from quietsum.runs.tracking.watcher import MlflowWatcher

@@ -16,25 +16,20 @@ from typing import Any, final
 
 from quietsum.errors import CorruptState, finite_number
 from quietsum.files import read_file, write_atomically
-from quietsum.ledger import Ledger
-from quietsum.ledger.chain.entries import Kind
-from quietsum.ledger.charges import budget_to
-from quietsum.ledger.history import RunHistory
-from quietsum.ledger.pricing import exceeds
-from quietsum.plan import Plan, ResolvedPlan, resolve
-from quietsum.plan.resolution.card import card
-from quietsum.plan.resolution.layers import layers
-from quietsum.plan.secure import SecurePlan
-from quietsum.privacy.attacker import attacker_advantage
-from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.ledger import Kind, Ledger, RunHistory, budget_to, exceeds
+from quietsum.plan import Plan, ResolvedPlan, SecurePlan, card, layers, resolve
+from quietsum.privacy import Guarantee, Observer, PrivacyUnit, attacker_advantage
 from quietsum.report.page import page
-from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.facts import TaskFacts
-from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.progress import NO_GUARANTEE
-from quietsum.runs.record import measured, scores
-from quietsum.runs.run import claims
+from quietsum.runs import (
+    NO_GUARANTEE,
+    RunFolder,
+    TaskFacts,
+    Workspace,
+    checkpoint as checkpoints,
+    claims,
+    measured,
+    scores,
+)
 
 __all__ = ["VERSION", "Look", "build", "earlier", "look", "measured_in", "require_own", "sentence", "write"]
 
@@ -270,7 +265,7 @@ def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
     """The best attacker's advantage: from the whole curve of the plan where it is at hand, else from (ε, δ)."""
     alone = attacker_advantage(guarantee)
     worst = 0.0
-    from quietsum.privacy.calibrate import accountant_for
+    from quietsum.privacy import accountant_for
 
     if "through the client level" in guarantee.method:
         return alone
