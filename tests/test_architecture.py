@@ -1,0 +1,175 @@
+"""The drawing of the rooms and the page about them say what the source says."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+def load(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[path.stem] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+house = load(ROOT / "docs" / "house.py")
+ways = load(ROOT / "benchmarks" / "ways.py")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A package of three rooms, with its drawing and its page."""
+    files = {
+        "pyproject.toml": '[[tool.importlinter.contracts]]\ntype = "layers"\ncontainers = ["quietsum"]\n'
+        'layers = ["(high)", "(left) | (right)", "low"]\n',
+        "src/quietsum/__init__.py": '"""The front door."""\n',
+        "src/quietsum/high/__init__.py": '"""High: it uses the others. More words."""\nfrom quietsum.left import One\n',
+        "src/quietsum/left/__init__.py": '"""Left."""\nfrom quietsum.left.inner import One\n__all__ = ["One"]\n',
+        "src/quietsum/left/inner.py": "from typing import Protocol\nfrom quietsum.low import Two\n"
+        "class One(Protocol): ...\n",
+        "src/quietsum/right.py": '"""Right."""\nfrom quietsum.low import Two\n',
+        "src/quietsum/low.py": '"""Low."""\nclass Two: ...\n',
+        "docs/architecture.md": f"{house.BEGIN}\n{house.END}\n",
+        "docs/_static/house.svg": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert house.main([], root=tmp_path) == 0
+    return tmp_path
+
+
+def add(root: Path, module: str, text: str) -> None:
+    path = root / "src" / "quietsum" / module
+    path.write_text(path.read_text() + text)
+
+
+def test_drawing_and_table_are_what_the_source_gives() -> None:
+    assert house.main(["--check"]) == 0, "run python docs/house.py"
+
+
+def test_an_altered_drawing_is_noticed(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert house.main(["--check"], root=small) == 0
+    drawing = small / "docs" / "_static" / "house.svg"
+    drawing.write_text(drawing.read_text().replace("2 modules", "3 modules"))
+    assert house.main(["--check"], root=small) == 1
+    assert "house.svg" in capsys.readouterr().err
+
+
+def test_an_altered_table_is_noticed(small: Path) -> None:
+    page = small / "docs" / "architecture.md"
+    page.write_text(page.read_text().replace("| `low` |", "| `deep` |"))
+    assert [path.name for path in house.stale(small)] == ["architecture.md"]
+
+
+def test_an_extra_import_is_noticed_though_its_line_is_not_drawn(small: Path) -> None:
+    add(small, "high/__init__.py", "from quietsum.low import Two\n")
+    assert ("high", "low") not in house.House.read(small).lines()
+    assert small / "docs" / "_static" / "house.svg" in house.stale(small)
+
+
+def test_an_extra_import_in_the_real_source_is_noticed(tmp_path: Path) -> None:
+    for name in ("src/quietsum", "docs/_static"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.csv"))
+    for name in ("pyproject.toml", "docs/architecture.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    assert not house.stale(tmp_path)
+    (tmp_path / "src" / "quietsum" / "privacy" / "made_up.py").write_text(
+        "from quietsum.files import write_atomically\n"
+    )
+    assert house.stale(tmp_path)
+
+
+def test_a_room_without_a_layer_is_an_error(small: Path) -> None:
+    (small / "src" / "quietsum" / "stray.py").write_text('"""Stray."""\n')
+    with pytest.raises(SystemExit, match="stray"):
+        house.House.read(small)
+
+
+def test_the_drawing_names_every_room_and_is_well_formed() -> None:
+    import xml.etree.ElementTree as ElementTree
+
+    text = (ROOT / "docs" / "_static" / "house.svg").read_text(encoding="utf-8")
+    words = [element.text for element in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]
+    for room in house.House.read().modules:
+        assert room in words
+    assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", text)) >= 11
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert re.search(r"```\{toctree\}[^`]*^architecture$[^`]*```", index, re.MULTILINE)
+    assert "_static/house.svg" in PAGE.read_text(encoding="utf-8")
+
+
+def missing(text: str) -> list[str]:
+    """The functions and classes that ``text`` names and the source does not define."""
+    nodes = [node for tree in house.read_source(ROOT / "src").trees.values() for node in ast.walk(tree)]
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return [
+        f"{owner}{name}"
+        for owner, name in re.findall(r"`(\w+\.)?(\w+)\(\)`", text)
+        if name not in functions or (owner and owner.removesuffix(".") not in classes)
+    ]
+
+
+def test_the_ways_name_functions_that_exist() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text.count("()`") > 20
+    assert missing(text) == []
+    assert missing("`run_round()`, `Ledger.reserves()`, `Legder.reserve()`") == ["Ledger.reserves", "Legder.reserve"]
+
+
+def test_the_survey_counts_what_is_there_and_notices_what_is_wrong(small: Path) -> None:
+    before = ways.survey(small / "src")
+    assert (before["modules"], before["folders"], before["most modules in a folder"], before["rooms"]) == (6, 3, 3, 4)
+    assert (before["imports between rooms"], before["of these against the layers"]) == (3, 0)
+    assert (before["of these past a door"], before["isinstance about Protocols"]) == (0, 0)
+    add(small, "high/__init__.py", "from quietsum.left.inner import One as Again\nok = isinstance(1, Again)\n")
+    add(small, "right.py", "from quietsum.left import One\n")
+    add(small, "low.py", "def late():\n    from quietsum.right import Two\n")
+    after = ways.survey(small / "src")
+    assert (after["imports between rooms"], after["of these against the layers"]) == (6, 2)
+    assert (after["of these past a door"], after["isinstance about Protocols"]) == (1, 1)
+
+
+def test_a_way_is_counted_the_second_time_and_without_imports(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("def helper():\n    return 1\nhelper()\n")
+    (tmp_path / "first.py").write_text(
+        "import second\nfrom pathlib import Path\n"
+        "def begin():\n    return second.work() + sum(second.work() for _ in range(2))\n"
+    )
+    (tmp_path / "second.py").write_text("def work():\n    from late import helper\n    return helper()\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        first = load(tmp_path / "first.py")
+        tracer = ways.Tracer(tmp_path, {"a way": ["begin"]})
+        with tracer.following():
+            first.begin()
+            assert not tracer.ways
+            first.begin()
+            first.begin()
+    finally:
+        sys.path.remove(str(tmp_path))
+        for name in ("first", "second", "late"):
+            sys.modules.pop(name, None)
+    found = tracer.ways["a way"]
+    assert (sorted(found.files), len(found.functions)) == (["first.py", "late.py", "second.py"], 3)
+    assert set(found.edges) == {("first.py", "second.py"), ("second.py", "late.py")}
+    assert found.calls == 1 + 3 + 3 + 3  # begin, work, helper, and the generator: two values and its end
