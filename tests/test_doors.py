@@ -83,7 +83,7 @@ def test_import_linter_keeps_every_door() -> None:
 
 
 def _past(path: Path, room: str, source: str) -> list[str]:
-    """Names that ``source``, a file of ``room``, imports past another room's door. Whole modules are import-linter's."""
+    """Names that ``source``, a file of ``room``, imports past another room's door; modules are import-linter's."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module:
