@@ -1,5 +1,7 @@
 # make run      four hospitals train one model, and every round is paid for first (base install, seconds)
-# make test     install everything and run all tests
+# make test     install everything and run the tests: every fact once
+# make quick    the tests of accounting, noise, plans and protocols: no torch, no servers
+# make long     hundreds of seeds, thousands of kills: what repeats the facts until chance has no say
 # make lint     style, types and the direction of imports
 # make bench    ours beside the other libraries, in one process
 # make docs     the documentation, in build/docs
@@ -17,7 +19,12 @@ export OMP_NUM_THREADS ?= 1
 export OPENBLAS_NUM_THREADS ?= 1
 export FLWR_TELEMETRY_ENABLED := 0
 
-.PHONY: run picture test lint bench docs clean
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# What is priced is measured by its own tests; tracing every other room as well would cost a third of the time.
+PRICED  := tests/privacy tests/contracts src/quietsum/privacy
+QUICK   := tests/aggregation tests/alerts tests/plan tests/privacy tests/secagg tests/test_doors.py tests/test_sampling.py
+
+.PHONY: run picture quick test long lint bench docs clean
 .DEFAULT_GOAL := run
 
 run: .venv/base.stamp
@@ -28,8 +35,15 @@ picture: .venv/base.stamp
 	$(BIN)/quietsum run examples/heart.toml --workspace build/picture
 	$(BIN)/quietsum show latest --workspace build/picture --output docs/_static/heart.svg
 
+quick: .venv/test.stamp
+	$(PYTEST) -m "not slow and not long" $(QUICK) $(ARGS)
+
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --cov --cov-fail-under=95 $(ARGS)
+	$(PYTEST) -m "not long" $(PRICED:%=--ignore=%) $(ARGS)
+	$(PYTEST) -m "not long" --cov --cov-fail-under=95 $(PRICED) $(ARGS)
+
+long: .venv/test.stamp
+	$(PYTEST) -m long tests $(ARGS)
 
 lint: .venv/test.stamp
 	$(BIN)/python -m ruff check .

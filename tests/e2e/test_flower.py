@@ -212,6 +212,7 @@ def stranger(stage: Stage) -> Path:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_sites_and_server_are_killed_and_no_charge_is_lost(story: Stage) -> None:
     stage = story
     assert "round 4/4" in stage.said("run")

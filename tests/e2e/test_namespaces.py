@@ -162,6 +162,7 @@ def confirmed(folder: Path, heads: list[Head]) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_over_a_line_that_delays_breaks_and_goes_silent_the_model_and_the_books_are_the_same(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

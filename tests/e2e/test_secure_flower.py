@@ -150,6 +150,7 @@ def mean(names: Any) -> np.ndarray:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_a_site_killed_at_any_step_costs_at_most_its_own_vector_and_its_books_show_what_it_touched(
     tmp_path: Path,
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_site_killed_at_any_step_costs_at_most_its_own_vector_and_its_books_sh
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.long
 def test_a_coordinator_killed_at_any_step_makes_the_round_anew_and_pays_again(tmp_path: Path) -> None:
     with stage(tmp_path, SECURE.format(rounds=2)) as made:
         mode = "start"
@@ -216,6 +218,7 @@ def test_a_coordinator_killed_at_any_step_makes_the_round_anew_and_pays_again(tm
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads memory through /proc")
+@pytest.mark.long
 def test_no_memory_of_the_coordinator_or_the_superlink_and_no_file_holds_an_unmasked_vector(tmp_path: Path) -> None:
     found: dict[str, set[str]] = {}
     for mode, text, places in (

@@ -50,6 +50,7 @@ def lines(script: str, *words: object, preload: Path | None = None) -> list[dict
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_a_fault_at_any_call_is_exit_1_exit_4_or_the_same_answer(shim: Path, folder: Path) -> None:
     found = lines("injecting.py", shim, folder, 67, preload=shim)
     faults = [one for one in found if "outcome" in one]
@@ -81,6 +82,7 @@ def test_the_oracle_sees_a_charge_that_is_missing(shim: Path, folder: Path) -> N
     assert [one["outcome"] for one in found if "outcome" in one] == ["other", "other"], done.stderr
 
 
+@pytest.mark.long
 def test_a_bit_turned_in_any_file_is_exit_4_exit_1_or_the_same_answer(folder: Path) -> None:
     found = lines("flipping.py", folder, 211)
     assert [one["other"] for one in found if "other" in one] == []

@@ -98,6 +98,7 @@ def test_a_worker_that_died_between_rounds_is_replaced_before_it_is_missed() -> 
         assert len(heard.kept) == 20 and not heard.reasons
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_is_given_up() -> None:
     with crew(fault="hang", patience=5.0) as made:
         heard = Heard(made)
@@ -105,6 +106,7 @@ def test_a_worker_that_hangs_is_given_up() -> None:
         np.testing.assert_array_equal(heard.total, expected_sum(heard.kept))
 
 
+@pytest.mark.long
 def test_the_deadline_of_the_plan_is_counted_for_each_client() -> None:
     with crew(kind="CrowdTask", fault="hang", patience=12.0, federation={"deadline": 5.0}) as made:
         heard = Heard(made)

@@ -65,6 +65,7 @@ def told(story: Story) -> Story:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.long
 def test_killed_at_every_step_of_every_side_both_books_show_what_left(folder: Path, style: str) -> None:
     """Each story kills the coordinator at another step, and the sites too, until every visit of all had its turn."""
     steps, killed = visits(folder, style), Counter[Visit]()
@@ -83,6 +84,7 @@ def test_killed_at_every_step_of_every_side_both_books_show_what_left(folder: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.long
 def test_when_all_die_at_once_again_and_again_both_books_show_what_left(folder: Path, style: str) -> None:
     """Power cuts after lives of 9 to 39 steps: nobody is left who remembers anything."""
     places, total = set[tuple[str, str]](), 0

@@ -125,6 +125,7 @@ def test_no_steep_model_is_accused_in_float32() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_steep_model_is_accused_in_float32_on_four_hundred_seeds() -> None:
     assert accusations(range(400)) == []
 

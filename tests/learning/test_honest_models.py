@@ -36,6 +36,7 @@ def models() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIVE)
+@pytest.mark.long
 def test_a_correct_model_is_not_accused(models: Any, name: str) -> None:
     step, model = models.checked(name, 1)
     with while_checking(model):

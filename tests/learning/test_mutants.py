@@ -105,6 +105,7 @@ def test_a_mutant_is_caught_by_the_tests_that_should_see_it(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.long
 def test_a_mutant_is_caught_on_other_seeds_too(name: str) -> None:
     for seed in (2, 3, 4):
         broken = mutant(name, seed)
@@ -138,6 +139,7 @@ def asked_for_and_one_of_each_kind() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_in_a_whole_check_the_tests_that_should_accuse_do_and_the_correct_trainer_passes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -175,6 +177,7 @@ def test_the_correct_trainer_passes_and_its_p_values_are_in_order() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_correct_trainer_passes_on_a_hundred_seeds() -> None:
     for seed in range(100):
         report = run_selfcheck(

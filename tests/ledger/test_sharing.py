@@ -34,6 +34,7 @@ def test_two_coordinators_get_what_the_budget_has_room_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_ten_thousand_reservations_at_once() -> None:
     said = run(10_000)
     assert "ask for 10,000" in said and "no overspend, no lost entry" in said

@@ -193,6 +193,7 @@ def test_dp_accounting_says_today_what_the_file_says_and_never_less_than_our_low
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", LIVE, ids=repr)
+@pytest.mark.long
 def test_the_referee_says_today_what_the_file_says(run: Run) -> None:
     recorded = run.number("referee")
     assert recorded is not None

@@ -180,6 +180,7 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return found
 
 
+@pytest.mark.long
 def test_a_full_disk_at_any_write_is_told_in_words(stories: list[Story]) -> None:
     # Also where the ledger's key gets its name: the first file that is renamed in a workspace.
     for story in stories:

@@ -144,6 +144,7 @@ def test_killed_once_at_each_step_a_run_costs_one_more_attempt_at_most(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_after_two_thousand_kills_the_ledgers_still_show_no_less_than_what_left(tmp_path: Path) -> None:
     """A round passes about twenty failpoints, so children that live for 1 to 29 die in a round, or soon after one."""
     kills: Counter[str] = Counter()

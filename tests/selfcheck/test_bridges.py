@@ -79,6 +79,7 @@ def test_every_engine_passes_the_whole_check(engine: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.long
 def test_every_engine_passes_the_short_check_again_and_again(engine: str) -> None:
     for seed in range(4):
         step, model = bridge(engine, seed=seed)
@@ -90,6 +91,7 @@ def test_every_engine_passes_the_short_check_again_and_again(engine: str) -> Non
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("engine", ["bookkeeping", "vmap", "opacus", "opacus-ghost"])
+@pytest.mark.long
 def test_no_engine_is_accused_on_a_hundred_seeds(engine: str) -> None:
     """Ours by all eleven tests; the others by those that see an engine, since noise, draws and books are the same."""
     for seed in range(100):
@@ -249,6 +251,7 @@ def numbers(value: Any, name: str = "history") -> dict[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_what_the_trainer_changes_and_says_is_what_its_step_claims() -> None:
     step = Trained()
     with while_checking(step._model):
@@ -257,6 +260,7 @@ def test_what_the_trainer_changes_and_says_is_what_its_step_claims() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_a_loss_beside_the_trainers_history_is_caught() -> None:
     step = Trained(leaks=True)
     with while_checking(step._model):

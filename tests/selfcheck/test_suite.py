@@ -44,6 +44,7 @@ def checked(step: Any, seed: int = 1, **how: Any) -> CheckReport:
 # ------------------------------------------------------------------------------------------- no false alarm
 
 
+@pytest.mark.long
 def test_a_correct_step_passes_the_short_check_on_a_hundred_seeds() -> None:
     for seed in range(100):
         report = one_step(seeded(seed), rng=randomness_for_tests(5000 + seed))
@@ -62,6 +63,7 @@ def test_a_correct_step_passes_the_whole_check_and_no_p_value_is_strange() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_correct_step_passes_the_whole_check_on_a_hundred_seeds() -> None:
     for seed in range(100):
         report = checked(seeded(seed), seed, seconds=0.2)
