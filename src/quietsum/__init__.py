@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         tradeoff_curve as tradeoff_curve,
         true_positive_rate as true_positive_rate,
     )
+    from quietsum.running import Run as Run, forecast as forecast, resume as resume, run as run
     from quietsum.sampling import Everyone as Everyone, FixedSize as FixedSize, Poisson as Poisson
     from quietsum.tradeoff import (
         Outcome as Outcome,

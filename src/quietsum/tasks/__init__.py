@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.tasks.checks import checked_labels as checked_labels
     from quietsum.tasks.datafiles import DATASETS as DATASETS, DataSet as DataSet, data_folder as data_folder
     from quietsum.tasks.federated import FederatedTorch as FederatedTorch
     from quietsum.tasks.protocol import (
