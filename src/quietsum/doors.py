@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,10 +45,12 @@ def open_door(
 
 def _homes(room: str) -> dict[str, tuple[str, str]]:
     """By public name: the module where it lives, and what it is called there."""
-    spec = sys.modules[room].__spec__
-    source = None if spec is None or spec.loader is None else getattr(spec.loader, "get_source", lambda _: None)(room)
-    if source is None:
-        raise ImportError(f"{room} reads its public names from its source, which is not here; install it with pip")
+    try:
+        source = inspect.getsource(sys.modules[room])
+    except OSError:
+        raise ImportError(
+            f"{room} reads its public names from its source, which is not here; install it with pip"
+        ) from None
     homes: dict[str, tuple[str, str]] = {}
     for block in ast.parse(source).body:
         if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING":
