@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from quietsum import tasks
 from quietsum.cli.app import app
 from quietsum.cli.sites.check import _make
 from quietsum.errors import InvalidParameter
 from quietsum.party.policy import AllowedTask
 from quietsum.plan import Plan, load_plan
 from quietsum.runs.sealed import checked, sealed
+from quietsum.tasks import registry as tasks
 from quietsum.tasks.classes import class_named
 from quietsum.tasks.trainable import trainable_task
 from tiny import tiny_plan

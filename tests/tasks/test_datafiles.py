@@ -134,7 +134,8 @@ def test_altered_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_looking_at_data_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None\n"
-    code += "from quietsum.tasks import datafiles, chest_xray_files, idx_files, nuclei_files, checks\n"
+    code += "from quietsum.tasks import checks, datafiles\n"
+    code += "from quietsum.tasks.gallery import chest_xray_files, idx_files, nuclei_files\n"
     code += "print(datafiles.DATASETS['heart'].check(None))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "920 rows" in done.stdout, done.stderr
