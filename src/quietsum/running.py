@@ -84,7 +84,7 @@ class Run:
 def forecast(plan: Plan | str | os.PathLike[str]) -> Forecast:
     """What ``plan`` will cost, round by round and as a whole, before anything is spent: see ``quietsum plan``.
 
-    Raises PlanRefused if the plan would break a promise. No row of data is read.
+    Raises PlanRefused if the plan would break a promise. Nothing is charged and nothing is written.
     """
     from quietsum.plan import resolve
     from quietsum.tasks import task_of
