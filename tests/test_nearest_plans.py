@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tests.test_refusals import CASES, PROMISE
+from test_refusals import CASES, PROMISE
 
 from quietsum.aggregation.robust import RULES
 from quietsum.errors import InvalidParameter, PlanRefused
