@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from test_refusals import CASES, PROMISE
 
 from quietsum.aggregation.robust import RULES
 from quietsum.errors import InvalidParameter, PlanRefused
@@ -28,6 +27,7 @@ from quietsum.plan import (
 from quietsum.plan.refusals import REFUSALS, Change, check, found, nearest
 from quietsum.plan.refusals.nearest import MOVES, PARAMETERS
 from quietsum.plan.refusals.robust import attackers_of, run_ends
+from test_refusals import CASES, PROMISE
 
 
 def banks(count: int) -> tuple[PartyFacts, ...]:
