@@ -133,7 +133,7 @@ def site(folder: Path, style: str, runs: int) -> Path:
                 ("enrol", {"run": name, "resolved": resolved_to(asked)}, None),
                 ("train", body, MODEL),
             ):
-                letter = wire.read(service.answer(server.write(kind, words, vector)), most=2**22)
+                letter = wire.read_letter(service.answer(server.write(kind, words, vector)), most=2**22)
                 assert letter.kind in ("enrolled", "update"), letter.body
     return path
 

@@ -184,7 +184,7 @@ def taken(policy: Path, *, run: str = "first", server: Server | None = None) -> 
     with Ledger.open(policy.with_name("ledger.db"), create=True) as ledger:
         service = SiteService(load_policy(policy), ledger, task=lambda _: Watched())
         body = {"run": run, "resolved": resolved_to(resolved)}
-        return wire.read(service.answer((server or Server()).write("enrol", body)), most=2**22).kind
+        return wire.read_letter(service.answer((server or Server()).write("enrol", body)), most=2**22).kind
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_the_sites_log_names_both_acts_that_allow_more_and_they_do(
         service = SiteService(load_policy(points), ledger, task=lambda _: Watched())
         for number in (1, 2):
             body = {"run": "first", "round": number, "attempt": 1, "plan": resolved.plan.digest}
-            letter = wire.read(service.answer(server.write("train", body, Watched().initial())), most=2**22)
+            letter = wire.read_letter(service.answer(server.write("train", body, Watched().initial())), most=2**22)
             assert letter.kind == "update"
     caplog.clear()
     assert taken(points, run="second", server=server) == "refused"

@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum import failpoints
+from quietsum import failpoints, wire
 from quietsum.federation.remote.coordinator import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.party import wire
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName, UnitPolicy
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan
@@ -135,14 +134,14 @@ class Notes:
 
     def sent(self, site: str, content: bytes) -> str:
         """A message left the coordinator; its kind."""
-        letter = wire.read(content, most=2**20)
+        letter = wire.read_letter(content, most=2**20)
         if letter.kind == "train":
             self.requests.append(_left(site, letter))
         return letter.kind
 
     def replied(self, site: str, content: bytes) -> None:
         """A message left a site."""
-        letter = wire.read(content, most=2**20)
+        letter = wire.read_letter(content, most=2**20)
         if letter.kind == "update":
             self.updates.append(_left(site, letter))
         if letter.kind == "enrolled":
@@ -295,7 +294,7 @@ class Story:
             reply = self._answer(node, content)
             if reply is not None:
                 found.append(Arrival(message=message, content=reply))
-                if self._behind and wire.read(content, most=2**20).kind == "train":
+                if self._behind and wire.read_letter(content, most=2**20).kind == "train":
                     queue, self._behind = queue + self._behind, []
             elif not self.silent:
                 found.append(Arrival(message=message, problem="the node is gone"))

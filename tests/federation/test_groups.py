@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from federation.masked import AT_PARTY, CLIENTS, NONE, RECORDS, Losing, Watched, secure_plan
 from federation.sites import places_for
 from federation.world import World
-from quietsum import failpoints
+from quietsum import failpoints, wire
 from quietsum.aggregation.robust import rule_named
 from quietsum.errors import PlanRefused, TooFewParties
 from quietsum.federation.groups import Between, between
@@ -25,7 +25,6 @@ from quietsum.federation.secure import ends_of_steps
 from quietsum.federation.watch import GroupJudged
 from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
-from quietsum.party import wire
 from quietsum.party.policy import AllowedTask, Rules, UnitPolicy
 from quietsum.party.secure import SecureSite, sessions_of, terms_of
 from quietsum.plan import Plan
@@ -366,7 +365,7 @@ def test_over_letters_the_groups_are_drawn_and_both_books_are_charged_alike(tmp_
     result = found.round()
     events = [event for event in found.events if isinstance(event, GroupJudged)]
     assert result.kept == tuple(NAMES) and [len(event.members) for event in events] == [5, 5, 5]
-    sent = [wire.read(content, most=2**26) for _, content in found.carrier.sent]
+    sent = [wire.read_letter(content, most=2**26) for _, content in found.carrier.sent]
     steps = [letter.body["step"] for letter in sent if letter.kind == "secure"]
     assert list(dict.fromkeys(steps)) == ["open", "draw", "roster", "shares", "survivors", "agreed"]
     assert len(found.entries(Kind.COMMIT)) == 1

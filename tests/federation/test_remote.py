@@ -33,6 +33,7 @@ from federation.world import (
     World,
     kind_of,
 )
+from quietsum import wire
 from quietsum.errors import LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.remote import coordinator as remotes, doorway
@@ -43,7 +44,6 @@ from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.keys import load_key
 from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
-from quietsum.party import wire
 from quietsum.party.policy import AllowedTask, Rules, SiteDataset
 from quietsum.party.service import SiteService
 from quietsum.party.work import Site
@@ -552,7 +552,7 @@ def test_greetings_say_nothing_of_a_round(tmp_path: Path) -> None:
     assert len(greetings) > len(NAMES)
     own = {f"node-{name}": service.books.ledger for name, service in world.services.items()}
     for node, content in greetings:
-        letter = wire.read(content, most=2**20)
+        letter = wire.read_letter(content, most=2**20)
         assert letter.body == {} and letter.vector is None and letter.answers == ""
         assert letter.knows is None or own[node].contains(letter.knows.head)  # at most what it told itself
 
@@ -560,7 +560,7 @@ def test_greetings_say_nothing_of_a_round(tmp_path: Path) -> None:
 def test_requests_say_the_round_and_no_more(tmp_path: Path) -> None:
     world = World(tmp_path).join()
     world.round()
-    letters = [wire.read(content, most=2**20) for _, content in world.carrier.sent]
+    letters = [wire.read_letter(content, most=2**20) for _, content in world.carrier.sent]
     assert {tuple(sorted(letter.body)) for letter in letters if letter.kind == "train"} == {
         ("attempt", "plan", "round", "run")
     }

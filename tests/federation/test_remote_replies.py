@@ -20,6 +20,7 @@ from federation.world import (
     World,
     kind_of,
 )
+from quietsum import wire
 from quietsum.federation.remote import doorway
 from quietsum.federation.remote.coordinator import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
@@ -28,7 +29,6 @@ from quietsum.ledger import Ledger
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore
-from quietsum.party import wire
 from quietsum.party.service import SiteService
 
 
@@ -186,7 +186,7 @@ def test_a_greeting_that_was_overtaken_is_no_alarm(tmp_path: Path, caplog: pytes
     def later(letter: wire.Letter, reply: bytes) -> bytes | None:
         return None if letter.kind == "here" else reply
 
-    world.carrier.spoil = lambda node, reply: later(wire.read(reply, most=2**26), reply)
+    world.carrier.spoil = lambda node, reply: later(wire.read_letter(reply, most=2**26), reply)
     assert world.round(2).kept == NAMES
     greeting = next(message for message, sent in door(world).sent.items() if sent.node == "node-va")
     assert world.federation._take(Arrival(message=greeting, content=held[0])) is None
@@ -247,7 +247,7 @@ def test_a_recorded_greeting_is_worth_nothing_to_another_node(tmp_path: Path, ca
     stranger = Ledger.begin(MemoryStore(), SigningKey.generate())
     seen: list[bytes] = []
     real = world.carrier.sites.pop("node-va")
-    recorded = real(wire.write("hello", {}, stranger)[0])
+    recorded = real(wire.write_letter("hello", {}, stranger)[0])
 
     def replay(content: bytes) -> bytes:
         seen.append(content)
@@ -255,8 +255,8 @@ def test_a_recorded_greeting_is_worth_nothing_to_another_node(tmp_path: Path, ca
 
     def relabel(content: bytes) -> bytes:
         """The recorded signature in a fresh reply: it was made for another request, and for another ledger."""
-        body = wire.read(recorded, most=2**20).body
-        return wire.write("here", body, stranger, answers=wire.read(content, most=2**20).digest)[0]
+        body = wire.read_letter(recorded, most=2**20).body
+        return wire.write_letter("here", body, stranger, answers=wire.read_letter(content, most=2**20).digest)[0]
 
     world.carrier.sites.update({"node-replay": replay, "node-relabel": relabel})
     world.join()

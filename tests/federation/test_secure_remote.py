@@ -12,12 +12,11 @@ import pytest
 
 from federation.sites import places_for
 from federation.world import NAMES, UNIT, World, kind_of
-from quietsum import failpoints
+from quietsum import failpoints, wire
 from quietsum.errors import TooFewParties
 from quietsum.federation.messages import QUESTIONS
 from quietsum.federation.watch import PartyDropped, PartySilent
 from quietsum.ledger.chain.entries import Kind
-from quietsum.party import wire
 from quietsum.party.policy import Rules
 from quietsum.party.secure import contribution_of
 from quietsum.plan import load_plan
@@ -69,7 +68,9 @@ def told(made: World) -> dict[str, Any]:
 
 def steps_sent(made: World, name: str = "") -> list[str]:
     letters = [
-        wire.read(content, most=2**26) for node, content in made.carrier.sent if not name or node == f"node-{name}"
+        wire.read_letter(content, most=2**26)
+        for node, content in made.carrier.sent
+        if not name or node == f"node-{name}"
     ]
     return [letter.body["step"] for letter in letters if letter.kind == "secure"]
 
@@ -120,12 +121,12 @@ def test_the_model_travels_with_the_step_that_asks_for_inputs_and_no_vector_come
     replies: list[wire.Letter] = []
 
     def keep(node: str, content: bytes) -> bytes:
-        replies.append(wire.read(content, most=2**26))
+        replies.append(wire.read_letter(content, most=2**26))
         return content
 
     made.carrier.spoil = keep
     made.round()
-    sent = [wire.read(content, most=2**26) for _, content in made.carrier.sent]
+    sent = [wire.read_letter(content, most=2**26) for _, content in made.carrier.sent]
     assert {letter.body["step"] for letter in sent if letter.kind == "secure" and letter.vector is not None} == {
         "shares"
     }
@@ -138,7 +139,7 @@ def test_a_site_never_answers_a_request_for_its_update_where_the_plan_asks_for_m
     door = made.federation._joined[0]
     body = {"run": "run", "round": 1, "attempt": 1, "plan": made.plan.digest}
     door.post("train", body, LAST, lasting=5.0, vector=made.state.params)
-    replies = [wire.read(arrival.content, most=2**26) for arrival in made.carrier.arrived(0.1)]
+    replies = [wire.read_letter(arrival.content, most=2**26) for arrival in made.carrier.arrived(0.1)]
     assert [(letter.kind, letter.body["reason"]) for letter in replies] == [
         ("refused", "the plan asks for secure aggregation, so no update leaves this site unmasked")
     ]
@@ -152,7 +153,7 @@ def test_a_site_whose_answers_are_lost_at_a_step_costs_at_most_its_own_vector(tm
     made = world(tmp_path).join()
 
     def spoil(node: str, content: bytes) -> bytes | None:
-        letter = wire.read(content, most=2**26)
+        letter = wire.read_letter(content, most=2**26)
         lost = node == f"node-{LAST}" and letter.kind == "secured" and letter.body["step"] == step
         return None if lost else content
 
@@ -200,7 +201,7 @@ def test_a_question_that_went_astray_is_asked_again_and_answered_with_the_same_b
 
         found = []
         for arrival in arrived(wait):
-            letter = wire.read(arrival.content, most=2**26)
+            letter = wire.read_letter(arrival.content, most=2**26)
             step = letter.body.get("step", "")
             if letter.kind == "secured" and letter.sender.ledger == ledger:
                 payloads.setdefault(step, set()).add(letter.payload)
@@ -222,7 +223,7 @@ def test_too_few_sites_are_exit_code_6_and_a_retry_is_charged_again(tmp_path: Pa
     made = world(tmp_path).join()
 
     def spoil(node: str, content: bytes) -> bytes | None:
-        letter = wire.read(content, most=2**26)
+        letter = wire.read_letter(content, most=2**26)
         return None if node in ("node-va", "node-hungarian") and letter.body.get("step") == "shares" else content
 
     made.carrier.spoil = spoil
@@ -416,7 +417,7 @@ def test_in_a_masked_sum_a_site_whose_rows_do_not_fit_its_schema_is_like_the_oth
 
         def keep(node: str, content: bytes, sent: list[tuple[str, list[str], int]] = sent) -> bytes:
             if node == f"node-{LAST}":
-                letter = wire.read(content, most=2**26)
+                letter = wire.read_letter(content, most=2**26)
                 sent.append((letter.kind, sorted(letter.body), len(content)))
             return content
 

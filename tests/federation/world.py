@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from federation.sites import Carrier, places_for
+from quietsum import wire
 from quietsum.federation.messages import Federation
 from quietsum.federation.remote.coordinator import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
@@ -15,7 +16,6 @@ from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.party import wire
 from quietsum.party.policy import UnitPolicy
 from quietsum.plan import ResolvedPlan, load_plan, resolve
 from quietsum.tasks import task_of
@@ -69,7 +69,7 @@ class Timed(Carrier):
 
 
 def kind_of(content: bytes) -> str:
-    return wire.read(content, most=2**26).kind
+    return wire.read_letter(content, most=2**26).kind
 
 
 class World:
@@ -135,7 +135,7 @@ class World:
         """``name`` sends something else than its replies of this ``kind``."""
 
         def spoil(node: str, reply: bytes) -> bytes | None:
-            letter = wire.read(reply, most=2**26)
+            letter = wire.read_letter(reply, most=2**26)
             return change(letter, reply) if node == f"node-{name}" and letter.kind == kind else reply
 
         self.carrier.spoil = spoil
@@ -149,7 +149,7 @@ class World:
             "vector": letter.vector,
             **changes,
         }
-        return wire.write(
+        return wire.write_letter(
             values["kind"], values["body"], self.services[name].books.ledger, answers=values["answers"],
             vector=values["vector"],
         )[0]  # fmt: skip

@@ -59,14 +59,13 @@ class Inside:
     """All that these tests need of the modules: where one of them moves, this is the place to follow it."""
 
     def __init__(self) -> None:
-        from quietsum import errors
+        from quietsum import errors, wire
         from quietsum.alerts import settings
         from quietsum.analytics.tables import question_keys
         from quietsum.cli import app as commands
         from quietsum.defence.validation.schema_file import schema_keys
         from quietsum.federation import watch
         from quietsum.ledger import Ledger
-        from quietsum.party import wire
         from quietsum.party.policy_file import policy_keys
         from quietsum.plan.text import files as plans
         from quietsum.privacy import events
@@ -160,7 +159,7 @@ def _messages() -> dict[str, Any]:
     """How a message between machines begins, and a frame of secure aggregation: both are written here."""
     inside = Inside()
     with tempfile.TemporaryDirectory() as folder, inside.ledger.open(Path(folder) / "ledger.db", create=True) as ledger:
-        letter, _ = inside.wire.write("hello", {}, ledger, payload=b"more")
+        letter, _ = inside.wire.write_letter("hello", {}, ledger, payload=b"more")
     header, _ = json.JSONDecoder().raw_decode(letter[10:].decode("latin-1"))
     frames = inside.frames
     frame = frames.write(

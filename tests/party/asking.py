@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from quietsum import wire
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore
-from quietsum.party import wire
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName, UnitPolicy
 from quietsum.party.service import SiteService
@@ -128,7 +128,7 @@ class Server:
         self.ledger = ledger or fresh()
 
     def write(self, kind: str, body: Mapping[str, Any], vector: np.ndarray | None = None, **more: Any) -> bytes:
-        return wire.write(kind, body, self.ledger, vector=vector, **{"to": "north", **more})[0]
+        return wire.write_letter(kind, body, self.ledger, vector=vector, **{"to": "north", **more})[0]
 
     def say(self, place: Place, kind: str, body: Mapping[str, Any], vector: Any = None, **more: Any) -> wire.Letter:
         return hear(place, self.write(kind, body, vector, **more))
@@ -154,7 +154,7 @@ class Server:
 def hear(place: Place, content: bytes) -> wire.Letter:
     reply = place.service.answer(content)
     SENT.append(reply)
-    return wire.read(reply, most=2**22)
+    return wire.read_letter(reply, most=2**22)
 
 
 def reason(letter: wire.Letter, kind: str = "refused") -> str:
@@ -189,7 +189,7 @@ def searched() -> None:
     assert SENT, "a test that hears no site shows nothing"
     for reply in SENT:
         assert b'"epsilon"' not in reply
-        letter = wire.read(reply, most=2**22)
+        letter = wire.read_letter(reply, most=2**22)
         header = reply[10 : 10 + int.from_bytes(reply[6:10], "big")].decode()
         if not str(letter.body.get("reason", "")).startswith(("the policy of north refuses", "the plan that came")):
             assert not re.search("ε = [0-9]", header), letter.body

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from party.asking import FACTS, RECORD, SENT, STYLES, Place, Server, Watched, plan, policy, reason, searched
+from quietsum import wire
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.party import wire
 from quietsum.party.data import DataCheck, waited_for
 from quietsum.party.policy import Policy, SiteData
 from quietsum.party.refusing import Refused

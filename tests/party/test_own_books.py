@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from party.asking import MODEL, RECORD, UNIT, Place, Server, body_of, hear, plan, policy, reason
+from quietsum import wire
 from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
-from quietsum.party import books, wire
+from quietsum.party import books
 from quietsum.party.books import SiteBooks
 from quietsum.party.policy import AllowedTask, Rules, SiteDataset, SiteName
 from quietsum.party.refusing import NOT_BOOKED
@@ -270,7 +271,7 @@ def test_a_refusal_of_what_another_process_has_just_reserved_is_none(monkeypatch
 
     def overtaken(self: object, letter: object) -> bool:
         found = honest(self, letter)  # type: ignore[arg-type]
-        assert wire.read(first.answer(content), most=2**22).kind == "update"
+        assert wire.read_letter(first.answer(content), most=2**22).kind == "update"
         return found
 
     monkeypatch.setattr(type(second), "_reserved", overtaken)

@@ -33,12 +33,12 @@ from party.asking import (
     reason,
     searched,
 )
+from quietsum import wire
 from quietsum.errors import DataMissing, LedgerBroken, PlanRefused
 from quietsum.ledger import Charge, Ledger
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore, Row, StoreFailed
-from quietsum.party import wire
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Rules
 from quietsum.party.refusing import NOT_BOOKED
@@ -467,7 +467,7 @@ class Panic(BaseException):
     """What libraries written in Rust raise: no Exception."""
 
 
-FAILS = (ValueError, MemoryError, SystemExit, DataMissing, StoreFailed, LedgerBroken, wire.Unreadable, Panic)
+FAILS = (ValueError, MemoryError, SystemExit, DataMissing, StoreFailed, LedgerBroken, wire.UnreadableLetter, Panic)
 
 
 @pytest.mark.parametrize("style", ["sample", "user", "hybrid", "party"])

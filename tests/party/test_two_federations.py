@@ -41,7 +41,7 @@ class Federation:
 
     def _say(self, kind: str, body: dict[str, object], vector: object, server: Server | None) -> wire.Letter:
         content = (server or self.server).write(kind, body, vector)  # type: ignore[arg-type]
-        return wire.read(self.service.answer(content), most=2**22)
+        return wire.read_letter(self.service.answer(content), most=2**22)
 
 
 def two(first: Path, second: Path) -> tuple[Federation, Federation]:
@@ -123,6 +123,6 @@ def test_two_names_for_one_dataset_are_one_too_many(tmp_path: Path) -> None:
     facts = (dataclasses.replace(FACTS[0], name="basel"), FACTS[1])
     resolved = resolve(plan().plan, facts, 3)
     body = {"run": "spring", "resolved": resolved_to(resolved)}
-    letter = wire.read(other.service.answer(other.server.write("enrol", body, to="basel")), most=2**22)
+    letter = wire.read_letter(other.service.answer(other.server.write("enrol", body, to="basel")), most=2**22)
     assert reason(letter) == NOT_BOOKED and [book.party for book in one.ledger.lifetime()] == ["north"]
     assert one.train(plan(), 1).kind == "update"

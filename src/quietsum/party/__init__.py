@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         status_of as status_of,
     )
     from quietsum.party.trial import own_task as own_task, tried as tried
-    from quietsum.party.wire import identity_message as identity_message
     from quietsum.party.work import (
         AnsweredBefore as AnsweredBefore,
         NotTouched as NotTouched,

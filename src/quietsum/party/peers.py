@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -21,8 +20,9 @@ from quietsum.errors import QuietsumError
 from quietsum.ledger import VerifyingKey, message_to_sign
 from quietsum.party.secure import absent
 from quietsum.secagg import Identity
+from quietsum.wire import Signer
 
-__all__ = ["Signs", "UnknownPeer", "certificate", "identity_of", "key_in", "peers_of"]
+__all__ = ["UnknownPeer", "certificate", "identity_of", "key_in", "peers_of"]
 
 _SEED = b"quietsum: the key of this ledger's site in sessions of secure aggregation"
 
@@ -31,21 +31,13 @@ class UnknownPeer(QuietsumError):
     """Somebody in the cohort is not who this site knows."""
 
 
-class Signs(Protocol):
-    """What is asked of a ledger."""
-
-    def sign(self, message: bytes) -> str:
-        """Its signature in hexadecimal; the same for the same message (RFC 8032)."""
-        ...
-
-
-def identity_of(ledger: Signs) -> Identity:
+def identity_of(ledger: Signer) -> Identity:
     """The site's identity in secure rounds: as lasting, and as secret, as the key of its ledger."""
     seed = hashlib.sha256(b"quietsum-secure-seed-1\n" + bytes.fromhex(ledger.sign(_SEED))).digest()
     return Identity(Ed25519PrivateKey.from_private_bytes(seed))
 
 
-def certificate(ledger: Signs, public_key: str, party: str, identity: Identity) -> dict[str, str]:
+def certificate(ledger: Signer, public_key: str, party: str, identity: Identity) -> dict[str, str]:
     """The ledger's word for ``identity``; ``public_key`` is the ledger's own, in hexadecimal."""
     key = identity.public.hex()
     return {"key": key, "ledger": public_key, "signature": ledger.sign(_statement(party, key))}

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
+from quietsum import wire
 from quietsum.errors import (
     BudgetExhausted,
     CorruptState,
@@ -33,7 +34,6 @@ from quietsum.errors import (
 from quietsum.failpoints import reach
 from quietsum.ledger import Clock, Ledger, StoreFailed, check_succession, label, system_clock
 from quietsum.mechanisms import system_randomness
-from quietsum.party import wire
 from quietsum.party.books import SiteBooks, name_in_books, resolved_from, resolved_to
 from quietsum.party.data import DataCheck
 from quietsum.party.peers import UnknownPeer, certificate, identity_of, peers_of
@@ -52,7 +52,6 @@ from quietsum.party.refusing import (
 )
 from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
 from quietsum.party.trial import Enrolled, own_task, tried
-from quietsum.party.wire import identity_message
 from quietsum.party.work import NotTouched, Site, Task, look_for_data
 from quietsum.secagg import DRAWING, Adversary, Policy as Insists, Reason, Refused as Unwilling, Step
 
@@ -133,8 +132,8 @@ class SiteService:
 
     def _replied(self, content: bytes) -> bytes:
         try:
-            letter = wire.read(content, most=self.policy.rules.largest_message)
-        except wire.Unreadable as error:
+            letter = wire.read_letter(content, most=self.policy.rules.largest_message)
+        except wire.UnreadableLetter as error:
             self._say("unread", "a message was left unread: %s", error)
             return self._written("unreadable", {"reason": str(error)})
         try:
@@ -263,7 +262,7 @@ class SiteService:
     def _hello(self, letter: wire.Letter) -> bytes:
         body = {"party": self.policy.name, "session": self._session, "signature": ""}
         if self._node_key is not None:
-            message = identity_message(letter.digest, self.policy.name, self._ledger.identity.public_key)
+            message = wire.node_statement(letter.digest, self.policy.name, self._ledger.identity.public_key)
             body["signature"] = self._node_key(message).hex()
         return self._reply(letter, "here", body)
 
@@ -635,7 +634,9 @@ class SiteService:
     ) -> bytes:
         knows = None if letter is None else self.books.last_seen(letter.sender.ledger)
         answers = "" if letter is None else letter.digest
-        return wire.write(kind, body, self._ledger, knows=knows, answers=answers, vector=vector, payload=payload)[0]
+        return wire.write_letter(
+            kind, body, self._ledger, knows=knows, answers=answers, vector=vector, payload=payload
+        )[0]
 
 
 def _digest(body: Mapping[str, Any], name: str) -> str:

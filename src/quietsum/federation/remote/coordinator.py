@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
+from quietsum import wire
 from quietsum.aggregation import Fold
 from quietsum.errors import CorruptState, LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
@@ -36,7 +37,6 @@ from quietsum.party import (
     resolved_to,
     site_charges,
     too_large,
-    wire,
 )
 from quietsum.plan import ResolvedPlan, fewest_groups
 from quietsum.secagg import Step
@@ -353,17 +353,17 @@ class RemoteFederation:
             asked = sent.kind == "train" or (sent.kind == "enrol" and asking is not None)
             return lost(sent, "its reply did not arrive") if asked else None
         try:
-            letter = wire.read(arrival.content, most=self._most)
+            letter = wire.read_letter(arrival.content, most=self._most)
             if letter.kind == "unreadable" and not letter.answers:
-                raise wire.Unreadable(f"it could not read the {sent.kind}: {reason_of(letter)}")
+                raise wire.UnreadableLetter(f"it could not read the {sent.kind}: {reason_of(letter)}")
             if letter.answers != sent.digest:
-                raise wire.Unreadable("it answers another request")
+                raise wire.UnreadableLetter("it answers another request")
             if too_large(letter.body):
-                raise wire.Unreadable(TOO_LARGE)
+                raise wire.UnreadableLetter(TOO_LARGE)
             door.check_ours(letter)
             found = self._heard(letter, sent, asking)
             return None if found is None else Found(party=sent.party, reply=found)
-        except (wire.Unreadable, CorruptState) as error:
+        except (wire.UnreadableLetter, CorruptState) as error:
             who = sent.party or f"node {sent.node}"
             anew = self._said.anew(f"{sent.kind} {who}", str(error)) or sent.kind != "hello"  # greetings come often
             log.log(logging.WARNING if anew else logging.DEBUG, "a reply of %s is left out: %s", who, error)
@@ -398,23 +398,23 @@ class RemoteFederation:
             return self._answer(letter, party, asking, asking.question)
         if sent.kind == "farewell" and letter.kind == "noted":
             return None
-        raise wire.Unreadable(f"a {letter.kind[:20]!r} is no reply to a {sent.kind}")
+        raise wire.UnreadableLetter(f"a {letter.kind[:20]!r} is no reply to a {sent.kind}")
 
     def _update(self, letter: wire.Letter, party: str, asking: Asking) -> Reply:
         request, body = asking.request, letter.body
         if (body.get("round"), body.get("attempt")) != (request.round, request.attempt) or letter.vector is None:
-            raise wire.Unreadable("it is not about this round")
+            raise wire.UnreadableLetter("it is not about this round")
         if _charged(letter) != asking.expected[party]:
-            raise wire.Unreadable("it charged other events than the plan says")
+            raise wire.UnreadableLetter("it charged other events than the plan says")
         return Update(party=party, delta=letter.vector)
 
     def _answer(self, letter: wire.Letter, party: str, asking: Asking, question: Question) -> Answer:
         request, body = asking.request, letter.body
         told = body.get("round"), body.get("attempt"), body.get("step")
         if told != (request.round, request.attempt, question.step.name.lower()) or not letter.payload:
-            raise wire.Unreadable("it is not about this step")
+            raise wire.UnreadableLetter("it is not about this step")
         if question.step is Step.SHARES and _charged(letter) != asking.expected[party]:
-            raise wire.Unreadable("it charged other events than the plan says")
+            raise wire.UnreadableLetter("it charged other events than the plan says")
         return Answer(party=party, content=letter.payload)
 
     def _certify(self, letter: wire.Letter, party: str) -> None:
@@ -424,16 +424,16 @@ class RemoteFederation:
         try:
             _, ledger = key_in(letter.body.get("identity"), party)
         except UnknownPeer as error:
-            raise wire.Unreadable(str(error)) from None
+            raise wire.UnreadableLetter(str(error)) from None
         if ledger.hex != letter.sender.public_key:
-            raise wire.Unreadable("the key that it shows for secure rounds is vouched for by another ledger")
+            raise wire.UnreadableLetter("the key that it shows for secure rounds is vouched for by another ledger")
         self._certificates[party] = letter.body["identity"]
 
     def _check_enrolment(self, letter: wire.Letter, party: str) -> None:
         """A site that pays for the whole plan when it enrols has charged what the plan says, amplified or not."""
         resolved, told = self._joined[1], _charged(letter)
         if told not in {charges_digest(enrolment_charges(resolved, party, trusting=trust)) for trust in (True, False)}:
-            raise wire.Unreadable("it enrolled with other events than the plan says")
+            raise wire.UnreadableLetter("it enrolled with other events than the plan says")
 
 
 def _needed(resolved: ResolvedPlan) -> int:
@@ -450,4 +450,4 @@ def _charged(letter: wire.Letter) -> str:
     try:
         return charges_digest([Charge.from_dict(values) for values in letter.body["charges"]])
     except (QuietsumError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-        raise wire.Unreadable("its charges cannot be read") from None
+        raise wire.UnreadableLetter("its charges cannot be read") from None

@@ -15,11 +15,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from quietsum import wire
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.federation.remote.exchange import Known, Sent, reason_of
 from quietsum.federation.remote.transport import Arrival, Transport
 from quietsum.ledger import Ledger, Testimony, check_succession
-from quietsum.party import identity_message, wire
 
 __all__ = ["AGAIN", "NAP", "Doorway", "NodeAccepts"]
 
@@ -118,7 +118,9 @@ class Doorway:
         """Send a signed letter with our newest head, and with the newest that we have kept of who gets it."""
         site = self.known.get(party)
         knows = self.heads.get(party or self._claims.get(node, ""))
-        content, digest = wire.write(kind, body, self._ledger, to=party, knows=knows, vector=vector, payload=payload)
+        content, digest = wire.write_letter(
+            kind, body, self._ledger, to=party, knows=knows, vector=vector, payload=payload
+        )
         where = site.node if site is not None else node
         try:
             message = self._transport.send(where, content, lasting=lasting)
@@ -175,18 +177,18 @@ class Doorway:
             return
         party, session = letter.body.get("party"), letter.body.get("session")
         if letter.kind != "here" or not isinstance(party, str) or not isinstance(session, str):
-            raise wire.Unreadable("it is no answer to a greeting")
+            raise wire.UnreadableLetter("it is no answer to a greeting")
         if party not in self.parties:
             log.info("node %s is %r, which is not in this plan", sent.node, party[:60])
             return
         if self._roster is not None:
-            message = identity_message(sent.digest, party, letter.sender.public_key)
+            message = wire.node_statement(sent.digest, party, letter.sender.public_key)
             try:
                 genuine = self._roster[party](bytes.fromhex(letter.body.get("signature", "")), message)
             except (ValueError, TypeError, LookupError):
                 genuine = False
             if not genuine:
-                raise wire.Unreadable(f"node {sent.node} says that it is {party}, and its node key does not")
+                raise wire.UnreadableLetter(f"node {sent.node} says that it is {party}, and its node key does not")
         known = self.known.get(party)
         if known is not None and (known.node, known.session) == (sent.node, session):
             return  # it may have been overtaken by what was sent after it

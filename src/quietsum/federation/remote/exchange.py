@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, final
 
+from quietsum import wire
 from quietsum.federation.messages import Answer, Lost, Question, Reply, TrainRequest
-from quietsum.party import wire
 
 __all__ = ["Asking", "Found", "Known", "Sent", "lost", "reason_of"]
 

@@ -2,7 +2,7 @@
 
 A transport knows nothing of rounds, models or budgets. It may lose, delay, repeat or reorder what it carries, and may
 hand over what nobody of ours has sent; whoever receives checks signatures, sizes and keys
-(:mod:`quietsum.party.wire`). What it must never do is to block longer than it was told: a round ends on time, also
+(:mod:`quietsum.wire`). What it must never do is to block longer than it was told: a round ends on time, also
 where a site dies in the middle of its upload.
 """
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from quietsum import wire
 from quietsum.errors import InvalidParameter
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.encoding import canonical
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore
-from quietsum.party import wire
 
 MOST = 2**22
 START = len(wire.MAGIC) + 4
@@ -35,7 +35,7 @@ LEDGER, OTHER = ledger(), ledger()
 
 def message(**changes: Any) -> bytes:
     values: dict[str, Any] = {"knows": OTHER.testimony(), "vector": VECTOR, **changes}
-    return wire.write("train", {"run": "first", "round": 1}, LEDGER, **values)[0]
+    return wire.write_letter("train", {"run": "first", "round": 1}, LEDGER, **values)[0]
 
 
 MESSAGE = message()
@@ -59,8 +59,8 @@ def with_header(change: Callable[[dict[str, Any]], object], raw: bytes = VECTOR.
 
 
 def refused(content: Any, most: int = MOST) -> str:
-    with pytest.raises(wire.Unreadable) as error:
-        wire.read(content, most=most)
+    with pytest.raises(wire.UnreadableLetter) as error:
+        wire.read_letter(content, most=most)
     return str(error.value)
 
 
@@ -68,32 +68,32 @@ def refused(content: Any, most: int = MOST) -> str:
 
 
 def test_what_was_written_is_read_back() -> None:
-    content, digest = wire.write("update", {"a": [1, 0.1, None, "ü"]}, LEDGER, answers="0" * 64, vector=VECTOR)
-    letter = wire.read(content, most=len(content))
+    content, digest = wire.write_letter("update", {"a": [1, 0.1, None, "ü"]}, LEDGER, answers="0" * 64, vector=VECTOR)
+    letter = wire.read_letter(content, most=len(content))
     assert (letter.kind, letter.body, letter.answers) == ("update", {"a": [1, 0.1, None, "ü"]}, "0" * 64)
     assert letter.sender == LEDGER.testimony() and letter.knows is None
     assert letter.digest == digest and letter.vector is not None
     np.testing.assert_array_equal(letter.vector, VECTOR)
-    known = wire.read(MESSAGE, most=MOST)
+    known = wire.read_letter(MESSAGE, most=MOST)
     assert known.knows == OTHER.testimony() and known.id != letter.id
-    assert wire.read(message(vector=None), most=MOST).vector is None
-    assert wire.read(message(vector=np.zeros(0)), most=MOST).vector is not None
+    assert wire.read_letter(message(vector=None), most=MOST).vector is None
+    assert wire.read_letter(message(vector=np.zeros(0)), most=MOST).vector is not None
 
 
 def test_the_control_a_changed_header_that_is_signed_again_is_read() -> None:
-    letter = wire.read(with_header(lambda values: values.update(kind="hello")), most=MOST)
-    assert letter.kind == "hello" and letter.digest != wire.read(MESSAGE, most=MOST).digest
+    letter = wire.read_letter(with_header(lambda values: values.update(kind="hello")), most=MOST)
+    assert letter.kind == "hello" and letter.digest != wire.read_letter(MESSAGE, most=MOST).digest
 
 
 def test_a_vector_is_read_as_a_copy_that_can_be_written() -> None:
     content = bytearray(MESSAGE)
-    letter = wire.read(bytes(content), most=MOST)
+    letter = wire.read_letter(bytes(content), most=MOST)
     assert letter.vector is not None and letter.vector.flags.writeable and letter.vector.flags.aligned
 
 
 def test_a_header_that_is_too_long_is_not_written() -> None:
     with pytest.raises(InvalidParameter, match="too long for a message"):
-        wire.write("train", {"run": "x" * wire.LARGEST_HEADER}, LEDGER)
+        wire.write_letter("train", {"run": "x" * wire.LARGEST_HEADER}, LEDGER)
 
 
 def test_as_many_sites_fit_into_a_plan_that_travels_as_is_said() -> None:
@@ -101,10 +101,10 @@ def test_as_many_sites_fit_into_a_plan_that_travels_as_is_said() -> None:
     facts = {"name": "hospital-00000", "dataset": "heart-00000", "size": 100_000, "public": "", "holder": ""}
     why = {"public": "the open data set of the university hospital, published under CC BY 4.0"}
     for parties in ([facts] * 10_000, [facts | why] * 5_000):
-        content, _ = wire.write("enrol", {"resolved": {"parties": parties}}, LEDGER)
-        assert wire.read(content, most=MOST).kind == "enrol"
+        content, _ = wire.write_letter("enrol", {"resolved": {"parties": parties}}, LEDGER)
+        assert wire.read_letter(content, most=MOST).kind == "enrol"
     with pytest.raises(InvalidParameter, match="take fewer sites into the plan"):
-        wire.write("enrol", {"resolved": {"parties": [facts | why] * 10_000}}, LEDGER)
+        wire.write_letter("enrol", {"resolved": {"parties": [facts | why] * 10_000}}, LEDGER)
 
 
 # ----------------------------------------------------------------------------------------------- cut and altered
@@ -153,7 +153,7 @@ def test_a_header_with_any_other_value_is_read_or_unreadable(name: str, value: A
         return
     free = name in ("kind", "id", "answers") and isinstance(value, str)
     if free or (name == "body" and isinstance(value, dict)) or (name == "knows" and value is None):
-        wire.read(content, most=MOST)
+        wire.read_letter(content, most=MOST)
     elif header_of(MESSAGE)[name] != value or type(header_of(MESSAGE)[name]) is not type(value):
         refused(content)
 
@@ -210,7 +210,7 @@ def loose(text: str) -> list[str]:
 
 def test_a_header_that_is_not_canonical_is_unreadable() -> None:
     text = canonical(header_of(MESSAGE))
-    wire.read(signed(text.encode(), VECTOR.tobytes()), most=MOST)  # the control
+    wire.read_letter(signed(text.encode(), VECTOR.tobytes()), most=MOST)  # the control
     for other in loose(text):
         assert other != text
         assert refused(signed(other.encode(), VECTOR.tobytes())) == "its header is not canonical JSON"
@@ -228,7 +228,7 @@ def test_deep_nesting_is_unreadable() -> None:
 
 def test_more_bytes_than_allowed_are_not_looked_at() -> None:
     assert refused(MESSAGE, most=len(MESSAGE) - 1).endswith("are allowed")
-    wire.read(MESSAGE, most=len(MESSAGE))
+    wire.read_letter(MESSAGE, most=len(MESSAGE))
 
 
 @pytest.mark.parametrize("length", [wire.LARGEST_HEADER + 1, 2**32 - 1])
@@ -261,7 +261,7 @@ def test_a_header_made_to_grow_is_bounded(part: bytes) -> None:
 
 def test_a_vector_is_copied_once() -> None:
     content = message(vector=np.ones(2**20))
-    assert peak(lambda: wire.read(content, most=2**24)) < 1.25 * len(content)
+    assert peak(lambda: wire.read_letter(content, most=2**24)) < 1.25 * len(content)
 
 
 def test_a_long_vector_that_was_not_signed_is_not_copied() -> None:
@@ -278,7 +278,7 @@ def vector_message(raw: bytes, **header: Any) -> bytes:
 
 
 def test_vectors_are_what_the_header_says() -> None:
-    wire.read(vector_message(VECTOR.tobytes()), most=MOST)  # the control
+    wire.read_letter(vector_message(VECTOR.tobytes()), most=MOST)  # the control
     assert "not those that were signed" in refused(vector_message(bytes(12)))
     assert "not those that were signed" in refused(vector_message(bytes(16), vector="0" * 64))
     assert "cut off" in refused(vector_message(bytes(16), length=8))
@@ -341,7 +341,7 @@ def test_a_head_cannot_be_signed_as_a_message() -> None:
 
 def test_a_message_of_a_ledger_on_disk_is_read(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "ledger.db", create=True) as own:
-        letter = wire.read(wire.write("hello", {}, own)[0], most=MOST)
+        letter = wire.read_letter(wire.write_letter("hello", {}, own)[0], most=MOST)
         assert letter.sender.ledger == own.identity.ledger
 
 
@@ -350,17 +350,17 @@ def test_a_message_of_a_ledger_on_disk_is_read(tmp_path: Path) -> None:
 
 def test_a_payload_travels_beside_a_vector_and_is_covered_by_the_signature() -> None:
     content = message(payload=b"masked bytes")
-    letter = wire.read(content, most=MOST)
+    letter = wire.read_letter(content, most=MOST)
     assert letter.payload == b"masked bytes" and letter.vector is not None
     np.testing.assert_array_equal(letter.vector, VECTOR)
-    assert wire.read(message(vector=None, payload=b"x"), most=MOST).payload == b"x"
+    assert wire.read_letter(message(vector=None, payload=b"x"), most=MOST).payload == b"x"
     assert refused(content[:-1] + b"?") == "its payload is not the one that was signed"
     assert refused(content[:-1]) and refused(content + b"more")
 
 
 def test_a_message_without_a_payload_has_the_fields_that_it_always_had() -> None:
     assert set(header_of(MESSAGE)) == wire._FIELDS
-    assert wire.read(MESSAGE, most=MOST).payload == b""
+    assert wire.read_letter(MESSAGE, most=MOST).payload == b""
 
 
 @pytest.mark.parametrize(
