@@ -7,7 +7,6 @@ each of them into one sentence and an exit code; it never shows a traceback for 
 from __future__ import annotations
 
 import errno
-import math
 import re
 from typing import Any, ClassVar
 
@@ -155,62 +154,3 @@ def may_pass(error: OSError) -> bool:
     """Whether the system's refusal may be over without anybody changing a word: a full disk, a port that is taken."""
     passing = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EADDRINUSE)
     return error.errno in passing
-
-
-def finite_number(parameter: str, value: object, remedy: str = "pass a finite number") -> float:
-    """``value`` as a float, or an :class:`InvalidParameter` when it is no finite real number."""
-    kind = getattr(getattr(value, "dtype", None), "kind", "")  # numpy's bool and complex convert all too willingly
-    if isinstance(value, bool) or kind in ("b", "c") or not hasattr(value, "__float__"):
-        raise InvalidParameter(parameter, value, "is not a number", remedy)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidParameter(parameter, value, "is not a number", remedy) from None
-    if not math.isfinite(number):
-        raise InvalidParameter(parameter, value, "is not finite", remedy)
-    return number
-
-
-def positive(parameter: str, value: object, remedy: str = "pass a positive number") -> float:
-    """``value`` as a float above zero."""
-    number = finite_number(parameter, value, remedy)
-    if number <= 0:
-        raise InvalidParameter(parameter, value, "must be greater than 0", remedy)
-    return number
-
-
-def non_negative(parameter: str, value: object, remedy: str = "pass zero or a positive number") -> float:
-    """``value`` as a float of at least zero."""
-    number = finite_number(parameter, value, remedy)
-    if number < 0:
-        raise InvalidParameter(parameter, value, "must not be negative", remedy)
-    return number
-
-
-def probability(parameter: str, value: object, remedy: str = "pass a number between 0 and 1") -> float:
-    """``value`` as a float in [0, 1]."""
-    number = finite_number(parameter, value, remedy)
-    if not 0 <= number <= 1:
-        raise InvalidParameter(parameter, value, "must lie in [0, 1]", remedy)
-    return number
-
-
-def open_probability(
-    parameter: str, value: object, remedy: str = "for delta, choose at most 1 / (10 n) for n protected units"
-) -> float:
-    """``value`` as a float strictly between 0 and 1."""
-    number = finite_number(parameter, value, remedy)
-    if not 0 < number < 1:
-        raise InvalidParameter(parameter, value, "must lie strictly between 0 and 1", remedy)
-    return number
-
-
-def whole_number(parameter: str, value: object, minimum: int = 0, remedy: str = "") -> int:
-    """``value`` as an int of at least ``minimum``; 3.0 is accepted, 3.5 and True are not."""
-    remedy = remedy or f"pass a whole number of at least {minimum}"
-    number = finite_number(parameter, value, remedy)
-    if number != int(number):
-        raise InvalidParameter(parameter, value, "is not a whole number", remedy)
-    if int(number) < minimum:
-        raise InvalidParameter(parameter, value, f"must be at least {minimum}", remedy)
-    return value if isinstance(value, int) else int(number)

@@ -20,9 +20,10 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import FixedSizeSampled, Neighbours, PoissonSampled, PrivacyEvent
+from quietsum.validate import probability, whole_number
 
 __all__ = ["Everyone", "FixedSize", "Poisson", "Sampling"]
 

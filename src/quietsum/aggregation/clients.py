@@ -26,8 +26,9 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.fold import Combined, Vector, problem_with_update, refuse_twice, usable_rows
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import ClippedSum, Mode, QuantileRule, RandomSource, Vectors, within
+from quietsum.validate import positive, whole_number
 
 __all__ = ["ClientState", "ClientSum"]
 

@@ -22,8 +22,9 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.fold import Combined, Vector, length_of, problem_with_update, refuse_twice, usable_rows
-from quietsum.errors import InvalidParameter, TooFewParties, positive, whole_number
+from quietsum.errors import InvalidParameter, TooFewParties
 from quietsum.mechanisms import RandomSource
+from quietsum.validate import positive, whole_number
 
 __all__ = ["State", "WeightedMean"]
 

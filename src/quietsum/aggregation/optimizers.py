@@ -29,7 +29,8 @@ from typing import Protocol, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import CorruptState, InvalidParameter, non_negative, positive
+from quietsum.errors import CorruptState, InvalidParameter
+from quietsum.validate import non_negative, positive
 
 __all__ = [
     "CLIP",

@@ -19,7 +19,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import InvalidParameter, printable, whole_number
+from quietsum.errors import InvalidParameter, printable
+from quietsum.validate import whole_number
 
 __all__ = ["SCORES", "Alert", "Audience", "Kind", "Severity", "Subject", "as_number", "for_others", "hash_of", "moment"]
 

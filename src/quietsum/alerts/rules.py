@@ -28,7 +28,8 @@ from typing import Any, final
 
 from quietsum.alerts.alert import SCORES, Alert, Kind, Severity, Subject, as_number
 from quietsum.alerts.fields import key
-from quietsum.errors import InvalidParameter, finite_number, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import finite_number, positive, probability, whole_number
 
 __all__ = ["BudgetFact", "Course", "RoundFact", "Thresholds", "finding", "ledger_broken", "refused"]
 

@@ -22,7 +22,8 @@ from typing import Any, Protocol, Self, final
 from quietsum.alerts.alert import Alert, Audience, Kind, for_others
 from quietsum.alerts.fields import key
 from quietsum.alerts.sinks import Refusal, Sink, Terminal
-from quietsum.errors import positive, printable, whole_number
+from quietsum.errors import printable
+from quietsum.validate import positive, whole_number
 
 __all__ = ["Keeps", "Limits", "Sender"]
 

@@ -30,7 +30,8 @@ from quietsum.alerts.alert import Alert, Audience, Severity
 from quietsum.alerts.connection import Connection, Encrypting
 from quietsum.alerts.fields import MUST, OTHERS, WARNING, key
 from quietsum.alerts.sinks import Refusal, line_of
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import positive, whole_number
 
 __all__ = ["Email", "EmailSettings", "Webhook", "WebhookSettings"]
 

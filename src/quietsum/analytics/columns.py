@@ -27,7 +27,8 @@ from typing import Any, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.errors import InvalidParameter, finite_number, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import finite_number, whole_number
 
 __all__ = ["KINDS", "MOST_CELLS", "Column"]
 

@@ -41,14 +41,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 from quietsum.analytics.columns import Column
-from quietsum.errors import (
-    InvalidParameter,
-    finite_number,
-    open_probability,
-    positive,
-    whole_number,
-)
+from quietsum.errors import InvalidParameter
 from quietsum.plan import LifetimePlan, Options
+from quietsum.validate import finite_number, open_probability, positive, whole_number
 
 __all__ = [
     "ASKED",

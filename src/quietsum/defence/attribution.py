@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any, final
 
-from quietsum.errors import open_probability, whole_number
+from quietsum.validate import open_probability, whole_number
 
 __all__ = ["Flag", "Rates", "Score", "scores"]
 

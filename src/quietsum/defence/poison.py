@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import probability, whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource

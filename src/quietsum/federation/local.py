@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     QUESTIONS,
@@ -56,6 +56,7 @@ from quietsum.party import (
 )
 from quietsum.secagg import Identity, Refused, Step, Terms
 from quietsum.tasks import FederatedTask, TrainsMany
+from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.plan import LocalOrders, ResolvedPlan

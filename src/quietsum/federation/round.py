@@ -38,7 +38,7 @@ from quietsum.aggregation import (
     server_optimizer,
 )
 from quietsum.defence import Detector, Finding
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties, positive
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
     CountsTime,
@@ -56,6 +56,7 @@ from quietsum.federation.watch import Found, PartyDropped, PartyRejected, RoundS
 from quietsum.mechanisms import QuantileRule
 from quietsum.plan import LARGEST, cohort_of, longest_update, noise_in_update
 from quietsum.privacy import PrivacyUnit
+from quietsum.validate import positive
 
 if TYPE_CHECKING:
     from quietsum.ledger import Charge, Ledger, Receipt

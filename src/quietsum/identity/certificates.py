@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import InvalidParameter, QuietsumError, Unreadable, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError, Unreadable
 from quietsum.identity.nodekeys import (
     NodeKey,
     content_of,
@@ -34,6 +34,7 @@ from quietsum.identity.nodekeys import (
     read_roster,
     require_private,
 )
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from cryptography import x509

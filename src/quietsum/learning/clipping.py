@@ -20,7 +20,7 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from quietsum.errors import positive
+from quietsum.validate import positive
 
 __all__ = ["Automatic", "Clip", "Flat", "FlatL1", "PerLayer"]
 

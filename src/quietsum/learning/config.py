@@ -18,7 +18,7 @@ import itertools
 import math
 from typing import Any, final
 
-from quietsum.errors import InvalidParameter, PlanRefused, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.learning.noise import DEFAULT_NOISE, LAWS, MODES
 from quietsum.learning.schedules import (
     Constant,
@@ -34,6 +34,7 @@ from quietsum.learning.schedules import (
 )
 from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING
 from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, Repeated, bounded_record_event
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["CLIPPINGS", "PrivacyConfig", "Spending", "TrainingPlan", "plan_training"]
 

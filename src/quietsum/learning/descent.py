@@ -21,9 +21,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.errors import InvalidParameter, non_negative, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import ClippedSum, RandomSource, Vectors
 from quietsum.sampling import Sampling
+from quietsum.validate import non_negative, positive, probability, whole_number
 
 __all__ = ["Differentiable", "Examples", "clipped_sum", "gradients_of", "private_steps"]
 

@@ -32,12 +32,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
 from quietsum.learning import chacha
 from quietsum.learning.chacha import KEY_BYTES
 from quietsum.learning.engines.protocol import LARGEST_BLOCK
 from quietsum.mechanisms import FAILURE_PER_DRAW, RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PrivacyEvent
+from quietsum.validate import positive
 
 __all__ = ["DEFAULT_NOISE", "LAWS", "MODES", "TorchNoise", "fast_laplace", "fast_normals", "float_margin"]
 

@@ -24,7 +24,8 @@ from typing import Protocol, TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from quietsum.errors import CorruptState, InvalidParameter, open_probability, positive, probability
+from quietsum.errors import CorruptState, InvalidParameter
+from quietsum.validate import open_probability, positive, probability
 
 __all__ = ["SGD", "Adam", "Averaged", "BoundOptimizer", "OptimizerKind", "optimizer_named"]
 

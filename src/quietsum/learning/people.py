@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent
 from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, accountant_for, person_event
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:  # torch is theirs: bounding people needs none
     from quietsum.learning.config import TrainingPlan

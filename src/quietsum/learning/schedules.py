@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent, positive, whole_number
+from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import (
     Composed,
     Gaussian,
@@ -34,6 +34,7 @@ from quietsum.privacy import (
     calibrate,
     calibrate_noise,
 )
+from quietsum.validate import positive, whole_number
 
 __all__ = [
     "Constant",

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import SteadyEngine
@@ -38,6 +38,7 @@ from quietsum.learning.noise import TorchNoise
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, PrivacyEvent
 from quietsum.sampling import Poisson
+from quietsum.validate import positive
 
 __all__ = ["PrivateStep", "ScaledClip", "ScaledLoss", "cross_entropy"]
 

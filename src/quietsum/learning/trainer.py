@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.alerts import Alerts, BudgetFact, Subject
-from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError, positive, whole_number
+from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
 from quietsum.learning.engines.batch_mixing import refuse_mixing
@@ -51,6 +51,7 @@ from quietsum.learning.wrapping import build_step, check_step
 from quietsum.ledger import PRICING, check_rows
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Guarantee
+from quietsum.validate import positive, whole_number
 
 __all__ = ["PrivateTrainer"]
 

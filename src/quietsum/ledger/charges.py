@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, final
 
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.ledger.chain.encoding import label
 from quietsum.privacy import (
     Budget,
@@ -28,6 +28,7 @@ from quietsum.privacy import (
     require_event,
     to_dict,
 )
+from quietsum.validate import probability, whole_number
 
 __all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "drawn_twice", "require_charges"]
 

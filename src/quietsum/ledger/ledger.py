@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, final
 
-from quietsum.errors import InvalidParameter, PlanRefused, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger.accounts import Reservation, RunState, check_raise, check_reason, rounds_of
 from quietsum.ledger.chain.encoding import canonical, digest, label, message_to_sign
 from quietsum.ledger.chain.entries import Entry, Kind, Receipt
@@ -29,6 +29,7 @@ from quietsum.ledger.state import BLIND
 from quietsum.ledger.stores.protocol import LedgerStore
 from quietsum.ledger.versions import corrections_due, is_due
 from quietsum.privacy import Budget, PrivacyUnit
+from quietsum.validate import positive, whole_number
 
 __all__ = ["Ledger"]
 

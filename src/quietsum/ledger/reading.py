@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
-from quietsum.errors import QuietsumError, whole_number
+from quietsum.errors import QuietsumError
 from quietsum.ledger.accounts import Accounts, RunState
 from quietsum.ledger.books import Book
 from quietsum.ledger.chain.encoding import head_message, label
@@ -26,6 +26,7 @@ from quietsum.ledger.stores.opening import sealed_to
 from quietsum.ledger.summaries import Identity, RunSummary, summary_of
 from quietsum.ledger.versions import Correction, corrections_due, is_due
 from quietsum.privacy import Budget, Guarantee, Observer, PrivacyUnit
+from quietsum.validate import whole_number
 
 __all__ = ["LedgerReading"]
 

@@ -36,8 +36,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import gammaincinv, log_ndtr, logsumexp, ndtr, stdtrit, xlogy
 
-from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import Diagnostic, gaussian_epsilon
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["BayesianDiagnostic", "GaussianPrior", "ObservedNorms", "Prior", "PrivacyLoss", "bayesian_loss"]
 

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import RandomSource, Shape, dimensions
 from quietsum.privacy import DiscreteGaussian, DiscreteLaplace
+from quietsum.validate import positive
 
 if TYPE_CHECKING:
     from quietsum.mechanisms.geometric import WideLaplace

@@ -31,11 +31,12 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.grid import LARGEST_NORM, SMALLEST_NORM, clip_rows, grid_rows
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy import Gaussian, Neighbours, log_gaussian_delta
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["LEAST_NOISE", "MOST_NOISE", "ClippedSum", "Mode", "Vectors", "least_noise"]
 

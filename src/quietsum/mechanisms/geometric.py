@@ -26,9 +26,10 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.discrete import BITS, LARGEST_LAPLACE_SCALE, Table, exponential
 from quietsum.mechanisms.rng import RandomSource, Shape, dimensions
+from quietsum.validate import positive
 
 __all__ = ["Geometric", "RoundedLaplaceNoise", "WideLaplace"]
 

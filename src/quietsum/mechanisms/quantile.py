@@ -28,8 +28,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, open_probability, positive
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import RandomSource
+from quietsum.validate import open_probability, positive
 
 __all__ = ["BOUNDS", "QuantileRule", "within"]
 

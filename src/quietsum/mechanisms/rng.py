@@ -30,8 +30,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from quietsum.errors import InvalidParameter, QuietsumError, probability, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.rounded import rounded_normals
+from quietsum.validate import probability, whole_number
 
 __all__ = [
     "RandomSource",

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
+from quietsum.validate import positive
 
 __all__ = ["FAILURE_PER_DRAW", "LARGEST_SCALE", "MARGIN", "rounded_normals", "tail_bits"]
 

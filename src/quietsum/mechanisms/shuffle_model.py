@@ -44,8 +44,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc
 
-from quietsum.errors import InvalidParameter, QuietsumError, finite_number, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.privacy import Guarantee, Neighbours, Observer, PrivacyUnit
+from quietsum.validate import finite_number, open_probability, positive, whole_number
 
 __all__ = ["ShuffledReports", "kary_blanket", "largest_local_epsilon", "shuffled_delta", "shuffled_epsilon"]
 

@@ -19,10 +19,11 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.discrete import BITS, Table
 from quietsum.mechanisms.rng import RandomSource, Shape
 from quietsum.mechanisms.wide import LARGEST_VARIANCE, LEAST_VARIANCE, WideSkellam
+from quietsum.validate import positive
 
 __all__ = ["SkellamNoise"]
 

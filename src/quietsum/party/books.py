@@ -478,9 +478,10 @@ def resolved_from(values: Mapping[str, Any]) -> ResolvedPlan:
     Its noise is taken as it stands: what it costs is computed by the site's ledger, not believed. The house's own
     refusals (:mod:`quietsum.plan.refusals`) are asked here again, by this side's copy.
     """
-    from quietsum.errors import QuietsumError, positive, whole_number
+    from quietsum.errors import QuietsumError
     from quietsum.ledger import budget_from
     from quietsum.plan import PartyFacts, Plan, ResolvedPlan, refusals
+    from quietsum.validate import positive, whole_number
 
     try:
         if set(values) != {"plan", "digest", "parties", "dimension", "record_noise", "client_noise", "limits"}:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, final
 from quietsum.aggregation import RULES
 from quietsum.alerts import Settings as Alerts
 from quietsum.analytics import TASK, promised
-from quietsum.errors import InvalidParameter, PlanRefused, non_negative, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import label
 from quietsum.party.questions import SiteQuestions, is_question
 from quietsum.plan import LAYERS, OFF, ON, Layer, units
 from quietsum.privacy import Budget, Neighbours, Observer, PrivacyUnit
+from quietsum.validate import non_negative, open_probability, positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.analytics import ASKED, TASK, Column, Question, check_questions
-from quietsum.errors import InvalidParameter, QuietsumError, positive
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.ledger import Kind
+from quietsum.validate import positive
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger

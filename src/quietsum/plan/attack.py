@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import final
 
-from quietsum.errors import InvalidParameter, finite_number, non_negative, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.plan.fields import MOST_ROUNDS, MOST_STEPS, chosen, count, maybe, names, store
+from quietsum.validate import finite_number, non_negative, probability, whole_number
 
 __all__ = ["ATTACK_DIRECTIONS", "ATTACK_KINDS", "ON_ROWS", "AttackPlan"]
 

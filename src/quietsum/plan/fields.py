@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import probability, whole_number
 
 __all__ = [
     "MOST_ROUNDS",

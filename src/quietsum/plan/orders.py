@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, final
 
-from quietsum.errors import non_negative, positive, whole_number
+from quietsum.validate import non_negative, positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import ClippedSum, DistributedNoise

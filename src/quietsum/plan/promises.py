@@ -10,9 +10,10 @@ import dataclasses
 import enum
 from typing import final
 
-from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.plan.fields import chosen, later, maybe, named, store
 from quietsum.privacy import Budget, Neighbours, PrivacyUnit
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["AdaptivePlan", "ClientPlan", "LifetimePlan", "PersonPlan", "PrivacyPlan", "RecordPlan", "Style"]
 

@@ -25,14 +25,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from quietsum.aggregation import BEFORE
-from quietsum.errors import (
-    InvalidParameter,
-    finite_number,
-    non_negative,
-    positive,
-    probability,
-    whole_number,
-)
+from quietsum.errors import InvalidParameter
 from quietsum.plan.attack import AttackPlan
 from quietsum.plan.fields import (
     MOST_ROUNDS,
@@ -57,6 +50,7 @@ from quietsum.plan.promises import (
     RecordPlan,
     Style,
 )
+from quietsum.validate import finite_number, non_negative, positive, probability, whole_number
 
 __all__ = [
     "MOST_ROUNDS",

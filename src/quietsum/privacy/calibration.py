@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.exact.near_gaussian import NearGaussianAccountant
@@ -21,6 +21,7 @@ from quietsum.privacy.pairs import has_only_moments
 from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.search import most_steps, smallest_parameter
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import open_probability, positive, probability, whole_number
 
 __all__ = [
     "Accounts",

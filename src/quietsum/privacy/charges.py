@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import final
 
-from quietsum.errors import InvalidParameter, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.privacy.events import Gaussian, PoissonSampled, PrivacyEvent
+from quietsum.validate import positive, probability, whole_number
 
 __all__ = ["RoundCharge", "charge_of", "gaussian_step"]
 

@@ -29,11 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent, non_negative, open_probability, positive
+from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import non_negative, open_probability, positive
 
 __all__ = ["ClassicalAccountant", "classical_gaussian_noise_multiplier"]
 

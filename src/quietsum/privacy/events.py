@@ -22,16 +22,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, final
 
-from quietsum.errors import (
-    CorruptState,
-    InvalidParameter,
-    QuietsumError,
-    finite_number,
-    non_negative,
-    positive,
-    probability,
-    whole_number,
-)
+from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
+from quietsum.validate import finite_number, non_negative, positive, probability, whole_number
 
 __all__ = [
     "VERSION",

@@ -10,7 +10,7 @@ import math
 
 from scipy.special import erfcx, log_ndtr
 
-from quietsum.errors import finite_number, open_probability, positive
+from quietsum.validate import finite_number, open_probability, positive
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "log_gaussian_delta"]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.privacy.events import (
     Composed,
     DiscreteGaussianSum,
@@ -30,6 +30,7 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import check_delta
 from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.units import PrivacyUnit
+from quietsum.validate import whole_number
 
 __all__ = ["bounded_record_event", "group_guarantee", "person_event"]
 

@@ -9,18 +9,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, NoReturn, final
 
-from quietsum.errors import (
-    CorruptState,
-    InvalidParameter,
-    MixedUnits,
-    QuietsumError,
-    finite_number,
-    open_probability,
-    positive,
-    probability,
-    whole_number,
-)
+from quietsum.errors import CorruptState, InvalidParameter, MixedUnits, QuietsumError
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import finite_number, open_probability, positive, probability, whole_number
 
 __all__ = ["Budget", "Guarantee"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from quietsum.errors import InvalidParameter, MixedUnits, open_probability, whole_number
+from quietsum.errors import InvalidParameter, MixedUnits
 from quietsum.privacy.events import PrivacyEvent, require_event
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.pairs import (
@@ -18,6 +18,7 @@ from quietsum.privacy.pairs import (
 )
 from quietsum.privacy.shuffled import ShuffledEpochs, shuffled_epochs
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import open_probability, whole_number
 
 __all__ = ["BOUNDED", "History"]
 

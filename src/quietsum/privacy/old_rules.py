@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, final
 
-from quietsum.errors import InvalidParameter, probability
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import events as ev
+from quietsum.validate import probability
 
 __all__ = ["SingleBatch", "by_old_rules"]
 

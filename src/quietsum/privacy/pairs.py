@@ -32,10 +32,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import final
 
-from quietsum.errors import MixedUnits, UnsupportedEvent, whole_number
+from quietsum.errors import MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.units import Neighbours, PrivacyUnit
+from quietsum.validate import whole_number
 
 __all__ = [
     "ApproximatePair",

@@ -18,20 +18,13 @@ import math
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import (
-    CorruptState,
-    InvalidParameter,
-    QuietsumError,
-    finite_number,
-    open_probability,
-    positive,
-    whole_number,
-)
+from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.privacy.calibration import Accounts, accountant_for
 from quietsum.privacy.charges import RoundCharge, charge_of, gaussian_step
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import finite_number, open_probability, positive, whole_number
 
 __all__ = ["PrivacyAccountant", "RoundCharge", "get_privacy_spent"]
 

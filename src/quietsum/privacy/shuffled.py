@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import log_ndtr
 
-from quietsum.errors import open_probability, positive, whole_number
 from quietsum.privacy import events as ev
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["ShuffledEpochs", "shuffled_epochs", "shuffled_epsilon_lower"]
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import CorruptState, finite_number
+from quietsum.errors import CorruptState
 from quietsum.files import read_file, write_atomically
 from quietsum.ledger import Kind, Ledger, RunHistory, budget_to, exceeds
 from quietsum.plan import Plan, ResolvedPlan, SecurePlan, card, layers, resolve
@@ -30,6 +30,7 @@ from quietsum.runs import (
     measured,
     scores,
 )
+from quietsum.validate import finite_number
 
 __all__ = ["VERSION", "Look", "build", "earlier", "look", "measured_in", "require_own", "sentence", "write"]
 

@@ -28,12 +28,13 @@ import numpy as np
 
 from quietsum import files
 from quietsum.aggregation import ServerState
-from quietsum.errors import CorruptState, QuietsumError, whole_number
+from quietsum.errors import CorruptState, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.federation import model_hash
 from quietsum.files import PRIVATE, write_atomically
 from quietsum.ledger import Head
 from quietsum.runs.sealed import checked, sealed
+from quietsum.validate import whole_number
 
 __all__ = [
     "KEPT",

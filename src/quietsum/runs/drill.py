@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 
 from quietsum.aggregation import RULES, most_attackers
 from quietsum.defence import trigger_of
-from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
 from quietsum.federation import Closes, LocalFederation, first_state, run_round
 from quietsum.ledger import Ledger
 from quietsum.mechanisms import system_randomness
 from quietsum.plan import ATTACK_KINDS, AttackPlan, Plan, ResolvedPlan, resolve
 from quietsum.tasks import FederatedTask, HoldsRoot, NumpyTask, more_is_better, own_steps, rehearse_root, trial_for
+from quietsum.validate import whole_number
 
 __all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
 

@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
-from quietsum.errors import CorruptState, QuietsumError, printable, whole_number
+from quietsum.errors import CorruptState, QuietsumError, printable
 from quietsum.files import read_file, write_atomically
 from quietsum.plan import PartyFacts
 from quietsum.runs.sealed import checked, sealed
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger

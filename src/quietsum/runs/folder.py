@@ -33,12 +33,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
-from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError, whole_number
+from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.files import NoRoom, no_room, read_file, sync_folder, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import GuaranteeCard, Plan, load_plan
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.sealed import checked, sealed
+from quietsum.validate import whole_number
 
 __all__ = ["FORMAT", "RunFolder", "Workspace"]
 

@@ -18,7 +18,7 @@ from typing import Any, Self, final
 from quietsum.alerts import Alert
 from quietsum.databases import for_reading
 from quietsum.defence import Finding
-from quietsum.errors import CorruptState, finite_number, printable
+from quietsum.errors import CorruptState, printable
 from quietsum.federation import (
     Found,
     GroupJudged,
@@ -33,6 +33,7 @@ from quietsum.federation import (
 from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy import PrivacyUnit
 from quietsum.runs.sealed import checked, sealed
+from quietsum.validate import finite_number
 
 __all__ = [
     "SCHEMA", "LeftOut", "Recorder", "findings", "history", "judged_groups", "left_out", "measured", "scores",

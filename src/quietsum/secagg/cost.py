@@ -29,11 +29,12 @@ from typing import final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.secagg import keys, masks, messages, shamir
 from quietsum.secagg.layout import wire_size
 from quietsum.secagg.messages import SeedShare
 from quietsum.secagg.parameters import Adversary, Parameters
+from quietsum.validate import whole_number
 
 __all__ = ["REFERENCE", "Cost", "Estimate", "Machine", "estimate", "measure"]
 

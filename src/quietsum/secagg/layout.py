@@ -44,8 +44,9 @@ from typing import Any, NoReturn, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, PlanRefused, non_negative, positive, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.secagg import rotation
+from quietsum.validate import non_negative, positive, whole_number
 
 __all__ = ["BITS", "WEIGHT", "Layout", "NamedVector", "centre_lift", "from_wire", "to_wire", "wire_size"]
 

@@ -34,11 +34,12 @@ from typing import Any, TypeAlias, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.secagg import keys, shamir
 from quietsum.secagg.layout import BITS, from_wire, to_wire, wire_size
 from quietsum.secagg.outcomes import Reason, Refused
 from quietsum.secagg.parameters import Parameters
+from quietsum.validate import whole_number
 
 __all__ = [
     "DRAWING", "DRAWS", "REVEALING", "SERVER", "Frame", "KeyShare", "Keys", "Opened", "SeedShare", "Share", "Step",

@@ -54,7 +54,8 @@ from typing import Any, final
 import numpy as np
 from scipy.special import gammaln
 
-from quietsum.errors import InvalidParameter, PlanRefused, finite_number, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.validate import finite_number, whole_number
 
 __all__ = ["SPARSE_FROM", "Adversary", "Parameters", "choose", "choose_groups", "dropping"]
 

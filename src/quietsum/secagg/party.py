@@ -35,12 +35,13 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource
 from quietsum.secagg import graph, keys, masks, messages, shamir
 from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, Share, Step, Terms
 from quietsum.secagg.outcomes import Reason, Refused
 from quietsum.secagg.parameters import Adversary
+from quietsum.validate import whole_number
 
 __all__ = ["Party", "PeerState", "Policy", "reached", "sign_of"]
 

@@ -24,9 +24,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.secagg import field
+from quietsum.validate import whole_number
 
 __all__ = [
     "LIMBS", "SECRET_BYTES", "Unfitting", "disagreeing", "rebuild", "rebuild_many", "share", "share_bytes",

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.selfcheck.probes.attack import attack
 from quietsum.selfcheck.probes.claims import accounted, public_constants
@@ -22,6 +22,7 @@ from quietsum.selfcheck.probes.replay import WorstPair, equivalence, sensitivity
 from quietsum.selfcheck.probes.restart import fresh_after_restart
 from quietsum.selfcheck.protocol import StepUnderTest
 from quietsum.selfcheck.report import CheckReport, Finding, Verdict
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["TESTS", "one_step", "run_selfcheck"]
 

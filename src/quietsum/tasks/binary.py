@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, open_probability, positive
+from quietsum.errors import InvalidParameter
+from quietsum.validate import open_probability, positive
 
 __all__ = ["binary_cross_entropy", "fitted_to_public", "log_odds", "starting_at"]
 

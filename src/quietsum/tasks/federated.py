@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning import (
     Batch,
     LocalSteps,
@@ -52,6 +52,7 @@ from quietsum.tasks.torch_protocol import (
     HasSites,
     TorchTask,
 )
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.errors import InvalidParameter, PlanRefused, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.learning import private_steps
 from quietsum.sampling import Everyone, Poisson
 from quietsum.tasks.protocol import HoldsRoot, Rows
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial

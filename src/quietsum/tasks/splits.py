@@ -28,8 +28,9 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.tasks.hashing import places
+from quietsum.validate import positive, whole_number
 
 __all__ = ["Partition", "Split", "by_dirichlet", "gathered", "iid", "natural", "parse"]
 

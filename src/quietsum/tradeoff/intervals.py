@@ -28,7 +28,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-from quietsum.errors import InvalidParameter, open_probability
+from quietsum.errors import InvalidParameter
+from quietsum.validate import open_probability
 
 __all__ = ["LEVEL", "Interval", "difference_interval", "mean_interval", "ratio_interval", "student_quantile"]
 

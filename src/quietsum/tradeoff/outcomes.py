@@ -15,8 +15,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import CorruptState, InvalidParameter, finite_number, open_probability, positive, whole_number
+from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.privacy import Guarantee
+from quietsum.validate import finite_number, open_probability, positive, whole_number
 
 __all__ = ["Outcome"]
 

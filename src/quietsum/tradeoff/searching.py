@@ -32,7 +32,7 @@ from typing import Any, final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent, finite_number, open_probability, whole_number
+from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import (
     ExactAccountant,
     Guarantee,
@@ -42,6 +42,7 @@ from quietsum.privacy import (
     RenyiAccountant,
     failure_of,
 )
+from quietsum.validate import finite_number, open_probability, whole_number
 
 __all__ = ["SearchCost", "search_cost", "selected_curve_geometric", "selected_curve_poisson"]
 

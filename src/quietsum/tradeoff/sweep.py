@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.errors import InvalidParameter, QuietsumError, finite_number, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.tasks import trainable_task
 from quietsum.tradeoff.outcomes import Outcome
+from quietsum.validate import finite_number, positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.learning import TrainingPlan

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
-from quietsum.errors import QuietsumError, whole_number
+from quietsum.errors import QuietsumError
+from quietsum.validate import whole_number
 
 __all__ = ["ONE_THREAD", "run_in_processes", "serve"]
 

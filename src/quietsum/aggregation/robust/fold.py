@@ -22,7 +22,8 @@ import numpy as np
 
 from quietsum.aggregation.fold import Combined, Vector, length_of, problem_with_update, refuse_twice, usable_rows
 from quietsum.aggregation.robust.rule import Rule, Sent, Trial
-from quietsum.errors import InvalidParameter, TooFewParties, whole_number
+from quietsum.errors import InvalidParameter, TooFewParties
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource

@@ -12,8 +12,9 @@ from quietsum.cli.account.events import MOST_STEPS, choose_neighbours, mechanism
 from quietsum.cli.account.pricing import exact_accountant
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import bounds, console, facts, figure, print_json, print_next
-from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, probability, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.privacy import Guarantee, Neighbours
+from quietsum.validate import open_probability, positive, probability, whole_number
 
 __all__ = ["calibrate"]
 

@@ -14,8 +14,9 @@ from quietsum.cli.account.events import MOST_STEPS, choose_neighbours, group_siz
 from quietsum.cli.account.pricing import Answer, account
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import print_json, print_next
-from quietsum.errors import InvalidParameter, open_probability, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import Neighbours
+from quietsum.validate import open_probability, positive, probability, whole_number
 
 __all__ = ["curve"]
 

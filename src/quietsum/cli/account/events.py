@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterable
 
 from quietsum.cli.shared.options import Mechanism, Sampling
-from quietsum.errors import InvalidParameter, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import Neighbours, events as ev
+from quietsum.validate import positive, probability, whole_number
 
 __all__ = ["MOST_STEPS", "choose_neighbours", "group_size", "mechanism_event", "sampled_charge"]
 

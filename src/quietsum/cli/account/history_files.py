@@ -21,8 +21,9 @@ from typing import Any, final
 from quietsum.cli.account.events import mechanism_event, sampled_charge
 from quietsum.cli.account.pricing import Charge
 from quietsum.cli.shared.options import Mechanism, Sampling
-from quietsum.errors import CorruptState, InvalidParameter, QuietsumError, finite_number, whole_number
+from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.privacy import Neighbours, events as ev
+from quietsum.validate import finite_number, whole_number
 
 __all__ = ["Rounds", "Row", "read_rounds"]
 

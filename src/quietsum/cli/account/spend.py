@@ -11,8 +11,9 @@ from quietsum.cli.account.events import choose_neighbours, group_size, mechanism
 from quietsum.cli.account.pricing import Answer, account
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import bounds, console, facts, figure, meaning, print_json, print_next, renyi_line
-from quietsum.errors import InvalidParameter, open_probability
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import Neighbours, PrivacyUnit
+from quietsum.validate import open_probability
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,7 +22,8 @@ from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import print_json, print_next
 from quietsum.cli.shared.signals import Interruption
 from quietsum.cli.survey.shuffle import amplify, shuffle
-from quietsum.errors import InvalidParameter, printable, whole_number
+from quietsum.errors import InvalidParameter, printable
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import Bins, Categories, Estimate, Header, Interval, LocalProtocol
@@ -198,8 +199,8 @@ def estimate(
     Estimates are unbiased, so a rare answer may come out below zero.
     Intervals are about the people who answered.
     """
-    from quietsum.errors import open_probability
     from quietsum.mechanisms import FrequencyProtocol, read_reports
+    from quietsum.validate import open_probability
 
     open_probability("confidence", confidence, "for instance 0.95")
     if plot not in (None, "-") and not str(plot).endswith(".svg"):

@@ -14,7 +14,8 @@ import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import print_json, print_next
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
+from quietsum.validate import positive
 
 __all__ = ["amplify", "shuffle"]
 

@@ -65,8 +65,8 @@ def selfcheck(
     Eleven tests on made-up rows; no protected record is read. A correct step
     fails less than once in a million runs. Exit code 5: the claim is false.
     """
-    from quietsum.errors import positive, probability
     from quietsum.selfcheck import run_selfcheck
+    from quietsum.validate import positive, probability
 
     if noise not in ("fast", "secure"):
         raise InvalidParameter("noise", noise, "is unknown", "choose 'fast' or 'secure'")
@@ -151,9 +151,9 @@ def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tupl
     import contextlib
 
     from quietsum.aggregation import ClientSum
-    from quietsum.errors import whole_number
     from quietsum.federation import CheckedClients
     from quietsum.mechanisms import ClippedSum, Mode, QuantileRule
+    from quietsum.validate import whole_number
 
     count = whole_number("clients", clients, 1)
     noise, expected = settings["noise_multiplier"], settings["rate"] * count
@@ -170,9 +170,9 @@ def _shared_step(shares: int, clients: int | None, settings: dict[str, Any]) -> 
     """The opened sum of simulated parties that add noise in shares, at the floor: as little noise as it may hold."""
     import contextlib
 
-    from quietsum.errors import whole_number
     from quietsum.federation import CheckedShares
     from quietsum.mechanisms import DistributedNoise
+    from quietsum.validate import whole_number
 
     honest = whole_number("shares", shares, 1)
     records = clients is None

@@ -57,9 +57,9 @@ def tradeoff(
     Only for tasks whose records are published. Runs with the same seed share
     their first weights, and their split where the task has several.
     """
-    from quietsum.errors import whole_number
     from quietsum.tasks import trainable_task
     from quietsum.tradeoff import analyze_privacy_utility_tradeoff, epsilons_in, jobs_for
+    from quietsum.validate import whole_number
 
     if task is None:
         raise InvalidParameter("task", None, "is missing", "quietsum tradeoff --task digits")

@@ -26,8 +26,9 @@ from scipy.special import ndtri
 
 from quietsum.defence.detection.findings import Finding
 from quietsum.defence.detection.outliers import FEWEST, outlying
-from quietsum.errors import InvalidParameter, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.tasks import HasSlopes
+from quietsum.validate import positive, probability, whole_number
 
 __all__ = [
     "FoundTrigger", "anomaly_indices", "find_triggers", "model_triggers", "spectral_outliers", "trigger_findings",

@@ -29,7 +29,8 @@ from scipy.special import ndtri
 
 from quietsum.defence.detection.findings import Finding
 from quietsum.defence.detection.outliers import outlying
-from quietsum.errors import InvalidParameter, probability
+from quietsum.errors import InvalidParameter
+from quietsum.validate import probability
 
 __all__ = ["KNOWN", "LEAST_SHARE", "confused", "confusing", "confusion_matrix"]
 

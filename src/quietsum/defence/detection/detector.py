@@ -58,7 +58,7 @@ from quietsum.defence.detection.copies import SAME, clusters, repeated
 from quietsum.defence.detection.drift import Drift
 from quietsum.defence.detection.findings import Finding, several
 from quietsum.defence.detection.outliers import Outlier, opposed, outlying, too_quiet
-from quietsum.errors import open_probability, whole_number
+from quietsum.validate import open_probability, whole_number
 
 __all__ = ["FADING", "LEAST_COSINE", "LEAST_RATIO", "RATE", "ROOM", "WINDOWS", "Detector", "Measured", "against_others"]
 

@@ -32,7 +32,7 @@ from scipy.special import ndtri, stdtr
 
 from quietsum.aggregation import length_of
 from quietsum.defence.detection.findings import Finding
-from quietsum.errors import open_probability
+from quietsum.validate import open_probability
 
 __all__ = ["MEMORY", "Cusum", "Drift", "height", "run_length"]
 

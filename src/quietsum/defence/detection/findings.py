@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from quietsum.alerts import Subject, hash_of, moment
-from quietsum.errors import InvalidParameter, non_negative, printable, whole_number
+from quietsum.errors import InvalidParameter, printable
+from quietsum.validate import non_negative, whole_number
 
 __all__ = ["RULES", "Finding", "rounded", "several"]
 

@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtri, stdtrit
 
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import probability, whole_number
 
 __all__ = ["FEWEST", "Outlier", "opposed", "outlying", "reach", "too_quiet"]
 

@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, final
 
-from quietsum.errors import InvalidParameter, finite_number, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import finite_number, positive, probability, whole_number
 
 __all__ = ["KINDS", "MISSING", "Cleaning", "Column", "FileFormat", "Label", "Outliers", "RowRules", "Schema", "day"]
 

@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from scipy import special
 
 from quietsum.aggregation import ClientSum, Fold
-from quietsum.errors import QuietsumError, probability, whole_number
+from quietsum.errors import QuietsumError
 from quietsum.learning import Field, MadeUp, Silent
 from quietsum.mechanisms import Mode, QuantileRule, RandomSource, system_randomness
 from quietsum.privacy import Gaussian, PrivacyEvent
 from quietsum.sampling import Everyone, Poisson, Sampling
 from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.validate import probability, whole_number
 
 __all__ = ["CheckedClients", "Made"]
 

@@ -17,12 +17,12 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import probability, whole_number
 from quietsum.learning import Field, MadeUp, Silent
 from quietsum.mechanisms import DistributedNoise, RandomSource, clip_rows, system_randomness
 from quietsum.privacy import PrivacyEvent, PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
 from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.validate import probability, whole_number
 
 __all__ = ["CheckedShares", "Share"]
 

@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
-from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.flower.node import LIMIT
 from quietsum.federation.flower.parcel import Malformed, Opening, Parcel, cut
 from quietsum.federation.remote.transport import Arrival
+from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.federation.flower.adapter import Access, Reply

@@ -27,9 +27,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, final
 
-from quietsum.errors import InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.flower.gate import DISK_FLOOR
 from quietsum.federation.flower.parcel import LIMIT
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -33,12 +33,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast, final
 
 from quietsum.aggregation import Fold
-from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.local import fates, too_late
 from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.workers.worker import Answer, Piece, Ready, Worker, end
 from quietsum.mechanisms import system_randomness
 from quietsum.party import on_no_rows, released
+from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan

@@ -28,13 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
-from quietsum.errors import PlanRefused, QuietsumError, positive, whole_number
+from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.federation.local import SimulatedLosses, too_late
 from quietsum.federation.messages import Answer, Lost, Question, Refusal, Reply, TrainRequest
 from quietsum.federation.workers.worker import Answer as Told, Look, Ready, Share, Worker, end, serve
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, released, sessions_of, terms_of
 from quietsum.secagg import Identity, Refused, Step, Terms
+from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan

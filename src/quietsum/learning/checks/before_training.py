@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from quietsum.errors import QuietsumError, whole_number
+from quietsum.errors import QuietsumError
 from quietsum.learning.checks.frozen_randomness import still
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
@@ -26,6 +26,7 @@ from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Neighbours
 from quietsum.selfcheck import CheckReport, one_step
+from quietsum.validate import whole_number
 
 __all__ = [
     "CheckableTask",

@@ -14,12 +14,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, positive, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.learning.descent import Differentiable, Examples, private_steps
 from quietsum.mechanisms import ClippedSum, Mode, RandomSource, Shape, dimensions, system_randomness
 from quietsum.privacy import PrivacyEvent
 from quietsum.sampling import Everyone, Poisson
 from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.validate import positive, probability, whole_number
 
 __all__ = ["CheckedDescent", "Field", "MadeUp", "Silent"]
 

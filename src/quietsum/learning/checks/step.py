@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.learning.checks.count import NoisyCount
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.engines.protocol import Engine
@@ -25,6 +25,7 @@ from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PoissonSampled, PrivacyEvent
 from quietsum.selfcheck import Batch, Floats, Law, Outcome
+from quietsum.validate import whole_number
 
 __all__ = ["CheckedStep", "CheckedTwin"]
 

@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quietsum.errors import InvalidParameter, non_negative, positive, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.learning.engines.protocol import Batch
 from quietsum.sampling import Poisson, Sampling
+from quietsum.validate import non_negative, positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource

@@ -18,9 +18,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, QuietsumError, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.protocol import trainable
 from quietsum.learning.optimizers import Averaged, optimizer_named
+from quietsum.validate import positive, whole_number
 
 __all__ = ["PlainSettings", "PlainTask", "PlainlyTuned", "fresh_model", "plain_learning_rate", "train_plainly"]
 

@@ -40,7 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.clients.padded import Columns, Orders, PlainOrders, padded, sound
 from quietsum.learning.engines.batch_mixing import mixing_now, unchanged
 from quietsum.learning.engines.protocol import Batch, Loss, flat_rows, losses_of, rows_of, trainable
@@ -48,6 +48,7 @@ from quietsum.learning.engines.recurrent import unrolled
 from quietsum.learning.engines.vmap import _LossOf, _places
 from quietsum.learning.modes import training
 from quietsum.sampling import Everyone
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource

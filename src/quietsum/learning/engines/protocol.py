@@ -22,8 +22,9 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
+from quietsum.validate import whole_number
 
 __all__ = ["Batch", "Engine", "Loss", "engine_for"]
 

@@ -14,9 +14,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar, final
 
-from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, whole_number
+from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken
 from quietsum.ledger.chain.encoding import canonical, digest, entry_hash, label
 from quietsum.ledger.stores.protocol import Row
+from quietsum.validate import whole_number
 
 __all__ = ["Entry", "Head", "Kind", "Receipt", "check_link", "ledger_name", "make_row"]
 

@@ -26,7 +26,7 @@ from typing import Any, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity, in_l1, in_l2
 from quietsum.mechanisms.discrete import LARGEST_LAPLACE_SCALE
@@ -35,6 +35,7 @@ from quietsum.mechanisms.geometric import RoundedLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW, LARGEST_SCALE
 from quietsum.privacy import Gaussian, Laplace
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["GaussianMechanism", "LaplaceMechanism", "checked_noise", "target"]
 

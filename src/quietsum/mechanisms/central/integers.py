@@ -22,7 +22,7 @@ from typing import Any, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, QuietsumError, open_probability, positive, whole_number
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.additive import checked_noise, target
 from quietsum.mechanisms.central.lattice import above, integers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity, in_l1, in_l2
@@ -32,6 +32,7 @@ from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.skellam import SkellamNoise
 from quietsum.mechanisms.wide import WideGaussian
 from quietsum.privacy import DiscreteGaussian, DiscreteLaplace, ExactAccountant, PrivacyEvent, RenyiAccountant, Skellam
+from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["DiscreteGaussianMechanism", "DiscreteLaplaceMechanism", "SkellamMechanism"]
 

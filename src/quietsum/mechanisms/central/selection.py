@@ -30,13 +30,14 @@ from typing import Any, TypeVar, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import checked_noise, target
 from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Sensitivity
 from quietsum.mechanisms.discrete import BITS, DiscreteLaplaceNoise, exponential
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy import PureDP
+from quietsum.validate import whole_number
 
 __all__ = ["ExponentialMechanism", "PermuteAndFlip", "ReportNoisyMax", "choose", "flips"]
 

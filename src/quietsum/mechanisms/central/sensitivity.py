@@ -17,7 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, final
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
+from quietsum.validate import positive
 
 __all__ = ["L1", "L2", "LARGEST_SENSITIVITY", "SMALLEST_SENSITIVITY", "LInf", "Norm", "Sensitivity", "in_l1", "in_l2"]
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, final
 
-from quietsum.errors import InvalidParameter, Unreadable, whole_number
+from quietsum.errors import InvalidParameter, Unreadable
 from quietsum.mechanisms.local.domain import Ball, Bins, Categories, Interval, categories, domain_from_dict
 from quietsum.mechanisms.local.exact import checked_epsilon
 from quietsum.mechanisms.local.hadamard import HadamardResponse
@@ -24,6 +24,7 @@ from quietsum.mechanisms.local.randomized_response import KRandomizedResponse
 from quietsum.mechanisms.local.sketch import CountMeanSketch
 from quietsum.mechanisms.local.unary import Rappor, UnaryEncoding
 from quietsum.mechanisms.local.vectors import PrivUnit
+from quietsum.validate import whole_number
 
 __all__ = ["NAMES", "Choice", "choose", "protocol", "protocol_from_dict"]
 

@@ -23,7 +23,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, Unreadable, finite_number, positive, whole_number
+from quietsum.errors import InvalidParameter, Unreadable
+from quietsum.validate import finite_number, positive, whole_number
 
 __all__ = ["Ball", "Bins", "Categories", "Domain", "Interval", "categories", "domain_from_dict"]
 

@@ -21,8 +21,9 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter, positive
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import RandomSource
+from quietsum.validate import positive
 
 __all__ = ["WORD", "Cells", "checked_epsilon", "coins", "exp_below", "half_coins", "share"]
 

@@ -28,11 +28,12 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Interval
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below
 from quietsum.mechanisms.local.protocol import Estimate, LocalProtocol, Reports, Tally
 from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.validate import whole_number
 
 __all__ = ["HYBRID_FROM", "MeanProtocol", "Window"]
 

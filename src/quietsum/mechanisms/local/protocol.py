@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from quietsum.errors import InvalidParameter, open_probability, probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, Domain
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.privacy import PrivacyEvent, PureDP
+from quietsum.validate import open_probability, probability, whole_number
 
 __all__ = ["Estimate", "FrequencyProtocol", "LocalProtocol", "Reports", "Tally", "on_simplex", "two_chances"]
 

@@ -22,7 +22,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.exact import share
 from quietsum.mechanisms.local.hashing import LocalHashing
 from quietsum.mechanisms.local.protocol import LocalProtocol, Reports
@@ -31,6 +31,7 @@ from quietsum.mechanisms.local.reports import PIECE, Header, read_reports, repor
 from quietsum.mechanisms.local.unary import Rappor, UnaryEncoding
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.shuffle_model import ShuffledReports, shuffled_epsilon
+from quietsum.validate import whole_number
 
 __all__ = ["MOST_BYTES", "Shuffling", "blanket_of", "permuted", "shuffle_reports", "shuffled_protocol"]
 

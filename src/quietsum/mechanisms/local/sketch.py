@@ -30,13 +30,14 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins
 from quietsum.mechanisms.local.hadamard import odd, transformed
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally
 from quietsum.mechanisms.local.unary import packed, pieces, seed_of, sums_by_row
 from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.validate import whole_number
 
 __all__ = ["CountMeanSketch"]
 

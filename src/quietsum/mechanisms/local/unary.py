@@ -33,12 +33,13 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
 from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below, half_coins, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
 from quietsum.mechanisms.rng import RandomSource, given_or_system, system_randomness
 from quietsum.privacy import PrivacyEvent, PureDP
+from quietsum.validate import whole_number
 
 __all__ = [
     "Rappor",

@@ -37,11 +37,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, betaincinv, betaln, ndtri
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Ball
 from quietsum.mechanisms.local.exact import WORD, checked_epsilon, coins, exp_below
 from quietsum.mechanisms.local.protocol import Estimate, LocalProtocol, Reports, Tally
 from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.validate import whole_number
 
 __all__ = ["PrivUnit", "directions"]
 

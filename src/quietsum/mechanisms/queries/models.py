@@ -16,13 +16,14 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import target
 from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import choose
 from quietsum.mechanisms.queries.rows import Bounds, bounded, checked_bounds, checked_relation, grid_for
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy import Neighbours, PrivacyEvent, PureDP, RandomizedResponse, Repeated
+from quietsum.validate import whole_number
 
 __all__ = ["PosteriorSample", "PrivateNextToken"]
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import GaussianMechanism, LaplaceMechanism, target
 from quietsum.mechanisms.central.lattice import numbers
 from quietsum.mechanisms.central.selection import PermuteAndFlip
@@ -24,6 +24,7 @@ from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitiv
 from quietsum.mechanisms.queries.rows import Bounds, checked_bounds
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy import Gaussian, Laplace, PrivacyEvent, PureDP, Repeated
+from quietsum.validate import whole_number
 
 __all__ = ["PrivateRanking", "ScoreRelease", "TopK"]
 

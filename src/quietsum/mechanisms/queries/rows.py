@@ -14,9 +14,10 @@ from typing import Any, Literal, TypeAlias, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, finite_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.lattice import Lattice
 from quietsum.privacy import Neighbours
+from quietsum.validate import finite_number
 
 __all__ = [
     "Bounds",

@@ -27,7 +27,7 @@ from typing import Any, Literal, final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from quietsum.errors import InvalidParameter, finite_number, open_probability, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import checked_noise, target
 from quietsum.mechanisms.central.integers import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from quietsum.mechanisms.central.lattice import above
@@ -50,6 +50,7 @@ from quietsum.mechanisms.queries.rows import (
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy import Composed, Gaussian, Laplace, Neighbours, PrivacyEvent, PureDP
+from quietsum.validate import finite_number, open_probability, whole_number
 
 __all__ = ["NoisyCount", "NoisyHistogram", "NoisyMean", "NoisyQuantile", "NoisySum"]
 

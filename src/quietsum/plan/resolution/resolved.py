@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation import Rule, bytes_remembered, rule_named
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
 from quietsum.plan.refusals.robust import attackers_of
@@ -22,6 +22,7 @@ from quietsum.plan.resolution.forecast import ClientSignal, Forecast, ForecastRo
 from quietsum.plan.secure import SecurePlan, secure_plan
 from quietsum.plan.values import PartyFacts, Plan, StagePlan
 from quietsum.privacy import Budget, Guarantee, Neighbours, Observer, PrivacyUnit, most_steps
+from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
     from quietsum.ledger import Charge, Dataset, Terms

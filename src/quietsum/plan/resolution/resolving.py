@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from quietsum.aggregation import RULES, beyond_memory
-from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, whole_number
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
 from quietsum.plan import refusals
 from quietsum.plan.presets import PRESETS
 from quietsum.plan.promises import ClientPlan, RecordPlan
@@ -24,6 +24,7 @@ from quietsum.plan.resolution.forecast import Profile, smallest_noise
 from quietsum.plan.resolution.resolved import ResolvedPlan
 from quietsum.plan.values import PartyFacts, Plan
 from quietsum.privacy import Budget, Neighbours, PrivacyUnit
+from quietsum.validate import whole_number
 
 __all__ = ["resolve"]
 

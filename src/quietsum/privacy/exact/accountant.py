@@ -23,7 +23,7 @@ from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, MixedUnits, QuietsumError, UnsupportedEvent, finite_number
+from quietsum.errors import InvalidParameter, MixedUnits, QuietsumError, UnsupportedEvent
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.exact.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.exact.contour import has_contour
@@ -36,6 +36,7 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, OppositePair, Pair, attained
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import finite_number
 
 __all__ = ["ExactAccountant"]
 

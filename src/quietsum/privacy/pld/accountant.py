@@ -16,7 +16,7 @@ from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import MixedUnits, QuietsumError, UnsupportedEvent, non_negative, positive, whole_number
+from quietsum.errors import MixedUnits, QuietsumError, UnsupportedEvent
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
@@ -24,6 +24,7 @@ from quietsum.privacy.pairs import Pair, attained
 from quietsum.privacy.pld.losses import Direction, cell_masses, refuse_unsupported, symmetric
 from quietsum.privacy.pld.refinement import AtDelta, AtEpsilon, Bounds, Question, refine
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import non_negative, positive, whole_number
 
 __all__ = ["PldAccountant", "pld_bounds", "pld_delta_bounds"]
 

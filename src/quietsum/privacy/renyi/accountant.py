@@ -14,13 +14,14 @@ from typing import Self, final
 
 import numpy as np
 
-from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent, finite_number, non_negative, whole_number
+from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy.events import Gaussian, PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.pairs import Pair
 from quietsum.privacy.renyi.curves import DEFAULT_ORDERS, MOMENTS_ORDERS, failure_of, rdp_of, require_rdp
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import finite_number, non_negative, whole_number
 
 __all__ = ["RenyiAccountant", "gaussian_rdp"]
 

@@ -26,7 +26,7 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import BudgetExhausted, InvalidParameter, UnsupportedEvent, finite_number, whole_number
+from quietsum.errors import BudgetExhausted, InvalidParameter, UnsupportedEvent
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.history import History, check_delta
@@ -34,6 +34,7 @@ from quietsum.privacy.pairs import Pair
 from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.renyi.curves import failure_of
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
+from quietsum.validate import finite_number, whole_number
 
 __all__ = ["RenyiFilter", "RenyiOdometer"]
 

@@ -20,10 +20,11 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import DataMissing, InvalidParameter, whole_number
+from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.checks import checked_images, checked_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 from quietsum.tasks.hashing import places
+from quietsum.validate import whole_number
 
 __all__ = ["COLUMNS", "KNOWN", "KnownPayments", "Payments", "check", "find", "pack", "parts", "read_payments"]
 

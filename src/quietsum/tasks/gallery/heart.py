@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.errors import CorruptState, InvalidParameter, non_negative
+from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.plan import PartyFacts
 from quietsum.tasks.protocol import Metrics, Rows
 from quietsum.tasks.roots import MADE_UP, RowsTrial, checked_root, root_rows
+from quietsum.validate import non_negative
 
 if TYPE_CHECKING:
     from quietsum.aggregation import Trial

@@ -22,7 +22,8 @@ from typing import Final, final
 import torch
 from torch import Tensor, nn
 
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import probability, whole_number
 
 __all__ = ["SKELETONS", "STGCN", "partitions"]
 

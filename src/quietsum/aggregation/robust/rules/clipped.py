@@ -15,7 +15,8 @@ import numpy as np
 from quietsum.aggregation.robust.judge import judged
 from quietsum.aggregation.robust.rows.blocks import lengths, mixture, tamed
 from quietsum.aggregation.robust.rule import Facts, Sent, Vector, Verdict
-from quietsum.errors import InvalidParameter, positive, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import positive, whole_number
 
 __all__ = ["CenteredClipping", "NormBounded"]
 

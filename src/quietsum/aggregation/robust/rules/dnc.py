@@ -22,7 +22,7 @@ from quietsum.aggregation.robust.judge import finite_rows, judged, steady_order
 from quietsum.aggregation.robust.rows.blocks import LARGEST, mixture
 from quietsum.aggregation.robust.rows.distances import gram
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
-from quietsum.errors import positive, whole_number
+from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource

@@ -17,7 +17,7 @@ from quietsum.aggregation.robust.judge import judged
 from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, lengths, mixture
 from quietsum.aggregation.robust.rows.distances import central_row, gram
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
-from quietsum.errors import positive, whole_number
+from quietsum.validate import positive, whole_number
 
 __all__ = ["GeometricMedian"]
 

@@ -30,7 +30,8 @@ from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, lengths,
 from quietsum.aggregation.robust.rows.distances import cosines, cosines_with
 from quietsum.aggregation.robust.rows.meanshift import largest_cluster
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
-from quietsum.errors import InvalidParameter, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import whole_number
 
 __all__ = ["SignGuard"]
 

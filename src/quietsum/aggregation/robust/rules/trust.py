@@ -39,7 +39,8 @@ from quietsum.aggregation.robust.judge import finite_rows, judged
 from quietsum.aggregation.robust.rows.blocks import lengths, mixture, unit_rows
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Trial, Vector, Verdict
 from quietsum.aggregation.robust.rules.fltrust import trial_of
-from quietsum.errors import InvalidParameter, probability, whole_number
+from quietsum.errors import InvalidParameter
+from quietsum.validate import probability, whole_number
 
 __all__ = ["TrustedByTrial"]
 
