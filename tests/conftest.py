@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,3 +44,11 @@ def log_is_heard() -> Iterator[None]:
     yield
     logger.handlers[:] = handlers
     logger.setLevel(level)
+
+
+@pytest.fixture
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test works in an empty folder, with relative paths as people type them, and in no workspace of the shell."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+    return tmp_path

@@ -9,21 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.errors import DataMissing
 from quietsum.plan import load_plan, resolve
 from quietsum.tasks import task_of
+from scenes import quietsum
 
 ROOT = Path(__file__).parent.parent
 HOW_TO = ROOT / "docs" / "how-to"
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def blocks(page: str, kind: str) -> list[str]:
@@ -36,12 +34,6 @@ def blocks(page: str, kind: str) -> list[str]:
 def block(page: str, kind: str, word: str) -> str:
     """The one block that holds ``word``."""
     (found,) = (text for text in blocks(page, kind) if word in text)
-    return found
-
-
-def quietsum(*words: str) -> Result:
-    found = CliRunner().invoke(app, list(words))
-    assert found.exit_code == 0, found.output
     return found
 
 

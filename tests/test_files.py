@@ -21,9 +21,7 @@ PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LASTING = (errno.EACCES, errno.EROFS, errno.EPERM)
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def left() -> list[str]:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from quietsum.cli.app import app
 from quietsum.errors import DataMissing
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain import journal
@@ -23,31 +22,13 @@ from quietsum.plan import load_plan
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import Rows, task_named
+from scenes import invoke, tiny_toml
 from tiny import TinyTask, touches
 
-TINY = """
-[task]
-name = "tiny:TinyTask"
-options = { diary = "diary" }
-[federation]
-rounds = 3
-spare_attempts = 1
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml(options='{ diary = "diary" }', federation="spare_attempts = 1")
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def listing() -> dict[str, bytes]:
@@ -131,7 +112,7 @@ def test_a_bad_plan_ends_with_2_and_leaves_no_trace(case: str) -> None:
     text, told = BAD_PLANS[case]
     Path("run.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     before = listing()
-    refused(quietsum("run", "run.toml"), 2, told)
+    refused(invoke("run", "run.toml"), 2, told)
     assert listing() == before
     assert not Path("quietsum-workspace").exists()
 
@@ -140,12 +121,12 @@ def test_a_bad_plan_ends_with_2_and_leaves_no_trace(case: str) -> None:
 def test_plan_teaches_the_same_lesson_as_run(case: str) -> None:
     text, told = BAD_PLANS[case]
     Path("run.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
-    refused(quietsum("plan", "run.toml"), 2, told)
+    refused(invoke("plan", "run.toml"), 2, told)
 
 
 def test_the_control_the_good_plan_runs() -> None:
     Path("run.toml").write_text(TINY, encoding="utf-8")
-    result = quietsum("run", "run.toml")
+    result = invoke("run", "run.toml")
     assert result.exit_code == 0, result.output
 
 
@@ -178,7 +159,7 @@ def test_a_bad_command_line_ends_with_2_and_leaves_no_trace(arguments: tuple[str
     Path("folder").mkdir()
     Path("file").write_text("not a folder")
     before = listing()
-    refused(quietsum("run", *arguments), 2, told)
+    refused(invoke("run", *arguments), 2, told)
     assert listing() == before
     assert not Path("quietsum-workspace").exists()
 
@@ -186,7 +167,7 @@ def test_a_bad_command_line_ends_with_2_and_leaves_no_trace(arguments: tuple[str
 def test_style_none_on_protected_data_ends_with_2_and_touches_nothing() -> None:
     text = TINY.replace("record = { epsilon = 2.0, delta = 1e-3 }", 'style = "none"')
     Path("run.toml").write_text(text, encoding="utf-8")
-    refused(quietsum("run", "run.toml"), 2, "declare-public")
+    refused(invoke("run", "run.toml"), 2, "declare-public")
     assert touches(Path("diary")) == {}
     assert not Path("quietsum-workspace/runs").exists()
 
@@ -195,7 +176,7 @@ def test_style_none_on_protected_data_ends_with_2_and_touches_nothing() -> None:
 def test_a_workspace_that_may_not_be_written_ends_with_2() -> None:
     Path("run.toml").write_text(TINY, encoding="utf-8")
     Path("locked").mkdir(mode=0o500)
-    refused(quietsum("run", "run.toml", "--workspace", "locked"), 2, "locked")
+    refused(invoke("run", "run.toml", "--workspace", "locked"), 2, "locked")
     assert list(Path("locked").iterdir()) == []
 
 
@@ -218,7 +199,7 @@ def test_data_that_is_not_there_is_said_at_the_start_and_nothing_is_opened_or_ch
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task_of_a_user(monkeypatch, no_file)
-    result = quietsum("run", "run.toml", "--name", "run")
+    result = invoke("run", "run.toml", "--name", "run")
     refused(result, 2, "points.csv is not there")
     with Ledger.open(Workspace.at().ledger) as ledger:
         assert not ledger.runs()
@@ -241,7 +222,7 @@ def test_a_task_whose_rows_fail_drops_that_party_charged_and_without_a_traceback
         return TinyTask.rows(self, party)
 
     task_of_a_user(monkeypatch, rows)
-    result = quietsum("run", "run.toml", "--name", "run", "-v")
+    result = invoke("run", "run.toml", "--name", "run", "-v")
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == 0
     with Ledger.open(Workspace.at().ledger) as ledger:
@@ -258,7 +239,7 @@ def test_a_task_with_two_parties_of_one_name_ends_with_2(monkeypatch: pytest.Mon
     )
     monkeypatch.setitem(sys.modules, "twins", module)
     Path("run.toml").write_text(plan_with(task='"twins:Twins"'), encoding="utf-8")
-    refused(quietsum("run", "run.toml"), 2, "north")
+    refused(invoke("run", "run.toml"), 2, "north")
     assert not Path("quietsum-workspace").exists()
 
 
@@ -267,7 +248,7 @@ def test_a_task_that_declares_no_records_ends_with_2(monkeypatch: pytest.MonkeyP
     Path("run.toml").write_text(
         TINY.replace('options = { diary = "diary" }', f"options = {{ sizes = {{ north = {size} }} }}"), encoding="utf-8"
     )
-    refused(quietsum("run", "run.toml"), 2, "north" if size == 0 else "size")
+    refused(invoke("run", "run.toml"), 2, "north" if size == 0 else "size")
     assert not Path("quietsum-workspace").exists()
 
 
@@ -384,7 +365,7 @@ def test_a_damaged_run_is_not_resumed_and_nothing_is_made_worse(
 ) -> None:
     damage(stopped)
     before, touched = listing(), touches(Path("diary"))
-    refused(quietsum("run", "--resume", "run"), code, told)
+    refused(invoke("run", "--resume", "run"), code, told)
     (stopped / ".lock").unlink(missing_ok=True)
     before.pop(str(stopped / ".lock"), None)
     assert listing() == before
@@ -392,7 +373,7 @@ def test_a_damaged_run_is_not_resumed_and_nothing_is_made_worse(
 
 
 def test_the_control_the_undamaged_run_is_resumed(stopped: Path) -> None:
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     assert result.exit_code == 0, result.output
     assert touches(Path("diary")) == {"north": 3, "south": 3}
 
@@ -405,7 +386,7 @@ def test_a_new_run_never_begins_a_new_ledger_over_a_damaged_one(stopped: Path, d
     damage(stopped)
     Path("run.toml").write_text(TINY, encoding="utf-8")
     before = listing()
-    result = quietsum("run", "run.toml", "--name", "second")
+    result = invoke("run", "run.toml", "--name", "second")
     refused(result, 4, "the ledger")
     assert listing() == before
 
@@ -423,7 +404,7 @@ def test_a_clock_that_jumps_back_stops_no_run_and_loses_no_charge(stopped: Path)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal.datetime, "datetime", Jumping)
-        result = quietsum("run", "--resume", "run")
+        result = invoke("run", "--resume", "run")
     assert result.exit_code == 0, result.output
     with Ledger.open("quietsum-workspace/ledger.db") as ledger:
         times = [entry.time for entry in ledger.entries()]

@@ -6,17 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+from scenes import invoke
 
 
 def values_of(*arguments: object) -> dict[str, Any]:
-    result = quietsum(*arguments, "--json")
+    result = invoke(*arguments, "--json")
     assert result.exit_code == 0, result.stderr
     values: dict[str, Any] = json.loads(result.stdout)
     return values
@@ -78,7 +73,7 @@ def test_the_most_steps_rounds_and_rate_fit_and_one_more_does_not() -> None:
 
 
 def test_the_noise_printed_for_people_is_rounded_up_so_that_it_fits() -> None:
-    shown = quietsum("calibrate", "-e", 8, "-d", 1e-5, "-q", 0.1, "-T", 1000).stdout
+    shown = invoke("calibrate", "-e", 8, "-d", 1e-5, "-q", 0.1, "-T", 1000).stdout
     printed = float(shown.split("noise_multiplier = ")[1].split()[0])
     assert values_of("spend", "-s", printed, "-q", 0.1, "-T", 1000, "-d", 1e-5)["epsilon"] <= 8
     assert "next: quietsum curve" in shown
@@ -108,7 +103,7 @@ def test_the_noise_printed_for_people_is_rounded_up_so_that_it_fits() -> None:
     ],
 )
 def test_a_question_without_an_answer_is_refused_with_a_reason(arguments: tuple[object, ...], lesson: str) -> None:
-    result = quietsum("calibrate", *arguments)
+    result = invoke("calibrate", *arguments)
     assert result.exit_code == 2
     assert lesson in result.stderr
     assert result.stderr.startswith("error: ")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from quietsum.cli.app import app
+from scenes import quietsum
 
 SECRET = "Ms Smith"
 ROWS = [f"{20 + i},{100 + i}.5,{'yes' if i % 3 == 0 else 'no'}" for i in range(30)]
@@ -36,13 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bad.csv").write_text("\n".join(bad), encoding="utf-8")
     (tmp_path / "data.toml").write_text(SCHEMA, encoding="utf-8")
     return tmp_path
-
-
-def quietsum(*words: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return result
 
 
 def said(result: Result) -> str:

@@ -11,18 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.ledger.stores.opening import exists
+from scenes import quietsum
 
 SERVE = [sys.executable, "-m", "quietsum", "party", "serve", "--policy", "policy.toml"]
-
-
-def quietsum(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(autouse=True)

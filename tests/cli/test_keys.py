@@ -15,10 +15,7 @@ from quietsum.cli.app import app
 from quietsum.identity.certificates import read_certificates, read_roster
 from quietsum.identity.keyring import make as make_keys
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def quietsum(*arguments: object) -> Result:

@@ -10,35 +10,28 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from quietsum.cli.app import app
 from quietsum.cli.train.new import PresetName
 from quietsum.errors import InvalidParameter
 from quietsum.plan import PRESETS, PartyFacts, load_plan, resolve
 from quietsum.plan.text.template import CLIENTS, DEFAULTS, HEART_DEFAULTS, OTHER_DEFAULTS, template
 from quietsum.tasks import TASKS, task_named
 from quietsum.tasks.trainable import TRAINABLE
+from scenes import invoke
 
 VARIANTS = [(task, preset) for task in sorted(TASKS) for preset in (None, *PRESETS)]
 EVERY_TASK = sorted((*TASKS, *TRAINABLE))
 STYLES = ("sample", "user", "hybrid")
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.mark.parametrize(("task", "preset"), VARIANTS)
 def test_every_variant_loads_resolves_and_can_be_planned(task: str, preset: str | None) -> None:
     options = [] if preset is None else ["--preset", preset]
-    result = quietsum("new", "run.toml", "--task", task, *options)
+    result = invoke("new", "run.toml", "--task", task, *options)
     assert result.exit_code == 0, result.output
     plan = load_plan(Path("run.toml"))
     known = task_named(task, {})
@@ -46,7 +39,7 @@ def test_every_variant_loads_resolves_and_can_be_planned(task: str, preset: str 
     assert resolved.limit is not None and not resolved.warnings
     assert plan.privacy.preset == preset
     assert resolved.limit.epsilon == (PRESETS[preset].epsilon if preset else HEART_DEFAULTS.epsilon)
-    assert quietsum("plan", "run.toml").exit_code == 0
+    assert invoke("plan", "run.toml").exit_code == 0
 
 
 def test_the_lines_about_a_robust_rule_make_a_plan_that_stands_where_they_are_uncommented() -> None:
@@ -78,7 +71,7 @@ def test_a_template_for_your_own_task_resolves_for_sites_of_all_sizes(preset: st
 
 
 def test_the_heart_defaults_stand_in_the_file() -> None:
-    quietsum("new")
+    invoke("new")
     plan = load_plan(Path("run.toml"))
     assert plan.federation.rounds == HEART_DEFAULTS.rounds
     assert plan.training.sample_rate == HEART_DEFAULTS.sample_rate
@@ -115,27 +108,27 @@ def test_the_command_offers_exactly_the_presets_there_are() -> None:
     assert [name.value for name in PresetName] == list(PRESETS)
     with pytest.raises(InvalidParameter, match="privacy_high, privacy_medium, performance"):
         template(preset="privacy_low")
-    assert quietsum("new", "--preset", "privacy_low").exit_code == 2
+    assert invoke("new", "--preset", "privacy_low").exit_code == 2
 
 
 def test_it_names_the_next_command() -> None:
-    result = quietsum("new", "my run.toml")
+    result = invoke("new", "my run.toml")
     assert result.stdout.splitlines()[-1] == "next: quietsum plan 'my run.toml'"
     assert "ε 1 per record" in result.stdout
 
 
 def test_an_existing_file_stays_unless_forced() -> None:
     Path("run.toml").write_text("mine")
-    refused = quietsum("new")
+    refused = invoke("new")
     assert refused.exit_code == 2 and "--force" in refused.stderr
     assert Path("run.toml").read_text() == "mine"
-    assert quietsum("new", "--force").exit_code == 0
+    assert invoke("new", "--force").exit_code == 0
     assert load_plan(Path("run.toml")).task.name == "heart"
 
 
 def test_a_link_that_leads_nowhere_is_a_file_too() -> None:
     os.symlink("elsewhere.toml", "run.toml")
-    assert quietsum("new").exit_code == 2
+    assert invoke("new").exit_code == 2
     assert not Path("elsewhere.toml").exists()
 
 
@@ -147,7 +140,7 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(monkeypatch: pytest.Mo
         link(source, target)
 
     monkeypatch.setattr(os, "link", late)
-    assert quietsum("new").exit_code == 2
+    assert invoke("new").exit_code == 2
     assert Path("run.toml").read_text() == "somebody else's"
     assert os.listdir() == ["run.toml"]
 
@@ -157,9 +150,9 @@ def test_a_file_system_without_links_is_served_too(monkeypatch: pytest.MonkeyPat
         raise PermissionError(1, "no links here")
 
     monkeypatch.setattr(os, "link", none)
-    assert quietsum("new").exit_code == 0
+    assert invoke("new").exit_code == 0
     assert os.listdir() == ["run.toml"]
-    assert quietsum("new").exit_code == 2
+    assert invoke("new").exit_code == 2
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -171,7 +164,7 @@ def test_a_full_disk_leaves_nothing_half_written(monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    result = quietsum("new", *force)
+    result = invoke("new", *force)
     assert result.exit_code == 1 and "No space left" in result.stderr
     assert os.listdir() == (["run.toml"] if force else [])
     assert not force or Path("run.toml").read_text() == "mine"
@@ -180,7 +173,7 @@ def test_a_full_disk_leaves_nothing_half_written(monkeypatch: pytest.MonkeyPatch
 def test_places_that_cannot_be_written_are_named() -> None:
     Path("folder").mkdir()
     for place, told in (("folder", "is a directory"), ("none/run.toml", "cannot be written")):
-        result = quietsum("new", place)
+        result = invoke("new", place)
         assert result.exit_code == 2 and told in result.stderr, result.output
         assert "Traceback" not in result.output
 
@@ -189,14 +182,14 @@ def test_places_that_cannot_be_written_are_named() -> None:
 def test_the_file_gets_ordinary_permissions() -> None:
     mask = os.umask(0o022)
     try:
-        quietsum("new")
+        invoke("new")
     finally:
         os.umask(mask)
     assert stat.S_IMODE(Path("run.toml").stat().st_mode) == 0o644
 
 
 def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
-    result = quietsum("new", "--task", "hart")
+    result = invoke("new", "--task", "hart")
     assert result.exit_code == 2 and 'did you mean "heart"?' in result.stderr
     assert not os.listdir()
 
@@ -207,7 +200,7 @@ def test_odd_task_names_are_quoted() -> None:
 
 
 def test_programs_are_told_what_was_written() -> None:
-    values = json.loads(quietsum("new", "--json", "--preset", "performance").stdout)
+    values = json.loads(invoke("new", "--json", "--preset", "performance").stdout)
     plan = load_plan(Path("run.toml"))
     assert values == {
         "file": "run.toml", "task": "heart", "style": "sample", "preset": "performance", "digest": plan.digest,
@@ -219,7 +212,7 @@ def test_programs_are_told_what_was_written() -> None:
 
 def planned(task: str) -> Result:
     """``quietsum plan`` of the file that was written; a task without its data is skipped, and says which."""
-    result = quietsum("plan", "run.toml", "--json")
+    result = invoke("plan", "run.toml", "--json")
     if result.exit_code and "QUIETSUM_DATA" in result.output:
         pytest.skip(f"{task} needs its files: set QUIETSUM_DATA")
     return result
@@ -228,7 +221,7 @@ def planned(task: str) -> Result:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("task", EVERY_TASK)
 def test_a_first_plan_of_every_task_and_style_is_accepted_by_quietsum_plan(task: str, style: str) -> None:
-    assert quietsum("new", "--task", task, "--style", style).exit_code == 0
+    assert invoke("new", "--task", task, "--style", style).exit_code == 0
     result = planned(task)
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
@@ -252,7 +245,7 @@ def test_a_plan_needs_neither_data_nor_torch_to_be_written(
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails
     with pytest.raises(ImportError):
         import torch  # noqa: F401  # the control
-    result = quietsum("new", "--task", task, "--style", style)
+    result = invoke("new", "--task", task, "--style", style)
     assert result.exit_code == 0, result.output
     plan = load_plan(Path("run.toml"))
     assert plan.privacy.style == style
@@ -307,10 +300,10 @@ def test_the_promise_to_whole_people_in_the_comments_is_valid(task: str) -> None
 
 
 def test_a_preset_promises_records_something_that_style_user_does_not() -> None:
-    result = quietsum("new", "--style", "user", "--preset", "performance")
+    result = invoke("new", "--style", "user", "--preset", "performance")
     assert result.exit_code == 2 and "style = hybrid" in " ".join(result.stderr.split())
     assert not os.listdir()
-    assert quietsum("new", "--style", "hybrid", "--preset", "performance").exit_code == 0
+    assert invoke("new", "--style", "hybrid", "--preset", "performance").exit_code == 0
     plan = load_plan(Path("run.toml"))
     assert plan.privacy.preset == "performance" and plan.privacy.client is not None
 
@@ -318,11 +311,11 @@ def test_a_preset_promises_records_something_that_style_user_does_not() -> None:
 def test_unknown_styles_are_refused() -> None:
     with pytest.raises(InvalidParameter, match="choose sample, user or hybrid"):
         template(style="none")
-    assert quietsum("new", "--style", "person").exit_code == 2
+    assert invoke("new", "--style", "person").exit_code == 2
 
 
 def test_every_unit_is_named_and_nothing_is_added() -> None:
-    result = quietsum("new", "--task", "digits", "--style", "hybrid")
+    result = invoke("new", "--task", "digits", "--style", "hybrid")
     assert "ε 8 per record and ε 8 per client" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
 
@@ -351,7 +344,7 @@ def test_a_secure_plan_of_every_style_is_refused_by_no_row_and_has_its_noise_in_
 
 
 def test_a_secure_plan_is_written_and_resolves_for_the_task_that_travels_along() -> None:
-    result = quietsum("new", "masked.toml", "--secure")
+    result = invoke("new", "masked.toml", "--secure")
     assert result.exit_code == 0, result.output
-    planned = quietsum("plan", "masked.toml")
+    planned = invoke("plan", "masked.toml")
     assert planned.exit_code == 0 and "to unmask one update" in planned.stdout

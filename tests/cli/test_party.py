@@ -6,20 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from federation.sites import PLAN, Place, places_for, plan_of, remote
-from quietsum.cli.app import app
 from quietsum.ledger import Ledger
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
-
-
-def quietsum(*words: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return result
+from scenes import quietsum
 
 
 def widest(told: str) -> int:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from party.asking import FACTS, Server, Watched, plan as plan_for_points, wire
-from quietsum.cli.app import app
 from quietsum.cli.sites.check import alone
 from quietsum.errors import QuietsumError
 from quietsum.identity.certificates import Identity, make_authority, make_client
@@ -24,15 +23,9 @@ from quietsum.party.books import resolved_to
 from quietsum.party.policy import CoordinatorAddress
 from quietsum.party.policy_file import load_policy
 from quietsum.party.service import SiteService
+from scenes import quietsum
 
 FIRST, SECOND = "a" * 32, "b" * 32
-
-
-def quietsum(*words: str | Path, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return result
 
 
 def said(result: Result) -> str:

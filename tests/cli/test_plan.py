@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.ledger import Ledger
 from quietsum.plan import load_plan, resolve
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.tasks import task_named
+from scenes import invoke
 
 HEART = """
 [federation]
@@ -75,17 +74,13 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "wards.py").write_text(WARDS, encoding="utf-8")
 
 
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def written(text: str) -> Path:
     Path("run.toml").write_text(text, encoding="utf-8")
     return Path("run.toml")
 
 
 def values_of(text: str, *more: object, code: int = 0) -> dict[str, Any]:
-    result = quietsum("plan", written(text), "--json", *more)
+    result = invoke("plan", written(text), "--json", *more)
     assert result.exit_code == code, result.output
     values: dict[str, Any] = json.loads(result.stdout)
     return values
@@ -111,7 +106,7 @@ def spend(text: str, rounds: int, workspace: str = "quietsum-workspace") -> None
 
 @pytest.mark.parametrize("rounds", [1, 3, 20, 500])
 def test_everything_needed_to_decide_stands_within_80_columns(rounds: int) -> None:
-    result = quietsum("plan", written(HEART.format(rounds=rounds)))
+    result = invoke("plan", written(HEART.format(rounds=rounds)))
     assert result.exit_code == 0, result.output
     for said in (
         "cleveland", "uci-heart-va", "199", "noise_multiplier", "clip 1", "ε per record, server",
@@ -124,7 +119,7 @@ def test_everything_needed_to_decide_stands_within_80_columns(rounds: int) -> No
 
 @pytest.mark.parametrize("rounds", [1, 2, 9, 10, 11, 20, 500])
 def test_people_see_at_most_ten_rounds_the_first_and_the_last_among_them(rounds: int) -> None:
-    lines = quietsum("plan", written(HEART.format(rounds=rounds))).stdout.splitlines()
+    lines = invoke("plan", written(HEART.format(rounds=rounds))).stdout.splitlines()
     start = next(index for index, line in enumerate(lines) if line.strip().startswith("after round"))
     shown = [line.split() for line in lines[start + 1 : lines.index("", start)]]
     numbers = [int(words[0]) for words in shown]
@@ -136,14 +131,14 @@ def test_long_names_do_not_break_the_page() -> None:
     module = Path("wards.py").read_text(encoding="utf-8")
     Path("longwards.py").write_text(module.replace('"north"', '"n" * 70').replace('"visits"', '"v" * 90'))
     text = PROTECTED.replace("wards:", "longwards:") + "record = { epsilon = 1.0, delta = 1e-4 }\n"
-    result = quietsum("plan", written(text))
+    result = invoke("plan", written(text))
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_style_none_says_so_where_a_figure_would_stand() -> None:
     text = '[training]\nsample_rate = 0.5\n[privacy]\nstyle = "none"\n'
-    result = quietsum("plan", written(text))
+    result = invoke("plan", written(text))
     assert result.exit_code == 0, result.output
     assert "NO PRIVACY GUARANTEE" in result.stdout
     assert "ε" not in result.stdout and "δ" not in result.stdout
@@ -154,7 +149,7 @@ def test_style_none_says_so_where_a_figure_would_stand() -> None:
 
 def test_every_epsilon_says_its_unit() -> None:
     text = HEART.format(rounds=20).replace("1e-5 }", "1e-5, lifetime = { epsilon = 3.0, delta = 1e-5 } }")
-    result = quietsum("plan", written(text))
+    result = invoke("plan", written(text))
     pieces = " ".join(result.stdout.replace("│", " ").split())
     assert "rounds at this noise, within the lifetime's ε = 3 per record" in pieces
     assert "≤ 1.0000 per record" in pieces
@@ -162,7 +157,7 @@ def test_every_epsilon_says_its_unit() -> None:
 
 def test_spare_attempts_have_a_row_of_their_own() -> None:
     text = HEART.format(rounds=20).replace("[training]", "spare_attempts = 5\n[training]")
-    assert "with spares" in quietsum("plan", written(text)).stdout
+    assert "with spares" in invoke("plan", written(text)).stdout
 
 
 def test_a_terminal_gets_a_chart_of_at_most_80_columns(
@@ -220,7 +215,7 @@ def test_the_json_names_plan_parties_and_signal() -> None:
 def test_a_refused_plan_ends_with_2_and_all_reasons() -> None:
     text = HEART.format(rounds=20).replace("epsilon = 1.0", "epsilon = 1.0, noise_multiplier = 1.0")
     text += '[aggregation]\nrule = "best"\n'
-    result = quietsum("plan", written(text))
+    result = invoke("plan", written(text))
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.count("error:") == 2
     assert max(map(len, result.stderr.splitlines())) <= 80
@@ -240,14 +235,14 @@ def test_a_refused_plan_ends_with_2_and_all_reasons() -> None:
     ],
 )
 def test_mistakes_end_with_2_and_a_lesson(text: str, told: str) -> None:
-    result = quietsum("plan", written(text))
+    result = invoke("plan", written(text))
     assert result.exit_code == 2 and not result.stdout
     assert told in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
 
 
 def test_a_missing_file_leads_to_quietsum_new() -> None:
-    result = quietsum("plan", "none.toml")
+    result = invoke("plan", "none.toml")
     assert result.exit_code == 2 and "quietsum new run.toml" in " ".join(result.stderr.split())
 
 
@@ -259,7 +254,7 @@ def test_a_missing_ledger_is_fine_and_none_is_made() -> None:
     values = values_of(text)
     assert values["books"] == [] and values["budget_exhausted"] is None
     assert sorted(path.name for path in Path().iterdir() if path.name != "__pycache__") == ["run.toml", "wards.py"]
-    assert "untouched" in quietsum("plan", written(text)).stdout
+    assert "untouched" in invoke("plan", written(text)).stdout
 
 
 def test_what_an_earlier_run_spent_is_shown_and_nothing_is_written() -> None:
@@ -275,7 +270,7 @@ def test_what_an_earlier_run_spent_is_shown_and_nothing_is_written() -> None:
         ("north", 4.0, 1), ("south", 4.0, 1),
     ]  # fmt: skip
     assert 0 < values["books"][1]["spent_fraction"] <= 0.25
-    assert "% of ε 4 per record" in " ".join(quietsum("plan", written(text)).stdout.split())
+    assert "% of ε 4 per record" in " ".join(invoke("plan", written(text)).stdout.split())
     assert hashlib.sha256(ledger.read_bytes()).digest() == before
     with Ledger.open(ledger) as opened:
         assert opened.head == head and [run.run for run in opened.runs()] == ["earlier"]
@@ -286,7 +281,7 @@ def test_what_an_earlier_run_spent_is_shown_and_nothing_is_written() -> None:
 def test_a_lifetime_budget_that_is_too_small_ends_with_3_and_the_way_to_raise_it() -> None:
     text = PROTECTED + "record = { epsilon = 1.0, delta = 1e-4 }\n"
     spend(text, rounds=5)
-    result = quietsum("plan", written(text))
+    result = invoke("plan", written(text))
     assert result.exit_code == 3
     assert "quietsum ledger raise" in result.stderr and "next: quietsum run" not in result.stdout
     assert "noise_multiplier" in result.stdout  # the plan itself is still told
@@ -296,29 +291,29 @@ def test_a_lifetime_budget_that_is_too_small_ends_with_3_and_the_way_to_raise_it
 
 def test_a_stated_noise_beyond_the_stated_lifetime_ends_with_3() -> None:
     promise = "record = { noise_multiplier = 0.8, delta = 1e-4, lifetime = { epsilon = 0.5, delta = 1e-4 } }\n"
-    assert quietsum("plan", written(PROTECTED + promise)).exit_code == 3
+    assert invoke("plan", written(PROTECTED + promise)).exit_code == 3
     enough = promise.replace("epsilon = 0.5", "epsilon = 50.0")
-    assert quietsum("plan", written(PROTECTED + enough)).exit_code == 0
+    assert invoke("plan", written(PROTECTED + enough)).exit_code == 0
 
 
 def test_another_workspace_has_other_books() -> None:
     text = PROTECTED + "record = { epsilon = 1.0, delta = 1e-4 }\n"
     spend(text, rounds=5, workspace="elsewhere")
-    assert quietsum("plan", written(text), "--workspace", "elsewhere").exit_code == 3
-    result = quietsum("plan", written(text), "--workspace", "fresh")
+    assert invoke("plan", written(text), "--workspace", "elsewhere").exit_code == 3
+    result = invoke("plan", written(text), "--workspace", "fresh")
     assert result.exit_code == 0 and result.stdout.endswith("--workspace fresh\n")
 
 
 def test_style_none_on_protected_data_is_refused_and_on_public_data_it_is_not() -> None:
-    assert quietsum("plan", written(PROTECTED + 'style = "none"\n')).exit_code == 2
+    assert invoke("plan", written(PROTECTED + 'style = "none"\n')).exit_code == 2
     public = PROTECTED.replace('Wards"', 'Wards"\noptions = { public = "a demo" }') + 'style = "none"\n'
-    assert quietsum("plan", written(public)).exit_code == 0
+    assert invoke("plan", written(public)).exit_code == 0
 
 
 def test_a_plan_looks_at_no_data() -> None:
     """The task's rows() raises when it is called."""
     text = PROTECTED + "record = { epsilon = 1.0, delta = 1e-4 }\n"
-    assert quietsum("plan", written(text)).exit_code == 0
+    assert invoke("plan", written(text)).exit_code == 0
 
 
 # ----------------------------------------------------------------------------------- the guarantee card
@@ -330,10 +325,10 @@ def test_the_card_is_printed_instead_and_says_what_is_missing() -> None:
     task = task_named("heart", {})
     wanted = card(resolve(load_plan(HEART.format(rounds=20)), task.parties(), task.dimension))
     path = written(HEART.format(rounds=20))
-    result = quietsum("plan", path, "--card")
+    result = invoke("plan", path, "--card")
     assert result.exit_code == 0 and wanted.to_text() in result.stdout
     assert "NOT PROVIDED: The server sees one sum a round" in result.stdout
-    assert json.loads(quietsum("plan", path, "--card", "--json").stdout) == wanted.to_dict()
+    assert json.loads(invoke("plan", path, "--card", "--json").stdout) == wanted.to_dict()
 
 
 # ---------------------------------------------------------------------------------------- masked sums
@@ -347,7 +342,7 @@ def words_of(text: str) -> str:
 
 
 def test_a_plan_with_masked_sums_says_who_must_collude_what_it_survives_and_what_it_costs() -> None:
-    result = quietsum("plan", written(SHARED))
+    result = invoke("plan", written(SHARED))
     assert result.exit_code == 0, result.output
     told = words_of(result.stdout)
     for said in (
@@ -368,7 +363,7 @@ def test_a_plan_with_masked_sums_says_who_must_collude_what_it_survives_and_what
 
 
 def test_a_plan_without_masks_says_nothing_of_them() -> None:
-    told = words_of(quietsum("plan", written(HEART.format(rounds=20))).stdout)
+    told = words_of(invoke("plan", written(HEART.format(rounds=20))).stdout)
     for word in ("collude", "masked", "Homomorphic", "a party pays"):
         assert word not in told
     assert values_of(HEART.format(rounds=20))["secure"] is None
@@ -415,23 +410,23 @@ def test_noise_in_shares_needs_less_than_noise_at_each_party_by_nearly_the_root_
     ],
 )
 def test_what_masked_sums_cannot_do_ends_with_2_and_a_lesson(more: str, told: str) -> None:
-    result = quietsum("plan", written(f"{HEART.format(rounds=20)}[aggregation]\n{more}\n"))
+    result = invoke("plan", written(f"{HEART.format(rounds=20)}[aggregation]\n{more}\n"))
     assert result.exit_code == 2 and told in words_of(result.stderr)
 
 
 def test_a_refused_plan_names_the_nearest_possible_one_in_words_and_in_values() -> None:
     bad = written(f'{HEART.format(rounds=20)}[aggregation]\nrule = "median"\nattackers = 2\n')
-    result = quietsum("plan", bad)
+    result = invoke("plan", bad)
     assert result.exit_code == 2 and "nearest possible plan: aggregation.attackers = 1" in words_of(result.stderr)
-    values = json.loads(quietsum("plan", bad, "--json").stdout)
+    values = json.loads(invoke("plan", bad, "--json").stdout)
     assert {"aggregation.attackers": 1} in values["nearest"]
     assert len(values["refusals"]) == 1 and "nearest" not in values["refusals"][0]
-    assert quietsum("plan", written(f'{HEART.format(rounds=20)}[aggregation]\nrule = "median"\n')).exit_code == 0
+    assert invoke("plan", written(f'{HEART.format(rounds=20)}[aggregation]\nrule = "median"\n')).exit_code == 0
 
 
 def test_a_plan_lists_five_layers_of_defence_with_the_key_of_each_that_is_off() -> None:
     plain, judged = HEART.format(rounds=3), HEART.format(rounds=3) + '[aggregation]\nrule = "median"\n'
-    shown = words_of(quietsum("plan", written(plain)).stdout)
+    shown = words_of(invoke("plan", written(plain)).stdout)
     assert "off server defence: a mean believes every update" in shown and "Setting: aggregation.rule" in shown
     states = {layer["name"]: layer["state"] for layer in values_of(judged)["layers"]}
     assert states == {"input validation": "off", "local privacy": "on", "secure communication": "off",
@@ -444,7 +439,7 @@ def test_a_plan_tells_programs_and_people_what_its_rule_is_made_for_and_what_noi
     assert (robust["rule"], robust["attackers"], robust["least"]) == ("median", 1, 3)
     assert robust["noise"]["faint"] and robust["noise"]["party"] == "switzerland"
     assert values_of(HEART.format(rounds=20))["robust"] is None
-    shown = words_of(quietsum("plan", written(judged)).stdout)
+    shown = words_of(invoke("plan", written(judged)).stdout)
     assert "coordinate median, for 1 that may be anything, from 3 updates on" in shown
     assert "warning: noise hides signs, directions and distances from aggregation.rule = 'median'" in shown
 
@@ -456,9 +451,9 @@ def test_a_plan_says_how_much_its_rule_remembers_of_single_parties() -> None:
     size = 8 * 4 * values_of(keeps)["task"]["dimension"]
     assert values_of(keeps)["robust"]["bytes_of_parties"] == size
     assert values_of(keeps_not)["robust"]["bytes_of_parties"] == 0
-    shown = words_of(quietsum("plan", written(keeps)).stdout)
+    shown = words_of(invoke("plan", written(keeps)).stdout)
     assert f"it remembers {size} bytes of single parties, in a file beside each checkpoint for the operator" in shown
-    assert "it remembers" not in words_of(quietsum("plan", written(keeps_not)).stdout)
+    assert "it remembers" not in words_of(invoke("plan", written(keeps_not)).stdout)
 
 
 @pytest.mark.parametrize(
@@ -470,5 +465,5 @@ def test_a_plan_says_how_much_its_rule_remembers_of_single_parties() -> None:
 )  # fmt: skip
 def test_what_a_site_may_send_is_said_in_a_plain_sentence(more: str, told: str) -> None:
     Path("run.toml").write_text(HEART.format(rounds=3) + more, encoding="utf-8")
-    text = " ".join(quietsum("plan", "run.toml").stdout.split())
+    text = " ".join(invoke("plan", "run.toml").stdout.split())
     assert f"What a site may send: {'nobody sees single updates, so ' if more else ''}{told}" in text

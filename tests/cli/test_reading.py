@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.keys import key_path
@@ -21,19 +19,9 @@ from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.report import listing
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
+from scenes import invoke, tiny_toml
 
-TINY = """
-[task]
-name = "tiny:TinyTask"
-options = { public = "made up for a test" }
-[federation]
-rounds = 2
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml(options='{ public = "made up for a test" }', rounds=2)
 LOOKS = (
     ("runs",),
     ("runs", "--json"),
@@ -47,16 +35,12 @@ LOOKS = (
 )
 
 
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "run.toml").write_text(TINY)
     for name in ("first", "second"):
-        result = quietsum("run", folder / "run.toml", "--name", name, "--workspace", folder / "quietsum-workspace")
+        result = invoke("run", folder / "run.toml", "--name", name, "--workspace", folder / "quietsum-workspace")
         assert result.exit_code == 0, result.output
     return folder
 
@@ -88,7 +72,7 @@ def test_who_only_looks_opens_the_ledger_once_for_reading_and_without_its_key(
     workspace: Path, openings: list[dict[str, Any]], command: tuple[str, ...]
 ) -> None:
     key_path(workspace / "ledger.db").unlink()
-    result = quietsum(*command)
+    result = invoke(*command)
     assert result.exit_code == 0, result.output
     assert " is damaged" not in result.output and '"problem"' not in result.output
     assert len(openings) == 1 and openings[0]["read_only"] is True
@@ -113,7 +97,7 @@ def test_on_read_only_media_a_ledger_with_its_log_is_read_whole(
     before = files(copy)
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
-    result = quietsum(*command, "--workspace", copy)
+    result = invoke(*command, "--workspace", copy)
     assert result.exit_code == 0, result.output
     assert files(copy) == before
     with Ledger.open(copy / "ledger.db", read_only=True) as ledger:
@@ -131,13 +115,13 @@ def test_who_only_looks_calls_no_server_because_a_file_says_so(
         ear.settimeout(0)
         address = f"postgresql://ward@127.0.0.1:{ear.getsockname()[1]}/books?connect_timeout=2"
         (workspace / "ledger.db.url").write_text(address + "\n")
-        result = quietsum(*command)
+        result = invoke(*command)
         assert result.exit_code == 2 and "export QUIETSUM_LEDGER_URL=" in result.stderr, result.output
         with pytest.raises(BlockingIOError):
             ear.accept()
         if command == ("runs",):  # who says so is let through
             monkeypatch.setenv("QUIETSUM_LEDGER_URL", address)
-            assert quietsum(*command).exit_code == 1
+            assert invoke(*command).exit_code == 1
             ear.accept()[0].close()
 
 
@@ -146,7 +130,7 @@ def test_a_listed_run_is_what_its_report_says_and_is_not_priced_anew(
 ) -> None:
     slow = [listed_slowly(workspace, name, monkeypatch) for name in ("first", "second")]
     monkeypatch.setattr(listing, "look", None)  # the control above called it
-    assert json.loads(quietsum("runs", "--json").stdout)["runs"] == slow
+    assert json.loads(invoke("runs", "--json").stdout)["runs"] == slow
     for values in slow:
         assert values["outcome"] == "finished" and values["round"] == 2 and values["metric"]
 
@@ -179,7 +163,7 @@ def test_a_header_that_says_less_than_the_ledger_is_not_believed(
         {"plan": "0" * 64},
     ):
         rewritten(workspace, "first", **change)
-        (found,) = (one for one in json.loads(quietsum("runs", "--json").stdout)["runs"] if one["run"] == "first")
+        (found,) = (one for one in json.loads(invoke("runs", "--json").stdout)["runs"] if one["run"] == "first")
         assert found == right, change
         rewritten(workspace, "first", **about)
 
@@ -196,9 +180,9 @@ def test_a_listed_run_whose_head_is_not_in_the_ledger_is_exit_4(workspace: Path)
             path.unlink()
     older.unlink(missing_ok=True)
     cut(ledger)
-    result = quietsum("runs")
+    result = invoke("runs")
     assert result.exit_code == 4 and "does not contain the head" in result.stderr, result.output
-    result = quietsum("runs", "--workspace", other)
+    result = invoke("runs", "--workspace", other)
     assert result.exit_code == 4 and "is gone" in result.stderr, result.output
 
 
@@ -223,7 +207,7 @@ def test_a_broken_ledger_is_the_trouble_of_the_whole_list(workspace: Path) -> No
         file.seek(4096)
         file.write(b"\xff" * 4096)
     for command in (("runs",), ("show", "first"), ("compare", "first", "second")):
-        result = quietsum(*command)
+        result = invoke(*command)
         assert result.exit_code == 4, result.output
     with pytest.raises(LedgerBroken):
         Ledger.open(workspace / "ledger.db", read_only=True)
@@ -231,11 +215,11 @@ def test_a_broken_ledger_is_the_trouble_of_the_whole_list(workspace: Path) -> No
 
 def test_a_broken_ledger_hides_no_run_and_vouches_for_none(workspace: Path) -> None:
     (workspace / "ledger.db").write_bytes(b"\xff" * 8192)
-    result = quietsum("runs")
+    result = invoke("runs")
     assert result.exit_code == 4 and "error: " in result.stderr, result.output
     assert all(f"{name} was begun" in result.stdout for name in ("first", "second")), result.output
     assert "ε" not in result.stdout, result.output
-    result = quietsum("runs", "--json")
+    result = invoke("runs", "--json")
     values = json.loads(result.stdout)
     assert result.exit_code == 4 and values["runs"] == [] and "ledger" in values["ledger"], result.output
 
@@ -243,7 +227,7 @@ def test_a_broken_ledger_hides_no_run_and_vouches_for_none(workspace: Path) -> N
 def test_a_list_with_a_damaged_run_or_another_ledger_ends_with_4_after_the_list(workspace: Path) -> None:
     (workspace / "runs" / "second" / "plan.toml").unlink()
     for command in (("runs",), ("runs", "--json")):
-        result = quietsum(*command)
+        result = invoke(*command)
         assert result.exit_code == 4 and "finished" in result.stdout and "is gone" in result.stdout, result.output
     for path in workspace.glob("ledger.db*"):
         path.unlink()
@@ -252,5 +236,5 @@ def test_a_list_with_a_damaged_run_or_another_ledger_ends_with_4_after_the_list(
     Ledger.open(other / "ledger.db", create=True).close()
     for path in other.glob("ledger.db*"):
         path.rename(workspace / path.name)
-    result = quietsum("runs")
+    result = invoke("runs")
     assert result.exit_code == 4 and "first is damaged" in result.stdout, result.output

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from ledger.build import tamper
-from quietsum.cli.app import app
 from quietsum.errors import TooFewParties
 from quietsum.federation.local import LocalFederation
 from quietsum.ledger import Ledger
@@ -25,18 +24,9 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
+from scenes import invoke, tiny_toml
 
-TINY = """
-[task]
-name = "tiny:TinyTask"
-[federation]
-rounds = 3
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml()
 PUBLIC = TINY.replace('TinyTask"', 'TinyTask"\noptions = { public = "made up for a test" }')
 NONE = PUBLIC.replace("record = { epsilon = 2.0, delta = 1e-3 }", 'style = "none"')
 FAST = PUBLIC + 'noise = "fast"\n'
@@ -44,10 +34,7 @@ REFUSING = TINY.replace("rounds = 3", 'rounds = 3\nsimulate = { refusing = ["nor
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # with relative paths, as people type them, lines are as long as they say
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 @pytest.fixture
@@ -58,14 +45,10 @@ def _at_a_keyboard() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def run(text: str = TINY, *more: object, name: str = "run", code: int = 0) -> Result:
     """Run the plan ``text`` in the usual workspace of this folder."""
     Path("run.toml").write_text(text, encoding="utf-8")
-    result = quietsum("run", "run.toml", "--name", name, *more)
+    result = invoke("run", "run.toml", "--name", name, *more)
     assert result.exit_code == code, result.output
     return result
 
@@ -110,12 +93,12 @@ def heart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Result]:
     """The demo as ``quietsum new`` writes it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("heart"))
-        assert quietsum("new", "run.toml").exit_code == 0
-        result = quietsum("run", "run.toml", "--name", "demo")
+        assert invoke("new", "run.toml").exit_code == 0
+        result = invoke("run", "run.toml", "--name", "demo")
         assert result.exit_code == 0, result.output
         chain = [result]
         while "next: " in chain[-1].stdout and len(chain) < 5:
-            chain.append(quietsum(*next_command(chain[-1])))
+            chain.append(invoke(*next_command(chain[-1])))
         result.chain = chain[1:]  # type: ignore[attr-defined]
         yield result
 
@@ -160,7 +143,7 @@ def test_the_command_after_verify_works_as_it_stands(heart: Result) -> None:
 @pytest.mark.parametrize("text", [TINY, PUBLIC, NONE, FAST], ids=["protected", "public", "none", "fast"])
 def test_nothing_is_wider_than_80_columns(text: str, heart: Result) -> None:
     # Also the line with the budget, which is longest where the noise carries its label.
-    for result in (heart, run(text), quietsum("show"), quietsum("runs")):
+    for result in (heart, run(text), invoke("show"), invoke("runs")):
         assert max(map(len, result.stdout.splitlines())) <= 80, max(result.stdout.splitlines(), key=len)
 
 
@@ -198,8 +181,8 @@ def without_unit(text: str) -> list[str]:
 @pytest.mark.parametrize("text", [TINY, PUBLIC, FAST, REFUSING], ids=["protected", "public", "fast", "refusing"])
 def test_every_epsilon_that_is_printed_says_of_what(text: str) -> None:
     code = 6 if text == REFUSING else 0
-    results = [run(text, "-v", code=code), quietsum("plan", "run.toml"), quietsum("show"), quietsum("runs")]
-    results += [quietsum("ledger", "show"), quietsum("ledger", "show", "--run", "run")]
+    results = [run(text, "-v", code=code), invoke("plan", "run.toml"), invoke("show"), invoke("runs")]
+    results += [invoke("ledger", "show"), invoke("ledger", "show", "--run", "run")]
     printed = [result.stdout + "\n\n" + result.stderr for result in results]
     assert any("ε" in one for one in printed)
     for one in printed:
@@ -252,9 +235,9 @@ def test_a_second_run_on_the_same_protected_data_ends_with_3_and_the_first_model
 def test_the_command_that_a_refusal_names_lets_the_second_run_in() -> None:
     run(name="first")
     for _ in ("north", "south"):
-        refusal = words(quietsum("run", "run.toml", "--name", "second").stderr)
+        refusal = words(invoke("run", "run.toml", "--name", "second").stderr)
         command = shlex.split(refusal[refusal.index("quietsum ledger raise") :])[1:]
-        assert quietsum(*command).exit_code == 0
+        assert invoke(*command).exit_code == 0
     run(name="second")
 
 
@@ -267,14 +250,14 @@ def test_a_budget_that_ends_in_the_middle_ends_with_3_and_the_model_is_kept() ->
     interrupted(after=2)
     newest = sorted(Path("quietsum-workspace/runs/run/checkpoints").iterdir())[-1]
     newest.unlink()  # round 2 must be made again, which the plan did not foresee
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     assert result.exit_code == 3, result.output
     assert "stopped after round 2" in words(result.stderr)
     params, about = checkpoints.load_model(Path("quietsum-workspace/runs/run/model.safetensors"))
     assert len(params) == 2 and about["outcome"] == "budget"
     assert next_command(result) == ["ledger", "show"]
-    assert quietsum(*next_command(result)).exit_code == 0
-    assert "stopped by its budget" in quietsum("show").stdout
+    assert invoke(*next_command(result)).exit_code == 0
+    assert "stopped by its budget" in invoke("show").stdout
 
 
 def test_a_damaged_ledger_ends_with_4_before_anybody_is_asked() -> None:
@@ -283,7 +266,7 @@ def test_a_damaged_ledger_ends_with_4_before_anybody_is_asked() -> None:
     checkpoint = sorted(Path("quietsum-workspace/runs/run/checkpoints").iterdir())
     for command in (("run", "--resume", "run"), ("run", "run.toml"), ("show", "run"), ("ledger", "verify")):
         Path("run.toml").write_text(TINY, encoding="utf-8")
-        result = quietsum(*command)
+        result = invoke(*command)
         assert result.exit_code == 4, (command, result.output)
         assert "error: the ledger's entry 4" in result.stderr
     assert sorted(Path("quietsum-workspace/runs/run/checkpoints").iterdir()) == checkpoint
@@ -316,9 +299,9 @@ def test_what_a_refused_round_costs_is_told_truly() -> None:
 
 def test_resume_latest_goes_on_after_an_interruption_and_spends_what_an_unbroken_run_spends(tmp_path: Path) -> None:
     interrupted()
-    assert "not finished" in words(quietsum("show", "latest").stdout)
-    assert next_command(quietsum("show", "latest")) == ["run", "--resume", "run"]
-    result = quietsum("run", "--resume", "latest")
+    assert "not finished" in words(invoke("show", "latest").stdout)
+    assert next_command(invoke("show", "latest")) == ["run", "--resume", "run"]
+    result = invoke("run", "--resume", "latest")
     assert result.exit_code == 0, result.output
     assert "run run goes on" in result.stdout
     lines = [line.split(" · ")[0] for line in result.stdout.splitlines() if line.startswith("round ")]
@@ -333,7 +316,7 @@ def test_resume_latest_goes_on_after_an_interruption_and_spends_what_an_unbroken
 def test_a_run_that_stopped_for_want_of_parties_goes_on_as_it_says() -> None:
     text = TINY.replace("rounds = 3", "rounds = 3\nspare_attempts = 2\nsimulate = { drop_outs = 1.0 }")
     result = run(text, code=6)
-    again = quietsum(*next_command(result))
+    again = invoke(*next_command(result))
     assert again.exit_code == 6, again.output  # its replies are lost again, and that was paid for again
     with Ledger.open(Workspace.at().ledger) as ledger:
         assert ledger.next_attempt("run", 1) == 3
@@ -343,7 +326,7 @@ def test_a_run_that_stopped_for_want_of_parties_goes_on_as_it_says() -> None:
 def test_resuming_a_finished_run_spends_nothing() -> None:
     run()
     before = spent()
-    assert quietsum("run", "--resume", "latest").exit_code == 0
+    assert invoke("run", "--resume", "latest").exit_code == 0
     assert spent() == before
 
 
@@ -397,7 +380,7 @@ def test_a_run_of_sites_goes_on_with_them_as_it_says(sites: Sites, how: tuple[st
     assert words == ["run", "--resume", "run", "--on", "flower", *how]
     assert max(map(len, stopped.stdout.splitlines())) <= 80
     sites.there = True
-    assert quietsum(*words).exit_code == 0 and sites.asked == 3
+    assert invoke(*words).exit_code == 0 and sites.asked == 3
     first, second = sites.links
     assert first == second, "the SuperLink and the keys are the same"
 
@@ -406,7 +389,7 @@ def test_a_run_of_sites_is_not_finished_on_this_machine_by_a_command_that_forget
     run(TINY, "--on", "flower", "--keys", "keys", "--superlink", "link", code=6)
     before = spent()
     for name in ("run", "latest"):
-        refused = quietsum("run", "--resume", name)
+        refused = invoke("run", "--resume", name)
         assert refused.exit_code == 2, refused.output
         assert "quietsum run --resume run --on flower --keys DIR --superlink DIR" in words(refused.stderr)
     assert spent() == before and sites.asked == 0
@@ -414,10 +397,10 @@ def test_a_run_of_sites_is_not_finished_on_this_machine_by_a_command_that_forget
 
 def test_a_run_of_this_machine_starts_no_superlink(sites: Sites) -> None:
     interrupted()
-    refused = quietsum("run", "--resume", "run", "--on", "flower", "--keys", "keys", "--superlink", "link")
+    refused = invoke("run", "--resume", "run", "--on", "flower", "--keys", "keys", "--superlink", "link")
     assert refused.exit_code == 2 and "go on with: quietsum run --resume run" in words(refused.stderr)
     assert sites.links == []
-    assert quietsum("run", "--resume", "run").exit_code == 0, "the control: as it says"
+    assert invoke("run", "--resume", "run").exit_code == 0, "the control: as it says"
 
 
 def test_a_coordinator_says_by_which_name_sites_pin_it(sites: Sites) -> None:
@@ -426,8 +409,8 @@ def test_a_coordinator_says_by_which_name_sites_pin_it(sites: Sites) -> None:
     with Ledger.open(Workspace.at().ledger, read_only=True) as ledger:
         line = f"this coordinator's ledger is {ledger.identity.ledger}; sites pin it as coordinator.ledger"
     assert line in words(told) and max(map(len, told.splitlines())) <= 80
-    assert line in words(quietsum("run", "--resume", "run", *how).stdout)
-    for text in quietsum("run", "--resume", "run", *how, "--json").stdout.splitlines():
+    assert line in words(invoke("run", "--resume", "run", *how).stdout)
+    for text in invoke("run", "--resume", "run", *how, "--json").stdout.splitlines():
         json.loads(text)
 
 
@@ -463,8 +446,8 @@ def test_an_interruption_says_what_is_kept_and_how_to_go_on(number: signal.Signa
     assert max(map(len, result.output.splitlines())) <= 80
     following = next_command(result)
     assert following == ["run", "--resume", "run", "--workspace", "here"]
-    assert "interrupted" in quietsum("runs", "--workspace", "here").stdout
-    again = quietsum(*following)
+    assert "interrupted" in invoke("runs", "--workspace", "here").stdout
+    again = invoke(*following)
     assert again.exit_code == 0 and "round 3/3" in again.stdout, again.output
 
 
@@ -520,11 +503,11 @@ def test_style_none_says_so_wherever_a_figure_would_stand() -> None:
     run(NONE, name="two")
     assert started.stdout.count(NO_GUARANTEE) == 5  # the introduction, three rounds, the sentence at the end
     for command in (("plan", "run.toml"), ("show", "one"), ("runs",), ("compare", "one", "two")):
-        result = quietsum(*command)
+        result = invoke(*command)
         assert result.exit_code == 0, result.output
         assert NO_GUARANTEE in words(result.stdout), command
         assert not re.search(r"ε\s*(≤|=|<)?\s*\d", result.stdout), command
-    for result in (started, quietsum("runs")):
+    for result in (started, invoke("runs")):
         assert not re.search(r"ε\s*(≤|=|<)?\s*[\d∞]", result.stdout)
     html = Path("quietsum-workspace/runs/one/report.html").read_text()
     assert NO_GUARANTEE in html and "ε at most" not in html
@@ -535,7 +518,7 @@ def test_style_none_says_so_wherever_a_figure_would_stand() -> None:
 def test_the_control_a_protected_run_never_says_so() -> None:
     run()
     for command in (("show",), ("runs",), ("plan", "run.toml")):
-        assert NO_GUARANTEE not in quietsum(*command).stdout
+        assert NO_GUARANTEE not in invoke(*command).stdout
     assert NO_GUARANTEE not in Path("quietsum-workspace/runs/run/report.html").read_text()
 
 
@@ -546,7 +529,7 @@ def test_fast_noise_is_labelled_in_every_text_about_the_run() -> None:
     result = run(FAST)
     assert words(result.stdout).count(LABEL) >= 2
     for command in (("plan", "run.toml"), ("show",)):
-        assert LABEL in words(quietsum(*command).stdout), command
+        assert LABEL in words(invoke(*command).stdout), command
     assert LABEL in Path("quietsum-workspace/runs/run/report.html").read_text()
 
 
@@ -561,4 +544,4 @@ def test_fast_noise_is_labelled_in_the_guarantee_itself() -> None:
 
 def test_the_control_secure_noise_is_not_labelled() -> None:
     assert LABEL not in words(run().stdout)
-    assert LABEL not in words(quietsum("show").stdout)
+    assert LABEL not in words(invoke("show").stdout)

@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
+from scenes import invoke
 
 HEART = """
 [federation]
@@ -29,12 +28,8 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     Path("run.toml").write_text(HEART, encoding="utf-8")
 
 
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def test_two_workers_run_a_plan_to_its_end() -> None:
-    result = quietsum("run", "run.toml", "--workers", 2, "--json")
+    result = invoke("run", "run.toml", "--workers", 2, "--json")
     assert result.exit_code == 0, result.output
     events = [json.loads(line) for line in result.stdout.splitlines()]
     rounds = [event for event in events if event["event"] == "round-finished"]
@@ -52,13 +47,13 @@ def test_the_number_reaches_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "start", noted)
-    quietsum("run", "run.toml", "--workers", 3)
-    quietsum("run", "run.toml")
+    invoke("run", "run.toml", "--workers", 3)
+    invoke("run", "run.toml")
     assert asked == [3, 1]
 
 
 @pytest.mark.parametrize("number", [0, -1, 257, "two", "nan", 1.5])
 def test_a_number_that_is_none_is_refused_before_anything_is_spent(number: object) -> None:
-    result = quietsum("run", "run.toml", "--workers", number)
+    result = invoke("run", "run.toml", "--workers", number)
     assert result.exit_code == 2 and "Traceback" not in result.output
     assert not Path("quietsum-workspace").exists()

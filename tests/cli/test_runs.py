@@ -8,43 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from quietsum.cli.app import app
 from quietsum.plan import load_plan
 from quietsum.runs import folder as folders
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
+from scenes import invoke, tiny_toml
 
-TINY = """
-[task]
-name = "tiny:TinyTask"
-options = { public = "made up for a test" }
-[federation]
-rounds = 3
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml(options='{ public = "made up for a test" }')
 MORE_NOISE = TINY.replace("epsilon = 2.0", "epsilon = 0.5").replace("rounds = 3", "rounds = 4")
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def run(text: str, name: str) -> None:
     Path("run.toml").write_text(text, encoding="utf-8")
-    result = quietsum("run", "run.toml", "--name", name)
+    result = invoke("run", "run.toml", "--name", name)
     assert result.exit_code == 0, result.output
 
 
@@ -66,7 +48,7 @@ def shown(result: Result) -> str:
     assert max(map(len, result.stdout.splitlines())) <= 80, result.stdout
     program, *arguments = shlex.split(result.stdout.split("next: ")[-1].replace("\\\n", " "))
     assert program.endswith("quietsum")
-    following = quietsum(*arguments)
+    following = invoke(*arguments)
     assert following.exit_code == 0, following.output
     return result.stdout
 
@@ -76,18 +58,18 @@ def words(text: str) -> str:
 
 
 def test_without_runs_there_is_a_way_to_the_first_one() -> None:
-    assert "no runs in quietsum-workspace yet" in shown(quietsum("runs"))
+    assert "no runs in quietsum-workspace yet" in shown(invoke("runs"))
     assert not Path("quietsum-workspace").exists()
-    assert json.loads(quietsum("runs", "--json").stdout)["runs"] == []
+    assert json.loads(invoke("runs", "--json").stdout)["runs"] == []
 
 
 def test_every_run_is_listed_with_its_guarantee_and_the_data_it_was_measured_on() -> None:
     run(TINY, "first")
     run(MORE_NOISE, "second")
-    text = shown(quietsum("runs"))
+    text = shown(invoke("runs"))
     for said in ("first", "second", "3/3", "4/4", "finished", "per record", "measured on the true mean"):
         assert said in words(text), said
-    values = json.loads(quietsum("runs", "--json").stdout)
+    values = json.loads(invoke("runs", "--json").stdout)
     assert [(row["run"], row["outcome"], row["round"]) for row in values["runs"]] == [
         ("first", "finished", 3), ("second", "finished", 4),
     ]  # fmt: skip
@@ -98,7 +80,7 @@ def test_every_run_is_listed_with_its_guarantee_and_the_data_it_was_measured_on(
 
 def test_one_run_is_shown_with_summary_sentence_curve_metric_and_head() -> None:
     run(TINY, "first")
-    text = shown(quietsum("show", "first"))
+    text = shown(invoke("show", "first"))
     for said in (
         "a tiny mean: 2 parties, 3 of 3 rounds, finished", "ε ≤ 2 per record at δ = 0.001", "ε per record after each",
         "No lifetime budget was used: made up for a test", "on the true mean, which is public", "ledger entry",
@@ -109,23 +91,23 @@ def test_one_run_is_shown_with_summary_sentence_curve_metric_and_head() -> None:
 
 def test_a_run_may_be_named_by_its_folder() -> None:
     run(TINY, "first")
-    assert shown(quietsum("show", "quietsum-workspace/runs/first")) == shown(quietsum("show", "first"))
+    assert shown(invoke("show", "quietsum-workspace/runs/first")) == shown(invoke("show", "first"))
 
 
 def test_an_unfinished_run_is_shown_as_such_claims_the_whole_plan_and_can_be_resumed() -> None:
     stopped(TINY, "half")
-    text = words(shown(quietsum("show")))  # shown() also runs the next command, which finishes it
+    text = words(shown(invoke("show")))  # shown() also runs the next command, which finishes it
     assert "1 of 3 rounds, not finished" in text
     assert "ε ≤ 2 per record" in text
-    assert "3 of 3 rounds, finished" in words(quietsum("show").stdout)
+    assert "3 of 3 rounds, finished" in words(invoke("show").stdout)
 
 
 def test_a_run_that_nobody_holds_was_interrupted_and_one_that_is_held_goes_on() -> None:
     stopped(TINY, "half")
-    assert "interrupted" in shown(quietsum("runs"))
+    assert "interrupted" in shown(invoke("runs"))
     stopped(MORE_NOISE, "other")
     with Workspace.at().find("other").locked():
-        rows = {row["run"]: row["outcome"] for row in json.loads(quietsum("runs", "--json").stdout)["runs"]}
+        rows = {row["run"]: row["outcome"] for row in json.loads(invoke("runs", "--json").stdout)["runs"]}
     assert rows == {"half": "interrupted", "other": "running"}
 
 
@@ -134,7 +116,7 @@ def test_latest_is_the_run_that_was_started_last(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(folders, "now", lambda: "2026-03-01T10:15:00+00:00")
     for name in ("b-first", "a-second"):
         run(TINY, name)
-    assert json.loads(quietsum("show", "latest", "--json").stdout)["run"] == "a-second"
+    assert json.loads(invoke("show", "latest", "--json").stdout)["run"] == "a-second"
 
 
 def test_latest_does_not_depend_on_a_clock_that_was_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +124,7 @@ def test_latest_does_not_depend_on_a_clock_that_was_put_back(monkeypatch: pytest
     run(TINY, "first")
     monkeypatch.setattr(folders, "now", lambda: "1999-01-01T00:00:00+00:00")
     run(TINY, "second")
-    assert json.loads(quietsum("show", "latest", "--json").stdout)["run"] == "second"
+    assert json.loads(invoke("show", "latest", "--json").stdout)["run"] == "second"
 
 
 def test_a_damaged_run_does_not_hide_the_others() -> None:
@@ -150,18 +132,18 @@ def test_a_damaged_run_does_not_hide_the_others() -> None:
     run(TINY, "good")
     run(TINY, "spoilt")
     Path("quietsum-workspace/runs/spoilt/plan.toml").unlink()
-    result = quietsum("runs")
+    result = invoke("runs")
     assert "good" in result.stdout and "finished" in result.stdout
 
 
 def test_comparing_says_what_differs_and_nothing_else() -> None:
     run(TINY, "first")
     run(MORE_NOISE, "second")
-    text = words(shown(quietsum("compare", "first", "second")))
+    text = words(shown(invoke("compare", "first", "second")))
     assert "privacy.record.epsilon: 2.0 | 0.5" in text
     assert "federation.rounds: 3 | 4" in text
     assert "sample_rate" not in text
-    values = json.loads(quietsum("compare", "first", "second", "--json").stdout)
+    values = json.loads(invoke("compare", "first", "second", "--json").stdout)
     assert values["plan"] == {"federation.rounds": [3, 4], "privacy.record.epsilon": [2.0, 0.5]}
     assert [row["run"] for row in values["runs"]] == ["first", "second"]
 
@@ -169,7 +151,7 @@ def test_comparing_says_what_differs_and_nothing_else() -> None:
 def test_equal_plans_are_said_to_be_equal() -> None:
     run(TINY, "first")
     run(TINY, "second")
-    assert "the plans are equal" in shown(quietsum("compare", "first", "second"))
+    assert "the plans are equal" in shown(invoke("compare", "first", "second"))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +166,7 @@ def test_equal_plans_are_said_to_be_equal() -> None:
 )
 def test_wrong_names_end_with_2_and_a_lesson(command: tuple[str, ...], told: str) -> None:
     run(TINY, "first")
-    result = quietsum(*command)
+    result = invoke(*command)
     assert result.exit_code == 2, result.output
     assert told in words(result.stderr) and "Traceback" not in result.output
     assert not Path("elsewhere").exists()
@@ -193,8 +175,8 @@ def test_wrong_names_end_with_2_and_a_lesson(command: tuple[str, ...], told: str
 def test_a_run_shown_with_another_workspaces_ledger_is_refused() -> None:
     run(TINY, "first")
     Path("run.toml").write_text(TINY, encoding="utf-8")
-    assert quietsum("run", "run.toml", "--name", "other", "--workspace", "elsewhere").exit_code == 0
-    result = quietsum("show", "quietsum-workspace/runs/first", "--workspace", "elsewhere")
+    assert invoke("run", "run.toml", "--name", "other", "--workspace", "elsewhere").exit_code == 0
+    result = invoke("show", "quietsum-workspace/runs/first", "--workspace", "elsewhere")
     assert result.exit_code in (2, 4)
     assert "is not the ledger of run first" in words(result.stderr)
 
@@ -202,7 +184,7 @@ def test_a_run_shown_with_another_workspaces_ledger_is_refused() -> None:
 def test_long_names_do_not_widen_the_page() -> None:
     run(TINY, "n" * 100)
     for command in (("runs",), ("show",)):
-        text = quietsum(*command).stdout
+        text = invoke(*command).stdout
         lines = [line for line in text.splitlines() if "quietsum-workspace/runs/" not in line and "show n" not in line]
         assert max(len(line) for line in lines if "n" * 100 not in line) <= 80
 
@@ -221,17 +203,17 @@ def test_a_run_folder_and_show_have_the_card_of_the_plan() -> None:
     folder = Path("quietsum-workspace/runs/carded")
     assert (folder / "guarantee.md").read_text(encoding="utf-8") == wanted.to_markdown()
     assert json.loads((folder / "guarantee.json").read_text(encoding="utf-8")) == wanted.to_dict()
-    shown = quietsum("show", "carded").stdout
+    shown = invoke("show", "carded").stdout
     assert wanted.to_text() in shown and "NOT PROVIDED: The server sees one sum a round" in shown
-    assert json.loads(quietsum("show", "carded", "--json").stdout)["card"] == wanted.to_dict()
+    assert json.loads(invoke("show", "carded", "--json").stdout)["card"] == wanted.to_dict()
     assert "NOT PROVIDED" in (folder / "report.html").read_text(encoding="utf-8")
 
 
 def test_show_lists_the_layers_of_defence_from_the_plan_alone() -> None:
     run(TINY, "layered")
-    shown = " ".join(quietsum("show", "layered").stdout.split())
+    shown = " ".join(invoke("show", "layered").stdout.split())
     assert "Layers of defence off input validation" in shown and "on local privacy" in shown
-    values = json.loads(quietsum("show", "layered", "--json").stdout)
+    values = json.loads(invoke("show", "layered", "--json").stdout)
     assert [layer["state"] for layer in values["layers"]] == ["off", "on", "off", "off", "on"]
     told = json.dumps(values["layers"])
     assert not any(party["name"] in told for party in values["parties"])  # what happened to whom is the operator's
@@ -272,14 +254,14 @@ strength = 50.0
 
 def test_show_lists_for_the_operator_whom_the_rule_left_out_in_how_many_rounds() -> None:
     Path("run.toml").write_text(JUDGED, encoding="utf-8")
-    printed = quietsum("run", "run.toml", "--name", "drill").stdout
+    printed = invoke("run", "run.toml", "--name", "drill").stdout
     assert "5 rejected" in printed and "in all: 20 updates left out by the rule" in printed
-    text = shown(quietsum("show", "drill"))
+    text = shown(invoke("show", "drill"))
     assert "left out by krum, for the operator alone, in how many of 4 rounds" in words(text)
     lines = [line.split() for line in text.splitlines() if line.startswith("  north-west ")]
     assert lines[0][1] == "4" and "attacks in this drill" in words(text) and text.count("this drill") == 1
     assert "verdict" in text and "malicious" not in text
-    told = json.loads(quietsum("show", "drill", "--json").stdout)["operator_only"]["left_out"]
+    told = json.loads(invoke("show", "drill", "--json").stdout)["operator_only"]["left_out"]
     assert told["rule"] == "krum" and told["rounds"] == 4
     assert sum(one["rounds"] for one in told["parties"]) == 20  # Krum takes one of six
 
@@ -287,24 +269,24 @@ def test_show_lists_for_the_operator_whom_the_rule_left_out_in_how_many_rounds()
 def test_a_drill_promises_nothing_wherever_it_is_shown() -> None:
     text = JUDGED.replace('style = "none"', 'style = "sample"\nrecord = { epsilon = 2.0, delta = 1e-3 }')
     Path("run.toml").write_text(text, encoding="utf-8")
-    printed = words(quietsum("run", "run.toml", "--name", "drill").stdout)
-    for said in (printed, words(quietsum("show", "drill").stdout)):
+    printed = words(invoke("run", "run.toml", "--name", "drill").stdout)
+    for said in (printed, words(invoke("show", "drill").stdout)):
         assert "A drill promises nobody anything" in said and "From this run alone" not in said
-    assert "This is a drill; the card is that of the plan without [attack]" in words(quietsum("show", "drill").stdout)
+    assert "This is a drill; the card is that of the plan without [attack]" in words(invoke("show", "drill").stdout)
     page = Path("quietsum-workspace/runs/drill/report.html").read_text(encoding="utf-8")
     assert "The guarantee of the same plan without [attack]" in page
-    listed = quietsum("runs").stdout
+    listed = invoke("runs").stdout
     assert "none: a drill" in listed and "ε" not in listed
     run(TINY, "honest")
     honest = Path("quietsum-workspace/runs/honest/report.html").read_text(encoding="utf-8")
-    assert "<h2>The guarantee</h2>" in honest and "ε ≤ 2" in quietsum("runs").stdout  # the control
-    assert "From this run alone" in words(quietsum("show").stdout)
+    assert "<h2>The guarantee</h2>" in honest and "ε ≤ 2" in invoke("runs").stdout  # the control
+    assert "From this run alone" in words(invoke("show").stdout)
 
 
 def test_whom_the_rule_left_out_is_in_no_file_for_others() -> None:
     Path("run.toml").write_text(JUDGED, encoding="utf-8")
-    quietsum("run", "run.toml", "--name", "drill")
-    quietsum("ledger", "export", "ledger.json")
+    invoke("run", "run.toml", "--name", "drill")
+    invoke("ledger", "export", "ledger.json")
     folder = Path("quietsum-workspace/runs/drill")
     others = [folder / name for name in ("report.json", "report.html", "guarantee.md", "guarantee.json", "task.json")]
     for path in (*others, folder / "model.safetensors", Path("ledger.json")):

@@ -25,23 +25,13 @@ from quietsum.ledger.chain.verify import verify_file
 from quietsum.ledger.stores.opening import write_url
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import Workspace
+from scenes import tiny_toml
 
 EVIL = (
     "\x1b]0;title\x07", "\x1b]52;c;aGk=\x1b\\", "\x1b[2J", "\x1b[8m", "\x1b[5;1H", "\x9b2J", "\x07", "\x00", "\r",
     "\x1bc", "\x1b(0", "\x1bPq\x1b\\", "\u202e", "\x1b]8;;http://x\x07",
 )  # fmt: skip
-TINY = """
-[task]
-name = "tiny:TinyTask"
-options = { public = "made up for a test" }
-[federation]
-rounds = 1
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml(options='{ public = "made up for a test" }', rounds=1)
 
 
 class Terminal(io.StringIO):

@@ -6,17 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+from scenes import invoke
 
 
 def spent(*arguments: object) -> dict[str, Any]:
-    result = quietsum("spend", *arguments, "--json")
+    result = invoke("spend", *arguments, "--json")
     assert result.exit_code == 0, result.stderr
     values: dict[str, Any] = json.loads(result.stdout)
     return values
@@ -73,9 +68,7 @@ def test_skellam_noise_is_priced_by_renyi_sampled_or_not_and_nears_the_gaussian(
         plain = spent("-s", 30, *run, "-d", 1e-5)
         assert "Rényi" in skellam["method"]
         assert plain["epsilon"] < skellam["epsilon"] < 1.6 * plain["epsilon"]
-    refused = quietsum(
-        "spend", "--mechanism", "skellam", "-s", 30, "-q", 0.1, "-T", 9, "-d", 1e-5, "--sampling", "fixed"
-    )
+    refused = invoke("spend", "--mechanism", "skellam", "-s", 30, "-q", 0.1, "-T", 9, "-d", 1e-5, "--sampling", "fixed")
     assert refused.exit_code == 2
     assert "fixed-size sampling of Skellam has no sound bound" in refused.stderr.replace("\n", " ")
 
@@ -84,7 +77,7 @@ def test_fixed_size_batches_mean_replace_one_unless_zero_out_is_stated() -> None
     run = ("-s", 2, "-q", 0.01, "-T", 200, "-d", 1e-5, "--sampling", "fixed")
     assert spent(*run)["neighbours"] == "replace-one"
     assert spent(*run, "--neighbours", "zero-out")["neighbours"] == "zero-out"
-    refused = quietsum("spend", *run, "--neighbours", "add-or-remove-one")
+    refused = invoke("spend", *run, "--neighbours", "add-or-remove-one")
     assert refused.exit_code == 2
     assert "replace" in refused.stderr.lower()
 
@@ -116,7 +109,7 @@ def test_without_a_tight_group_bound_the_generic_one_is_used_and_named() -> None
 
 
 def test_people_read_the_bound_its_unit_its_meaning_and_the_next_command_in_80_columns() -> None:
-    result = quietsum("spend", *ONE_ROUND)
+    result = invoke("spend", *ONE_ROUND)
     assert result.exit_code == 0
     for words in ("7.0466", "1e-05", "one record", "add-or-remove-one", "Rényi", "looser", "a coin: 50 %"):
         assert words in result.stdout
@@ -127,8 +120,8 @@ def test_people_read_the_bound_its_unit_its_meaning_and_the_next_command_in_80_c
 
 
 def test_the_next_command_works_when_copied() -> None:
-    lines = quietsum("spend", *ONE_ROUND).stdout.split("next: quietsum", 1)[1]
-    assert quietsum(*lines.replace("\\\n", " ").split()).exit_code == 0
+    lines = invoke("spend", *ONE_ROUND).stdout.split("next: quietsum", 1)[1]
+    assert invoke(*lines.replace("\\\n", " ").split()).exit_code == 0
 
 
 def test_an_upper_bound_is_rounded_up_for_people() -> None:

@@ -12,13 +12,12 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.high_water_mark import Mark, mark_path
 from quietsum.runs.record import measured
+from scenes import invoke
 from tiny import tiny_plan
 
 LOOKS = (("runs",), ("show", "first"), ("ledger", "show"), ("ledger", "verify"))
@@ -29,12 +28,6 @@ FILES = (
     "runs/first/report.json", "runs/first/model.safetensors", "runs/first/checkpoints/round-000003.safetensors",
     "training/other/checkpoint.safetensors",
 )  # fmt: skip
-
-
-def quietsum(*words: object) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
-    return result
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +48,7 @@ def nobody_waits_for_ever() -> Iterator[None]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     (folder / "run.toml").write_text(tiny_plan().to_toml())
-    result = quietsum("run", folder / "run.toml", "--name", "first", "--workspace", folder / "ws")
+    result = invoke("run", folder / "run.toml", "--name", "first", "--workspace", folder / "ws")
     assert result.exit_code == 0, result.output
     return folder / "ws"
 
@@ -97,7 +90,7 @@ def test_a_pipe_a_device_or_a_hole_in_place_of_a_file_holds_nobody(
     path.unlink(missing_ok=True)
     kind(path)
     for command in LOOKS:
-        result = quietsum(*command, "--workspace", place)
+        result = invoke(*command, "--workspace", place)
         left = name == "ledger.db-journal" and "in the middle of a write" in result.stderr
         assert result.exit_code in (0, 1 if left else 0, 2, 4), (command, name, result.output)
 
@@ -118,7 +111,7 @@ def test_a_ledger_whose_table_is_a_program_is_not_run(place: Path, spoil: str) -
     database.commit()
     database.close()
     for command in LOOKS:
-        result = quietsum(*command, "--workspace", place)
+        result = invoke(*command, "--workspace", place)
         assert result.exit_code == 4 and "is not what quietsum made" in result.stderr, result.output
     with pytest.raises(LedgerBroken, match="not what quietsum made"):
         Ledger.open(place / "ledger.db")
@@ -132,7 +125,7 @@ def test_an_entry_that_would_fill_the_memory_is_not_read(place: Path) -> None:
     database.execute("UPDATE entries SET body = CAST(zeroblob(300000000) AS TEXT) WHERE sequence = 2")
     database.commit()
     database.close()
-    result = quietsum("ledger", "verify", "--workspace", place)
+    result = invoke("ledger", "verify", "--workspace", place)
     assert result.exit_code == 4 and "entry 2" in result.stderr and "too big" in result.stderr, result.output
 
 
@@ -152,7 +145,7 @@ def test_a_workspace_may_lie_in_a_folder_with_any_name(made: Path, tmp_path: Pat
     shutil.copytree(made, place)
     assert measured(place / "runs" / "first" / "run.db", 3) == measured(made / "runs" / "first" / "run.db", 3) != []
     for command in LOOKS:
-        result = quietsum(*command, "--workspace", place)
+        result = invoke(*command, "--workspace", place)
         assert result.exit_code == 0, result.output
 
 
@@ -169,5 +162,5 @@ def test_a_mark_that_is_a_link_writes_to_no_other_file(place: Path, tmp_path: Pa
 
 def test_the_control_an_honest_workspace_is_shown(place: Path) -> None:
     for command in LOOKS:
-        assert quietsum(*command, "--workspace", place).exit_code == 0
-    assert json.loads(quietsum("runs", "--json", "--workspace", place).stdout)["damaged"] == []
+        assert invoke(*command, "--workspace", place).exit_code == 0
+    assert json.loads(invoke("runs", "--json", "--workspace", place).stdout)["damaged"] == []

@@ -15,12 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed
 from quietsum.identity.certificates import make_authority, make_server, read_roster
 from quietsum.identity.keyring import make
+from scenes import invoke
 
 NOW = datetime.datetime.now(datetime.UTC)
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
@@ -30,10 +29,6 @@ QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "FLWR_TELEMETRY_EN
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make(Path("keys"), servers=["fl.example.org"], parties=["Basel"])
-
-
-def quietsum(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
 
 
 def words(text: str) -> str:
@@ -142,9 +137,9 @@ def test_files_that_no_site_would_accept_are_refused_before_anything_starts(
     command: str, spoil: Callable[[], None], reason: str
 ) -> None:
     spoil()
-    assert quietsum("new", "run.toml").exit_code == 0
+    assert invoke("new", "run.toml").exit_code == 0
     how = ["superlink"] if command == "superlink" else ["run", "run.toml", "--on", "flower"]
-    refused = quietsum(*how, "--keys", "keys", "--listen", "127.0.0.1:0")
+    refused = invoke(*how, "--keys", "keys", "--listen", "127.0.0.1:0")
     assert refused.exit_code == 2, refused.output
     assert reason in words(refused.stderr) and len(refused.stderr.splitlines()) == 1
     assert not Path("superlink").exists() and not list(Path().rglob("access.json"))
@@ -177,7 +172,7 @@ def test_a_certificate_without_the_name_that_sites_dial_is_warned_of(
 
     monkeypatch.setattr("quietsum.federation.flower.superlink.SuperLink", nobody)
     make(Path("others"), servers=names, parties=["Basel"])
-    ended = quietsum("superlink", "--keys", "others", "--listen", listen)
+    ended = invoke("superlink", "--keys", "others", "--listen", listen)
     assert "far enough" in ended.stderr
     assert warned in words(ended.stderr) and ("warning:" in ended.stderr) == bool(warned)
 
@@ -196,20 +191,20 @@ def test_a_certificate_needs_no_name_but_the_one_that_sites_dial(monkeypatch: py
 
 
 def test_without_tls_beyond_this_machine_is_the_reason_that_is_told() -> None:
-    refused = quietsum("superlink", "--insecure-loopback", "--listen", "0.0.0.0:9092")
+    refused = invoke("superlink", "--insecure-loopback", "--listen", "0.0.0.0:9092")
     assert refused.exit_code == 2 and "in the clear" in refused.stderr
-    missing = quietsum("superlink", "--insecure-loopback", "--listen", "127.0.0.1:9092")
+    missing = invoke("superlink", "--insecure-loopback", "--listen", "127.0.0.1:9092")
     assert missing.exit_code == 2 and "needs --keys DIR;" in missing.stderr
 
 
 def test_a_taken_port_may_become_free_so_it_is_another_exit_code_than_a_wrong_word() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused = quietsum("superlink", "--keys", "keys", "--listen", listen)
+        refused = invoke("superlink", "--keys", "keys", "--listen", listen)
     assert refused.exit_code == 1 and "cannot be listened on" in refused.stderr
-    assert quietsum("superlink", "--keys", "keys", "--listen", "9092").exit_code == 2, "the control"
+    assert invoke("superlink", "--keys", "keys", "--listen", "9092").exit_code == 2, "the control"
 
 
 def test_the_help_speaks_of_this_command() -> None:
-    assert "--on flower" not in words(quietsum("superlink", "--help").stdout)
-    assert "--on flower" in words(quietsum("run", "--help").stdout), "the control: there it is"
+    assert "--on flower" not in words(invoke("superlink", "--help").stdout)
+    assert "--on flower" in words(invoke("run", "--help").stdout), "the control: there it is"

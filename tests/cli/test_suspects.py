@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.federation.watch import GroupJudged, RoundStarted
 from quietsum.runs.record import Recorder, judged_groups
+from scenes import quietsum
 
 SIZES = ", ".join(f'"site-{place:02d}" = {10 + place}' for place in range(15))
 PLAN = f"""
@@ -33,16 +32,7 @@ drop_outs = 0.2
 """
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
-
-
-def quietsum(*words: str, code: int = 0) -> Result:
-    found = CliRunner().invoke(app, list(words))
-    assert found.exit_code == code, found.output
-    return found
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def words(text: str) -> str:

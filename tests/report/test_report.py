@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 from quietsum import report
-from quietsum.cli.app import app
 from quietsum.errors import CorruptState
 from quietsum.ledger import Head, Ledger
 from quietsum.plan import PartyFacts, load_plan
@@ -25,38 +23,22 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import Metrics, task_named
+from scenes import invoke, tiny_toml
 from tiny import TinyTask
 
-TINY = """
-[task]
-name = "tiny:TinyTask"
-[federation]
-rounds = 3
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml()
 PUBLIC = TINY.replace('TinyTask"', 'TinyTask"\noptions = { public = "made up for a test" }')
 NONE = PUBLIC.replace("record = { epsilon = 2.0, delta = 1e-3 }", 'style = "none"')
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def run(text: str = TINY, name: str = "run", code: int = 0) -> tuple[dict[str, Any], str]:
     """The two files of a run."""
     Path("run.toml").write_text(text, encoding="utf-8")
-    result = quietsum("run", "run.toml", "--name", name)
+    result = invoke("run", "run.toml", "--name", name)
     assert result.exit_code == code, result.output
     folder = Path("quietsum-workspace/runs") / name
     return json.loads((folder / "report.json").read_text()), (folder / "report.html").read_text()
@@ -117,7 +99,7 @@ def words(parts: list[str]) -> str:
 
 def test_the_file_says_what_show_says() -> None:
     values, _ = run()
-    assert json.loads(quietsum("show", "run", "--json").stdout) == values
+    assert json.loads(invoke("show", "run", "--json").stdout) == values
 
 
 def test_the_guarantees_are_the_ledgers_and_the_curve_ends_there() -> None:
@@ -137,7 +119,7 @@ def test_its_head_is_in_the_ledger_and_anchors_it() -> None:
     with Ledger.open("quietsum-workspace/ledger.db") as ledger:
         assert ledger.contains(Head.from_dict(values["ledger"]["head"]))
         assert values["ledger"]["public_key"] == ledger.identity.public_key
-    result = quietsum("ledger", "verify", "--anchor", "quietsum-workspace/runs/run/report.json")
+    result = invoke("ledger", "verify", "--anchor", "quietsum-workspace/runs/run/report.json")
     assert result.exit_code == 0 and "kept heads are in the chain" in result.stdout
 
 
@@ -273,7 +255,7 @@ def test_hostile_names_titles_and_reasons_stay_text(monkeypatch: pytest.MonkeyPa
 
 def test_a_run_cannot_have_a_hostile_name() -> None:
     Path("run.toml").write_text(TINY, encoding="utf-8")
-    assert quietsum("run", "run.toml", "--name", "<b>").exit_code == 2
+    assert invoke("run", "run.toml", "--name", "<b>").exit_code == 2
 
 
 def test_the_page_escapes_every_text_that_a_report_can_hold() -> None:
@@ -336,7 +318,7 @@ def test_the_control_a_run_that_went_through_its_schedule_has_a_lower_bound() ->
 
 def test_a_finished_run_that_is_resumed_has_the_same_report() -> None:
     values, html = run()
-    assert quietsum("run", "--resume", "run").exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
     folder = Path("quietsum-workspace/runs/run")
     assert json.loads((folder / "report.json").read_text()) == values
     assert (folder / "report.html").read_text() == html
@@ -345,7 +327,7 @@ def test_a_finished_run_that_is_resumed_has_the_same_report() -> None:
 def test_a_report_without_its_own_ledger_is_refused() -> None:
     folder = stopped()
     Path("run.toml").write_text(TINY, encoding="utf-8")
-    assert quietsum("run", "run.toml", "--workspace", "elsewhere").exit_code == 0
+    assert invoke("run", "run.toml", "--workspace", "elsewhere").exit_code == 0
     with pytest.raises(CorruptState, match="is not the ledger of run half"):
         report.build(folder, Workspace(path=Path("elsewhere")))
 

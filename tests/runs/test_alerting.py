@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 from alerts.mailbox import GREETING, Hook, MailServer, repeats, server, serving
 from quietsum.alerts import Alert, Audience, AuditLog, Kind, Limits, Sender, Severity, Thresholds
 from quietsum.alerts.settings import trust
-from quietsum.cli.app import app
 from quietsum.defence.detection import Finding
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, LedgerBroken
 from quietsum.federation.local import LocalFederation
@@ -41,6 +39,7 @@ from quietsum.runs.coordinator_alerts import AlertWatcher, alerting
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_of
+from scenes import quietsum
 from tiny import TinyTask, tiny_plan
 
 HEART = template(task="heart", preset=None, style="sample").replace("rounds = 20", "rounds = 8")
@@ -71,12 +70,6 @@ class Inbox:
     @property
     def kinds(self) -> list[Kind]:
         return [alert.kind for alert in self.got if alert.severity is not Severity.NOTICE]
-
-
-def quietsum(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == code, result.output
-    return result
 
 
 def rows(run: str = "r", workspace: str = "quietsum-workspace") -> list[tuple[Any, ...]]:

@@ -19,9 +19,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from quietsum.cli.app import app
 from quietsum.files import NoRoom, write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
@@ -31,21 +30,12 @@ from quietsum.runs import checkpoint as checkpoints, progress
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
+from scenes import invoke, tiny_toml
 from tiny import look_unnoted, touches
 
-TINY = """
-[task]
-name = "tiny:TinyTask"
-options = { diary = "diary" }
-[federation]
-rounds = 3
-spare_attempts = 1
-[training]
-sample_rate = 0.5
-local_steps = 1
-[privacy]
-record = { noise_multiplier = 3.0, delta = 1e-3 }
-"""
+TINY = tiny_toml(
+    options='{ diary = "diary" }', federation="spare_attempts = 1", record="{ noise_multiplier = 3.0, delta = 1e-3 }"
+)
 RUN = Path("quietsum-workspace/runs/run")
 
 
@@ -54,10 +44,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
     Path("run.toml").write_text(TINY, encoding="utf-8")
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def words(text: str) -> str:
@@ -129,7 +115,7 @@ def on_disk(way: Callable[[pytest.MonkeyPatch, Disk], None], full_at: int, *comm
     disk = Disk(full_at)
     with pytest.MonkeyPatch.context() as patch:
         way(patch, disk)
-        return quietsum(*command), disk
+        return invoke(*command), disk
 
 
 @dataclasses.dataclass
@@ -170,9 +156,9 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
                 shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
             if RUN.exists():
                 checkpoints.latest(RUN / "checkpoints")  # none, or one that is whole
-                again = quietsum("run", "--resume", "run")
+                again = invoke("run", "--resume", "run")
             else:  # nothing but an entry in the ledger, which costs nothing
-                again = quietsum("run", "run.toml", "--name", "run")
+                again = invoke("run", "run.toml", "--name", "run")
             with Ledger.open("quietsum-workspace/ledger.db") as ledger:
                 verified = ledger.verify().entries >= 1
             files = {path.name for path in RUN.iterdir()} if RUN.exists() else set()
@@ -232,13 +218,13 @@ def test_a_failed_checkpoint_leaves_the_one_before_it_and_costs_one_more_attempt
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "write_atomically", no_room)
-        result = quietsum("run", "run.toml", "--name", "run")
+        result = invoke("run", "run.toml", "--name", "run")
     assert result.exit_code == 2 and "the disk is full" in result.stderr
     kept = checkpoints.latest(RUN / "checkpoints")
     assert kept is not None and kept.round == 1
     np.testing.assert_array_equal(kept.state.params, full["round 1"].state.params)
     assert steps_paid() == {"north": 2, "south": 2}
-    assert quietsum("run", "--resume", "run").exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
     assert steps_paid() == {"north": 4, "south": 4}  # an unbroken run pays for three
 
 
@@ -248,11 +234,11 @@ def test_a_report_that_found_no_room_is_written_by_resuming_and_costs_nothing() 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules["quietsum.report.contents"], "write_atomically", no_room)
-        result = quietsum("run", "run.toml", "--name", "run")
+        result = invoke("run", "run.toml", "--name", "run")
     assert result.exit_code == 2 and "report.json" in result.stderr
     assert (RUN / "model.safetensors").is_file() and not (RUN / "report.json").exists()
     paid = steps_paid()
-    assert quietsum("run", "--resume", "run").exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
     assert steps_paid() == paid == {"north": 3, "south": 3}
     assert (RUN / "report.json").is_file()
 
@@ -268,10 +254,10 @@ def test_events_that_find_no_room_end_in_a_clear_error_and_the_run_goes_on_later
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress.JsonLines, "saw", no_room)
-        result = quietsum("run", "run.toml", "--name", "run")
+        result = invoke("run", "run.toml", "--name", "run")
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (0, 1) and "Traceback" not in result.output
-    assert quietsum("run", "--resume", "run").exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
     assert max(steps_paid().values()) <= 4
 
 
@@ -295,13 +281,13 @@ def stopped() -> None:
 def test_a_garbled_file_that_nothing_needs_is_replaced_or_the_error_says_what_to_do(name: str, content: bytes) -> None:
     stopped()
     (RUN / name).write_bytes(content)
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     if result.exit_code:
         told = words(result.stderr)
         assert result.exit_code == 4 and ("move it away" in told or "delete it" in told), result.output
         assert steps_paid() == {"north": 1, "south": 1}  # nothing was asked of anybody
         (RUN / name).unlink()
-        result = quietsum("run", "--resume", "run")
+        result = invoke("run", "--resume", "run")
     assert result.exit_code == 0, result.output
     assert steps_paid() == {"north": 3, "south": 3}
 
@@ -310,7 +296,7 @@ def test_a_garbled_file_that_nothing_needs_is_replaced_or_the_error_says_what_to
 def test_a_run_goes_on_without_the_files_that_nothing_needs(name: str) -> None:
     stopped()
     (RUN / name).unlink(missing_ok=True)
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     assert result.exit_code == 0, result.output
     assert steps_paid() == {"north": 3, "south": 3}
 
@@ -320,7 +306,7 @@ def test_a_folder_in_the_place_of_a_file_is_a_clear_error() -> None:
     stopped()
     (RUN / "events.jsonl").unlink(missing_ok=True)
     (RUN / "events.jsonl").mkdir()
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == 2 and "events.jsonl" in result.stderr
 
@@ -332,5 +318,5 @@ def test_without_its_folder_of_checkpoints_a_run_is_refused_before_it_is_charged
         path.unlink()
     (RUN / "checkpoints").rmdir()
     paid = steps_paid()
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     assert result.exit_code == 0 or steps_paid() == paid, result.output

@@ -18,19 +18,10 @@ from typer.testing import CliRunner, Result
 from quietsum.cli.app import app
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.tasks import Rows
+from scenes import tiny_toml
 from tiny import TinyTask
 
-TINY = """
-[task]
-name = "sentinels:Site"
-[federation]
-rounds = 3
-[training]
-sample_rate = 1.0
-local_steps = 1
-[privacy]
-record = { epsilon = 2.0, delta = 1e-3 }
-"""
+TINY = tiny_toml(task="sentinels:Site", sample_rate=1.0)
 REFUSING = TINY.replace("rounds = 3", 'rounds = 3\nsimulate = { refusing = ["south"] }')
 FEATURE, LABEL = 0.7310585786300049, 4711.1234567
 """Values of records that stand nowhere else."""

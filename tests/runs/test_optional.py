@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from quietsum.cli.app import app
 from quietsum.federation.watch import RunEvent, guarded
 from quietsum.files import DiskFull, check_room
 from quietsum.ledger import Ledger
@@ -23,6 +21,7 @@ from quietsum.ledger.history import RunHistory
 from quietsum.runs import progress, record
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
+from scenes import invoke
 from tiny import TinyTask, tiny_plan
 
 RUN = Path("quietsum-workspace/runs/run")
@@ -33,10 +32,6 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
     Path("run.toml").write_text(tiny_plan().to_toml(), encoding="utf-8")
-
-
-def quietsum(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def paid(place: Path = Path("quietsum-workspace"), run: str = "run") -> dict[str, int]:
@@ -95,7 +90,7 @@ def test_a_run_db_that_cannot_be_written_costs_no_charge(monkeypatch: pytest.Mon
         honest(self, statement, *values)
 
     monkeypatch.setattr(record.Recorder, "_put", put)
-    result = quietsum("run", "run.toml", "--name", "run")
+    result = invoke("run", "run.toml", "--name", "run")
     assert result.exit_code == 0, result.output
     assert paid() == {"north": 3, "south": 3} and (RUN / "report.json").is_file()
     assert count <= full_at + 1  # it is left alone afterwards, by what records and by what alerts, each once refused
@@ -110,7 +105,7 @@ def test_events_that_find_no_room_cost_no_charge(monkeypatch: pytest.MonkeyPatch
         honest(self, event)
 
     monkeypatch.setattr(progress.JsonLines, "saw", saw)
-    result = quietsum("run", "run.toml", "--name", "run")
+    result = invoke("run", "run.toml", "--name", "run")
     assert result.exit_code == 0 and paid() == {"north": 3, "south": 3}
 
 
@@ -121,19 +116,19 @@ def test_a_reader_that_leaves_ends_the_run_between_two_rounds(monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(progress.JsonLines, "saw", saw)
-        result = quietsum("run", "run.toml", "--name", "run", "--json")
+        result = invoke("run", "run.toml", "--name", "run", "--json")
     assert result.exit_code == 141, result.output
     assert paid() == {"north": 1, "south": 1}
-    assert quietsum("run", "--resume", "run").exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
     assert paid() == {"north": 3, "south": 3}  # the round under way was finished and kept
 
 
 def test_a_damaged_run_db_is_a_warning_and_the_run_goes_on() -> None:
-    assert quietsum("run", "run.toml", "--name", "run").exit_code == 0
+    assert invoke("run", "run.toml", "--name", "run").exit_code == 0
     for name in ("model.safetensors", "report.json", "report.html"):
         (RUN / name).unlink()
     (RUN / "run.db").write_bytes(b"SQLite format 3\x00 and then nothing")
-    result = quietsum("run", "--resume", "run")
+    result = invoke("run", "--resume", "run")
     assert (
         result.exit_code == 0 and "run.db" in result.stderr and "goes on without it" in " ".join(result.stderr.split())
     )
@@ -171,7 +166,7 @@ def test_on_a_full_disk_a_run_ends_with_1_and_has_all_its_rounds_once_there_is_r
     # The plan has no spare attempt: one charge for nothing, and its last round would not fit the budget.
     resize(tiny_disk, f"{size}k")
     place = tiny_disk / "ws"
-    first = quietsum("run", "run.toml", "--workspace", place, "--name", "run")
+    first = invoke("run", "run.toml", "--workspace", place, "--name", "run")
     assert first.exit_code in (0, 1), first.output
     assert first.exception is None or isinstance(first.exception, SystemExit), repr(first.exception)
     if first.exit_code:
@@ -179,9 +174,9 @@ def test_on_a_full_disk_a_run_ends_with_1_and_has_all_its_rounds_once_there_is_r
         assert "disk" in told and ("full" in told or "took no more" in told), told
     resize(tiny_disk, "20m")
     if first.exit_code and (place / "runs" / "run").exists():
-        again = quietsum("run", "--resume", "run", "--workspace", place)
+        again = invoke("run", "--resume", "run", "--workspace", place)
     elif first.exit_code:
-        again = quietsum("run", "run.toml", "--workspace", place, "--name", "run")
+        again = invoke("run", "run.toml", "--workspace", place, "--name", "run")
     else:
         again = first
     assert again.exit_code == 0, again.output
@@ -193,7 +188,7 @@ def test_on_a_full_disk_a_run_ends_with_1_and_has_all_its_rounds_once_there_is_r
 
 @pytest.mark.parametrize("name", ["plan.toml", "ledger.db.url"])
 def test_a_file_that_cannot_be_read_now_is_trouble_that_may_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    assert quietsum("run", "run.toml", "--name", "run").exit_code == 0
+    assert invoke("run", "run.toml", "--name", "run").exit_code == 0
 
     def failing(honest: Callable[..., Any]) -> Callable[..., Any]:
         def opened(path: Any, *given: Any, **more: Any) -> Any:
@@ -206,16 +201,16 @@ def test_a_file_that_cannot_be_read_now_is_trouble_that_may_pass(monkeypatch: py
     with monkeypatch.context() as patch:
         for module in (io, os):
             patch.setattr(module, "open", failing(module.open))
-        refused = quietsum("run", "--resume", "run")
+        refused = invoke("run", "--resume", "run")
     assert refused.exit_code == 1 and name in refused.stderr, refused.output
-    assert quietsum("run", "--resume", "run").exit_code == 0
+    assert invoke("run", "--resume", "run").exit_code == 0
 
 
 @pytest.mark.parametrize("spoil", [b"[", b"\xff", b"rounds = 2\n", b""])
 def test_a_frozen_plan_that_is_damaged_is_exit_4(spoil: bytes) -> None:
-    assert quietsum("run", "run.toml", "--name", "run").exit_code == 0
+    assert invoke("run", "run.toml", "--name", "run").exit_code == 0
     path = RUN / "plan.toml"
     path.write_bytes(spoil + (path.read_bytes() if spoil else b""))
     for words in (("run", "--resume", "run"), ("show", "run")):
-        refused = quietsum(*words)
+        refused = invoke(*words)
         assert refused.exit_code == 4 and "restore it" in refused.stderr, refused.output
