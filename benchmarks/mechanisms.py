@@ -92,7 +92,7 @@ def cpu(work: Callable[[], object], runs: int = 7) -> float:
 
 def central(draws: int) -> list[Timed]:
     """Vectors with secure noise beside torch's float64 normals, and OpenDP on a fiftieth of the values."""
-    import quietsum as q
+    from quietsum import mechanisms as q
 
     values, counts = np.zeros(draws), np.zeros(draws, dtype=np.int64)
     whole = {"sensitivity": q.L2(1), "dimension": draws}
@@ -140,7 +140,7 @@ def opendp_vectors(few: int, times: int) -> list[Timed]:
 
 def choices(options: int) -> list[Timed]:
     """One choice among many options, in CPU seconds of a single release."""
-    import quietsum as q
+    from quietsum import mechanisms as q
 
     scores = np.random.default_rng(1).integers(0, 1000, options)
     rows = []

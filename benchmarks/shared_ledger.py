@@ -29,12 +29,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, RenyiFilter, Repeated
+from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.errors import BudgetExhausted
 from quietsum.ledger import Charge, Dataset, Ledger, Terms
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.pricing import FAILURE_SHARE
 from quietsum.ledger.stores.opening import url_path
+from quietsum.privacy import RenyiFilter
 from quietsum.privacy.renyi.filters import best_order
 
 STEP = PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=40.0))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 
-from quietsum import calibrate_noise, largest_local_epsilon, shuffled_epsilon
+from quietsum import calibrate_noise
+from quietsum.mechanisms import largest_local_epsilon, shuffled_epsilon
 from quietsum.mechanisms.local import protocol
 from quietsum.privacy.gaussian import gaussian_epsilon
 

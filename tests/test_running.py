@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import quietsum as qs
 from quietsum.cli.app import app
+from quietsum.errors import CorruptState
 
 PLAN = """
 [task]
@@ -87,7 +88,7 @@ def test_a_damaged_model_is_not_handed_out(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(qs.CorruptState):
+    with pytest.raises(CorruptState):
         _ = done.model
 
 

@@ -8,19 +8,10 @@ import math
 import pytest
 from typer.testing import CliRunner, Result
 
-from quietsum import (
-    ClassicalAccountant,
-    ConcentratedAccountant,
-    ExactAccountant,
-    Gaussian,
-    Group,
-    PoissonSampled,
-    PureDP,
-    RenyiAccountant,
-    calibrate_noise,
-)
+from quietsum import ExactAccountant, Gaussian, PoissonSampled, RenyiAccountant, calibrate_noise
 from quietsum.cli.app import app
 from quietsum.glossary import Term, look_up, nearest, sections, terms
+from quietsum.privacy import ClassicalAccountant, ConcentratedAccountant, Group, PureDP
 
 WORDS_OF_THE_TABLES = """
 noise_multiplier; max_grad_norm; sample_rate; steps; noise_multiplier_user; max_grad_norm_user; sample_rate_user;

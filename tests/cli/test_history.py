@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from quietsum import Gaussian, PoissonSampled, PrivacyAccountant
+from quietsum import Gaussian, PoissonSampled
 from quietsum.cli.app import app
+from quietsum.privacy import PrivacyAccountant
 from quietsum.privacy.events import to_dict, to_json
 
 

@@ -9,25 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietsum import (
-    L1,
-    L2,
+from quietsum import L1, L2, ExponentialMechanism, Gaussian, GaussianMechanism, Laplace, LaplaceMechanism
+from quietsum.contracts import MechanismContract
+from quietsum.errors import InvalidParameter
+from quietsum.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
-    ExponentialMechanism,
-    Gaussian,
-    GaussianMechanism,
-    Laplace,
-    LaplaceMechanism,
     LInf,
     PermuteAndFlip,
-    PureDP,
     ReportNoisyMax,
     SkellamMechanism,
 )
-from quietsum.contracts import MechanismContract
-from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import RandomSource, system_randomness
+from quietsum.privacy import PureDP
 from quietsum.privacy.events import PrivacyEvent
 
 PROMISES = sorted(name for name in dir(MechanismContract) if name.startswith("test_"))

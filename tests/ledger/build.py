@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quietsum import Budget, Gaussian, Observer, PoissonSampled, PrivacyUnit, Repeated
+from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.ledger import Charge, Dataset, Ledger, MemoryStore, Receipt, Terms
 from quietsum.ledger.chain.keys import SigningKey
+from quietsum.privacy import Observer
 from quietsum.privacy.events import PrivacyEvent
 
 RECORD = PrivacyUnit.RECORD

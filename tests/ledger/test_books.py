@@ -11,19 +11,11 @@ from pathlib import Path
 import pytest
 
 from ledger.build import RECORD, STEP, STEPS, charge, memory_ledger, open_run, play, reserve
-from quietsum import (
-    ApproximateDP,
-    Budget,
-    ExactAccountant,
-    Gaussian,
-    Neighbours,
-    PrivacyUnit,
-    RenyiFilter,
-    gaussian_rdp,
-)
+from quietsum import Budget, ExactAccountant, Gaussian, Neighbours, PrivacyUnit
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
 from quietsum.ledger import Book, Dataset, Ledger, Terms
 from quietsum.ledger.pricing import FAILURE_SHARE, Prices, Tally, cost_of
+from quietsum.privacy import ApproximateDP, RenyiFilter, gaussian_rdp
 from quietsum.privacy.renyi.filters import _rdp_budget  # the formula, asked for directly
 
 

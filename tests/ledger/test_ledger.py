@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from ledger.build import BOTH, RECORD, STEP, STEPS, charge, memory_ledger, open_run, play, reserve
-from quietsum import Budget, ExactAccountant, Gaussian, Observer, PldAccountant, PrivacyUnit, RenyiAccountant
+from quietsum import Budget, ExactAccountant, Gaussian, PldAccountant, PrivacyUnit, RenyiAccountant
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, PlanRefused, QuietsumError
 from quietsum.ledger import Dataset, Ledger, MemoryStore, Terms
 from quietsum.ledger.chain.entries import Head, Kind, Receipt
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.pricing import Prices, Tally, cost_of
+from quietsum.privacy import Observer
 
 
 def epsilon(steps: int, delta: float = 1e-5) -> float:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ledger.build import RECORD, STEP, charge, memory_ledger, play
-from quietsum import Budget, FixedSizeSampled, Gaussian, Laplace, Neighbours, PoissonSampled, PureDP
+from quietsum import Budget, FixedSizeSampled, Gaussian, Laplace, Neighbours, PoissonSampled
 from quietsum.errors import BudgetExhausted
 from quietsum.ledger import Dataset, Ledger, Terms, ledger as writing
 from quietsum.ledger.pricing import FAILURE_SHARE, PRICING, Gate, Prices, Tally, cost_of
+from quietsum.privacy import PureDP
 from quietsum.privacy.events import OneInOneOut, PrivacyEvent
 from quietsum.privacy.renyi.filters import _rdp_budget, best_order
 

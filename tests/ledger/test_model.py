@@ -8,9 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings, strategies as st
 
 from ledger.build import RECORD, STEP, STEPS, charge, open_run
-from quietsum import Budget, ExactAccountant, RenyiFilter
+from quietsum import Budget, ExactAccountant
 from quietsum.errors import QuietsumError
 from quietsum.ledger import Ledger, Receipt
+from quietsum.privacy import RenyiFilter
 
 LIFETIME, LIMIT, ROUNDS = 1.9, 1.6, 8
 ACTS = st.lists(

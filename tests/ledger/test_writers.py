@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 from ledger.build import STEP, STEPS, charge, open_run
-from quietsum import Budget, RenyiFilter
+from quietsum import Budget
 from quietsum.ledger import Ledger
+from quietsum.privacy import RenyiFilter
 
 WRITER = """
 import sys

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 from old_books.test_old_books import HERE, call, copy, train
-from quietsum import Budget, Gaussian, Group, OneInOneOut, PoissonSampled, PrivacyUnit, Repeated
+from quietsum import Budget, Gaussian, PoissonSampled, PrivacyUnit, Repeated
 from quietsum.errors import BudgetExhausted, LedgerBroken, PlanRefused
 from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.saving import save_model
@@ -22,6 +22,7 @@ from quietsum.ledger.chain.export import export_ledger, verify_export
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.chain.packing import pack, unpack
 from quietsum.ledger.pricing import FIRST, PRICING, Prices
+from quietsum.privacy import Group, OneInOneOut
 from quietsum.privacy.units import Neighbours
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace

@@ -16,20 +16,18 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings, strategies as st
 
 from quietsum import (
-    CorruptState,
     ExactAccountant,
     Gaussian,
     Guarantee,
     InvalidParameter,
     Laplace,
-    MixedUnits,
     Neighbours,
     PoissonSampled,
-    PrivacyAccountant,
     PrivacyUnit,
     RenyiAccountant,
-    get_privacy_spent,
 )
+from quietsum.errors import CorruptState, MixedUnits
+from quietsum.privacy import PrivacyAccountant, get_privacy_spent
 from quietsum.privacy.rounds import RoundCharge
 
 SAMPLE = {"noise_multiplier_sample": 1.0, "sample_rate_sample": 0.1, "steps_sample": 100}

@@ -23,7 +23,6 @@ from quietsum import (
     Laplace,
     Neighbours,
     PoissonSampled,
-    PureDP,
     QuietsumError,
     RenyiAccountant,
     Repeated,
@@ -31,8 +30,8 @@ from quietsum import (
     calibrate_rate,
     calibrate_rounds,
     calibrate_steps,
-    compute_noise_multiplier,
 )
+from quietsum.privacy import PureDP, compute_noise_multiplier
 from quietsum.privacy.calibration import accountant_for, calibrate
 from quietsum.privacy.search import most_steps, smallest_parameter
 

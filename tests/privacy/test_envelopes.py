@@ -17,9 +17,10 @@ import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy.special import ndtr
 
-from quietsum import Budget, RenyiFilter
+from quietsum import Budget
 from quietsum.errors import UnsupportedEvent
 from quietsum.ledger.pricing import Prices
+from quietsum.privacy import RenyiFilter
 from quietsum.privacy.concentrated import ConcentratedAccountant
 from quietsum.privacy.events import FixedSizeSampled, Gaussian, Laplace, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact.accountant import ExactAccountant

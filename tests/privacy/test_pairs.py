@@ -740,7 +740,7 @@ BOTH = ev.Composed(events=(GAUSSIAN, LAPLACE))
     [
         (EPOCH, [ADD], "one more record moves every batch boundary .*ZERO_OUT, or sample with PoissonSampled"),
         (fixed(0.1, GAUSSIAN), [ADD], "adding a unit changes the law of every batch; .*REPLACE_ONE"),
-        (group(2, fixed(0.1, GAUSSIAN)), [ZERO, REPLACE], "no tight pair; .* quietsum.group_guarantee"),
+        (group(2, fixed(0.1, GAUSSIAN)), [ZERO, REPLACE], "no tight pair; .* quietsum.privacy.group_guarantee"),
         (fixed(0.1, group(2, GAUSSIAN)), [ZERO, REPLACE], "whether one coin draws the whole group; write Group"),
         (poisson(0.1, group(2, GAUSSIAN)), Neighbours, "whether one coin draws the whole group; write Group"),
         (poisson(0.1, ev.Repeated(times=1, event=group(2, LAPLACE))), [ADD, ZERO], "leaves open"),

@@ -13,28 +13,29 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, strategies as st
 
 from quietsum import (
-    ApproximateDP,
     Composed,
     DiscreteGaussian,
-    DiscreteLaplace,
     ExactAccountant,
     FixedSizeSampled,
     Gaussian,
-    Group,
     InvalidParameter,
     Laplace,
-    MixedUnits,
     Neighbours,
-    Observer,
     PoissonSampled,
     PrivacyUnit,
-    PureDP,
-    RandomizedResponse,
     RenyiAccountant,
     Repeated,
+)
+from quietsum.errors import MixedUnits, UnsupportedEvent
+from quietsum.privacy import (
+    ApproximateDP,
+    DiscreteLaplace,
+    Group,
+    Observer,
+    PureDP,
+    RandomizedResponse,
     Shuffled,
     Skellam,
-    UnsupportedEvent,
     Zcdp,
     gaussian_rdp,
 )

@@ -18,26 +18,28 @@ import mpmath
 import pytest
 
 from quietsum import (
-    ApproximateDP,
-    ClassicalAccountant,
-    ConcentratedAccountant,
     ExactAccountant,
     FixedSizeSampled,
     Gaussian,
-    Group,
     InvalidParameter,
     Laplace,
-    MixedUnits,
     Neighbours,
     PoissonSampled,
-    PrivacyAccountant,
     PrivacyUnit,
-    PureDP,
     RenyiAccountant,
     Repeated,
-    Shuffled,
     calibrate_noise,
     calibrate_rate,
+)
+from quietsum.errors import MixedUnits
+from quietsum.privacy import (
+    ApproximateDP,
+    ClassicalAccountant,
+    ConcentratedAccountant,
+    Group,
+    PrivacyAccountant,
+    PureDP,
+    Shuffled,
     compute_noise_multiplier,
     gaussian_rdp,
     get_privacy_spent,

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from quietsum import Guarantee, Observer, PrivacyUnit
+from quietsum import Guarantee, PrivacyUnit
 from quietsum.cli.app import app
 from quietsum.defence.detection import Finding
 from quietsum.federation.watch import Found, PartyDropped, RoundFinished, RunFinished, RunStarted
 from quietsum.files import NoRoom
+from quietsum.privacy import Observer
 from quietsum.runs import progress
 from quietsum.runs.folder import Workspace
 from quietsum.runs.progress import JsonLines, Progress, round_line, spent_text

@@ -8,7 +8,6 @@ import math
 
 import pytest
 
-import quietsum
 from quietsum.errors import CorruptState, InvalidParameter, MixedUnits
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import PrivacyUnit
@@ -75,8 +74,8 @@ def test_without_plain_runs_nothing_is_said_about_efficiency() -> None:
     assert row.efficiency is None and row.difference is None and row.efficiency_interval is None
 
 
-def test_it_is_a_public_name_and_speaks_json() -> None:
-    found = quietsum.analyze_privacy_utility_tradeoff(results())
+def test_it_speaks_json() -> None:
+    found = analyze_privacy_utility_tradeoff(results())
     assert json.loads(json.dumps(found.to_dict()))["rows"][0]["guarantee"]["unit"] == "record"
 
 

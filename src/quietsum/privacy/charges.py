@@ -1,4 +1,4 @@
-"""A line of the books of :class:`quietsum.PrivacyAccountant`: what one round asked of a party, or of all clients."""
+"""A line in the books of :class:`quietsum.privacy.PrivacyAccountant`: a charge to one party, or to all clients."""
 
 from __future__ import annotations
 

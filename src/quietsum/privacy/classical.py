@@ -358,6 +358,6 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     if epsilon > 1:
         raise InvalidParameter(
             "epsilon", epsilon, "lies outside the classical Gaussian theorem, which is proven for ε ≤ 1 only",
-            "calibrate with quietsum.compute_noise_multiplier, which is exact for every ε",
+            "calibrate with quietsum.privacy.compute_noise_multiplier, which is exact for every ε",
         )  # fmt: skip
     return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon

@@ -56,7 +56,7 @@ __all__ = [
 VERSION = 1
 """The version written into every JSON event."""
 
-_MORE_NOISE = "noise is what makes it private; calibrate it with quietsum.compute_noise_multiplier"
+_MORE_NOISE = "noise is what makes it private; calibrate it with quietsum.privacy.compute_noise_multiplier"
 _RATE = "the rate is the public chance that one unit is drawn, for instance batch_size / dataset_size"
 
 

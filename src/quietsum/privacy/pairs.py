@@ -557,7 +557,7 @@ def _reduce_fixed(
     if size > 1:
         raise UnsupportedEvent(
             "fixed-size batches for a group of units have no tight pair; ask for the single unit and convert with "
-            "quietsum.group_guarantee, or sample with PoissonSampled"
+            "quietsum.privacy.group_guarantee, or sample with PoissonSampled"
         )
     _check_sampled(inner, neighbours)
     # The record that takes the place of one that is not drawn is another one, so replace-one is the relation inside.

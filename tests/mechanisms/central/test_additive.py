@@ -13,27 +13,20 @@ from numpy.typing import NDArray
 from scipy.special import ive, ndtr
 
 from mechanisms.laws import FITS, MISSES, chi_square_p, ks_p
-from quietsum import (
-    L1,
-    L2,
-    ClassicalAccountant,
+from quietsum import L1, L2, ExactAccountant, Gaussian, GaussianMechanism, Laplace, LaplaceMechanism, RenyiAccountant
+from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
-    ExactAccountant,
-    Gaussian,
-    GaussianMechanism,
-    Laplace,
-    LaplaceMechanism,
     LInf,
     PermuteAndFlip,
-    RenyiAccountant,
     SkellamMechanism,
 )
-from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.additive import _gaussian_grid, _laplace_grid
 from quietsum.mechanisms.central.lattice import Lattice, integers, numbers
 from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
+from quietsum.privacy import ClassicalAccountant
 
 N = 200_000
 FACTORS = ((1.0, True), (0.95, False), (1.05, False))
@@ -375,7 +368,8 @@ def test_failures_add_up_and_stay_far_below_any_delta() -> None:
 
 
 def test_the_names_that_a_reader_of_textbooks_imports_are_there() -> None:
-    from quietsum import GaussianMechanism, LaplaceMechanism, PrivacyAccountant, get_privacy_spent
+    from quietsum import GaussianMechanism, LaplaceMechanism
+    from quietsum.privacy import PrivacyAccountant, get_privacy_spent
 
     assert all((GaussianMechanism, LaplaceMechanism, PrivacyAccountant, get_privacy_spent))
 

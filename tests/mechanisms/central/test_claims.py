@@ -18,23 +18,18 @@ from numpy.typing import NDArray
 from scipy.special import ive, ndtr
 
 from mechanisms.central.laws import exponential_law, noisy_max_law, permute_and_flip_law
-from quietsum import (
-    L1,
-    ClassicalAccountant,
+from quietsum import L1, ExactAccountant, ExponentialMechanism, GaussianMechanism, LaplaceMechanism, RenyiAccountant
+from quietsum.mechanisms import (
     DiscreteGaussianMechanism,
     DiscreteLaplaceMechanism,
-    ExactAccountant,
-    ExponentialMechanism,
-    GaussianMechanism,
-    LaplaceMechanism,
     PermuteAndFlip,
-    RenyiAccountant,
     ReportNoisyMax,
     SkellamMechanism,
 )
 from quietsum.mechanisms.central.additive import _gaussian_grid, _laplace_grid
 from quietsum.mechanisms.central.lattice import Lattice
 from quietsum.mechanisms.central.sensitivity import L2
+from quietsum.privacy import ClassicalAccountant
 from quietsum.privacy.events import PrivacyEvent
 
 Masses = NDArray[np.float64]

@@ -10,17 +10,10 @@ import pytest
 
 from mechanisms.central.laws import exponential_law, permute_and_flip_law
 from mechanisms.laws import FITS
-from quietsum import (
-    ClassicalAccountant,
-    ConcentratedAccountant,
-    DiscreteGaussianMechanism,
-    DiscreteLaplaceMechanism,
-    ExponentialMechanism,
-    GaussianMechanism,
-    LaplaceMechanism,
-    PermuteAndFlip,
-)
+from quietsum import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
+from quietsum.mechanisms import DiscreteGaussianMechanism, DiscreteLaplaceMechanism, PermuteAndFlip
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
+from quietsum.privacy import ClassicalAccountant, ConcentratedAccountant
 
 dp = pytest.importorskip("opendp.prelude")
 dp.enable_features("contrib")

@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from mechanisms.central.laws import exponential_law, noisy_max_law, permute_and_flip_law
 from mechanisms.laws import FITS, MISSES
-from quietsum import ExponentialMechanism, LInf, PermuteAndFlip, PureDP, ReportNoisyMax
+from quietsum import ExponentialMechanism
 from quietsum.errors import InvalidParameter
+from quietsum.mechanisms import LInf, PermuteAndFlip, ReportNoisyMax
 from quietsum.mechanisms.central.selection import choose, flips
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
+from quietsum.privacy import PureDP
 
 SCORES = np.arange(12.0)
 EPSILON = 1.0

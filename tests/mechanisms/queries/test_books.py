@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import quietsum as q
-from quietsum import Budget, BudgetExhausted, Composed, PrivacyUnit
+from quietsum import Budget, BudgetExhausted, Composed, PrivacyUnit, mechanisms as q
 from quietsum.ledger import Charge, Dataset, Ledger, Terms
 from quietsum.mechanisms import queries
 

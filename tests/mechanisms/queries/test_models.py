@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from mechanisms.laws import FITS, MISSES
-from quietsum import ClassicalAccountant, ExactAccountant, Neighbours, PureDP, RandomizedResponse, Repeated
+from quietsum import ExactAccountant, Neighbours, Repeated
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.queries import PosteriorSample, PrivateNextToken
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
+from quietsum.privacy import ClassicalAccountant, PureDP, RandomizedResponse
 
 N = 20_000
 

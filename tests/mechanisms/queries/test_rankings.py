@@ -9,10 +9,12 @@ import pytest
 
 from mechanisms.central.laws import permute_and_flip_law
 from mechanisms.laws import FITS
-from quietsum import L2, ClassicalAccountant, Gaussian, GaussianMechanism, LInf
+from quietsum import L2, Gaussian, GaussianMechanism
 from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.mechanisms import LInf
 from quietsum.mechanisms.queries import PrivateRanking, ScoreRelease, TopK
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
+from quietsum.privacy import ClassicalAccountant
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mechanisms.central.laws import permute_and_flip_law
 from mechanisms.laws import FITS, MISSES, chi_square_p, ks_p
-from quietsum import ClassicalAccountant, ExactAccountant, Laplace, Neighbours, RenyiAccountant
+from quietsum import ExactAccountant, Laplace, Neighbours, RenyiAccountant
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
 from quietsum.mechanisms.geometric import RoundedLaplaceNoise
@@ -20,6 +20,7 @@ from quietsum.mechanisms.queries import NoisyCount, NoisyHistogram, NoisyMean, N
 from quietsum.mechanisms.queries.rows import bounded, grid_for, total
 from quietsum.mechanisms.queries.tables import _LAPLACE_FAILURE
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
+from quietsum.privacy import ClassicalAccountant
 
 N = 20_000
 QUERIES: tuple[Any, ...] = (

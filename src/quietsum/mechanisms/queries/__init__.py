@@ -5,7 +5,7 @@ states its ``event()`` and ``failure(...)``, so that an accountant or a ledger c
 One row is one protected unit: where a person may have k rows, bound them to k first and wrap the event in
 ``Group(size=k)``.
 
->>> from quietsum import ClassicalAccountant
+>>> from quietsum.privacy import ClassicalAccountant
 >>> ages = [34.0, 51.5, 130.0, 47.0]
 >>> query = NoisyMean(epsilon=1.0, bounds=(18, 100))
 >>> 18 <= query.release(ages) <= 100

@@ -64,7 +64,7 @@ class ExactAccountant:
     and of anything else that privacy-loss distributions can describe (then by :mod:`quietsum.privacy.pld.accountant`,
     which the method says).
 
-    Guarantees: the schedule must not depend on what was released; use :class:`quietsum.RenyiFilter` where it does.
+    Guarantees: the schedule must not depend on what was released; use :class:`quietsum.privacy.RenyiFilter` if it does.
 
     >>> from quietsum import Gaussian, PoissonSampled
     >>> step = PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
