@@ -14,7 +14,6 @@ from typing import Any
 import softmax_task  # type: ignore[import-not-found]
 
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Closes
 from quietsum.federation.round import first_state, run_round
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
@@ -49,8 +48,7 @@ def main() -> None:
     federation = LocalFederation.of(task, resolved, workers=told.workers)
     clock, rng, weights = workload.Clock(), system_randomness(), None
     with contextlib.ExitStack() as stack:
-        if isinstance(federation, Closes):
-            stack.callback(federation.close)
+        stack.callback(federation.close)
         ready = time.perf_counter() - began
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         ledger = stack.enter_context(Ledger.open(Path(folder) / "ledger.db", create=True))

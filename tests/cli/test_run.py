@@ -17,7 +17,7 @@ from typer.testing import Result
 
 from ledger.build import tamper
 from quietsum.errors import TooFewParties
-from quietsum.federation.local import LocalFederation
+from quietsum.federation import Federation, LocalFederation
 from quietsum.ledger import Ledger
 from quietsum.plan import load_plan, resolve
 from quietsum.runs import checkpoint as checkpoints
@@ -330,8 +330,10 @@ def test_resuming_a_finished_run_spends_nothing() -> None:
     assert spent() == before
 
 
-class Sites:
+class Sites(Federation):
     """Sites elsewhere without a network: none comes until ``there``."""
+
+    remote = True
 
     def __init__(self) -> None:
         task, plan = task_named("tiny:TinyTask"), load_plan(TINY)
@@ -353,10 +355,6 @@ class Sites:
     def join(self, run: str, resolved: Any, ledger: Ledger) -> None:
         if not self.there:
             raise TooFewParties("0 of 2 sites have come")
-
-    def ready(self) -> None: ...
-
-    def leave(self, outcome: str) -> None: ...
 
 
 @pytest.fixture

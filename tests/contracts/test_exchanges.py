@@ -12,7 +12,7 @@ from federation.sites import Carrier
 from quietsum.contracts import ExchangesContract
 from quietsum.contracts.exchanges import KnownUpdates
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Answer, Question
+from quietsum.federation.messages import Answer, Federation, Question
 from quietsum.federation.remote.coordinator import RemoteFederation
 from quietsum.federation.workers.keepers import Keepers
 from quietsum.ledger import Ledger
@@ -62,11 +62,19 @@ class TestSitesByLetters(ExchangesContract):
         return made
 
 
-class Trusting:
+class Trusting(Federation):
     """The control: a federation that hands every party the session's own model, whatever the server sent."""
+
+    carries_secure = True
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
+
+    def registered(self) -> Any:
+        return self.inner.registered()
+
+    def ask(self, *args: Any) -> Any:
+        return self.inner.ask(*args)
 
     def identities(self, cohort: Any) -> Any:
         return self.inner.identities(cohort)

@@ -90,22 +90,28 @@ class Watched:
         return {event.party: event for event in self.events if isinstance(event, PartySilent)}
 
 
-class Losing:
+class Losing(Federation):
     """A federation in which some parties are lost at some steps, and every byte that passes is kept."""
+
+    carries_secure = True
 
     def __init__(self, inner: Any, *, losses: Mapping[str, Step] | None = None) -> None:
         self.inner, self.losses = inner, dict(losses or {})
         self.passed: list[tuple[Step, str, bytes]] = []
         self.spoil: Callable[[Step, Answer], Any] = lambda step, answer: answer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    @property
+    def counts_deadline(self) -> bool:
+        return bool(self.inner.counts_deadline)
 
     def registered(self) -> Any:
         return self.inner.registered()
 
     def ask(self, *args: Any) -> Any:
         return self.inner.ask(*args)
+
+    def close(self) -> None:
+        self.inner.close()
 
     def identities(self, cohort: Any) -> Any:
         return self.inner.identities(cohort)

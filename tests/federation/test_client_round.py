@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import ClientSum, Fold, ServerState, WeightedMean
 from quietsum.aggregation.clients import ClientState
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
-from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.round import RoundResult, first_state, fold_of, run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
@@ -47,7 +47,7 @@ def clients(count: int = CLIENTS, *, holder: str = "", public: str = "", size: i
 Answer = Callable[[str], Reply | None]
 
 
-class Answering:
+class Answering(Federation):
     """A federation whose parties answer by one rule, or by :class:`Sums` where ``sums`` are made."""
 
     def __init__(

@@ -21,7 +21,7 @@ from quietsum.errors import PlanRefused
 from quietsum.federation import drills
 from quietsum.federation.drills import Drill, refuse_drill
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Closes, Joins, Lost, Sums, Update
+from quietsum.federation.messages import Federation, Lost, Reply, Sums, Update
 from quietsum.ledger import Ledger
 from quietsum.plan import AttackPlan, Plan, PrivacyPlan, Style, resolve
 from quietsum.plan.attack import ATTACK_DIRECTIONS, ATTACK_KINDS
@@ -47,8 +47,7 @@ def sent(plan: Plan, number: int = 1, workers: int = 1) -> dict[str, np.ndarray]
         names = federation.registered()
         replies = list(federation.ask(request(number), names, plain(names)))
     finally:
-        if isinstance(federation, Closes):
-            federation.close()
+        federation.close()
     assert all(isinstance(reply, Update) for reply in replies)
     assert len(replies) == len(names)
     return {reply.party: reply.delta for reply in replies if isinstance(reply, Update)}
@@ -218,21 +217,16 @@ def test_the_database_of_a_drill_says_so(tmp_path: Path) -> None:
 
 
 def test_no_drill_is_run_where_sites_are_asked(tmp_path: Path) -> None:
-    class Sites:
-        def join(self, *_: object) -> None: ...
-
-        def ready(self) -> None: ...
-
-        def leave(self, outcome: str) -> None: ...
+    class Sites(Federation):
+        remote = True
 
         def registered(self) -> tuple[str, ...]:
             return tuple(FOUR)
 
-        def ask(self, *_: object) -> list[Any]:
+        def ask(self, *_: object) -> list[Reply]:
             raise AssertionError("somebody was asked")
 
-    sites: Any = Sites()
-    assert isinstance(sites, Joins)
+    sites = Sites()
     plan = attacked(tiny_plan())
     with pytest.raises(PlanRefused, match="real sites would be asked"):
         start(plan, workspace=Workspace(path=tmp_path), task=TinyTask(sizes=FOUR, public="made up"), federation=sites)

@@ -38,13 +38,17 @@ WORDS = "Smith"
 Make = Callable[[CrowdTask, ResolvedPlan], Federation]
 
 
-class Overheard:
+class Overheard(Federation):
     """A federation, and what it replied."""
 
     def __init__(self, inner: Federation, *, counts: bool = True) -> None:
         self.inner, self.replies = inner, list[Reply]()
-        self.counts_deadline = counts and bool(getattr(inner, "counts_deadline", False))
+        self.counts = counts
         self.total: Any = None
+
+    @property
+    def counts_deadline(self) -> bool:
+        return self.counts and self.inner.counts_deadline
 
     def registered(self) -> Sequence[str]:
         return self.inner.registered()

@@ -20,7 +20,6 @@ from quietsum.aggregation.robust import rule_named
 from quietsum.errors import PlanRefused, TooFewParties
 from quietsum.federation.groups import Between, between
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Closes
 from quietsum.federation.secure import ends_of_steps
 from quietsum.federation.watch import GroupJudged
 from quietsum.ledger.chain.entries import Kind
@@ -348,8 +347,7 @@ def test_with_worker_processes_the_step_is_that_of_one_process(tmp_path: Path) -
         try:
             assert found.round().kept == tuple(NAMES)
         finally:
-            if isinstance(found.federation, Closes):
-                found.federation.close()
+            found.federation.close()
         models.append(found.state.params)
     np.testing.assert_allclose(models[0], models[1], atol=1e-6)
 

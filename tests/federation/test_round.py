@@ -13,7 +13,7 @@ import pytest
 from quietsum.aggregation import Fold, ServerState, WeightedMean
 from quietsum.errors import BudgetExhausted, DataMissing, InvalidParameter, TooFewParties
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Lost, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, Refusal, Reply, TrainRequest, Update
 from quietsum.federation.round import run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
@@ -25,7 +25,7 @@ START = ServerState(params=np.zeros(2))
 MEAN = WeightedMean(weights={"north": 1.0, "south": 1.0}, dimension=2)
 
 
-class Scripted:
+class Scripted(Federation):
     """A federation whose replies are written down beforehand."""
 
     def __init__(self, *replies: Reply, names: Sequence[str] = ("north", "south")) -> None:

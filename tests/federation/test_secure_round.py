@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from federation.masked import AT_PARTY, CLIENTS, FOUR, NONE, RECORDS, Losing, Watched, secure_plan
 from quietsum import failpoints
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
-from quietsum.federation.messages import QUESTIONS, Answer, Lost
+from quietsum.federation.messages import QUESTIONS, Answer, Federation, Lost
 from quietsum.federation.secure import ends_of_steps
 from quietsum.ledger.chain.entries import Kind
 from quietsum.mechanisms.distributed import DistributedNoise
@@ -366,7 +366,7 @@ def test_nothing_that_arrives_ends_a_round_but_by_too_few_parties(tmp_path: Path
 
 
 def test_a_federation_that_carries_single_updates_is_refused_before_anything_is_charged(tmp_path: Path) -> None:
-    class Plain:
+    class Plain(Federation):
         def registered(self) -> Any:
             return tuple(FOUR)
 

@@ -23,7 +23,7 @@ from quietsum.errors import (
     TooFewParties,
 )
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.messages import Joins
+from quietsum.federation.messages import Federation
 from quietsum.federation.watch import RoundFinished, RunEvent
 from quietsum.ledger import Head, Ledger
 from quietsum.ledger.history import RunHistory
@@ -543,8 +543,10 @@ def test_an_old_format_names_its_version(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------- whom a run asks
 
 
-class Sites:
+class Sites(Federation):
     """Sites elsewhere, as far as a run can tell: they must be joined first."""
+
+    remote = True
 
     def __init__(self, diary: Path) -> None:
         task, plan = TinyTask(diary=str(diary)), tiny_plan()
@@ -560,15 +562,10 @@ class Sites:
     def join(self, run: str, resolved: Any, ledger: Ledger) -> None:
         self.joined += 1
 
-    def ready(self) -> None: ...
-
-    def leave(self, outcome: str) -> None: ...
-
 
 def stopped_with_sites(tmp_path: Path) -> tuple[Workspace, RunFolder]:
     """A run of sites that was stopped by hand after its first round."""
     place, sites = Workspace(path=tmp_path), Sites(tmp_path / "theirs")
-    assert isinstance(sites, Joins)
     with pytest.raises(KeyboardInterrupt):
         start(
             tiny_plan(), workspace=place, name="run", task=TinyTask(diary=str(tmp_path / "own")), federation=sites,

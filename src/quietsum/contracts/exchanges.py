@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.federation import QUESTIONS, Answer, Closes, Exchanges, Lost, Question, Refusal, TrainRequest
+from quietsum.federation import QUESTIONS, Answer, Federation, Lost, Question, Refusal, TrainRequest
 from quietsum.party import contribution_of, terms_of
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.secagg import Identity, Outcome, Server, Step
@@ -60,7 +60,7 @@ class ExchangesContract:
 
     task = "known"
 
-    def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Exchanges:
+    def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Federation:
         """A federation of the plan's parties."""
         raise NotImplementedError("say in a subclass how your federation is made")
 
@@ -79,7 +79,7 @@ class ExchangesContract:
         return resolve(plan, KnownUpdates().parties(), _DIMENSION)
 
     def _round(
-        self, federation: Exchanges, resolved: ResolvedPlan, *, number: int = 1, lost: Mapping[str, Step] | None = None
+        self, federation: Federation, resolved: ResolvedPlan, *, number: int = 1, lost: Mapping[str, Step] | None = None
     ) -> tuple[Server, dict[Step, list[Answer | Refusal | Lost]]]:
         """One session; those in ``lost`` are asked nothing from their step on. What each step brought, as it came."""
         request = TrainRequest(run="run", round=number, attempt=1, params=np.full(_DIMENSION, 0.5))
@@ -102,21 +102,20 @@ class ExchangesContract:
     def _sum(self, resolved: ResolvedPlan, server: Server) -> Floats:
         return contribution_of(resolved, 1).step(server.total(), server.survivors)
 
-    def _made(self) -> Iterator[tuple[Exchanges, ResolvedPlan]]:
+    def _made(self) -> Iterator[tuple[Federation, ResolvedPlan]]:
         resolved = self._resolved()
         federation = self.make(resolved, KnownUpdates())
         try:
             yield federation, resolved
         finally:
-            if isinstance(federation, Closes):
-                federation.close()
+            federation.close()
 
     # --------------------------------------------------------------------------------------------- the suite
 
     def test_it_carries_exchanges_and_every_party_has_a_key_of_its_own(self) -> None:
         """32 bytes each, all different, and the same when asked twice."""
         for federation, _ in self._made():
-            assert isinstance(federation, Exchanges)
+            assert federation.carries_secure
             found = federation.identities(_NAMES)
             assert set(found) == set(_NAMES) and {len(key) for key in found.values()} == {32}
             assert len(set(found.values())) == len(_NAMES) and dict(federation.identities(_NAMES)) == dict(found)

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from quietsum.federation.messages import (
         QUESTIONS as QUESTIONS,
         Answer as Answer,
-        Closes as Closes,
-        Exchanges as Exchanges,
         Federation as Federation,
-        Joins as Joins,
         Lost as Lost,
         Question as Question,
         Refusal as Refusal,

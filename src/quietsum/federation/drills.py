@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import Combined, Fold, RobustFold, Vector, problem_with_update
 from quietsum.defence import Seen, attack_named
 from quietsum.errors import PlanRefused
-from quietsum.federation.messages import Closes, CountsTime, Federation, Reply, TrainRequest, Update
+from quietsum.federation.messages import Federation, Reply, TrainRequest, Update
 from quietsum.mechanisms import system_randomness
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @final
-class Drill:
+class Drill(Federation):
     """The parties of ``inside``, some of which attack.
 
     Guarantees: what honest parties sent is passed on untouched, and so is whatever is no update. Who attacks is decided
@@ -44,6 +44,8 @@ class Drill:
         attack = resolved.plan.attack
         if attack is None:
             raise PlanRefused("a drill needs [attack] in the plan")
+        if inside.remote:
+            refuse_drill(resolved.plan)
         self._inside, self._attack = inside, attack
         self._names = tuple(inside.registered())
         self._attackers = frozenset(attack.among(self._names))
@@ -53,7 +55,7 @@ class Drill:
     @property
     def counts_deadline(self) -> bool:
         """As the federation inside does."""
-        return isinstance(self._inside, CountsTime) and self._inside.counts_deadline
+        return self._inside.counts_deadline
 
     def registered(self) -> Sequence[str]:
         """All parties, attackers too."""
@@ -61,8 +63,7 @@ class Drill:
 
     def close(self) -> None:
         """End the federation inside."""
-        if isinstance(self._inside, Closes):
-            self._inside.close()
+        self._inside.close()
 
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
         """One reply each; those of attackers are what the attack makes."""

@@ -77,7 +77,7 @@ _LATE = "the plan simulates that its reply came after the deadline"
 
 
 @final
-class LocalFederation:
+class LocalFederation(Federation):
     """Parties as objects of this process.
 
     Guarantees: every party of a cohort has one reply, whatever happens to it or to others, and whether it is an update
@@ -85,6 +85,8 @@ class LocalFederation:
     several were trained side by side. What failed at a party is told to its owner alone where anything is promised,
     else by the kind of the failure; it is never refunded.
     """
+
+    carries_secure = True
 
     def __init__(
         self,

@@ -1,15 +1,20 @@
-"""What travels between the server and a party. Values, no behaviour: any transport can carry them."""
+"""What travels between the server and its parties, and the :class:`Federation` that carries it.
+
+Requests, replies, questions and answers are values without behaviour, so any transport can carry them.
+"""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import Fold
+from quietsum.errors import PlanRefused
 from quietsum.party import model_hash
 from quietsum.secagg import Step
 
@@ -20,12 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "QUESTIONS",
     "Answer",
-    "Closes",
-    "CountsTime",
-    "Exchanges",
     "Federation",
-    "Joins",
-    "KeepsBooks",
     "Lost",
     "Question",
     "Refusal",
@@ -98,22 +98,6 @@ class Lost:
 Reply = Update | Sums | Refusal | Lost
 
 
-class Federation(Protocol):
-    """Who is registered, and how to ask them. Who answers today is nobody's business but the operator's."""
-
-    def registered(self) -> Sequence[str]:
-        """The names of all parties of the run, in a fixed order. Public."""
-        ...
-
-    def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterable[Reply]:
-        """One reply for each party of ``cohort``, as they arrive.
-
-        A federation may fold where the updates are made, from ``fold.start()``, and reply with :class:`Sums` for
-        several parties at once; or leave ``fold`` alone and reply with one :class:`Update` each.
-        """
-        ...
-
-
 QUESTIONS = (Step.OPEN, Step.ROSTER, Step.SHARES, Step.SURVIVORS, Step.AGREED)
 """What a secure round asks of each party, in this order. Draws of groups come behind the first, where there are any."""
 
@@ -145,71 +129,82 @@ class Answer:
     content: bytes
 
 
-@runtime_checkable
-class Exchanges(Protocol):
-    """A federation that carries the steps of secure aggregation, and nothing but bytes in either direction."""
+class Federation(abc.ABC):
+    """Who is registered, and how to ask them: the one interface between a run and what carries its messages.
+
+    An implementation states :meth:`registered` and :meth:`ask`. Everything else has a default for a federation without
+    sites elsewhere, without ledgers of its parties, without secure rounds, and without anything to end.
+    """
+
+    remote: ClassVar[bool] = False
+    """Whether its parties are sites elsewhere, which enrol in a run by :meth:`join` and hold the data alone."""
+    carries_secure: ClassVar[bool] = False
+    """Whether it implements :meth:`identities` and :meth:`exchange`, which secure rounds need."""
+
+    @abc.abstractmethod
+    def registered(self) -> Sequence[str]:
+        """The names of all parties of the run, in a fixed order. Public."""
+
+    @abc.abstractmethod
+    def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterable[Reply]:
+        """One reply for each party of ``cohort``, as they arrive.
+
+        A federation may fold where the updates are made, from ``fold.start()``, and reply with :class:`Sums` for
+        several parties at once; or leave ``fold`` alone and reply with one :class:`Update` each.
+        """
+
+    @property
+    def counts_deadline(self) -> bool:
+        """Whether it keeps the plan's deadline itself, for every party alone; if False, the round does for all at once.
+
+        Remote parties work at the same time, so one deadline serves the round. Parties that share a process wait for
+        each other: by one deadline a slow client would take those behind it out of the sum, and a promise to whole
+        clients is kept only if each of them moves its own update and no other.
+        """
+        return False
+
+    # ------------------------------------------------------------------------------------------- a run's life
+
+    def join(self, run: str, resolved: ResolvedPlan, ledger: Ledger) -> None:
+        """Called once before the first round: sites elsewhere enrol in the run.
+
+        Raises :class:`~quietsum.errors.TooFewParties` if they do not come, before anything is charged.
+        """
+        return
+
+    def ready(self) -> None:
+        """Called before each round is reserved.
+
+        Raises :class:`~quietsum.errors.TooFewParties` if no round could have a result. The answer must not depend on
+        who would be drawn.
+        """
+        return
+
+    def leave(self, outcome: str) -> None:
+        """Called when the run has ended: sites elsewhere hear of it as far as they can be reached."""
+        return
+
+    def testimonies(self) -> Mapping[str, Testimony] | None:
+        """The newest heads of the parties' own ledgers that came with this round's replies, none twice.
+
+        Returns None if the parties keep no ledgers.
+        """
+        return None
+
+    def close(self) -> None:
+        """End worker processes or connections. A second call does nothing."""
+        return
+
+    # ------------------------------------------------------------------------------------------ secure rounds
 
     def identities(self, cohort: Sequence[str]) -> Mapping[str, bytes]:
-        """The public keys of those of ``cohort`` that can be asked at all."""
-        ...
+        """The public Ed25519 keys of those of ``cohort`` that can be asked at all."""
+        raise PlanRefused(f"{type(self).__name__} carries updates and no masked sums: it has no keys of parties")
 
     def exchange(self, question: Question) -> Iterable[Answer | Refusal | Lost]:
         """Hand each party its bytes; one word from each, as they come, until the step's time is over.
 
-        A :class:`Refusal` comes only from a party that was not asked for its masked input yet. Who is lost at one step
-        is asked nothing at the next one.
+        A :class:`Refusal` comes only from a party that was not asked for its masked input yet. A party that is lost at
+        one step is asked nothing at the next one.
         """
-        ...
-
-
-@runtime_checkable
-class CountsTime(Protocol):
-    """A federation that keeps the plan's deadline itself, counted for every party alone.
-
-    Remote parties work at the same time, so one deadline serves the round. Where several share a process, they wait for
-    each other: by one deadline a slow client would take those behind it out of the sum, and a promise to whole clients
-    is kept only if each of them moves its own update and no other.
-    """
-
-    @property
-    def counts_deadline(self) -> bool:
-        """Whether it does; where it does not, the round counts."""
-        ...
-
-
-@runtime_checkable
-class Joins(Protocol):
-    """A federation that must know the run before its first round: across machines, the sites enrol in it."""
-
-    def join(self, run: str, resolved: ResolvedPlan, ledger: Ledger) -> None:
-        """Find the sites; :class:`~quietsum.errors.TooFewParties` before anything is charged where they do not come."""
-        ...
-
-    def ready(self) -> None:
-        """Called before each round is reserved: :class:`~quietsum.errors.TooFewParties` where nobody could be asked.
-
-        It must not depend on who would be drawn.
-        """
-        ...
-
-    def leave(self, outcome: str) -> None:
-        """Tell the sites that the run has ended, as far as they can be reached; nothing depends on it."""
-        ...
-
-
-@runtime_checkable
-class KeepsBooks(Protocol):
-    """A federation whose parties keep ledgers of their own."""
-
-    def testimonies(self) -> Mapping[str, Testimony]:
-        """Their newest heads, as they came with the replies of this round; none twice."""
-        ...
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A federation with something to end: worker processes, connections."""
-
-    def close(self) -> None:
-        """End it. A second call does nothing."""
-        ...
+        raise PlanRefused(f"{type(self).__name__} carries updates and no masked sums: it exchanges no letters")

@@ -41,10 +41,7 @@ from quietsum.defence import Detector, Finding
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.messages import (
-    CountsTime,
-    Exchanges,
     Federation,
-    KeepsBooks,
     Lost,
     Refusal,
     Reply,
@@ -112,7 +109,7 @@ def run_round(
         fold = detector.around(fold)
     _refuse_seeded(rng, resolved)
     _refuse_others(registered, resolved)
-    if resolved.secure is not None and isinstance(federation, Exchanges):
+    if resolved.secure is not None:
         federation.identities(registered)  # whoever cannot be had at all is heard of before anything is charged
     attempt = ledger.next_attempt(run, number)
     charges = resolved.charges(registered, number)
@@ -123,11 +120,11 @@ def run_round(
 
     cohort = tuple(registered[index] for index in resolved.cohort_sampling().draw(len(registered), rng))
     request = TrainRequest(run=run, round=number, attempt=attempt, params=state.params.copy())
-    counted = isinstance(federation, CountsTime) and federation.counts_deadline  # for every party alone
+    deadline = None if federation.counts_deadline else plan.federation.deadline
     asked = _Asked(
         request=request, cohort=cohort, registered=registered, resolved=resolved, federation=federation, ledger=ledger,
         receipt=receipt, refundable=_refundable(charges, resolved), watchers=watchers,
-        deadline=None if counted else plan.federation.deadline, clock=clock, detector=detector, own_steps=own_steps,
+        deadline=deadline, clock=clock, detector=detector, own_steps=own_steps,
     )  # fmt: skip
     combined = asked.masked(state, rng, trial) if fold is None else asked.folded(fold, rng)
     if combined is None:
@@ -210,7 +207,6 @@ class _Asked:
         from quietsum.federation.groups import between
         from quietsum.federation.secure import Session
 
-        assert isinstance(self.federation, Exchanges)
         detector, number = self.detector, self.request.round
 
         def look(means: RobustState) -> None:
@@ -231,8 +227,7 @@ class _Asked:
 
     def _commit(self) -> None:
         """Durable when this returns, with the sites' own heads beside it."""
-        parties = self.federation
-        self.ledger.commit(self.receipt, seen=parties.testimonies() if isinstance(parties, KeepsBooks) else None)
+        self.ledger.commit(self.receipt, seen=self.federation.testimonies())
 
 
 def tell_findings(look: Callable[[], list[Finding]], number: int, watchers: Iterable[Watcher]) -> None:
@@ -339,11 +334,11 @@ def first_state(resolved: ResolvedPlan, initial: np.ndarray) -> ServerState:
 
 def refuse_unmasked(resolved: ResolvedPlan, federation: Federation) -> None:
     """No round may show the server single updates where the plan promises one masked sum."""
-    if resolved.secure is not None and not isinstance(federation, Exchanges):
+    if resolved.secure is not None and not federation.carries_secure:
         raise PlanRefused(
             f"aggregation.secure = true: {type(federation).__name__} carries updates and no masked sums; give it "
-            "identities() and exchange() (quietsum.federation.messages.Exchanges), or say secure = false with noise at "
-            "each party"
+            "identities(), exchange() and carries_secure = True (quietsum.federation.Federation), or say secure = "
+            "false with noise at each party"
         )
 
 
@@ -504,7 +499,7 @@ def _in_time(
     """Replies until the deadline, by a clock that does not jump; whoever is missing then is lost, not refunded.
 
     For parties that work at the same time; those that wait for each other are counted one by one
-    (:class:`~quietsum.federation.messages.CountsTime`).
+    (:attr:`~quietsum.federation.messages.Federation.counts_deadline`).
     """
     if deadline is None:
         yield from replies

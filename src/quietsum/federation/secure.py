@@ -1,7 +1,7 @@
 """A secure round: five questions to each party, one sum, and the charge on disk before anybody is asked to unmask it.
 
 The protocol's server (:class:`quietsum.secagg.Server`) relays and adds up; this drives it over whatever carries bytes
-to parties (:class:`~quietsum.federation.messages.Exchanges`), in process, in worker processes or across machines:
+to parties (:class:`~quietsum.federation.messages.Federation`), in process, in worker processes or across machines:
 
     keys → shares → masked inputs → survivors fixed → **ledger.commit** → signatures under the list → unmasking → sum
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.aggregation import Combined
 from quietsum.errors import TooFewParties
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Answer, Exchanges, Lost, Question, Refusal, TrainRequest
+from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, TrainRequest
 from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
 from quietsum.party import absent, contribution_of, terms_of
 from quietsum.secagg import DRAWING, Identity, Outcome, Reason, Server, Step
@@ -79,7 +79,7 @@ class Session:
         cohort: Sequence[str],
         *,
         resolved: ResolvedPlan,
-        federation: Exchanges,
+        federation: Federation,
         refused: Callable[[str, str], bool],
         commit: Callable[[], None],
         between: Between | None = None,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import RULES, most_attackers
 from quietsum.defence import trigger_of
 from quietsum.errors import InvalidParameter, PlanRefused, TooFewParties
-from quietsum.federation import Closes, LocalFederation, first_state, run_round
+from quietsum.federation import LocalFederation, first_state, run_round
 from quietsum.ledger import Ledger
 from quietsum.mechanisms import system_randomness
 from quietsum.plan import ATTACK_KINDS, AttackPlan, Plan, ResolvedPlan, resolve
@@ -350,8 +350,7 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
             caught += _left_out([name for name in result.asked if name in attackers], kept)
             accused += _left_out([name for name in result.asked if name not in attackers], kept)
     finally:
-        if isinstance(federation, Closes):
-            federation.close()
+        federation.close()
     before, measured = task.evaluate(np.asarray(task.initial())), task.evaluate(state.model)
     name = next(iter({**before.values, **measured.values}), "")  # the same score for all, also where one has none
     outcome = Drilled(

@@ -30,10 +30,8 @@ from quietsum.errors import (
 )
 from quietsum.failpoints import reach
 from quietsum.federation import (
-    Closes,
     Federation,
     Guarded,
-    Joins,
     LocalFederation,
     RoundFinished,
     RunFinished,
@@ -115,11 +113,12 @@ def start(
     """
     task = task or task_of(plan)
     resolved = resolve(plan, task.parties(), task.dimension)
+    remote = federation is not None and federation.remote
     if federation is not None:
         refuse_unmasked(resolved, federation)
-    if isinstance(federation, Joins):
+    if remote:
         refuse_drill(resolved.plan)
-    rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
+    rehearse(task, resolved, resolved.parties[0].name, unseen=remote)
     rehearse_root(task, resolved)
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
@@ -130,9 +129,7 @@ def start(
         _open(ledger, run, resolved)
         reach("run:opened")
         facts = TaskFacts.of(task)
-        folder = workspace.create(
-            plan, head=ledger.head, facts=facts, name=run, sites=isinstance(federation, Joins), card=card(resolved)
-        )
+        folder = workspace.create(plan, head=ledger.head, facts=facts, name=run, sites=remote, card=card(resolved))
         reach("run:folder")
         with folder.locked():
             state = first_state(resolved, task.initial())
@@ -165,14 +162,15 @@ def resume(
     come out again from its history, and that history must be the ledger's up to the head; otherwise nothing runs. Who
     was asked before is asked again: see :func:`check_whom`.
     """
-    check_whom(folder, sites=isinstance(federation, Joins), workspace=workspace)
+    remote = federation is not None and federation.remote
+    check_whom(folder, sites=remote, workspace=workspace)
     plan = folder.plan()
     task = task or task_of(plan)
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
         resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
-        if isinstance(federation, Joins):
+        if remote:
             refuse_drill(resolved.plan)
-        rehearse(task, resolved, resolved.parties[0].name, unseen=isinstance(federation, Joins))
+        rehearse(task, resolved, resolved.parties[0].name, unseen=remote)
         rehearse_root(task, resolved)
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is
@@ -301,8 +299,7 @@ def _federation(given: Federation | None, task: Task, resolved: ResolvedPlan, wo
     try:
         yield made
     finally:
-        if isinstance(made, Closes):
-            made.close()
+        made.close()
 
 
 def _go_on(
@@ -329,13 +326,11 @@ def _go_on(
     outcome = "finished"
     error: QuietsumError | None = None
     try:
-        if isinstance(federation, Joins):
-            federation.join(folder.run, resolved, ledger)
+        federation.join(folder.run, resolved, ledger)
         for number in range(done + 1, rounds + 1):
             for watcher in watchers:
                 watcher.check()  # a reader that has left may end the run here, where nothing is reserved
-            if isinstance(federation, Joins):
-                federation.ready()
+            federation.ready()
             checkpoints.check_room(folder.checkpoints, state)
             tried = trial_for(task, resolved, number)
             result = run_round(
@@ -375,8 +370,7 @@ def _go_on(
     except KeyboardInterrupt:
         tell(watchers, RunFinished(outcome="interrupted", round=done, reason="stopped by hand"))
         raise
-    if isinstance(federation, Joins):
-        federation.leave(outcome)
+    federation.leave(outcome)
     claimed = claims(resolved, finished=error is None)
     about = {
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),

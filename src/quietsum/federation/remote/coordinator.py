@@ -20,7 +20,7 @@ from quietsum import wire
 from quietsum.aggregation import Fold
 from quietsum.errors import CorruptState, LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
-from quietsum.federation.messages import Answer, Lost, Question, Refusal, Reply, TrainRequest, Update
+from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, Reply, TrainRequest, Update
 from quietsum.federation.remote.doorway import NAP, Doorway, NodeAccepts
 from quietsum.federation.remote.exchange import Asking, Found, Sent, lost, reason_of
 from quietsum.federation.remote.transport import Arrival, Transport
@@ -56,13 +56,16 @@ GRACE = 1.0
 
 
 @final
-class RemoteFederation:
+class RemoteFederation(Federation):
     """The sites of a plan, over any :class:`~quietsum.federation.remote.transport.Transport`.
 
     Guarantees: every party of a cohort has one reply by the deadline. A refusal is passed on only where the site says,
     signed, that it has not touched its data. What a site is asked is reserved in the coordinator's ledger before, and
     the request carries the head that proves it.
     """
+
+    remote = True
+    carries_secure = True
 
     def __init__(
         self,
@@ -87,7 +90,10 @@ class RemoteFederation:
         self._certificates: dict[str, Mapping[str, Any]] = {}
         self._begun = 0.0  # when the secure round that is under way began
 
-    counts_deadline = True
+    @property
+    def counts_deadline(self) -> bool:
+        """The deadline is kept here: a site that is missing then is lost."""
+        return True
 
     # ------------------------------------------------------------------------------------------------ joining
 

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 from quietsum.aggregation import Fold
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.local import fates, too_late
-from quietsum.federation.messages import Lost, Refusal, Reply, Sums, TrainRequest, Update
+from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.workers.worker import Answer, Piece, Ready, Worker, end
 from quietsum.mechanisms import system_randomness
 from quietsum.party import on_no_rows, released
@@ -62,7 +62,7 @@ def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 @final
-class Crew:
+class Crew(Federation):
     """The parties of a resolved plan, in ``workers`` processes.
 
     Guarantees: every party of a cohort has one reply, whatever becomes of a worker, and whether it is an update depends

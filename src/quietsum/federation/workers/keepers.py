@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import Fold
 from quietsum.errors import PlanRefused, QuietsumError
 from quietsum.federation.local import SimulatedLosses, too_late
-from quietsum.federation.messages import Answer, Lost, Question, Refusal, Reply, TrainRequest
+from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, Reply, TrainRequest
 from quietsum.federation.workers.worker import Answer as Told, Look, Ready, Share, Worker, end, serve
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, released, sessions_of, terms_of
@@ -82,13 +82,15 @@ def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 @final
-class Keepers:
+class Keepers(Federation):
     """The parties of a resolved plan, their keys in ``workers`` processes and their data in as many others.
 
     Guarantees: every party of a cohort has one word at every step. Nothing that passes through this process holds a
     vector, a count or a key that is not masked, sealed or public. Whatever a task does to the process that it runs in,
     its party's vector is in the sum, made of no rows, where anything is promised; no other party is lost with it.
     """
+
+    carries_secure = True
 
     def __init__(
         self,
