@@ -5,6 +5,7 @@
 # make lint     style, types and the direction of imports
 # make bench    ours beside the other libraries, in one process
 # make docs     the documentation, in build/docs
+# make changelog  what the next release brings, from changelog.d
 # make picture  what make run spends, drawn for the README
 #
 # Each target makes .venv by itself when it is missing; stamps inside .venv keep it from being made twice.
@@ -24,7 +25,7 @@ PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-
 PRICED  := tests/privacy tests/contracts src/quietsum/privacy
 QUICK   := tests/aggregation tests/alerts tests/plan tests/privacy tests/secagg tests/test_doors.py tests/test_sampling.py
 
-.PHONY: run picture quick test long lint bench docs clean
+.PHONY: run picture quick test long lint bench docs changelog clean
 .DEFAULT_GOAL := run
 
 run: .venv/base.stamp
@@ -57,6 +58,9 @@ bench: .venv/test.stamp
 docs: .venv/docs.stamp
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs build/docs
 	@echo "open build/docs/index.html"
+
+changelog: .venv/test.stamp
+	$(BIN)/python -m towncrier build --draft --version next
 
 clean:
 	rm -rf .venv build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
+
+needs_data = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="set QUIETSUM_DATA to read the real files")
+"""For tests on downloaded data sets: skipped where there are none, run wherever the folder is named."""
 
 
 def invoke(*words: object) -> Result:
