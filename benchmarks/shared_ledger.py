@@ -34,7 +34,7 @@ from quietsum.errors import BudgetExhausted
 from quietsum.ledger import Charge, Dataset, Ledger, Terms
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.pricing import FAILURE_SHARE
-from quietsum.ledger.stores.opening import url_path
+from quietsum.ledger.stores.location import url_path
 from quietsum.privacy import RenyiFilter
 from quietsum.privacy.renyi.filters import best_order
 

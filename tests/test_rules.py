@@ -45,11 +45,11 @@ from quietsum import ExactAccountant, Gaussian, PldAccountant, PoissonSampled, R
 from quietsum.cli.app import app
 from quietsum.errors import BudgetExhausted, DataMissing, PlanRefused, QuietsumError, UnsupportedEvent
 from quietsum.ledger import Head, Ledger
-from quietsum.ledger.chain.anchors import read_anchors
 from quietsum.ledger.chain.encoding import head_message
 from quietsum.ledger.chain.entries import NOTHING, Kind, make_row
 from quietsum.ledger.chain.export import export_ledger
 from quietsum.ledger.chain.keys import load_key
+from quietsum.ledger.chain.verify import read_anchors
 from quietsum.ledger.history import RunHistory
 from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
@@ -82,7 +82,7 @@ def steps_paid(folder: Path, run: str = "run") -> dict[str, int]:
 
 def epsilons(folder: Path, run: str = "run") -> dict[str, float]:
     with Ledger.open(folder / "ledger.db") as ledger:
-        return {party: found.epsilon for (party, _), found in ledger.spent_by_party(run).items()}
+        return {party: found.epsilon for (party, _), found in ledger.spending_by_party(run).items()}
 
 
 def noisy(**record: object) -> Mapping[str, object]:

@@ -50,7 +50,7 @@ def test_all_kinds_are_answered_by_one_charge(tmp_path):
     assert abs(found["together"][0]["value"] - 0.4) < 2 * (high - low)  # eight standard errors
     with Ledger.open(tmp_path / "w" / "ledger.db", read_only=True) as ledger:
         (known,) = ledger.runs()
-        spent = {(party, str(unit)): one.epsilon for (party, unit), one in ledger.spent_by_party(known.run).items()}
+        spent = {(party, str(unit)): one.epsilon for (party, unit), one in ledger.spending_by_party(known.run).items()}
     assert spent == {(name, "record"): pytest.approx(8.0, abs=1e-6) for name in SIZES}
     assert {one["epsilon"] for one in told["charged"]} == {8.0}
     (folder,) = (tmp_path / "w" / "runs").iterdir()

@@ -226,7 +226,7 @@ def test_a_task_whose_rows_fail_drops_that_party_charged_and_without_a_traceback
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == 0
     with Ledger.open(Workspace.at().ledger) as ledger:
-        found = {party: one.epsilon for (party, _), one in ledger.spent_by_party("run").items()}
+        found = {party: one.epsilon for (party, _), one in ledger.spending_by_party("run").items()}
     assert found["south"] == found["north"] > 0
     printed = result.output + "".join(path.read_text(errors="replace") for path in Path().rglob("*.jsonl"))
     assert "61.5" not in printed

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quietsum.ledger.stores.opening import exists
+from quietsum.ledger.stores.location import ledger_exists
 from scenes import quietsum
 
 SERVE = [sys.executable, "-m", "quietsum", "party", "serve", "--policy", "policy.toml"]
@@ -56,11 +56,11 @@ def test_a_site_on_a_full_disk_ends_with_1_and_its_next_start_works() -> None:
 @pytest.mark.parametrize("beside", [".key", ".head", "-wal"])
 def test_an_empty_file_with_something_beside_it_was_a_ledger(beside: str) -> None:
     ledger = Path("ledger.db")
-    assert not exists(ledger)
+    assert not ledger_exists(ledger)
     ledger.touch()
-    assert not exists(ledger)
+    assert not ledger_exists(ledger)
     Path(f"ledger.db{beside}").touch()
-    assert exists(ledger), "it was emptied, which somebody has to look at"
+    assert ledger_exists(ledger), "it was emptied, which somebody has to look at"
     if beside == ".key":
         quietsum("party", "status", "--policy", "policy.toml", code=4)
 

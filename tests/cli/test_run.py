@@ -82,7 +82,7 @@ def words(text: str) -> str:
 
 def spent() -> dict[str, float]:
     with Ledger.open(Workspace.at().ledger) as ledger:
-        return {party: found.epsilon for (party, _), found in ledger.spent_by_party("run").items()}
+        return {party: found.epsilon for (party, _), found in ledger.spending_by_party("run").items()}
 
 
 # ------------------------------------------------------------------------------------------------- people

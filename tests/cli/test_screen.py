@@ -22,7 +22,7 @@ from quietsum.errors import printable
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.chain.verify import verify_file
-from quietsum.ledger.stores.opening import write_url
+from quietsum.ledger.stores.location import write_url
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import Workspace
 from scenes import tiny_toml

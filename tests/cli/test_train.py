@@ -101,7 +101,7 @@ def test_json_is_one_object_with_the_guarantee_and_the_data_of_each_score(tmp_pa
     assert values["metrics"][0]["on"] == "445 published hold-out rows"
     assert Path(values["model"]).is_file()
     with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
-        assert ledger.spent(values["run"])[-1].epsilon == pytest.approx(values["guarantee"]["epsilon"])
+        assert ledger.spending(values["run"])[-1].epsilon == pytest.approx(values["guarantee"]["epsilon"])
 
 
 def test_a_public_task_may_be_trained_again(tmp_path: Path) -> None:

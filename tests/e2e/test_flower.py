@@ -248,7 +248,7 @@ def test_a_site_says_what_it_has_spent_for_whom_and_when(story: Stage) -> None:
         run = ledger.runs()[0]
         assert told["runs"][0]["run"] == run.run
         assert told["runs"][0]["coordinator"] == ledger.identity.ledger
-        server = {party: found.epsilon for (party, _), found in ledger.spent_by_party(run.run).items()}
+        server = {party: found.epsilon for (party, _), found in ledger.spending_by_party(run.run).items()}
     assert told["runs"][0]["reserved"] == len(stage.attempts("va"))
     assert 0 < told["budgets"][0]["spent_epsilon"] <= server["va"] * (1 + 1e-9) <= 4.0 * (1 + 1e-9)
     shown = quietsum("party", "status", "--policy", str(stage.keys / "va" / "policy.toml"))
@@ -268,7 +268,7 @@ def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_o
     assert "its budget does not allow this plan" in stage.said("va") and "lifetime" in stage.said("va")
     assert "2 of 3 parties" in stage.said("run")
     with stage.books() as ledger:
-        spent = {party: found.epsilon for (party, _), found in ledger.spent_by_party("second").items()}
+        spent = {party: found.epsilon for (party, _), found in ledger.spending_by_party("second").items()}
     assert spent["va"] == 0 < spent["cleveland"], "what va refused is refunded at the coordinator"
 
 

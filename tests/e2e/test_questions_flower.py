@@ -88,6 +88,6 @@ def test_four_sites_answer_under_masks_and_their_books_show_it(tmp_path: Path) -
     assert told["privacy"]["noise"] == "one sum of all sites" and "p" in told["answers"][1]["test"]
     for name in SIZES:
         with Ledger.open(keys / name / "ledger.db", read_only=True) as ledger:
-            paid = [one.epsilon for run in ledger.runs() for one in ledger.spent_by_party(run.run).values()]
+            paid = [one.epsilon for run in ledger.runs() for one in ledger.spending_by_party(run.run).values()]
             assert [epsilon for epsilon in paid if epsilon > 0] == [pytest.approx(2.0, abs=1e-3)]
             ledger.verify()

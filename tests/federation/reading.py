@@ -81,7 +81,7 @@ class Pages:
                 for name, told in entry.body["heads"].items():
                     self.kept.setdefault(name, []).append(Head.from_dict(told["head"]))
         for run in book.runs():
-            self.spent |= {account: one.epsilon for account, one in book.spent_by_party(run.run).items()}
+            self.spent |= {account: one.epsilon for account, one in book.spending_by_party(run.run).items()}
 
 
 def check(story: Story, *dead: str) -> dict[str, Pages]:

@@ -101,7 +101,7 @@ class Stage:
         return Answering((facts.name for facts in self.resolved.parties), lambda name: None, sums)
 
     def spent(self) -> dict[tuple[str, PrivacyUnit], float]:
-        found = self.ledger.spent_by_party("run").items()
+        found = self.ledger.spending_by_party("run").items()
         return {(party, guarantee.unit): guarantee.epsilon for (party, _), guarantee in found}
 
 

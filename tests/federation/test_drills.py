@@ -146,7 +146,7 @@ def test_attackers_are_charged_like_everybody_and_nobody_pays_more(tmp_path: Pat
     spent = {}
     for name in ("calm", "drill"):
         with Ledger.open(tmp_path / name / "ledger.db") as ledger:
-            spent[name] = [(one.unit, one.epsilon, one.delta) for one in ledger.spent("run")]
+            spent[name] = [(one.unit, one.epsilon, one.delta) for one in ledger.spending("run")]
     assert spent["calm"] == spent["drill"] != []
 
 

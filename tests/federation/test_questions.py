@@ -107,7 +107,7 @@ class Clinics:
 
 
 def _by_run(ledger: Ledger, party: str) -> dict[str, float]:
-    paid = {run.run: ledger.spent_by_party(run.run).get((party, PrivacyUnit.RECORD)) for run in ledger.runs()}
+    paid = {run.run: ledger.spending_by_party(run.run).get((party, PrivacyUnit.RECORD)) for run in ledger.runs()}
     return {run: one.epsilon for run, one in paid.items() if one is not None and one.epsilon > 0}
 
 
@@ -274,7 +274,9 @@ def test_a_site_that_protects_people_answers_what_promises_them_something_and_no
     assert "promises nothing per person" in refusal(clinics, file_of(EVERY[0]))
     clinics.ask(file_of(EVERY[0], person=person))
     with Ledger.open(tmp_path / "zug" / "ledger.db", read_only=True) as ledger:
-        paid = {str(unit) for run in ledger.runs() for (_, unit), one in ledger.spent_by_party(run.run).items() if one}
+        paid = {
+            str(unit) for run in ledger.runs() for (_, unit), one in ledger.spending_by_party(run.run).items() if one
+        }
     assert paid == {"record", "person"}
     clinics.agree()
 

@@ -73,8 +73,8 @@ def test_all_sites_are_in_the_round_and_both_books_tell_the_same(tmp_path: Path)
         (own,) = world.entries(Kind.RESERVE, name)
         assert [charge for charge in reserved["charges"] if charge["party"] == name] == own["charges"]
         ledger = world.services[name].books.ledger
-        assert ledger.contains(world.ledger.witnessed()[name].head)
-        assert all(world.ledger.contains(told.head) for told in ledger.witnessed().values())
+        assert ledger.contains(world.ledger.known_heads()[name].head)
+        assert all(world.ledger.contains(told.head) for told in ledger.known_heads().values())
 
 
 # -------------------------------------------------------------------------------------------- here, gone, and back
@@ -436,7 +436,7 @@ def test_a_refusal_takes_the_record_charge_back_and_never_the_clients(tmp_path: 
     world.restart("va")  # its owner has changed the policy meanwhile
     world.round()
     assert "is not allowed, only by nothing" in world.dropped["va"] and len(world.dropped) == 1
-    spent = world.ledger.spent_by_party("run")
+    spent = world.ledger.spending_by_party("run")
     if PrivacyUnit.RECORD in {unit for _, unit in spent}:
         assert spent["va", PrivacyUnit.RECORD].epsilon == 0 < spent["cleveland", PrivacyUnit.RECORD].epsilon
         assert [body["party"] for body in world.entries(Kind.REFUND)] == ["va"]
@@ -578,7 +578,7 @@ def test_a_farewell_shows_every_site_the_last_head(tmp_path: Path) -> None:
     for name, service in world.services.items():
         told = service.books.last_seen(world.ledger.identity.ledger)
         assert told is not None and told.head.sequence >= committed
-        assert service.books.ledger.contains(world.ledger.witnessed()[name].head)
+        assert service.books.ledger.contains(world.ledger.known_heads()[name].head)
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage", "gone", "refuses"])

@@ -69,7 +69,7 @@ class Stage:
         ).state  # fmt: skip
 
     def epsilon(self, party: str) -> float:
-        found = [g for (name, _), g in self.ledger.spent_by_party("run").items() if name == party]
+        found = [g for (name, _), g in self.ledger.spending_by_party("run").items() if name == party]
         return found[0].epsilon if found else 0.0
 
 

@@ -88,12 +88,12 @@ def test_a_round_over_letters_opens_one_sum_and_both_books_are_charged_alike(tmp
     for number in (1, 2):
         assert set(made.round(number).kept) == set(NAMES) and not told(made)
     assert steps_sent(made, LAST) == 2 * STEPS
-    ours = {one.epsilon for one in made.ledger.spent("run")}
+    ours = {one.epsilon for one in made.ledger.spending("run")}
     for name in NAMES:
         assert len(made.entries(Kind.RESERVE, name)) == len(made.entries(Kind.COMMIT, name)) == 2
         theirs = {
             one.epsilon
-            for one in made.services[name].books.ledger.spent(made.services[name].books.ledger.runs()[0].run)
+            for one in made.services[name].books.ledger.spending(made.services[name].books.ledger.runs()[0].run)
         }
         assert theirs == ours
 
@@ -230,10 +230,10 @@ def test_too_few_sites_are_exit_code_6_and_a_retry_is_charged_again(tmp_path: Pa
     with pytest.raises(TooFewParties, match="too few parties sent their masked vectors") as error:
         made.round()
     assert error.value.exit_code == 6
-    once = max(one.epsilon for one in made.ledger.spent("run"))
+    once = max(one.epsilon for one in made.ledger.spending("run"))
     made.carrier.spoil = lambda node, content: content
     assert set(made.round().kept) == set(NAMES)
-    assert min(one.epsilon for one in made.ledger.spent("run")) > once
+    assert min(one.epsilon for one in made.ledger.spending("run")) > once
     for name in NAMES:
         assert len(made.entries(Kind.COMMIT, name)) == 2
 

@@ -173,7 +173,7 @@ def test_the_charge_is_the_floors_whoever_came(tmp_path: Path, privacy: Any, uni
         wrap = lambda inner, lost=lost: Losing(inner, losses=dict.fromkeys(lost, Step.SHARES))  # noqa: E731
         world = Watched(tmp_path / str(len(lost)), secure_plan(privacy), wrap=wrap)
         world.round()
-        spent.append({one.epsilon for one in world.ledger.spent("run") if one.unit is unit})
+        spent.append({one.epsilon for one in world.ledger.spending("run") if one.unit is unit})
         noise = world.resolved.distributed(unit)
         assert noise is not None and noise.honest == 2
     assert spent[0] == spent[1] and all(math.isfinite(value) for value in spent[0])
@@ -245,10 +245,10 @@ def test_too_few_parties_at_any_step_are_paid_for_and_release_nothing(tmp_path: 
         world.round()
     assert error.value.exit_code == 6 and committed(world) == 1
     np.testing.assert_array_equal(world.state.params, before)
-    once = {one.epsilon for one in world.ledger.spent("run")}
+    once = {one.epsilon for one in world.ledger.spending("run")}
     world.federation.losses.clear()
     world.round()  # a retry: the next attempt, with fresh keys, charged again
-    assert committed(world) == 2 and min(one.epsilon for one in world.ledger.spent("run")) > max(once)
+    assert committed(world) == 2 and min(one.epsilon for one in world.ledger.spending("run")) > max(once)
     keys = {content for at, _, content in world.federation.passed if at is Step.OPEN}
     assert len(keys) == len([1 for at, _, _ in world.federation.passed if at is Step.OPEN])
 

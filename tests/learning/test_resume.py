@@ -123,7 +123,7 @@ def test_killed_at_any_place_it_resumes_within_its_plan_and_the_ledger_shows_at_
     assert again.get_privacy_spent()[0] <= again.guarantee().epsilon <= 4.0
     with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
         ledger.verify()
-        assert ledger.spent("first")[-1].epsilon >= again.get_privacy_spent()[0] * (1 - 1e-9)
+        assert ledger.spending("first")[-1].epsilon >= again.get_privacy_spent()[0] * (1 - 1e-9)
 
 
 def test_the_control_there_are_no_more_places_than_that(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_gate_from_the_second_plan_on_is_the_renyi_filter_of_the_budget() ->
     fits = math.floor(by_hand)
     for count, expected in ((fits, True), (fits + 1, False)):
         tally = Tally([cost_of(charge(count, step=noise))])
-        assert (gate.used(tally, Neighbours.ADD_REMOVE, Prices()) <= 1) is expected
+        assert (gate.usage(tally, Neighbours.ADD_REMOVE, Prices()) <= 1) is expected
         assert filter.allows(noise, times=count) is expected
 
 
@@ -239,7 +239,7 @@ def test_public_data_has_no_gate_and_says_why() -> None:
     found = book(ledger)
     assert (found.budget, found.public, found.plans) == (None, "published in 1988", 12)
     assert found.guarantee is None
-    assert ledger.spent("run 3")[0].epsilon > 0, "what a run costs is still said"
+    assert ledger.spending("run 3")[0].epsilon > 0, "what a run costs is still said"
     ledger.verify()
 
 
@@ -249,7 +249,7 @@ def test_style_none_is_refused_on_protected_data_and_infinite_on_public_data() -
         open_run(ledger, step=None)
     open_run(ledger, step=None, public="published in 1988")
     ledger.commit(reserve(ledger, step=None))
-    assert ledger.spent("first")[0].epsilon == math.inf
+    assert ledger.spending("first")[0].epsilon == math.inf
     assert list(ledger.entries())[-1].body["spent"][0]["epsilon"] == "Infinity"
     ledger.verify()
 
@@ -344,7 +344,7 @@ def test_each_unit_has_its_own_book() -> None:
     )
     ledger.commit(ledger.reserve("first", 1, 1, [charge(5), charge(1, unit=client)]))
     assert [(found.unit, found.plans) for found in ledger.lifetime()] == [(client, 1), (RECORD, 1)]
-    assert {guarantee.unit for guarantee in ledger.spent("first")} == {RECORD, client}
+    assert {guarantee.unit for guarantee in ledger.spending("first")} == {RECORD, client}
     ledger.verify()
 
 
@@ -371,8 +371,8 @@ def test_failures_have_a_share_of_delta_of_their_own_under_the_filter() -> None:
     gate = Prices().gate(Budget(epsilon=2.0, delta=1e-5))
     assert (1 + math.exp(2.0)) * gate.failure <= 1e-5 * FAILURE_SHARE * (1 + 1e-12)
     fits, not_ = (Tally([cost_of(charge(failure=gate.failure * f))]) for f in (0.9, 1.1))
-    assert gate.used(fits, Neighbours.ADD_REMOVE, Prices()) <= 1
-    assert gate.used(not_, Neighbours.ADD_REMOVE, Prices()) == math.inf
+    assert gate.usage(fits, Neighbours.ADD_REMOVE, Prices()) <= 1
+    assert gate.usage(not_, Neighbours.ADD_REMOVE, Prices()) == math.inf
 
 
 def test_a_books_total_is_that_of_all_its_runs_through_charges_and_refunds() -> None:

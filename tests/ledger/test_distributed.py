@@ -60,9 +60,9 @@ def test_gaussians_beside_them_are_priced_with_them_and_alone_as_ever() -> None:
 def test_a_lifetime_takes_them() -> None:
     prices = Prices()
     gate = prices.gate(Budget(epsilon=8.0, delta=1e-5, unit=PrivacyUnit.RECORD))
-    used = gate.used(Tally([cost_of(charge(step()))]), ADD, prices)
+    used = gate.usage(Tally([cost_of(charge(step()))]), ADD, prices)
     assert 0 < used < 1
-    assert gate.used(Tally([cost_of(charge(step(), times=300))]), ADD, prices) == pytest.approx(3 * used, rel=1e-9)
+    assert gate.usage(Tally([cost_of(charge(step(), times=300))]), ADD, prices) == pytest.approx(3 * used, rel=1e-9)
 
 
 def test_noise_is_calibrated_through_the_same_event() -> None:

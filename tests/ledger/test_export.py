@@ -12,9 +12,9 @@ import pytest
 from ledger.build import charge, memory_ledger, open_run, play, sample
 from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger import Ledger
-from quietsum.ledger.chain.anchors import read_anchors
 from quietsum.ledger.chain.encoding import canonical, digest
 from quietsum.ledger.chain.export import export_ledger, verify_export
+from quietsum.ledger.chain.verify import read_anchors
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_a_run_is_charged_what_two_other_accountants_find() -> None:
     ledger = memory_ledger()
     open_run(ledger)
     play(ledger, rounds=(1, 2, 3))
-    found = ledger.spent("first")[0]
+    found = ledger.spending("first")[0]
     other = PldAccountant().compose(STEP, 3 * STEPS).epsilon(delta=1e-5)
     assert other.epsilon_lower <= found.epsilon <= other.epsilon * (1 + 1e-6)
     assert found.epsilon == pytest.approx(epsilon(3 * STEPS), rel=1e-9)
@@ -48,7 +48,7 @@ def test_the_terms_choose_the_accountant(accounting: str) -> None:
     open_run(ledger, terms=Terms(accounting=accounting, limits=(Budget(epsilon=8.0, delta=1e-5),)))
     play(ledger, rounds=(1,))
     expected = accountant_for(accounting).compose(STEP, STEPS).epsilon(delta=1e-5).epsilon
-    assert ledger.spent("first")[0].epsilon == pytest.approx(expected, rel=1e-9)
+    assert ledger.spending("first")[0].epsilon == pytest.approx(expected, rel=1e-9)
     ledger.verify()
 
 
@@ -56,9 +56,9 @@ def test_an_uncommitted_reservation_counts_as_spent() -> None:
     ledger = memory_ledger()
     open_run(ledger)
     play(ledger, rounds=(1,))
-    before = ledger.spent("first")[0].epsilon
+    before = ledger.spending("first")[0].epsilon
     reserve(ledger, round=2)
-    after = ledger.spent("first")[0].epsilon
+    after = ledger.spending("first")[0].epsilon
     assert after == pytest.approx(epsilon(2 * STEPS), rel=1e-9)
     assert after > before
 
@@ -68,7 +68,7 @@ def test_a_second_attempt_is_charged_again() -> None:
     open_run(ledger)
     assert [reserve(ledger, round=1).attempt, reserve(ledger, round=1).attempt] == [1, 2]
     assert ledger.next_attempt("first", 1) == 3
-    assert ledger.spent("first")[0].epsilon == pytest.approx(epsilon(2 * STEPS), rel=1e-9)
+    assert ledger.spending("first")[0].epsilon == pytest.approx(epsilon(2 * STEPS), rel=1e-9)
 
 
 def test_the_worst_party_speaks_for_the_run_not_the_mean() -> None:
@@ -82,9 +82,9 @@ def test_the_worst_party_speaks_for_the_run_not_the_mean() -> None:
         datasets=[Dataset(party=p, dataset="heart", size=9) for p in ("Basel", "Bern")],
     )
     ledger.commit(ledger.reserve("first", 1, 1, [charge(5), charge(1, party="Bern", step=loud)]))
-    parties = ledger.spent_by_party("first")
+    parties = ledger.spending_by_party("first")
     mean = sum(found.epsilon for found in parties.values()) / 2
-    (server, recipients) = ledger.spent("first")
+    (server, recipients) = ledger.spending("first")
     assert server.epsilon == recipients.epsilon == max(found.epsilon for found in parties.values()) > mean
     assert (server.observer, recipients.observer) == BOTH
 
@@ -100,7 +100,7 @@ def test_an_observer_whom_a_charge_does_not_hold_off_is_told_so() -> None:
         datasets=[Dataset(party=p, dataset="heart", size=9) for p in ("Basel", "Bern")],
     )
     ledger.reserve("first", 1, 1, [charge(1, **one), charge(1, party="Bern", unit=PrivacyUnit.CLIENT)])
-    found = {guarantee.observer: guarantee.epsilon for guarantee in ledger.spent("first")}
+    found = {guarantee.observer: guarantee.epsilon for guarantee in ledger.spending("first")}
     assert found[Observer.SERVER] == math.inf
     assert found[Observer.RECIPIENTS] < 9
 
@@ -192,7 +192,7 @@ def test_a_commit_needs_its_reservation_and_happens_once() -> None:
     entry = ledger.commit(receipt)
     assert entry.kind is Kind.COMMIT
     assert entry.body["spent"] == [
-        {"party": "Basel", "unit": "record", "epsilon": ledger.spent("first")[0].epsilon, "delta": 1e-5}
+        {"party": "Basel", "unit": "record", "epsilon": ledger.spending("first")[0].epsilon, "delta": 1e-5}
     ]
     with pytest.raises(QuietsumError, match="is committed"):
         ledger.commit(receipt)
@@ -230,7 +230,7 @@ def test_a_refund_takes_back_one_partys_record_charge_once() -> None:
         ledger.refund(receipt, "Bern", "again")
     with pytest.raises(InvalidParameter, match="no charge per record"):
         ledger.refund(receipt, "Chur", "never charged")
-    spent = ledger.spent_by_party("first")
+    spent = ledger.spending_by_party("first")
     assert spent["Bern", RECORD].epsilon == 0
     assert spent["Basel", RECORD].epsilon > 0
     assert ledger.commit(receipt).body["operator_only"] is True
@@ -357,7 +357,7 @@ def test_the_runs_own_limit_stops_it_before_anything_is_asked() -> None:
     limit = epsilon(4 * STEPS)
     open_run(ledger, limit=limit)
     play(ledger, rounds=(1, 2, 3, 4))
-    assert ledger.spent("first")[0].epsilon <= limit * (1 + 1e-9)
+    assert ledger.spending("first")[0].epsilon <= limit * (1 + 1e-9)
     with pytest.raises(BudgetExhausted):
         reserve(ledger, round=4)
     with pytest.raises(PlanRefused, match="states ε"):

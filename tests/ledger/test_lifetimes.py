@@ -38,8 +38,8 @@ def planned(event: PrivacyEvent, failure: float, steps: int = 5) -> Tally:
 
 def times(gate: Gate, plan: Tally, neighbours: Neighbours, prices: Prices) -> float:
     """How many plans like this one a gate lets through, in all."""
-    used = max(gate.used_divergence(plan, neighbours, prices), plan.failure / gate.failure if plan.failure else 0.0)
-    return 1 / used if gate.used(plan, neighbours, prices) <= 1 else 0.0
+    used = max(gate.divergence_usage(plan, neighbours, prices), plan.failure / gate.failure if plan.failure else 0.0)
+    return 1 / used if gate.usage(plan, neighbours, prices) <= 1 else 0.0
 
 
 @pytest.mark.parametrize("at", range(len(EVENTS)), ids=lambda at: f"{EVENTS[at][1].kind}-{at}")
@@ -76,7 +76,7 @@ def test_a_later_plan_that_is_as_exact_as_ordinary_noise_is_taken_by_every_large
         both = planned(STEP, 1e-29)
         both.merge(first)
         taken = [
-            prices.gate_after(Budget(epsilon=epsilon, delta=delta), first, ADD).used(both, ADD, prices) <= 1
+            prices.gate_after(Budget(epsilon=epsilon, delta=delta), first, ADD).usage(both, ADD, prices) <= 1
             for epsilon in LIFETIMES
         ]
         assert taken == sorted(taken) and taken[-1]
@@ -150,8 +150,8 @@ def test_after_a_first_plan_without_failures_a_budget_can_be_raised_to_whatever_
     book = ledger._journal.state.accounts.book("Basel", "heart", RECORD)
     huge, prices = Tally([cost_of(charge(100_000))]), Prices()
     first = next(iter(book.charged.values()))
-    assert prices.gate_after(Budget(epsilon=8.0, delta=5e-3), first.planned, ADD).used(huge, ADD, prices) > 1
-    assert prices.gate_after(Budget(epsilon=900.0, delta=5e-3), first.planned, ADD).used(huge, ADD, prices) <= 1
+    assert prices.gate_after(Budget(epsilon=8.0, delta=5e-3), first.planned, ADD).usage(huge, ADD, prices) > 1
+    assert prices.gate_after(Budget(epsilon=900.0, delta=5e-3), first.planned, ADD).usage(huge, ADD, prices) <= 1
 
 
 def test_a_refusal_names_no_larger_lifetime_where_none_helps() -> None:
@@ -172,7 +172,7 @@ def test_a_book_that_an_older_version_began_keeps_its_gate_and_verifies(monkeypa
     prices, budget = Prices(), Budget(epsilon=1.0, delta=1e-5)
 
     def fits(gate: Gate, event: PrivacyEvent) -> int:
-        return math.floor(1 / gate.used(Tally([cost_of(charge(1, step=event))]), ADD, prices))
+        return math.floor(1 / gate.usage(Tally([cost_of(charge(1, step=event))]), ADD, prices))
 
     gates = prices._older_gate(budget), prices.gate(budget)
     events = (PureDP(epsilon=float(epsilon)) for epsilon in np.linspace(0.03, 0.06, 200))
@@ -199,5 +199,5 @@ def test_a_book_that_an_older_version_began_keeps_its_gate_and_verifies(monkeypa
 
 def test_an_older_first_plan_that_closed_its_book_leaves_room_now() -> None:
     prices, plan, budget = Prices(), planned(STEP, 1e-30), Budget(epsilon=100.0, delta=5e-3)
-    assert prices._older_gate(budget).used(plan, ADD, prices) == math.inf
-    assert prices.gate_after(budget, plan, ADD, PRICING - 1).used(plan, ADD, prices) < 0.1
+    assert prices._older_gate(budget).usage(plan, ADD, prices) == math.inf
+    assert prices.gate_after(budget, plan, ADD, PRICING - 1).usage(plan, ADD, prices) < 0.1

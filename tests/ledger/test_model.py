@@ -59,7 +59,7 @@ def test_the_ledger_agrees_with_a_naive_model(acts: list[tuple[str, str, int, in
         for run, count in reserved.items():
             naive = ExactAccountant().compose(STEP, count * STEPS).epsilon(delta=1e-5).epsilon
             for ledger in handles:
-                found = ledger.spent_by_party(run)["Basel", RECORD].epsilon
+                found = ledger.spending_by_party(run)["Basel", RECORD].epsilon
                 assert abs(found - naive) <= 1e-9 * naive
                 assert found <= LIMIT * (1 + 1e-9)
         if sum(count > 0 for count in reserved.values()) > 1:

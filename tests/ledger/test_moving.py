@@ -24,9 +24,9 @@ from quietsum.ledger.chain.export import verify_export
 from quietsum.ledger.chain.high_water_mark import mark_path
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.chain.verify import verify_file
-from quietsum.ledger.stores import vouched
+from quietsum.ledger.stores import trusted_servers
+from quietsum.ledger.stores.location import moved_path, open_store, url_path
 from quietsum.ledger.stores.moving import move_to_postgres, move_to_sqlite
-from quietsum.ledger.stores.opening import moved_path, open_store, url_path
 from quietsum.ledger.stores.postgres import PostgresStore
 from quietsum.ledger.stores.protocol import StoreFailed
 from quietsum.ledger.stores.sqlite import SqliteStore
@@ -203,7 +203,7 @@ def test_where_nothing_can_be_remembered_a_writer_goes_on(
         (tmp_path / "state" / "quietsum").mkdir(parents=True)
         os.mkfifo(tmp_path / "state" / "quietsum" / "ledgers")
     else:
-        monkeypatch.setattr(vouched, "_path", lambda: None)
+        monkeypatch.setattr(trusted_servers, "_path", lambda: None)
     path, _ = moved(tmp_path / "books")
     Ledger.open(path).close()
 
@@ -363,7 +363,7 @@ def kill_moves(moves: list[tuple[Path, str]]) -> list[tuple[bool, list[str]]]:
 def sealed_for(path: Path) -> str | None:
     store = SqliteStore(path, read_only=True)
     try:
-        return store.sealed()
+        return store.read_seal()
     finally:
         store.close()
 

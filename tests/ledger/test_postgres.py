@@ -18,8 +18,8 @@ import pytest
 
 from ledger.postgres import Wire, server
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger.stores.address import Address
 from quietsum.ledger.stores.postgres import OutcomeUnknown, PostgresStore, read_address
+from quietsum.ledger.stores.postgres_address import Address
 from quietsum.ledger.stores.protocol import Row, StoreFailed, StoreMustWait
 
 

@@ -21,7 +21,7 @@ from ledger.postgres import server
 from quietsum.cli.app import app
 from quietsum.errors import QuietsumError
 from quietsum.identity.certificates import Identity, make_authority, make_server
-from quietsum.ledger.stores.postgres import PostgresStore, completed, read_address
+from quietsum.ledger.stores.postgres import PostgresStore, complete_address, read_address
 from quietsum.ledger.stores.protocol import StoreFailed
 
 WANTS_TLS = (8).to_bytes(4, "big") + (80877103).to_bytes(4, "big")
@@ -156,7 +156,7 @@ def test_a_server_that_takes_only_tls_sends_others_away(front: Front) -> None:
 
 def mode(address: str) -> str | None:
     found = read_address(address)
-    chosen = found.settings(read_only=True, completed=completed(found)).get("sslmode")
+    chosen = found.settings(read_only=True, completed=complete_address(found)).get("sslmode")
     return None if chosen is None else str(chosen)
 
 
@@ -221,12 +221,14 @@ def test_encryption_alone_does_not_do_since_anybody_could_answer(
 
 
 def test_looking_at_an_address_dials_nobody(front: Front) -> None:
-    found = completed(read_address(f"host=127.0.0.1 port={front.port} sslmode=require"))
+    found = complete_address(read_address(f"host=127.0.0.1 port={front.port} sslmode=require"))
     assert (found["host"], found["sslmode"]) == ("127.0.0.1", "require")
     assert (front.encrypted, front.plain) == (0, 0)
 
 
 def test_a_kerberos_ticket_at_hand_does_not_replace_tls() -> None:
     there, stated = (read_address(f"postgresql://ann@db.example/books{more}") for more in ("", "?gssencmode=prefer"))
-    assert there.settings(read_only=True, completed=completed(there))["gssencmode"] == "disable"
-    assert stated.settings(read_only=True, completed=completed(stated))["gssencmode"] == "prefer"  # the owner's word
+    assert there.settings(read_only=True, completed=complete_address(there))["gssencmode"] == "disable"
+    assert (
+        stated.settings(read_only=True, completed=complete_address(stated))["gssencmode"] == "prefer"
+    )  # the owner's word

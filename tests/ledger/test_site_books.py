@@ -64,7 +64,7 @@ def site_ledger(
 
 
 def epsilons(ledger: Ledger) -> dict[PrivacyUnit, float]:
-    return {unit: one.epsilon for (_, unit), one in ledger.spent_by_party("first").items()}
+    return {unit: one.epsilon for (_, unit), one in ledger.spending_by_party("first").items()}
 
 
 # ------------------------------------------------------------------------------------------------- rules of the ledger
@@ -338,7 +338,7 @@ def test_a_plan_that_was_paid_for_as_a_whole_ends_with_its_attempts(tmp_path: Pa
     ledger = Ledger.open(story.homes["north"] / "ledger.db")
     books = story.services["north"].books
     run = "run"
-    coordinator = next(iter(ledger.witnessed().values()))
+    coordinator = next(iter(ledger.known_heads().values()))
     resolved = books.resolved(run, coordinator.ledger)
     done = len([key for key in check(story)["north"].reserved if key[0] > 0])
     for attempt in range(10, 10 + resolved.attempts - done):

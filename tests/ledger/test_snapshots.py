@@ -24,13 +24,12 @@ from quietsum.ledger.chain import journal as journals
 from quietsum.ledger.chain.high_water_mark import mark_path
 from quietsum.ledger.chain.journal import Journal, system_clock
 from quietsum.ledger.chain.keys import SigningKey, key_path
-from quietsum.ledger.chain.lazy import Lazy
-from quietsum.ledger.chain.packing import APART, REMADE, CannotPack, pack, unpack
+from quietsum.ledger.chain.packing import APART, REMADE, CannotPack, Lazy, pack, unpack
 from quietsum.ledger.chain.snapshots import Snapshot, SnapshotFile, snapshot_path
 from quietsum.ledger.chain.verify import verify_file
 from quietsum.ledger.chain.witnesses import Testimony as Told
 from quietsum.ledger.state import State
-from quietsum.ledger.stores.opening import write_url
+from quietsum.ledger.stores.location import write_url
 
 CLIENT = PrivacyUnit.CLIENT
 

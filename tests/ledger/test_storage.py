@@ -203,12 +203,12 @@ def test_a_full_disk_stops_the_round_before_anything_is_sent(tmp_path: Path, whe
     with Ledger.open(path) as known:
         key = load_key(path, known.identity.public_key)
     ledger = Ledger.on(SqliteStore(path, factory=FullDisk), key)
-    before, spent = ledger.head, ledger.spent("second")
+    before, spent = ledger.head, ledger.spending("second")
     FullDisk.full, FullDisk.when = True, when
     try:
         with pytest.raises(StoreFailed, match="nothing was recorded, so nothing may be sent: free some space"):
             reserve(ledger, "second", 3)
-        assert (ledger.head, ledger.spent("second")) == (before, spent)
+        assert (ledger.head, ledger.spending("second")) == (before, spent)
     finally:
         FullDisk.full = False
     ledger.verify([before])

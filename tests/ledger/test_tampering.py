@@ -639,10 +639,10 @@ def test_triggers_refuse_what_sqlite_users_may_try(path: Path) -> None:
 def test_charges_cannot_hide_under_a_public_declaration_made_later(path: Path) -> None:
     """Declaring data public does not unwrite what was charged before."""
     with Ledger.open(path) as ledger:
-        before = ledger.spent("first")
+        before = ledger.spending("first")
         ledger.declare_public(party="Basel", dataset="heart", reason="released")
         open_run(ledger, "third", limit=90.0, rounds=40)
         ledger.reserve("third", 1, 1, [charge()])
-        assert ledger.spent("first") == before
+        assert ledger.spending("first") == before
     assert canonical([row.body for row in rows_of(path)[:ENTRIES]])
     verify(path)

@@ -331,7 +331,7 @@ def test_an_old_run_goes_on_with_charges_as_they_are_written_today(enrolled: Any
     books.round(1, charges(5))
     today = [one if one.unit is PERSON else wrapped(one) for one in charges(5)]
     books.ledger.commit(books.ledger.reserve("old", 2, 1, today))
-    spent = books.ledger.spent_by_party("old")
+    spent = books.ledger.spending_by_party("old")
     whole = Prices().upper(
         (frozenset({(OneInOneOut(event=STEP), 10)}), 0.0, True), "exact", Neighbours.ADD_REMOVE, RECORD, 1e-3
     )

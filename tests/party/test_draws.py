@@ -115,7 +115,7 @@ class Liar:
 
     @property
     def drawn(self) -> int:
-        return sum(sessions for sessions, _ in self.place.ledger.drawn("north", "points-north").values())
+        return sum(sessions for sessions, _ in self.place.ledger.drawing_sessions("north", "points-north").values())
 
 
 @pytest.fixture(autouse=True)
@@ -369,15 +369,15 @@ def test_the_count_verifies_is_packed_with_the_rest_and_stands_for_no_attempt(tm
         entries = [entry.body for entry in ledger.entries() if entry.kind is Kind.WITNESS]
         assert [(body["round"], body["attempt"]) for body in entries][-2:] == [(0, 1), (0, 2)]
     with Ledger.open(path) as again:
-        assert again.drawn("north", "points-north") == {name: (2, 0)}
-        assert again.drawn("north", "other") == {}
+        assert again.drawing_sessions("north", "points-north") == {name: (2, 0)}
+        assert again.drawing_sessions("north", "other") == {}
 
 
 def test_an_enrolment_is_no_draw_and_pays_for_none() -> None:
     held = asking.policy("user")
     place, server = Place(held), Server()
     assert server.enrol(place, asking.plan("user")).kind == "enrolled"
-    assert place.ledger.drawn("north", "points-north") == {} and place.reserved
+    assert place.ledger.drawing_sessions("north", "points-north") == {} and place.reserved
     with pytest.raises(InvalidParameter, match="draws no groups"):
         place.ledger.draw(name_in_books("first", server.ledger.identity.ledger), {}, lambda _: None)
 

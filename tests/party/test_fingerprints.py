@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from quietsum.cli.app import app
 from quietsum.errors import PlanRefused
 from quietsum.ledger import Ledger
-from quietsum.ledger.fingerprints import KEPT, Fingerprints, check_rows, share
+from quietsum.ledger.fingerprints import KEPT, Fingerprints, check_rows, overlap
 
 SAY = "say why"
 
@@ -123,7 +123,7 @@ def test_the_share_of_large_sets_is_estimated_from_their_sketches(tmp_path: Path
         cut = int(common * len(whole))
         mixed = np.concatenate([whole[:cut], others[cut:]])
         one, two = books.sketch((whole,)), books.sketch((mixed,))
-        assert len(one) == len(two) == KEPT and abs(share(one, two) - common) < 0.1
+        assert len(one) == len(two) == KEPT and abs(overlap(one, two) - common) < 0.1
 
 
 def test_rows_that_cannot_be_read_are_nobodys_business_here(tmp_path: Path) -> None:

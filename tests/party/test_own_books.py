@@ -192,7 +192,7 @@ def test_the_site_shows_what_the_accountant_says_of_its_whole_plan() -> None:
         half, shift = 1 / (2 * noise), epsilon * noise
         return float(norm.cdf(half - shift) - math.exp(epsilon) * norm.cdf(-half - shift) - delta)
 
-    mine = place.ledger.spent_by_party(place.ledger.runs()[0].run)
+    mine = place.ledger.spending_by_party(place.ledger.runs()[0].run)
     (found,) = [guarantee for (_, unit), guarantee in mine.items() if unit is PrivacyUnit.CLIENT]
     assert np.isclose(found.epsilon, brentq(gap, 1e-6, 200.0), rtol=1e-6)
 

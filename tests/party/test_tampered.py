@@ -197,7 +197,7 @@ class Bounds:
             if orders.client is not None:
                 assert charged[PrivacyUnit.CLIENT].event == Repeated(times=1, event=orders.client.event())
         (run,) = self.place.ledger.runs()
-        for guarantee in self.place.ledger.spent_by_party(run.run).values():
+        for guarantee in self.place.ledger.spending_by_party(run.run).values():
             assert guarantee.epsilon <= 10.0 * (1 + 1e-6)
 
 

@@ -87,7 +87,7 @@ def test_a_thousand_rounds_at_noise_one_and_a_hundredth_of_the_clients_cost_1_83
     charges = resolved.charges([facts.name for facts in resolved.parties])
     for number in range(1, 1001):
         ledger.commit(ledger.reserve("run", number, 1, charges))
-    (spent,) = ledger.spent("run")
+    (spent,) = ledger.spending("run")
     assert spent.unit is CLIENT and spent.observer is Observer.RECIPIENTS
     assert round(spent.epsilon, 2) == 1.83
     event = PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
@@ -280,7 +280,7 @@ def test_the_ledger_lets_a_schedule_run_to_its_end_and_no_further() -> None:
     ledger = in_ledger(resolved)
     for number in (1, 2, 3):
         ledger.commit(ledger.reserve("run", number, 1, resolved.charges(number=number)))
-    assert 3.0 * (1 - 1e-6) < ledger.spent("run")[0].epsilon <= 3.0
+    assert 3.0 * (1 - 1e-6) < ledger.spending("run")[0].epsilon <= 3.0
     with pytest.raises(BudgetExhausted):
         ledger.reserve("run", 4, 1, resolved.charges(number=3))
 

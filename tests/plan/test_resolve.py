@@ -346,7 +346,7 @@ def test_the_ledger_lets_in_the_whole_plan_and_not_one_round_more(spare: int, ex
         ledger.commit(ledger.reserve("run", number, 1, resolved.charges()))
         if number <= 6:
             row = resolved.forecast([number]).rows[0]
-            book = {guarantee.observer: guarantee.epsilon for guarantee in ledger.spent("run")}
+            book = {guarantee.observer: guarantee.epsilon for guarantee in ledger.spending("run")}
             assert {one.observer: one.epsilon for one in row.guarantees} == book  # to the last bit
     with pytest.raises(BudgetExhausted):
         ledger.reserve("run", 7 + extra, 1, resolved.charges())

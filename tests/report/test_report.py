@@ -106,7 +106,7 @@ def test_the_guarantees_are_the_ledgers_and_the_curve_ends_there() -> None:
     values, _ = run()
     with Ledger.open("quietsum-workspace/ledger.db") as ledger:
         ledger.verify()
-        spent = [(one.epsilon, one.delta, one.unit, one.observer) for one in ledger.spent("run")]
+        spent = [(one.epsilon, one.delta, one.unit, one.observer) for one in ledger.spending("run")]
     assert [(one["epsilon"], one["delta"], one["unit"], one["observer"]) for one in values["guarantees"]] == spent
     assert [point["round"] for point in values["spent"]] == [1, 2, 3]
     curve = [point["epsilon"] for point in values["spent"]]

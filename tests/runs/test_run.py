@@ -58,7 +58,7 @@ def stopped(tmp_path: Path, plan: Plan, after: int, name: str = "run") -> RunFol
 
 def spent(tmp_path: Path, run: str) -> dict[str, float]:
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        return {party: guarantee.epsilon for (party, _), guarantee in ledger.spent_by_party(run).items()}
+        return {party: guarantee.epsilon for (party, _), guarantee in ledger.spending_by_party(run).items()}
 
 
 # ------------------------------------------------------------------------------------------- endings
@@ -95,7 +95,7 @@ def test_rule_3_a_run_stopped_by_hand_claims_the_whole_plan(tmp_path: Path) -> N
     folder = stopped(tmp_path, tiny_plan(), 1)
     resolved = resolve(folder.plan(), TinyTask().parties(), 2)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
-        assert max(g.epsilon for g in ledger.spent("run")) < 1.5
+        assert max(g.epsilon for g in ledger.spending("run")) < 1.5
     claimed = claims(resolved, finished=False)
     assert [g.epsilon for g in claimed] == pytest.approx([2.0, 2.0], rel=1e-6)
     assert all(g.epsilon_lower == 0.0 for g in claimed)
@@ -666,7 +666,7 @@ def test_what_is_reserved_is_priced_once_however_many_rounds_there_were(tmp_path
     rounds = rounds_of(tmp_path, ["south"])
     with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
         history = RunHistory(ledger, "run").read()
-        assert history.reserved() == rounds[-1].reserved
+        assert history.gross_spending() == rounds[-1].reserved
         assert history._prices.computed == 2, "one a party"
         assert [epsilon for _, epsilon in history.by_round()] == [one.reserved[0].epsilon for one in rounds]
         assert history._prices.computed == 6, "the control: all rounds"

@@ -29,8 +29,7 @@ from torch import Tensor, nn
 from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.files import RESUME, check_room, no_room, write_atomically
 from quietsum.learning.config import TrainingPlan
-from quietsum.ledger import PRICING, Charge, Dataset, Head, Ledger, Receipt, RunHistory, Terms
-from quietsum.ledger.stores import opening as places
+from quietsum.ledger import PRICING, Charge, Dataset, Head, Ledger, Receipt, RunHistory, Terms, ledger_exists
 from quietsum.privacy import Budget, Guarantee, PrivacyUnit
 
 __all__ = [
@@ -165,7 +164,7 @@ def _read(path: Path) -> tuple[Tensors, dict[str, Any]]:
 def opened_pricing(workspace: str | os.PathLike[str], run: str) -> int:
     """The version of prices by which a run of the workspace was opened; today's where there is no such run."""
     path = Path(workspace) / "ledger.db"
-    if not places.exists(path):
+    if not ledger_exists(path):
         return PRICING
     with Ledger.open(path, read_only=True, trusted=True) as ledger:  # the training goes on to write there
         return next((known.pricing for known in ledger.runs() if known.run == run), PRICING)
@@ -258,7 +257,7 @@ class TrainingBooks:
 
     def spent(self) -> Guarantee:
         """ε as the ledger sees it."""
-        return self.ledger.spent(self.run)[-1]
+        return self.ledger.spending(self.run)[-1]
 
     def reserve(self, start: int, event: Any, steps: int) -> Receipt:
         """Charge ``steps`` steps from step ``start`` on, before the first of them."""

@@ -12,7 +12,6 @@ from quietsum.doors import open_door
 
 if TYPE_CHECKING:
     from quietsum.ledger.books import Book as Book
-    from quietsum.ledger.chain.anchors import read_anchors as read_anchors
     from quietsum.ledger.chain.encoding import (
         canonical as canonical,
         digest as digest,
@@ -25,7 +24,11 @@ if TYPE_CHECKING:
     from quietsum.ledger.chain.export import export_ledger as export_ledger, verify_export as verify_export
     from quietsum.ledger.chain.journal import Clock as Clock, system_clock as system_clock
     from quietsum.ledger.chain.keys import SigningKey as SigningKey, VerifyingKey as VerifyingKey
-    from quietsum.ledger.chain.verify import Verification as Verification, verify_file as verify_file
+    from quietsum.ledger.chain.verify import (
+        Verification as Verification,
+        read_anchors as read_anchors,
+        verify_file as verify_file,
+    )
     from quietsum.ledger.chain.witnesses import Testimony as Testimony, check_succession as check_succession
     from quietsum.ledger.charges import (
         ACCOUNTINGS as ACCOUNTINGS,
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
         budget_to as budget_to,
     )
     from quietsum.ledger.fingerprints import Parts as Parts, as_array as as_array, check_rows as check_rows
-    from quietsum.ledger.history import RunHistory as RunHistory
+    from quietsum.ledger.history import Identity as Identity, RunHistory as RunHistory, RunSummary as RunSummary
     from quietsum.ledger.ledger import Ledger as Ledger
     from quietsum.ledger.pricing import (
         FIRST as FIRST,
@@ -46,8 +49,9 @@ if TYPE_CHECKING:
         cost_of as cost_of,
         exceeds as exceeds,
     )
+    from quietsum.ledger.stores.location import ledger_exists as ledger_exists
+    from quietsum.ledger.stores.missing import require_nothing_left as require_nothing_left
     from quietsum.ledger.stores.moving import move_to_postgres as move_to_postgres, move_to_sqlite as move_to_sqlite
-    from quietsum.ledger.stores.opening import exists as exists
     from quietsum.ledger.stores.protocol import (
         LedgerStore as LedgerStore,
         MemoryStore as MemoryStore,
@@ -55,7 +59,5 @@ if TYPE_CHECKING:
         Row as Row,
         StoreFailed as StoreFailed,
     )
-    from quietsum.ledger.stores.remains import require_nothing_left as require_nothing_left
-    from quietsum.ledger.summaries import Identity as Identity, RunSummary as RunSummary
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -8,20 +8,32 @@ refused today is found in a ledger that somebody else wrote. Each check raises a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, PlanUnderstates, QuietsumError
 from quietsum.ledger.books import BookState, Share
-from quietsum.ledger.chain.encoding import fold, number
-from quietsum.ledger.chain.lazy import Lazy
+from quietsum.ledger.chain.encoding import fold, write_number
+from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.witnesses import Testimony, check_succession
-from quietsum.ledger.charges import Charge, Dataset, Terms, drawn_twice
+from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, drawn_twice
 from quietsum.ledger.pricing import FIRST, PRICING, Cost, Prices, Tally, cost_of, exceeds
 from quietsum.ledger.versions import Correction
 from quietsum.privacy import Budget, Guarantee, PrivacyUnit
 
-__all__ = ["Account", "Accounts", "Reservation", "RunState", "check_raise", "check_reason", "rounds_of"]
+if TYPE_CHECKING:
+    from quietsum.ledger.chain.packing import Lazy
+
+__all__ = [
+    "Account",
+    "Accounts",
+    "Reservation",
+    "RunState",
+    "check_raise",
+    "check_reason",
+    "entries_before_run",
+    "rounds_of",
+]
 
 Account = tuple[str, PrivacyUnit]
 """A party and what is protected there."""
@@ -161,7 +173,7 @@ class Accounts:
         """A new run, one dataset a party, and a plan about exactly these datasets."""
         planned = tuple(planned)
         if pricing != FIRST:
-            _check_bounded(planned)
+            _check_bounded_records(planned)
         if run in self.runs:
             raise PlanRefused(f"run {run!r} is already in the ledger; give the new one another name")
         names: dict[str, str] = {}
@@ -417,7 +429,7 @@ class Accounts:
     def _price(tally: Tally, terms: Terms, unit: PrivacyUnit, delta: float, prices: Prices) -> Guarantee:
         return prices.upper(tally.key(), terms.accounting, terms.neighbours, unit, delta)
 
-    def priced(self, run: RunState, account: Account, prices: Prices) -> Guarantee:
+    def price_account(self, run: RunState, account: Account, prices: Prices) -> Guarantee:
         """What one party has paid in a run, per unit, from both sides where the accountant can."""
         unit = account[1]
         terms, limit, tally = run.terms, run.terms.limit(unit), run.shares[account].tally
@@ -438,14 +450,14 @@ class Accounts:
                 epsilon, delta = self._price(tally, run.terms, unit, limit.delta, prices).epsilon, limit.delta
             else:
                 epsilon, delta = math.inf if tally.unprotected else 0.0, 0.0
-            lines.append({"party": party, "unit": unit.value, "epsilon": number(epsilon), "delta": delta})
+            lines.append({"party": party, "unit": unit.value, "epsilon": write_number(epsilon), "delta": delta})
         return lines
 
 
 _OLDER = "Its limit was stated by earlier prices, which were too low (quietsum ledger show tells both). "
 
 
-def _check_bounded(planned: Sequence[Charge]) -> None:
+def _check_bounded_records(planned: Sequence[Charge]) -> None:
     """A record beside a person: the person's records are bounded, so one that leaves may let another in."""
     people = {charge.party for charge in planned if charge.unit is PrivacyUnit.PERSON}
     for charge in planned:
@@ -501,3 +513,71 @@ def rounds_of(plan: Mapping[str, Any]) -> int | None:
     federation = plan.get("federation")
     rounds = federation.get("rounds") if isinstance(federation, Mapping) else None
     return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0 else None
+
+
+# ---------------------------------------------------------------------------------------------------- opening a run
+
+
+def entries_before_run(
+    accounts: Accounts,
+    run: str,
+    terms: Terms,
+    planned: Sequence[Charge],
+    datasets: Sequence[Dataset],
+    lifetimes: Sequence[Budget],
+    rounds: int | None,
+    prices: Prices,
+) -> Iterator[tuple[Kind, dict[str, Any]]]:
+    """Yield the entries that a new run writes before its own: declarations of public data, and first budgets.
+
+    Raises :class:`~quietsum.errors.PlanRefused` or :class:`~quietsum.errors.BudgetExhausted`, after the last entry, if
+    the run as a whole is not admitted. ``accounts`` are not changed: everything is tried on a copy.
+    """
+    trial = accounts.copy()
+    for dataset in _public_declarations(trial, datasets):
+        yield Kind.PUBLIC, {"party": dataset.party, "dataset": dataset.dataset, "reason": dataset.public}
+        trial.declare(dataset.party, dataset.dataset, dataset.public)
+    for charge, budget, reason in _first_budgets(trial, planned, terms, lifetimes, run):
+        place = {"party": charge.party, "dataset": charge.dataset}
+        yield Kind.BUDGET, {**place, **budget_to(budget), "reason": reason}
+        trial.set_budget(charge.party, charge.dataset, budget)
+    trial.check_run(run, terms, planned, datasets)
+    trial.check_plan(run, terms, [(c, cost_of(c)) for c in planned], prices, rounds)
+
+
+def _public_declarations(accounts: Accounts, datasets: Iterable[Dataset]) -> list[Dataset]:
+    """Datasets that the run declares public and the ledger does not know as such yet; ``accounts`` learn their names.
+
+    Data with a budget is protected; a task alone cannot lift that, its owner can.
+    """
+    found = []
+    for dataset in datasets:
+        accounts.check_names(dataset.party, dataset.dataset)
+        accounts.know(dataset.party, dataset.dataset)  # so that two parties of one run are held against each other
+        if not dataset.public or (dataset.party, dataset.dataset) in accounts.public:
+            continue
+        books = [accounts.books.get((dataset.party, dataset.dataset, unit)) for unit in PrivacyUnit]
+        if any(book is not None and book.budget is not None for book in books):
+            raise PlanRefused(
+                f"dataset {dataset.dataset!r} of {dataset.party!r} is protected by a budget, and the task says that "
+                "it is public; if it really is: quietsum ledger declare-public "
+                f"--party {dataset.party} --dataset {dataset.dataset} --reason why"
+            )
+        found.append(dataset)
+    return found
+
+
+def _first_budgets(
+    accounts: Accounts, planned: Iterable[Charge], terms: Terms, lifetimes: Sequence[Budget], run: str
+) -> Iterator[tuple[Charge, Budget, str]]:
+    """The budget of each protected dataset that has none yet: a stated lifetime, else the plan's own limit."""
+    for charge in planned:
+        book = accounts.books.get((charge.party, charge.dataset, charge.unit))
+        public = (charge.party, charge.dataset) in accounts.public
+        if public or charge.event is None or (book is not None and book.budget is not None):
+            continue
+        stated = next((budget for budget in lifetimes if budget.unit is charge.unit), None)
+        budget = stated or terms.limit(charge.unit)
+        if budget is not None:
+            why = "lifetime stated by" if stated else "no lifetime was stated, so the limit of"
+            yield charge, budget, f"{why} its first plan, run {run}"

@@ -191,11 +191,11 @@ class BookState:
         if not fits:
             raise BudgetExhausted(
                 f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.epsilon:g} per "
-                f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody.{self._repriced()} To allow "
-                f"more: {self.raise_command(None)}"
+                f"{self.unit} at δ = {self._budget.delta:g}; nothing was asked of anybody.{self._repricing_note()} "
+                f"To allow more: {self.raise_command(None)}"
             )
 
-    def _repriced(self) -> str:
+    def _repricing_note(self) -> str:
         """A sentence where charges of before are priced by corrected rules now."""
         if not any(share.repriced for share in self.charged.values()):
             return ""
@@ -214,11 +214,11 @@ class BookState:
     def _together(self, first: Share, more: Tally, prices: Prices) -> float:
         """The share of the filter that everything charged and ``more`` use; infinite where the seam is closed."""
         gate, neighbours = self._gate(self._budget, first, prices), self._relation
-        if not gate.used(first.planned, neighbours, prices) <= 1:
+        if not gate.usage(first.planned, neighbours, prices) <= 1:
             return math.inf
         total = self.total.copy()
         total.merge(more)
-        return gate.used(total, neighbours, prices)
+        return gate.usage(total, neighbours, prices)
 
     def _gate(self, budget: Budget, first: Share, prices: Prices) -> Gate:
         return prices.gate_after(budget, first.planned, self._relation, first.pricing)
@@ -264,18 +264,18 @@ class BookState:
             gate = self._gate(Budget(epsilon=epsilon, delta=budget.delta, unit=budget.unit), first, prices)
             total = self.total.copy()
             total.merge(planned)
-            used = (gate.used(tally, self._relation, prices) for tally in (first.planned, total))
+            used = (gate.usage(tally, self._relation, prices) for tally in (first.planned, total))
             return all(part <= 1 for part in used)
 
         needed = _smallest(fits, budget.epsilon)
         gate = self._gate(budget, first, prices)
-        if gate.used(first.planned, self._relation, prices) <= 1:
+        if gate.usage(first.planned, self._relation, prices) <= 1:
             together = self.total.copy()
             together.merge(planned)
-            if together.failure > gate.failure and gate.used_divergence(together, self._relation, prices) <= 1:
+            if together.failure > gate.failure and gate.divergence_usage(together, self._relation, prices) <= 1:
                 return self._too_inexact(together, gate)
-            left = max(0.0, 1 - gate.used(self.total, self._relation, prices))
-            cost = gate.used(planned, self._relation, prices)
+            left = max(0.0, 1 - gate.usage(self.total, self._relation, prices))
+            cost = gate.usage(planned, self._relation, prices)
             state = f"about {100 * left:.3g} % of it is left, and {_rounds(left / cost if cost else 0.0, rounds)}"
         else:
             state = (
@@ -284,7 +284,7 @@ class BookState:
             )
         return BudgetExhausted(
             f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}."
-            f"{self._repriced()} {self._remedy(needed)}"
+            f"{self._repricing_note()} {self._remedy(needed)}"
         )
 
     def _remedy(self, needed: float) -> str:
@@ -313,7 +313,7 @@ class BookState:
 
     # ---------------------------------------------------------------------------------------------- reading
 
-    def seen(self, public: str, prices: Prices) -> Book:
+    def view(self, public: str, prices: Prices) -> Book:
         """The book as people see it."""
         budget = None if public else self.budget
         guarantee, fraction = None, 0.0
@@ -326,7 +326,7 @@ class BookState:
             else:
                 used = self._together(shares[0], _NOTHING, prices)
                 fraction, fits = min(1.0, used), used <= 1
-                beyond = "by corrected prices" if self._repriced() else "while it was public"
+                beyond = "by corrected prices" if self._repricing_note() else "while it was public"
                 guarantee = Guarantee(
                     epsilon=budget.epsilon if fits else math.inf, delta=budget.delta, unit=self.unit,
                     neighbours=self._relation, order=self._gate(budget, shares[0], prices).order if fits else None,
@@ -353,7 +353,7 @@ def _rounds(fraction: float, rounds: int | None) -> str:
     return f"about {math.floor(fraction * rounds + 1e-9)} of the plan's {rounds} rounds would fit"
 
 
-def _scaled(planned: Tally, fraction: float) -> Tally:
+def _scale(planned: Tally, fraction: float) -> Tally:
     part = Tally()
     part.leaves = {event: count for event, n in planned.leaves.items() if (count := math.floor(n * fraction))}
     part.failures = dict(planned.failures)
@@ -366,7 +366,7 @@ def _largest(fits: Callable[[Tally], bool], planned: Tally) -> float:
     low, high = 0, 1000
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(_scaled(planned, middle / 1000)) else (low, middle)
+        low, high = (middle, high) if fits(_scale(planned, middle / 1000)) else (low, middle)
     return low / 1000
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from quietsum.errors import PlanRefused
 from quietsum.files import write_atomically
 
-__all__ = ["KEPT", "Fingerprints", "Parts", "as_array", "check_rows", "share"]
+__all__ = ["KEPT", "Fingerprints", "Parts", "as_array", "check_rows", "overlap"]
 
 KEPT = 1024
 """Hashes of a sketch: the share of common rows is known to within a few hundredths."""
@@ -86,7 +86,7 @@ class Fingerprints:
     def same_as(self, name: str, sketch: Sketch, *, beside: Iterable[str] = ()) -> list[tuple[str, float]]:
         """Other datasets with these rows, and how much is shared. Those ``beside`` it, in one run, do not count."""
         others = {other: known for other, known in self._values["datasets"].items() if other not in {name, *beside}}
-        found = [(other, max(share(sketch, one) for one in known)) for other, known in others.items() if known]
+        found = [(other, max(overlap(sketch, one) for one in known)) for other, known in others.items() if known]
         return [(other, common) for other, common in found if common >= _SAME and not self._explained(name, other)]
 
     def _explained(self, name: str, other: str) -> bool:
@@ -117,10 +117,10 @@ class Fingerprints:
         write_atomically(self.path, (json.dumps(values) + "\n").encode(), mode=0o600)
 
 
-def share(one: Sketch, other: Sketch) -> float:
+def overlap(one: Sketch, other: Sketch) -> float:
     """How much of the smaller set lies in the larger one, from their sketches; exact for sets that fit in one.
 
-    >>> share((1, 2, 3, 4), (1, 2, 3, 4)), share(tuple(range(100)), tuple(range(50, 350)))
+    >>> overlap((1, 2, 3, 4), (1, 2, 3, 4)), overlap(tuple(range(100)), tuple(range(50, 350)))
     (1.0, 0.5)
     """
     if not one or not other:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.chain.entries import RESTORE, Kind
 from quietsum.ledger.charges import Charge, Terms
-from quietsum.ledger.ledger import Ledger
 from quietsum.ledger.pricing import FIRST, Prices, Tally
 from quietsum.privacy import Guarantee, Observer, PrivacyEvent, PrivacyUnit
 
-__all__ = ["RunHistory"]
+if TYPE_CHECKING:
+    from quietsum.ledger.accounts import RunState
+    from quietsum.ledger.ledger import Ledger
+
+__all__ = ["Identity", "RunHistory", "RunSummary", "summarize"]
 
 Account = tuple[str, PrivacyUnit]
 
@@ -106,15 +109,15 @@ class RunHistory:
                 prices = self._first
         return self._worst(self._tallies if refunds else self._gross, unit, prices)
 
-    def reserved(self) -> tuple[Guarantee, ...]:
-        """ε per unit and observer of the worst party, as if nobody had refused; otherwise as :meth:`Ledger.spent`.
+    def gross_spending(self) -> tuple[Guarantee, ...]:
+        """ε per unit and observer of the worst party, as if nobody had refused; otherwise as :meth:`Ledger.spending`.
 
         Guarantees: a refund changes nothing in it, so that its size does not tell who took part (rule 5).
         """
         found = []
         for unit in PrivacyUnit:
             same = {(self._observers[one], tally.key()): tally for one, tally in self._gross.items() if one[1] is unit}
-            priced = [(observers, self._priced(tally, unit)) for (observers, _), tally in same.items()]
+            priced = [(observers, self._price(tally, unit)) for (observers, _), tally in same.items()]
             for observer in Observer:
                 if any(observer in observers for observers, _ in priced):
                     seen = [one if observer in observers else _without(one) for observers, one in priced]
@@ -122,7 +125,7 @@ class RunHistory:
                     found.append(dataclasses.replace(worst, observer=observer))
         return tuple(found)
 
-    def _priced(self, tally: Tally, unit: PrivacyUnit, prices: Prices | None = None) -> Guarantee:
+    def _price(self, tally: Tally, unit: PrivacyUnit, prices: Prices | None = None) -> Guarantee:
         terms, limit = self._terms, self._terms.limit(unit)
         if limit is not None:
             return (prices or self._prices).guarantee(
@@ -134,9 +137,49 @@ class RunHistory:
         )  # fmt: skip
 
     def _worst(self, tallies: Mapping[Account, Tally], unit: PrivacyUnit, prices: Prices | None = None) -> float:
-        found = [self._priced(tally, unit, prices).epsilon for account, tally in tallies.items() if account[1] is unit]
+        found = [self._price(tally, unit, prices).epsilon for account, tally in tallies.items() if account[1] is unit]
         return max(found, default=0.0)
 
 
 def _without(one: Guarantee) -> Guarantee:
     return dataclasses.replace(one, epsilon=math.inf, method="not protected against it")
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who a ledger is: its name, which is derived from its public key, and the key in hexadecimal."""
+
+    ledger: str
+    public_key: str
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """A run in a few numbers; ``sequence`` is the entry that opened it, ``pricing`` the version of its prices then."""
+
+    run: str
+    sequence: int
+    plan_hash: str
+    rounds: int
+    attempts: int
+    committed: int
+    refunds: int
+    datasets: tuple[tuple[str, str], ...]
+    pricing: int
+
+
+def summarize(name: str, run: RunState) -> RunSummary:
+    """The numbers of one run."""
+    return RunSummary(
+        run=name,
+        sequence=run.entry,
+        plan_hash=run.plan_hash,
+        rounds=len(run.attempts),
+        attempts=len(run.reserved),
+        committed=run.committed,
+        refunds=run.refunds,
+        datasets=tuple(sorted(run.datasets.items())),
+        pricing=run.pricing,
+    )

@@ -9,26 +9,39 @@ or replaced is found by :meth:`Ledger.verify` and by any head kept elsewhere. Th
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self, final
 
-from quietsum.errors import InvalidParameter, PlanRefused
-from quietsum.ledger.accounts import Reservation, RunState, check_raise, check_reason, rounds_of
-from quietsum.ledger.chain.encoding import canonical, digest, label, message_to_sign
-from quietsum.ledger.chain.entries import Entry, Kind, Receipt
+from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
+from quietsum.ledger.accounts import (
+    Accounts,
+    Reservation,
+    RunState,
+    check_raise,
+    check_reason,
+    entries_before_run,
+    rounds_of,
+)
+from quietsum.ledger.books import Book
+from quietsum.ledger.chain.encoding import canonical, digest, head_message, label, message_to_sign
+from quietsum.ledger.chain.entries import Entry, Head, Kind, Receipt, check_link
 from quietsum.ledger.chain.journal import Additions, Clock, Journal, system_clock
 from quietsum.ledger.chain.keys import SigningKey
-from quietsum.ledger.chain.witnesses import Testimony, heads_to
+from quietsum.ledger.chain.verify import Verification, verify_rows
+from quietsum.ledger.chain.witnesses import Testimony, heads_from, heads_to
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, require_charges
-from quietsum.ledger.openings import opening
-from quietsum.ledger.pricing import FIRST, PRICING
-from quietsum.ledger.reading import LedgerReading
+from quietsum.ledger.history import Identity, RunSummary, summarize
+from quietsum.ledger.pricing import FIRST, PRICING, Cost, Prices
 from quietsum.ledger.state import BLIND
+from quietsum.ledger.stores.location import seal_of
 from quietsum.ledger.stores.protocol import LedgerStore
-from quietsum.ledger.versions import corrections_due, is_due
-from quietsum.privacy import Budget, PrivacyUnit
+from quietsum.ledger.versions import Correction, corrections_due, is_due
+from quietsum.privacy import Budget, Guarantee, Observer, PrivacyUnit
 from quietsum.validate import positive, whole_number
 
 __all__ = ["Ledger"]
@@ -38,7 +51,7 @@ ROOM, ROOM_EACH = 96 * 1024, 1024
 
 
 @final
-class Ledger(LedgerReading):
+class Ledger:
     """An append-only, hash-chained, signed ledger.
 
     Guarantees: when :meth:`reserve` or :meth:`commit` has returned, the entry survives a crash of the machine; when
@@ -59,12 +72,31 @@ class Ledger(LedgerReading):
     ... )
     >>> receipt = ledger.reserve("first", 1, 1, [charge(10)])  # before anybody is asked
     >>> entry = ledger.commit(receipt)                         # before anything leaves
-    >>> ledger.spent("first")[0]
+    >>> ledger.spending("first")[0]
     Guarantee(ε = 0.798467 per record at δ = 1e-05, exact: contour)
     >>> ledger.verify().entries
     5
     >>> ledger.close(); folder.cleanup()
     """
+
+    def __init__(self, journal: Journal) -> None:
+        """A ledger on an open journal; see :meth:`open` and :meth:`begin`."""
+        self._journal, self._prices = journal, Prices()
+        self._first = Prices(version=FIRST)
+
+    def close(self) -> None:
+        """Let go of the file; closing twice is fine."""
+        self._journal.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._journal.save()
+        self.close()
 
     # --------------------------------------------------------------------------------------- opening
 
@@ -80,10 +112,11 @@ class Ledger(LedgerReading):
     ) -> Self:
         """The ledger in the SQLite file ``path``, with its key beside it in ``<path>.key``.
 
-        ``create`` makes file and key where there is neither; a key without its ledger is refused, since a ledger that
-        began again would forget what was spent. ``read_only`` needs no key. Where ``<path>.head`` remembers a head,
-        the ledger must contain it (:mod:`quietsum.ledger.chain.high_water_mark`). Whoever only reads calls the server
-        that a file beside it names if the user said so (:mod:`quietsum.ledger.stores.vouched`), or if ``trusted``.
+        ``create`` makes file and key if there is neither; a key without its ledger is refused, since a ledger that
+        began again would forget what was spent. ``read_only`` needs no key. If ``<path>.head`` holds a head, the ledger
+        must contain it (:mod:`quietsum.ledger.chain.high_water_mark`). With ``read_only``, a server that a file beside
+        it names is called only if the user trusts it (:mod:`quietsum.ledger.stores.trusted_servers`), or if
+        ``trusted``.
         """
         return cls(Journal.open(Path(path), create=create, read_only=read_only, clock=clock, trusted=trusted))
 
@@ -129,7 +162,7 @@ class Ledger(LedgerReading):
                         "resume with the plan in the run's folder, or start a new run"
                     )
                 return next(self.entries(known.entry))
-            for kind, body in opening(
+            for kind, body in entries_before_run(
                 accounts, run, terms, planned, datasets, lifetimes, rounds_of(plan), self._prices
             ):
                 add(kind, body)
@@ -154,7 +187,7 @@ class Ledger(LedgerReading):
         with self._journal.lock:
             self._journal.follow()
             parts = (label("run", run), terms, tuple(planned), tuple(datasets), lifetimes, rounds, self._prices)
-            for _ in opening(self._accounts, *parts):
+            for _ in entries_before_run(self._accounts, *parts):
                 pass
 
     def reserve(
@@ -274,6 +307,177 @@ class Ledger(LedgerReading):
             add(Kind.PUBLIC, {"party": party, "dataset": dataset, "reason": reason})
         return add.last
 
+    # --------------------------------------------------------------------------------------- reading
+
+    @property
+    def identity(self) -> Identity:
+        """The ledger's name and public key."""
+        assert self._journal.state.key is not None
+        return Identity(ledger=self._journal.state.ledger, public_key=self._journal.state.key.hex)
+
+    @property
+    def head(self) -> Head:
+        """The newest entry, signed. Keep it in a checkpoint, report or receipt: it anchors everything before it."""
+        with self._journal.lock:
+            self._journal.follow()
+            return self._journal.head()
+
+    @property
+    def moved_to(self) -> str | None:
+        """Where it goes on, where a move has sealed it here: it can be read then, and never again be written."""
+        return seal_of(self._journal.store)
+
+    def entries(self, start: int = 1) -> Iterator[Entry]:
+        """Entries from ``start`` on, each checked against its own hash."""
+        for row in self._journal.store.rows(whole_number("start", start, 1)):
+            yield check_link(row, ledger=self._journal.state.ledger, previous=row.previous, sequence=row.sequence)
+
+    def contains(self, head: Head) -> bool:
+        """Whether ``head`` is a head that this ledger had: same name, same hash at its place, signed by its key."""
+        if head.ledger != self.identity.ledger:
+            return False
+        row = next(iter(self._journal.store.rows(head.sequence)), None)
+        if row is None or row.sequence != head.sequence or row.hash != head.hash:
+            return False
+        key = self._journal.state.key
+        message = head_message(ledger=head.ledger, sequence=head.sequence, hash=head.hash)
+        return key is not None and key.accepts(head.signature, message)
+
+    def runs(self) -> tuple[RunSummary, ...]:
+        """All runs in the order in which they were opened."""
+        with self._journal.lock:
+            self._journal.follow()
+            return tuple(summarize(name, run) for name, run in self._accounts.runs.items())
+
+    def pricing_of(self, run: str) -> int:
+        """The version of prices by which a run was opened."""
+        with self._journal.lock:
+            self._journal.follow()
+            return self._run(run).pricing
+
+    def cost(self, run: str, charge: Charge) -> Cost:
+        """What a charge of a run counts as by today's rules; in a run of older ones that may be more than it says."""
+        with self._journal.lock:
+            return self._run(run).cost(charge)
+
+    def repriced(self, run: str) -> bool:
+        """Whether newer rules may price something of a run otherwise than those that it was opened by."""
+        with self._journal.lock:
+            self._journal.follow()
+            return any(share.repriced for share in self._run(run).shares.values())
+
+    def run_entry(self, run: str) -> Entry:
+        """The entry that opened a run: its plan, its terms and its datasets."""
+        with self._journal.lock:
+            self._journal.follow()
+            return next(self.entries(self._run(run).entry))
+
+    def next_attempt(self, run: str, round: int) -> int:
+        """1 + the reservations so far of this round."""
+        with self._journal.lock:
+            self._journal.follow()
+            return self._run(run).attempts.get(whole_number("round", round), 0) + 1
+
+    def spending_by_party(self, run: str) -> Mapping[tuple[str, PrivacyUnit], Guarantee]:
+        """ε of each party and unit in this run, if its schedule runs as planned. Every reservation counts."""
+        with self._journal.lock:
+            self._journal.follow()
+            state = self._run(run)
+            found = {}
+            for account in sorted(state.shares):
+                guarantee = self._accounts.price_account(state, account, self._prices)
+                found[account] = dataclasses.replace(guarantee, observer=state.shares[account].observers[0])
+            return found
+
+    def spending(self, run: str) -> tuple[Guarantee, ...]:
+        """ε per unit and observer, of the worst party, if the schedule runs as planned. Every reservation counts.
+
+        Parties hold disjoint data, so the worst one's ε is every one's bound; a mean would hide it. An observer that
+        some charge does not protect against is listed with an infinite ε.
+        """
+        parties = self.spending_by_party(run)
+        with self._journal.lock:
+            state = self._run(run)
+            worst: dict[tuple[PrivacyUnit, Observer], Guarantee] = {}
+            for unit in PrivacyUnit:
+                accounts = [account for account in parties if account[1] is unit]
+                for observer in Observer:
+                    watched = [observer in state.shares[account].observers for account in accounts]
+                    if not any(watched):
+                        continue
+                    for account, protected in zip(accounts, watched, strict=True):
+                        found = dataclasses.replace(parties[account], observer=observer)
+                        if not protected:
+                            found = dataclasses.replace(found, epsilon=math.inf, method="not protected against it")
+                        best = worst.get((unit, observer))
+                        if best is None or found.epsilon > best.epsilon:
+                            worst[unit, observer] = found
+            return tuple(worst.values())
+
+    def corrections(self) -> tuple[tuple[Correction, ...], int | None]:
+        """What runs cost that were priced by older rules, with the entry that says so; None where none does yet.
+
+        All ε that a ledger is asked for are by today's rules, whether or not that entry is written.
+        """
+        with self._journal.lock:
+            self._journal.follow()
+            accounts = self._accounts
+            if accounts.corrected_at is not None:
+                return accounts.corrections, accounts.corrected_at
+            if self._journal.state.pricing != FIRST or not is_due(accounts, self._prices, self._first):
+                return (), None
+            return corrections_due(accounts, self._prices, self._first), None
+
+    def declared_public(self) -> Mapping[tuple[str, str], str]:
+        """Datasets without a gate, by party and name, with the reason."""
+        with self._journal.lock:
+            self._journal.follow()
+            return dict(self._accounts.public)
+
+    def reservations(self, run: str) -> frozenset[tuple[int, int]]:
+        """Round and attempt of everything that was ever reserved in a run."""
+        with self._journal.lock:
+            self._journal.follow()
+            return frozenset(self._run(run).reserved)
+
+    def drawing_sessions(self, party: str, dataset: str) -> Mapping[str, tuple[int, int]]:
+        """For each run on a dataset in which groups were drawn: in how many sessions, and how many attempts it charged.
+
+        An attempt is charged after its session was opened, so no more are counted than there were sessions: those of
+        books from before sessions were written down count for nothing.
+        """
+        with self._journal.lock:
+            self._journal.follow()
+            return self._drawing_sessions({party: dataset})
+
+    def budgets(self) -> Mapping[tuple[str, str, PrivacyUnit], Budget]:
+        """The lifetime budgets alone, by party, dataset and unit; quick, since nothing is priced."""
+        with self._journal.lock:
+            self._journal.follow()
+            return {key: book.budget for key, book in self._accounts.books.items() if book.budget is not None}
+
+    def lifetime(self) -> tuple[Book, ...]:
+        """All books, by party, dataset and unit."""
+        with self._journal.lock:
+            self._journal.follow()
+            accounts = self._accounts
+            return tuple(
+                book.view(accounts.public.get((book.party, book.dataset), ""), self._prices)
+                for _, book in sorted(accounts.books.items())
+                if book.plans or book.budget is not None
+            )
+
+    def verify(self, anchors: Iterable[Head] = (), *, every_signature: bool = False) -> Verification:
+        """Read everything again and recompute every ε; :class:`LedgerBroken` names the first bad entry.
+
+        ``anchors`` are heads kept elsewhere; they find what a chain alone cannot: a cut tail, yesterday's file, a
+        ledger rewritten with fresh hashes. The high-water mark beside the file counts as one. Signatures are checked
+        of the last head, of all anchors, of every entry but reservations, refunds and commits, and of each 256th of
+        those; with ``every_signature`` of all entries.
+        """
+        mark = None if self._journal.mark is None else self._journal.mark.read()
+        return verify_rows(self._journal.store.rows(1), anchors=anchors, every_signature=every_signature, mark=mark)
+
     # --------------------------------------------------------------------------------------- other ledgers
 
     def witness(self, run: str, seen: Mapping[str, Testimony], *, refused: tuple[int, int] | None = None) -> None:
@@ -298,8 +502,8 @@ class Ledger(LedgerReading):
         """Write down that a site opens one more session of a run in which groups are drawn; which one it is.
 
         It stands in the books as heads that came with session n of round 0, and is on disk when this returns.
-        ``check`` gets what :meth:`drawn` says of the run's dataset while no other process writes, and raises if there
-        is to be no more; then nothing was written.
+        ``check`` gets what :meth:`drawing_sessions` returns for the run's dataset while no other process writes. It
+        raises if there may be no more sessions; then nothing is written.
         """
         run = label("run", run)
         with self._journal.writing("draw") as add:
@@ -307,7 +511,7 @@ class Ledger(LedgerReading):
             if state.terms.enrolled != ():  # round 0 is the enrolment's there, or the run is a coordinator's
                 raise InvalidParameter("run", run, "draws no groups", "open it as a site's own, without units enrolled")
             number = state.drawn + 1
-            check(self._drawn(state.datasets))
+            check(self._drawing_sessions(state.datasets))
             fresh = {name: told for name, told in seen.items() if self._accounts.witnessed.get(name) != told}
             self._witness(add, run, 0, number, fresh)
         return number
@@ -325,7 +529,40 @@ class Ledger(LedgerReading):
             body = {"run": run, "round": round, "attempt": attempt, "heads": heads_to(kept), "blind": _blind()}
             add(Kind.WITNESS, body)
 
-    # ------------------------------------------------------------------------------------- the machinery
+    def testimony(self) -> Testimony:
+        """This ledger's newest head with its public key, for the other side to keep."""
+        return Testimony(public_key=self.identity.public_key, head=self.head)
+
+    def known_heads(self) -> Mapping[str, Testimony]:
+        """The newest head of each other ledger that was told to this one, by the name of whoever keeps it."""
+        with self._journal.lock:
+            self._journal.follow()
+            return dict(self._accounts.witnessed)
+
+    def receipts(self) -> Iterator[tuple[Entry, Mapping[str, Testimony]]]:
+        """All heads of other ledgers in the order in which they came."""
+        for entry in self.entries():
+            if entry.kind is Kind.WITNESS:
+                yield entry, heads_from(entry.body["heads"])
+
+    # --------------------------------------------------------------------------------------- machinery
+
+    def _drawing_sessions(self, datasets: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+        return {
+            name: (run.drawn, min(run.drawn, len(run.reserved)))
+            for name, run in self._accounts.runs.items()
+            if run.drawn and not datasets.items().isdisjoint(run.datasets.items())
+        }
+
+    @property
+    def _accounts(self) -> Accounts:
+        return self._journal.state.accounts
+
+    def _run(self, run: str) -> RunState:
+        state = self._accounts.runs.get(label("run", run))
+        if state is None:
+            raise QuietsumError(f"run {run!r} is not in the ledger; `quietsum ledger show` lists the runs")
+        return state
 
     def _correct(self) -> None:
         """State once what runs of older prices cost by today's, before anything is charged by these."""

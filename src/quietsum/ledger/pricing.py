@@ -236,7 +236,7 @@ class Prices:
         """
         if version < PRICING:
             older = self._older_gate(budget)
-            if older.used(first, neighbours, self) <= 1:
+            if older.usage(first, neighbours, self) <= 1:
                 return older
         whole = self.gate(budget)
         if not first.failure or not whole.is_short_of_failure(first, max(first.failure, ORDINARY), neighbours, self):
@@ -250,7 +250,7 @@ class Prices:
         plan.leaves = dict(leaves)
         found = self._balance(plan, max(failure, ORDINARY), neighbours, delta)
         gate = self.gate(Budget(epsilon=found, delta=delta))
-        if failure < ORDINARY and not gate.used_divergence(plan, neighbours, self) <= 0.5:
+        if failure < ORDINARY and not gate.divergence_usage(plan, neighbours, self) <= 0.5:
             return self._balance(plan, failure, neighbours, delta)
         return found
 
@@ -372,13 +372,13 @@ class Gate:
     divergence: float
     failure: float
 
-    def used(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+    def usage(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
         """The share of the gate that ``tally`` uses, rounded up; above 1 it does not fit."""
         if tally.unprotected or tally.failure > self.failure:
             return math.inf
-        return self.used_divergence(tally, neighbours, prices)
+        return self.divergence_usage(tally, neighbours, prices)
 
-    def used_divergence(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+    def divergence_usage(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
         """The share of the divergence alone, rounded up."""
         if len({group_size(event) for event in tally.leaves}) > 1:
             return math.inf  # groups of different sizes are different units
@@ -390,7 +390,7 @@ class Gate:
 
     def is_short_of_failure(self, tally: Tally, failure: float, neighbours: Neighbours, prices: Prices) -> bool:
         """Whether ``tally`` with this ``failure``, over and over, would use up the failure before the divergence."""
-        return not tally.unprotected and not failure <= self.failure * self.used_divergence(tally, neighbours, prices)
+        return not tally.unprotected and not failure <= self.failure * self.divergence_usage(tally, neighbours, prices)
 
 
 _LEAST, _MOST = 1e-6, 690.0  # between them lies every ε′ that a gate is chosen for; e^690 is still a number

@@ -16,7 +16,7 @@ from typing import Any, final
 from quietsum.errors import InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.ledger.accounts import Accounts, Reservation, RunState, check_raise, check_reason, rounds_of
 from quietsum.ledger.books import Share
-from quietsum.ledger.chain.encoding import canonical, digest, head_message, label, read_number, written
+from quietsum.ledger.chain.encoding import canonical, digest, encode_plain, head_message, label, read_number
 from quietsum.ledger.chain.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.chain.keys import VerifyingKey
 from quietsum.ledger.chain.witnesses import heads_from, heads_to
@@ -108,7 +108,7 @@ class State:
                 raise LedgerBroken(f"({entry.kind}) {problem}", at=entry.sequence, remedy="export the ledger again")
         if entry.kind is Kind.CORRECTION:
             self._check_version(FIRST + 1, entry.sequence, corrected=True)  # by that version, or by a later one
-            self._corrected(entry, (), FIRST + 1)
+            self._apply_correction(entry, (), FIRST + 1)
         self.withheld += 1
         self._unseen = self._unseen or entry.kind is Kind.REFUND
         self._refunded = self._refunded or entry.kind is Kind.REFUND
@@ -165,7 +165,7 @@ class State:
         for dataset in datasets:
             self.accounts.know(dataset.party, dataset.dataset)
         for charge, cost in planned:
-            account, tally = (charge.party, charge.unit), _planned(cost)
+            account, tally = (charge.party, charge.unit), _tally_of(cost)
             repriced = pricing == FIRST and reads_differently(tally)
             run.shares[account] = Share(tally, terms, charge.observers, repriced=repriced, pricing=pricing)
             if repriced:
@@ -264,9 +264,9 @@ class State:
                 )  # fmt: skip
                 raise LedgerBroken(told, at=entry.sequence, remedy=RESTORE)
             self.stated += len(stated)
-        self._corrected(entry, stated, version)
+        self._apply_correction(entry, stated, version)
 
-    def _corrected(self, entry: Entry, lines: tuple[Correction, ...], version: int) -> None:
+    def _apply_correction(self, entry: Entry, lines: tuple[Correction, ...], version: int) -> None:
         self.pricing = version
         self.accounts.corrections, self.accounts.corrected_at = lines, entry.sequence
 
@@ -316,7 +316,7 @@ class State:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _planned(cost: Cost) -> Tally:
+def _tally_of(cost: Cost) -> Tally:
     """One tally for all runs with the same plan; it is only read."""
     return Tally([cost])
 
@@ -366,7 +366,7 @@ def _require_blind(body: Mapping[str, Any]) -> None:
 
 def _require_same(name: str, stands: Any, read: Any) -> None:
     """What was read, written again, is what stands there: no other keys, types or spellings."""
-    if written(stands) != written(read):
+    if encode_plain(stands) != encode_plain(read):
         raise InvalidParameter(name, stands, "is not written the way it is read")
 
 

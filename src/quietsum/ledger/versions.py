@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import InvalidParameter, LedgerBroken, UnsupportedEvent
-from quietsum.ledger.chain.encoding import number, read_number
+from quietsum.ledger.chain.encoding import read_number, write_number
 from quietsum.ledger.chain.entries import UPGRADE
 from quietsum.ledger.charges import Charge
 from quietsum.ledger.pricing import FIRST, PRICING, Prices, Tally, as_priced_first
@@ -55,7 +55,12 @@ class Correction:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-ready values that :meth:`from_dict` reads back."""
         values = dataclasses.asdict(self)
-        return {**values, "unit": self.unit.value, "before": number(self.before), "after": number(self.after)}
+        return {
+            **values,
+            "unit": self.unit.value,
+            "before": write_number(self.before),
+            "after": write_number(self.after),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Correction:

@@ -284,7 +284,9 @@ class SiteBooks:
         """What the site enrolled with is no less than its policy asks for now, and no more than it allows."""
         booked = self._entry(run, coordinator).body["planned"]
         client = self.policy.client
-        spent = self.ledger.spent_by_party(name_in_books(run, coordinator)).get((self.policy.name, PrivacyUnit.CLIENT))
+        spent = self.ledger.spending_by_party(name_in_books(run, coordinator)).get(
+            (self.policy.name, PrivacyUnit.CLIENT)
+        )
         if client is not None and spent is not None and exceeds(spent.epsilon, client.of_a_run):
             raise PlanRefused(
                 f"the site enrolled in {run!r} for ε = {spent.epsilon:.6g} per client, more than the "
@@ -332,7 +334,9 @@ class SiteBooks:
         lost = self.policy.rules.lost_sessions
         beyond = most if lost is None else SESSIONS + lost  # the attempt at hand is not charged yet
         now = self._chance(name) or 0.0
-        chances = {one: self._chance(one) for one in self.ledger.drawn(self.policy.name, self.policy.dataset.name)}
+        chances = {
+            one: self._chance(one) for one in self.ledger.drawing_sessions(self.policy.name, self.policy.dataset.name)
+        }
 
         def check(drawn: Mapping[str, tuple[int, int]]) -> None:
             if drawn.get(name, (0, 0))[0] >= most:
@@ -393,12 +397,12 @@ class SiteBooks:
 
     def last_seen(self, coordinator: str) -> Testimony | None:
         """The newest head of that coordinator's ledger that this site has kept."""
-        mine = (told for told in self.ledger.witnessed().values() if told.ledger == coordinator)
+        mine = (told for told in self.ledger.known_heads().values() if told.ledger == coordinator)
         return max(mine, key=lambda told: told.head.sequence, default=None)
 
     def last_seen_in(self, run: str, coordinator: str) -> Testimony | None:
         """The same, as it came with this run: several runs of one coordinator need not be heard in order."""
-        return self.ledger.witnessed().get(name_in_books(run, coordinator))
+        return self.ledger.known_heads().get(name_in_books(run, coordinator))
 
     # ------------------------------------------------------------------------------------------- the plan's part
 

@@ -48,7 +48,7 @@ def status_of(policy: Policy, ledger: Ledger) -> dict[str, Any]:
 
 def _draws(policy: Policy, ledger: Ledger) -> dict[str, int]:
     """In how many sessions groups were drawn over the dataset's life, and how many of them led to a charge."""
-    found = ledger.drawn(policy.name, policy.dataset.name).values()
+    found = ledger.drawing_sessions(policy.name, policy.dataset.name).values()
     return {"sessions": sum(sessions for sessions, _ in found), "charged": sum(charged for _, charged in found)}
 
 
@@ -145,7 +145,7 @@ def _runs(policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
                 "neighbours": guarantee.neighbours.value,
                 "observers": watched[name, party, unit.value],
             }
-            for (party, unit), guarantee in ledger.spent_by_party(name).items()
+            for (party, unit), guarantee in ledger.spending_by_party(name).items()
             if party == run["party"]
         ]
     return list(found.values())

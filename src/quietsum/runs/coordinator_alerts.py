@@ -36,7 +36,7 @@ from quietsum.alerts import (
 from quietsum.defence import Finding
 from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, QuietsumError
 from quietsum.federation import Found, PartyDropped, RoundFinished, RoundStarted, RunEvent, RunFinished, RunStarted
-from quietsum.ledger import Book, Ledger, exists
+from quietsum.ledger import Book, Ledger, ledger_exists
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import Recorder
 from quietsum.runs.tracking.watcher import MlflowWatcher
@@ -232,7 +232,7 @@ def _reader(ledger: Path) -> Callable[[], Iterable[Book]]:
     """The lifetime budgets of a ledger, which is opened and closed again: the run's own connection is the last one."""
 
     def books() -> Iterable[Book]:
-        if not exists(ledger):
+        if not ledger_exists(ledger):
             return ()
         with Ledger.open(ledger, read_only=True) as opened:
             return opened.lifetime()

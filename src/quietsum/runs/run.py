@@ -46,7 +46,7 @@ from quietsum.federation import (
     tell,
     tell_findings,
 )
-from quietsum.ledger import Ledger, RunHistory, exists as ledger_exists
+from quietsum.ledger import Ledger, RunHistory, ledger_exists
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import rehearse
 from quietsum.plan import Plan, ResolvedPlan, card, resolve
@@ -359,8 +359,8 @@ def _go_on(
                 RoundFinished(
                     round=number, rounds=rounds, asked=len(result.asked), kept=result.kept,
                     metrics=dict(measured.values), metrics_on=_on(measured),
-                    spent=ledger.spent(folder.run), reserved=history.reserved(), limits=limits, clip=state.clip,
-                    rejected=result.rejected, step_norm=moved,
+                    spent=ledger.spending(folder.run), reserved=history.gross_spending(), limits=limits,
+                    clip=state.clip, rejected=result.rejected, step_norm=moved,
                 ),
             )  # fmt: skip
     except BudgetExhausted as problem:

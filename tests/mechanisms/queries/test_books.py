@@ -55,7 +55,7 @@ def opened(path: Path, names: list[str], budget: float) -> Ledger:
 def test_a_release_can_be_charged_and_costs_no_more_than_it_was_asked_for(name: str, tmp_path: Path) -> None:
     ledger = opened(tmp_path, [name], 1.0)
     ledger.commit(ledger.reserve("day", 1, 1, [charge(name)]))
-    (spent, *_) = ledger.spent("day")
+    (spent, *_) = ledger.spending("day")
     assert 0.5 * EPSILON < spent.epsilon <= EPSILON * (1 + 1e-3)
 
 
@@ -63,7 +63,7 @@ def test_a_day_of_mixed_releases_is_refused_before_it_is_overspent(tmp_path: Pat
     names = sorted(RELEASES)
     ledger = opened(tmp_path, names, 2.0)
     ledger.commit(ledger.reserve("day", 1, 1, [charge(*names)]))
-    assert EPSILON < ledger.spent("day")[0].epsilon <= EPSILON * len(names)
+    assert EPSILON < ledger.spending("day")[0].epsilon <= EPSILON * len(names)
     (tmp_path / "tight").mkdir()
     with pytest.raises(BudgetExhausted):
         opened(tmp_path / "tight", names, 0.3)

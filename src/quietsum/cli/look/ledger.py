@@ -145,14 +145,14 @@ def _book(book: Book) -> dict[str, Any]:
 
 
 def _run_values(ledger: Ledger, run: str) -> dict[str, Any]:
-    parties = ledger.spent_by_party(run)
+    parties = ledger.spending_by_party(run)
     return {
         "ledger": ledger.identity.ledger,
         "head": ledger.head.to_dict(),
         "moved_to": ledger.moved_to,
         "run": run,
         "parties": [{"party": party, **found.to_dict()} for (party, _), found in parties.items()],
-        "spent": [found.to_dict() for found in ledger.spent(run)],
+        "spent": [found.to_dict() for found in ledger.spending(run)],
         **_corrections(ledger, run),
     }
 

@@ -284,10 +284,10 @@ def _raised(ask: Callable[[], object]) -> Iterator[QuietsumError]:
 
 def hints(policy: Policy) -> Iterator[str]:
     """What is right and worth knowing before serving."""
-    from quietsum.ledger import exists
+    from quietsum.ledger import ledger_exists
 
     place = policy.path(policy.site.ledger)
-    if place.parent.is_dir() and not exists(place):
+    if place.parent.is_dir() and not ledger_exists(place):
         yield f"there is no ledger yet; quietsum party serve begins one at {place}"
     if place.name != "ledger.db":
         yield f"quietsum ledger looks for ledger.db in a folder, and this one is called {place.name}"

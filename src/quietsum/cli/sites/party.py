@@ -143,10 +143,10 @@ def check(
 @contextlib.contextmanager
 def _books_to_read(policy: Policy) -> Iterator[Ledger | None]:
     """The site's ledger as it lies there, never written; None where there is none."""
-    from quietsum.ledger import Ledger, exists, require_nothing_left
+    from quietsum.ledger import Ledger, ledger_exists, require_nothing_left
 
     place = policy.path(policy.site.ledger)
-    if place.is_dir() or not exists(place):
+    if place.is_dir() or not ledger_exists(place):
         require_nothing_left(place)
         yield None
         return
@@ -204,7 +204,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     require_flower()
     from quietsum.federation import serve_node
     from quietsum.identity import read_node_key, signing
-    from quietsum.ledger import Ledger, exists
+    from quietsum.ledger import Ledger, ledger_exists
     from quietsum.party import SiteAlerts, SiteBooks, SiteService, status_of
 
     for problem in in_the_way(loaded, insecure=insecure):  # a mistake leaves nothing behind
@@ -213,7 +213,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     key = loaded.path(coordinator.node_key)
     sign = signing(read_node_key(key))
     with alone(place, coordinator):
-        begun = not exists(place)
+        begun = not ledger_exists(place)
         with Ledger.open(place, create=True) as ledger, contextlib.ExitStack() as stack:
             introduce(loaded, lifetimes_of(loaded, ledger))
             if begun:
@@ -281,12 +281,12 @@ def status(policy: PolicyOption = _DEFAULT, as_json: opt.JsonOption = False) -> 
     Example: quietsum party status --policy policy.toml
     """
     from quietsum.errors import QuietsumError
-    from quietsum.ledger import Ledger, exists, require_nothing_left
+    from quietsum.ledger import Ledger, ledger_exists, require_nothing_left
     from quietsum.party import load_policy, status_of
 
     loaded = load_policy(policy)
     place = loaded.path(loaded.site.ledger)
-    if not exists(place):
+    if not ledger_exists(place):
         require_nothing_left(place)
         raise QuietsumError(
             f"there is no ledger at {place}; quietsum party serve makes one. If there was one, restore it: a new one "

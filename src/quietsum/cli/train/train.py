@@ -219,9 +219,9 @@ def _forget(place: Workspace, run: str) -> None:
 
 def _check_ledger(place: Workspace) -> None:
     """A ledger that was rolled back behind the workspace's federated runs pays for nothing."""
-    from quietsum.ledger import exists
+    from quietsum.ledger import ledger_exists
 
-    if place.has_runs() and exists(place.ledger):
+    if place.has_runs() and ledger_exists(place.ledger):
         from quietsum.ledger import Ledger
         from quietsum.runs import check_anchors
 
@@ -243,9 +243,9 @@ def _saved(place: Workspace, run: str) -> dict[str, Any]:
 
 def _opened(place: Workspace) -> list[str]:
     """The runs with options that the ledger knows: a run that was refused has nothing to go on with."""
-    from quietsum.ledger import Ledger, exists
+    from quietsum.ledger import Ledger, ledger_exists
 
-    if not exists(place.ledger):
+    if not ledger_exists(place.ledger):
         return []
     with Ledger.open(place.ledger, read_only=True, trusted=True) as ledger:
         runs = {summary.run for summary in ledger.runs()}

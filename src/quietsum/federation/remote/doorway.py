@@ -54,7 +54,7 @@ class Doorway:
         self.parties = tuple(parties)
         self.known: dict[str, Known] = {}
         self.sent: dict[str, Sent] = {}
-        self.heads: dict[str, Testimony] = dict(ledger.witnessed())
+        self.heads: dict[str, Testimony] = dict(ledger.known_heads())
         self.told: dict[str, Testimony] = {}
         self.turned_away: dict[str, str] = {}
         self.seen: dict[str, float] = {}  # when each was last connected, or may have been

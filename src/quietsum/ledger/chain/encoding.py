@@ -27,8 +27,17 @@ from typing import Any
 from quietsum.errors import InvalidParameter
 
 __all__ = [
-    "canonical", "digest", "entry_hash", "fold", "head_message", "is_canonical", "label", "message_to_sign", "number",
-    "read_number", "written",
+    "canonical",
+    "digest",
+    "encode_plain",
+    "entry_hash",
+    "fold",
+    "head_message",
+    "is_canonical",
+    "label",
+    "message_to_sign",
+    "read_number",
+    "write_number",
 ]  # fmt: skip
 
 ENTRY_FORMAT = "quietsum-entry-1"
@@ -55,7 +64,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        return number(float(value))
+        return write_number(float(value))
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise InvalidParameter("body", sorted(map(repr, value)), "has keys that are no texts", "name every value")
@@ -73,7 +82,7 @@ def _refuse(text: str) -> str:
     raise InvalidParameter("body", text, "is no valid Unicode text", "remove the lone surrogates")
 
 
-def number(value: float) -> float | str:
+def write_number(value: float) -> float | str:
     """A float as it is written: itself, or the word for an infinite ε."""
     if math.isnan(value) or value == -math.inf:
         raise InvalidParameter("body", value, "is not a number that a ledger can hold", "find out where it came from")
@@ -81,7 +90,7 @@ def number(value: float) -> float | str:
 
 
 def read_number(value: object) -> float:
-    """The float that :func:`number` wrote."""
+    """The float that :func:`write_number` wrote."""
     if value == "Infinity":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -89,7 +98,7 @@ def read_number(value: object) -> float:
     return float(value)
 
 
-def written(value: Any) -> str:
+def encode_plain(value: Any) -> str:
     """Plain values, read from canonical JSON or made to be written there, as canonical JSON; quicker than asking."""
     return _write(value)
 

@@ -52,7 +52,7 @@ class Mark:
     def read(self) -> Head | None:
         """The head that was marked; None where there is none, or an empty one that a power cut left behind."""
         try:
-            text = self._settled().strip(b"\0\n ")
+            text = self._read_block().strip(b"\0\n ")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -90,7 +90,7 @@ class Mark:
         except OSError as error:
             log.warning("the ledger's high-water mark %s stays as it was: %s", self.path, error)
 
-    def _settled(self) -> bytes:
+    def _read_block(self) -> bytes:
         """The block; read again where another process is just writing it."""
         for _ in range(3):
             block = read_file(self.path, LONGEST)

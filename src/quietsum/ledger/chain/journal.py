@@ -28,9 +28,9 @@ from quietsum.ledger.chain.entries import NOTHING, RESTORE, Entry, Head, Kind, c
 from quietsum.ledger.chain.high_water_mark import Mark
 from quietsum.ledger.chain.snapshots import EVERY, SnapshotFile
 from quietsum.ledger.state import FORMAT, State
-from quietsum.ledger.stores import opening as places
+from quietsum.ledger.stores import location
+from quietsum.ledger.stores.missing import lost_ledger, require_nothing_left
 from quietsum.ledger.stores.protocol import ChecksRoom, LedgerStore, StoreFailed
-from quietsum.ledger.stores.remains import lost, require_nothing_left
 
 __all__ = ["Additions", "Clock", "Journal", "first_key", "system_clock"]
 
@@ -78,9 +78,9 @@ class Journal:
     def open(cls, path: Path, *, create: bool, read_only: bool, clock: Clock, trusted: bool = False) -> Self:
         """The ledger in a SQLite file, or where the file beside it points, with its key here."""
         mark, create = Mark(path), create and not read_only
-        if create and not places.exists(path):
+        if create and not location.ledger_exists(path):
             require_nothing_left(path)
-        store = places.open_store(path, create=create, read_only=read_only, trusted=trusted)
+        store = location.open_store(path, create=create, read_only=read_only, trusted=trusted)
         try:
             if create and store.head() is None:
                 if not path.exists():  # a server's tables that are empty, with a key that says they were not
@@ -266,7 +266,7 @@ def _begin_file(store: LedgerStore, path: Path, clock: Clock) -> None:
         if store.head() is not None:  # another process was quicker
             return
         if keys.key_path(path).exists():
-            raise lost(path, keys.key_path(path))
+            raise lost_ledger(path, keys.key_path(path))
         key = keys.SigningKey.generate()
         failpoints.reach("ledger.create:before-key")
         keys.save_new_key(path, key)

@@ -6,7 +6,7 @@ a class that is not known here is refused (:class:`CannotPack`), never left out.
 classes and rules; what was packed under another one is not unpacked.
 
 Runs and books are many, and an act needs a few of them. So each is a piece of text of its own, with its place in a
-table of contents, and is read when somebody asks for it (:mod:`quietsum.ledger.chain.lazy`). Pieces that nobody asked
+table of contents, and is read when somebody asks for it (:class:`Lazy`). Pieces that nobody asked
 for are copied as they are when the state is packed again.
 
 JSON has few types, so all others are lists that begin with a letter: ``["t", …]`` is a tuple, ``["o", "Share", …]``
@@ -22,7 +22,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -31,14 +31,13 @@ from quietsum.ledger import (
     accounts as _accounts,
     books as _books,
     charges as _charges,
-    pricing as _spending,
+    pricing as _pricing,
     state as _state,
-    versions as _pricing,
+    versions as _versions,
 )
 from quietsum.ledger.accounts import Accounts, RunState
 from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.chain import entries as _entries, witnesses as _witnesses
-from quietsum.ledger.chain.lazy import Lazy
 from quietsum.ledger.state import State
 from quietsum.privacy import (
     PrivacyEvent,
@@ -52,7 +51,7 @@ from quietsum.privacy import (
     units as _units,
 )
 
-__all__ = ["APART", "REMADE", "CannotPack", "layout", "pack", "unpack"]
+__all__ = ["APART", "REMADE", "CannotPack", "Lazy", "layout", "pack", "unpack"]
 
 FORMAT = 1
 """Of this module: it changes when values are written in another way."""
@@ -68,14 +67,14 @@ class CannotPack(QuietsumError):
 # ------------------------------------------------------------------------------------------------ classes
 
 
-def _found(module: Any) -> Iterator[tuple[str, type]]:
+def _classes_in(module: Any) -> Iterator[tuple[str, type]]:
     for name, thing in vars(module).items():
         if isinstance(thing, type) and thing.__module__ == module.__name__:
             yield name, thing
 
 
-_MODULES = (_accounts, _books, _charges, _entries, _pricing, _spending, _witnesses, _guarantee, _units)
-_ALL = dict(itertools.chain.from_iterable(map(_found, _MODULES)))
+_MODULES = (_accounts, _books, _charges, _entries, _pricing, _versions, _witnesses, _guarantee, _units)
+_ALL = dict(itertools.chain.from_iterable(map(_classes_in, _MODULES)))
 _ENUMS = {name: cls for name, cls in _ALL.items() if issubclass(cls, enum.Enum)}
 _VALUES = {
     name: cls
@@ -149,7 +148,7 @@ class _Writer:
 
     def _field(self, value: Any, field: str) -> Any:
         if isinstance(value, Share) and field == "planned":  # only ever read, and one for all runs with the same plan
-            return ["r", self._shared(self.plain(value.planned))]
+            return ["r", self._place_text(self.plain(value.planned))]
         return self.plain(getattr(value, field))
 
     def _place(self, value: Any) -> int:
@@ -161,10 +160,10 @@ class _Writer:
             else:
                 name = type(value).__name__
                 text = ["o", name, *(self.plain(getattr(value, field)) for field in _fields(type(value)))]
-            place = self._places[value] = self._shared(text)
+            place = self._places[value] = self._place_text(text)
         return place
 
-    def _shared(self, text: Any) -> int:
+    def _place_text(self, text: Any) -> int:
         key = json.dumps(text, separators=(",", ":"))
         if key not in self._texts:
             self._texts[key] = len(self.once)
@@ -267,10 +266,10 @@ class _Reader:
     def _object(self, name: str, texts: list[Any]) -> Any:
         if name in _VALUES:
             return _VALUES[name](**dict(zip(_fields(_VALUES[name]), map(self.value, texts), strict=True)))
-        return self.filled(_OBJECTS[name], map(self.value, texts))
+        return self.fill(_OBJECTS[name], map(self.value, texts))
 
     @staticmethod
-    def filled(cls: type[V], values: Iterable[Any]) -> V:
+    def fill(cls: type[V], values: Iterable[Any]) -> V:
         """An object of a class with slots, as it was."""
         made = cls.__new__(cls)
         for field, value in zip(_fields(cls), values, strict=True):
@@ -308,7 +307,7 @@ def unpack(data: bytes) -> State:
     def read_book(key: tuple[str, str, PrivacyUnit], text: bytes) -> BookState:
         account = key[0], key[2]
         fields = zip(_fields(BookState), json.loads(text), strict=True)
-        return reader.filled(
+        return reader.fill(
             BookState,
             [
                 {run: accounts.runs[run].shares[account] for run in part} if name == "charged" else reader.value(part)
@@ -319,3 +318,58 @@ def unpack(data: bytes) -> State:
     accounts.runs = Lazy(runs, data, read_run, once=about["once"])
     accounts.books = Lazy(books, data, read_book)
     return state
+
+
+# ------------------------------------------------------------------------------------------------ lazy
+
+
+@final
+class Lazy(MutableMapping[K, V]):
+    """Values that lie in ``data`` at known places, each read when it is first asked for, and kept from then on.
+
+    It iterates in the order of ``places``; what is added later comes behind them, as in a dict.
+    """
+
+    def __init__(
+        self,
+        places: dict[K, tuple[int, int]],
+        data: bytes,
+        read: Callable[[K, bytes], V],
+        *,
+        once: Sequence[Any] = (),
+    ) -> None:
+        self._there: dict[K, Any] = dict(places)  # a place, or the value: no value is a tuple
+        self._data, self._read = data, read
+        self.once = once
+        """What the pieces refer to, for whoever writes them again."""
+
+    def __getitem__(self, key: K) -> V:
+        found = self._there[key]
+        if type(found) is tuple:
+            found = self._there[key] = self._read(key, self._data[found[0] : found[1]])
+        value: V = found
+        return value
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self._there[key] = value
+
+    def __delitem__(self, key: K) -> None:
+        del self._there[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._there
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._there)
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    def copy(self) -> Lazy[K, V]:
+        """The same values, each one object for both mappings; what is set in one is not set in the other."""
+        return Lazy(self._there, self._data, lambda key, _: self[key], once=self.once)
+
+    def unread(self, key: K) -> bytes | None:
+        """The text of a value that nobody has asked for; None where somebody has, or where it was added."""
+        found = self._there[key]
+        return self._data[found[0] : found[1]] if type(found) is tuple else None

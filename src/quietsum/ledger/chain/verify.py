@@ -12,27 +12,29 @@ Memory does not grow with the number of entries, only with that of runs and data
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from quietsum.errors import LedgerBroken
+from quietsum.errors import CorruptState, InvalidParameter, LedgerBroken
 from quietsum.ledger.chain.encoding import is_canonical
 from quietsum.ledger.chain.entries import RESTORE, Entry, Head, Kind, check_link, ledger_name
 from quietsum.ledger.chain.high_water_mark import Mark
 from quietsum.ledger.chain.keys import key_warnings
 from quietsum.ledger.pricing import Prices
 from quietsum.ledger.state import State
-from quietsum.ledger.stores.opening import lost_guards, open_store, sealed_to
+from quietsum.ledger.stores.location import lost_guards, open_store, seal_of
 from quietsum.ledger.stores.protocol import NoLedger, Row
 
-__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "verify_file", "verify_rows"]
+__all__ = ["DECISIONS", "EACH", "Anchors", "Reading", "Verification", "read_anchors", "verify_file", "verify_rows"]
 
 EACH = 256
 """Of reservations, refunds and commits, the signature of each so-manyth entry is checked."""
 DECISIONS = frozenset({Kind.GENESIS, Kind.RUN, Kind.BUDGET, Kind.PUBLIC, Kind.CORRECTION})
 """Entries whose signature is always checked."""
+_HEAD = {"ledger", "sequence", "hash", "signature"}
 
 
 @final
@@ -223,6 +225,50 @@ def verify_file(
             anchors = anchors(next(map(ledger_name, store.rows()), ""))
         found = verify_rows(store.rows(), anchors=anchors, every_signature=every_signature, mark=mark)
         warnings = (*key_warnings(Path(path)), *lost_guards(store))
-        return dataclasses.replace(found, moved_to=sealed_to(store), warnings=warnings)
+        return dataclasses.replace(found, moved_to=seal_of(store), warnings=warnings)
     finally:
         store.close()
+
+
+# ------------------------------------------------------------------------------------------ heads kept elsewhere
+
+
+def read_anchors(path: str | os.PathLike[str]) -> tuple[Head, ...]:
+    """All heads in a JSON or JSON-lines file; a file without any is an error, since it would anchor nothing."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidParameter("anchor", str(path), f"cannot be read ({error})", "name a JSON file") from None
+    heads = tuple(dict.fromkeys(head for value in _values(text, str(path)) for head in _heads(value)))
+    if not heads:
+        raise InvalidParameter(
+            "anchor", str(path), "holds no ledger head",
+            "use a report.json, a receipt, or the head that `quietsum ledger show --json` prints",
+        )  # fmt: skip
+    return heads
+
+
+def _values(text: str, path: str) -> Iterator[Any]:
+    try:
+        yield json.loads(text)
+        return
+    except (ValueError, RecursionError):
+        pass
+    try:
+        yield from (json.loads(line) for line in text.splitlines() if line.strip())
+    except (ValueError, RecursionError):
+        raise InvalidParameter("anchor", path, "is not JSON", "use a report.json or a receipt") from None
+
+
+def _heads(value: Any) -> Iterator[Head]:
+    if isinstance(value, dict):
+        if value.keys() >= _HEAD:
+            try:
+                yield Head.from_dict({key: value[key] for key in _HEAD})
+            except CorruptState as error:
+                raise InvalidParameter("anchor", value, f"is a damaged head: {error}") from None
+        for part in value.values():
+            yield from _heads(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _heads(part)

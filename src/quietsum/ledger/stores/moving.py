@@ -41,7 +41,7 @@ from quietsum.ledger.chain.entries import Head
 from quietsum.ledger.chain.high_water_mark import Mark
 from quietsum.ledger.chain.journal import first_key
 from quietsum.ledger.chain.verify import Verification, verify_rows
-from quietsum.ledger.stores import opening as places
+from quietsum.ledger.stores import location
 from quietsum.ledger.stores.postgres import PostgresStore, read_address
 from quietsum.ledger.stores.protocol import LedgerStore, StoreFailed
 from quietsum.ledger.stores.sqlite import SqliteStore
@@ -65,31 +65,31 @@ def move_to_postgres(ledger: Path, conninfo: str, *, anchors: Iterable[Head] = (
     Guarantees: at no moment can two ledgers be continued, and no entry is lost; see the module's first paragraph.
     """
     place = read_address(conninfo).name
-    pointed = places.read_url(ledger)
+    pointed = location.read_url(ledger)
     if pointed is not None and read_address(pointed).name != place:
-        raise QuietsumError(f"{places.url_path(ledger)} points at another place; this ledger was moved there, or its "
+        raise QuietsumError(f"{location.url_path(ledger)} points at another place; this ledger was moved there, or its "
                             "move was interrupted: repeat that one")  # fmt: skip
     if not ledger.exists():
         if pointed is not None:
             raise QuietsumError(f"the ledger is at {place} already; there is nothing to move")
         raise QuietsumError(f"there is no ledger at {ledger}; point --workspace at the folder that holds it")
-    kept = places.moved_path(ledger)
+    kept = location.moved_path(ledger)
     if kept.exists():
         raise QuietsumError(f"{kept} is there already, from an earlier move; put it elsewhere and repeat")
     # Where the address is written already, others may have gone on: the file holds no more than a beginning.
-    found = _verified(SqliteStore(ledger, read_only=True), ledger, anchors if pointed is None else None)
+    found = _verify(SqliteStore(ledger, read_only=True), ledger, anchors if pointed is None else None)
     failpoints.reach("ledger.move:before-copy")
     source = SqliteStore(ledger)
     try:
         target = PostgresStore(conninfo, create=True)
         try:
             with source.transaction():  # nobody else appends until the seal is on
-                if source.sealed() not in (None, place):
-                    raise QuietsumError(f"{ledger} was sealed by a move to {source.sealed()}; repeat that one")
+                if source.read_seal() not in (None, place):
+                    raise QuietsumError(f"{ledger} was sealed by a move to {source.read_seal()}; repeat that one")
                 _copy(source, target)
                 failpoints.reach("ledger.move:after-copy")
                 _compare(source, target)
-                if source.sealed() is None:
+                if source.read_seal() is None:
                     source.seal(place)
                 failpoints.reach("ledger.move:before-seal")
         finally:
@@ -98,7 +98,7 @@ def move_to_postgres(ledger: Path, conninfo: str, *, anchors: Iterable[Head] = (
         source.close()
     failpoints.reach("ledger.move:after-seal")
     if pointed is None:
-        places.write_url(ledger, conninfo)
+        location.write_url(ledger, conninfo)
     failpoints.reach("ledger.move:after-url")
     _put_away(ledger, kept)
     failpoints.reach("ledger.move:after-rename")
@@ -110,25 +110,25 @@ def move_to_sqlite(ledger: Path, *, anchors: Iterable[Head] = ()) -> Moved:
 
     Guarantees: as above. Other coordinators find the server's ledger sealed, and are told where it went.
     """
-    conninfo = places.read_url(ledger)
+    conninfo = location.read_url(ledger)
     if conninfo is None:
-        raise QuietsumError(f"{places.url_path(ledger)} does not exist: this ledger is on no server")
+        raise QuietsumError(f"{location.url_path(ledger)} does not exist: this ledger is on no server")
     note, part = ledger.with_name(ledger.name + ".moving"), ledger.with_name(ledger.name + ".part")
-    kept = places.url_path(ledger).with_name(ledger.name + ".url.moved")
+    kept = location.url_path(ledger).with_name(ledger.name + ".url.moved")
     ours = note.read_text(encoding="utf-8").strip() if note.exists() else None
-    found = _verified(PostgresStore(conninfo, read_only=True), ledger, anchors)
+    found = _verify(PostgresStore(conninfo, read_only=True), ledger, anchors)
     failpoints.reach("ledger.back:before-copy")
     source = PostgresStore(conninfo)
     try:
         with source.transaction():  # nobody else appends until the seal is on
-            sealed = source.sealed()
+            sealed = source.read_seal()
             if sealed is not None and sealed != ours:
                 raise QuietsumError(f"the ledger in {source.name} was moved to {sealed}; repeat the move there")
             if ledger.exists() and sealed is None:
                 raise LedgerBroken(f"is there twice: {ledger} and {source.name}", remedy="put the stray copy elsewhere")
             if sealed is None:
                 ours = f"{ledger.absolute()} on {socket.gethostname()} ({secrets.token_hex(8)})"
-                places.write_durably(note, ours)
+                location.write_durably(note, ours)
                 _fill(part, source)
                 failpoints.reach("ledger.back:after-copy")
                 source.seal(ours)
@@ -141,7 +141,7 @@ def move_to_sqlite(ledger: Path, *, anchors: Iterable[Head] = ()) -> Moved:
             os.rename(part, ledger)
             sync_folder(ledger.parent)
         failpoints.reach("ledger.back:after-rename")
-        os.rename(places.url_path(ledger), kept)
+        os.rename(location.url_path(ledger), kept)
         sync_folder(ledger.parent)
         failpoints.reach("ledger.back:after-url")
         note.unlink()
@@ -164,7 +164,7 @@ def _fill(part: Path, source: LedgerStore) -> None:
         target.close()
 
 
-def _verified(store: LedgerStore, ledger: Path, anchors: Iterable[Head] | None) -> Verification:
+def _verify(store: LedgerStore, ledger: Path, anchors: Iterable[Head] | None) -> Verification:
     """Everything in order, the key at hand; without ``anchors`` also an older copy. The store is closed then."""
     try:
         mark = None if anchors is None else Mark(ledger).read()
@@ -180,10 +180,10 @@ def _verified(store: LedgerStore, ledger: Path, anchors: Iterable[Head] | None) 
 def _copy(source: LedgerStore, target: PostgresStore) -> None:
     """Append what the target lacks, in one transaction; what it has must be the same."""
     with target.transaction():
-        if target.sealed() is not None:
+        if target.read_seal() is not None:
             raise QuietsumError(
-                f"{target.name} holds a ledger that was moved to {target.sealed()}, and stays as it is; choose another "
-                "schema (…?schema=name). Nothing was moved"
+                f"{target.name} holds a ledger that was moved to {target.read_seal()}, and stays as it is; choose "
+                "another schema (…?schema=name). Nothing was moved"
             )
         have = 0
         for ours, theirs in zip(source.rows(), target.rows(), strict=False):

@@ -22,18 +22,16 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.ledger.stores.address import Address, take_schema, unreadable
-from quietsum.ledger.stores.postgres_answers import lesson_of, words_of
-from quietsum.ledger.stores.postgres_tables import GUARDS, check_tables, make_tables, tables_in
-from quietsum.ledger.stores.protocol import LONGEST, Row, StoreFailed, StoreMustWait, read_row
+from quietsum.ledger.stores.postgres_address import Address, take_schema, unreadable
+from quietsum.ledger.stores.protocol import LONGEST, NoLedger, Row, StoreFailed, StoreMustWait, read_row
 
 if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["OutcomeUnknown", "PostgresStore", "completed", "read_address"]
+__all__ = ["OutcomeUnknown", "PostgresStore", "complete_address", "read_address"]
 
 PATIENCE = 60.0  # seconds that a writer waits for the others, or for a server that restarts
 IDLE = 120.0  # seconds after which the server gives up on a writer that is silent in the middle of a transaction
@@ -63,7 +61,7 @@ def read_address(conninfo: str) -> Address:
     return Address.of(schema, {name: str(value) for name, value in found.items() if value is not None})
 
 
-def completed(address: Address) -> dict[str, str]:
+def complete_address(address: Address) -> dict[str, str]:
     """The address with what libpq adds to it from a service file and the environment. Nobody is dialled for that."""
     from psycopg import pq
     from psycopg.conninfo import make_conninfo
@@ -129,7 +127,7 @@ class PostgresStore:
         """One connection, encrypted unless it stays on this machine, to a server that keeps what it confirms."""
         import psycopg
 
-        settings = self.address.settings(read_only=self._read_only, completed=completed(self.address))
+        settings = self.address.settings(read_only=self._read_only, completed=complete_address(self.address))
         connection = psycopg.connect(**settings, autocommit=True)
         try:
             self.address.check_encryption(connection.info.hostaddr, encrypted=bool(connection.pgconn.ssl_in_use))
@@ -163,13 +161,13 @@ class PostgresStore:
 
     def _prepare(self, create: bool) -> None:
         """Check whose schema this is before anything in it is touched; make the tables in an empty one."""
-        if create and not tables_in(self._run, self._schema):
+        if create and not _tables_in(self._run, self._schema):
             with self._alive().transaction():
                 self._run("SET LOCAL synchronous_commit = on")
                 self._run("SELECT pg_advisory_xact_lock(hashtext('quietsum'), hashtext(%s))", (self._schema,))
-                if not tables_in(self._run, self._schema):  # another process may have been quicker
-                    make_tables(self._run, self._schema)
-        check_tables(self._run, self._schema, self.name, read_only=self._read_only)
+                if not _tables_in(self._run, self._schema):  # another process may have been quicker
+                    _make_tables(self._run, self._schema)
+        _check_tables(self._run, self._schema, self.name, read_only=self._read_only)
 
     # ------------------------------------------------------------------------------------- the Protocol
 
@@ -245,7 +243,7 @@ class PostgresStore:
             self._require_writing()
             self._run(f"INSERT INTO {self._schema}.about VALUES ('moved', %s)", (place,))
 
-    def sealed(self) -> str | None:
+    def read_seal(self) -> str | None:
         """Where the ledger goes on; None where it was not sealed."""
         found = self._read(f"SELECT value FROM {self._schema}.about WHERE name = 'moved'")
         return str(found[0][0]) if found else None
@@ -278,7 +276,7 @@ class PostgresStore:
                 self._abandon()
                 if not lost:
                     raise
-                self._take_turn(self._reconnected())
+                self._take_turn(self._reconnect())
             except BaseException:
                 self._abandon()
                 raise
@@ -321,7 +319,7 @@ class PostgresStore:
         try:
             if last is None:
                 raise StoreFailed("no entry to look for")
-            connection = self._reconnected()
+            connection = self._reconnect()
             self._take_turn(connection)
             place = last.sequence
             found = connection.execute(
@@ -331,8 +329,8 @@ class PostgresStore:
         except (psycopg.Error, QuietsumError) as again:
             self._drop()
             raise OutcomeUnknown(
-                f"the connection to {self.name} broke while an entry was being recorded ({words_of(error)}), and the "
-                f"server did not say what became of it ({words_of(again)}). Nothing may be sent; if the entry is "
+                f"the connection to {self.name} broke while an entry was being recorded ({_words(error)}), and the "
+                f"server did not say what became of it ({_words(again)}). Nothing may be sent; if the entry is "
                 "there, it counts. Run the same command again when the server is back"
             ) from error
         if found is None or found[0] != last.hash:
@@ -356,10 +354,10 @@ class PostgresStore:
         if self._connection is None:
             if self._writing:
                 raise StoreFailed(f"the connection to {self.name} was lost; nothing was recorded")
-            return self._reconnected()
+            return self._reconnect()
         return self._connection
 
-    def _reconnected(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _reconnect(self) -> psycopg.Connection[tuple[Any, ...]]:
         """A new connection, with the patience that a server's restart takes."""
         import psycopg
 
@@ -407,7 +405,7 @@ class PostgresStore:
             except psycopg.OperationalError:
                 if self._writing or not self._is_lost():
                     raise
-                self._reconnected()
+                self._reconnect()
                 return self._run(statement, values).fetchall()
 
     # ------------------------------------------------------------------------------------------- errors
@@ -420,4 +418,186 @@ class PostgresStore:
         try:
             yield
         except (psycopg.Error, UnicodeDecodeError) as error:
-            raise lesson_of(error, self.name, operational=isinstance(error, psycopg.OperationalError)) from error
+            raise _lesson(error, self.name, operational=isinstance(error, psycopg.OperationalError)) from error
+
+
+# ---------------------------------------------------------------------------------------------------- tables
+
+APPLICATION = "quietsum ledger"
+VERSION = 1
+TABLES = ("about", "entries", "turn")
+
+_STATEMENTS = (
+    """CREATE TABLE {schema}.about (
+    name  text PRIMARY KEY,
+    value text NOT NULL
+)""",
+    """CREATE TABLE {schema}.turn ()""",
+    """CREATE TABLE {schema}.entries (
+    sequence  bigint PRIMARY KEY CHECK (sequence >= 1),
+    kind      text NOT NULL,
+    time      text NOT NULL,
+    body      text NOT NULL,
+    previous  text NOT NULL,
+    hash      text NOT NULL,
+    signature text NOT NULL
+)""",
+    """CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'a ledger is append-only: nothing in it is changed, deleted or truncated';
+END $$""",
+    """CREATE FUNCTION {schema}.wait() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    LOCK TABLE {schema}.turn IN EXCLUSIVE MODE;
+    RETURN NULL;
+END $$""",
+    """CREATE FUNCTION {schema}.follow() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    place text;
+BEGIN
+    SELECT value INTO place FROM {schema}.about WHERE name = 'moved';
+    IF FOUND THEN
+        RAISE EXCEPTION 'a ledger is append-only: this one was moved to %', place;
+    END IF;
+    IF NEW.sequence IS DISTINCT FROM (SELECT COALESCE(MAX(sequence), 0) + 1 FROM {schema}.entries) THEN
+        RAISE EXCEPTION 'a ledger is append-only: an entry follows the last one';
+    END IF;
+    RETURN NEW;
+END $$""",
+    """CREATE TRIGGER entries_are_never_changed BEFORE UPDATE OR DELETE OR TRUNCATE ON {schema}.entries
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.refuse()""",
+    """CREATE TRIGGER what_is_said_stays BEFORE UPDATE OR DELETE OR TRUNCATE ON {schema}.about
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.refuse()""",
+    """CREATE TRIGGER entries_wait_for_their_turn BEFORE INSERT ON {schema}.entries
+    FOR EACH STATEMENT EXECUTE FUNCTION {schema}.wait()""",
+    """CREATE TRIGGER entries_follow_each_other BEFORE INSERT ON {schema}.entries
+    FOR EACH ROW EXECUTE FUNCTION {schema}.follow()""",
+    """ALTER TABLE {schema}.about ENABLE ALWAYS TRIGGER what_is_said_stays""",
+    """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_are_never_changed""",
+    """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_wait_for_their_turn""",
+    """ALTER TABLE {schema}.entries ENABLE ALWAYS TRIGGER entries_follow_each_other""",
+)
+
+
+GUARDS = tuple(text.split()[2] for text in _STATEMENTS if text.startswith("CREATE TRIGGER"))
+"""The triggers of the two tables; each fires always, also for replicas."""
+
+
+class _Run(Protocol):
+    """A statement and its values, on an open connection."""
+
+    def __call__(self, statement: str, values: tuple[Any, ...] | None = None, /) -> Any:
+        """A cursor with what was found."""
+        ...
+
+
+def _tables_in(run: _Run, schema: str) -> dict[str, str]:
+    """Names and persistence of what a schema holds; nothing where there is no such schema."""
+    return dict(
+        run(
+            "SELECT relname::text, relpersistence::text FROM pg_class WHERE relkind IN ('r', 'p', 'v', 'm', 'f') "
+            "AND relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = %s)",
+            (schema,),
+        ).fetchall()
+    )
+
+
+def _make_tables(run: _Run, schema: str) -> None:
+    """An empty ledger, inside the caller's transaction; ``schema`` is a name that needs no quotes."""
+    if run("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone() is None:
+        run(f"CREATE SCHEMA {schema}")
+    for statement in _STATEMENTS:
+        run(statement.format(schema=schema))
+    run(f"INSERT INTO {schema}.about VALUES ('application', '{APPLICATION}'), ('version', '{VERSION}')")
+
+
+def _check_tables(run: _Run, schema: str, name: str, *, read_only: bool) -> None:
+    """Refuse what is no ledger, is a ledger of another format, or is one that a crash would empty."""
+    known = _tables_in(run, schema)
+    if not known:
+        raise NoLedger(
+            f"there is no ledger in {name}; the first `quietsum run` makes one. If there was one, restore the "
+            "database from its backup"
+        )
+    if not known.keys() >= set(TABLES):
+        raise LedgerBroken(
+            f"in {name} has lost its tables, or the schema is another program's",
+            remedy="name the right schema (…?schema=name), or restore the database; nothing was touched",
+        )
+    about = dict(run(f"SELECT name, value FROM {schema}.about").fetchall())
+    if about.get("application") != APPLICATION:
+        raise LedgerBroken(f"in {name} is another program's schema", remedy="name another one (…?schema=name)")
+    if about.get("version") != str(VERSION):
+        raise LedgerBroken(
+            f"in {name} says that it is of format {about.get('version')}, this quietsum knows format {VERSION}",
+            remedy="use the version of quietsum that wrote it; if no other one did, restore the database",
+        )
+    if known["entries"] != "p" and not read_only:
+        raise StoreFailed(
+            f"the table of {name} is not a logged one: a crash of the server would empty it; "
+            f"ALTER TABLE {schema}.entries SET LOGGED. Nothing was recorded"
+        )
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+RESTORE_DATABASE = (
+    "restore the database from a backup; never begin a new ledger for the same data, it would forget what was spent"
+)
+
+_SHUT = ("authentication failed", "no password supplied", "pg_hba.conf", "does not exist", "permission denied")
+"""What a server says that runs and takes others; libpq gives no SQLSTATE while it connects."""
+
+
+def _words(error: BaseException) -> str:
+    """The server's words in one line, without the statement or anything that was sent."""
+    diagnosis = getattr(error, "diag", None)
+    text = getattr(diagnosis, "message_primary", None) or str(error)
+    return " ".join(text.split()).partition(" Either provide the file")[0]  # libpq's advice is to check less
+
+
+def _lesson(error: Exception, name: str, *, operational: bool) -> QuietsumError:
+    """The error that a user sees for one of libpq's, by its SQLSTATE."""
+    text, state = _words(error), getattr(error, "sqlstate", None) or ""
+    if "append-only" in text:
+        return StoreFailed(f"{text} (in {name}); nothing was recorded")
+    if isinstance(error, UnicodeDecodeError) or state in ("XX001", "XX002", "22021", "22P02"):
+        return LedgerBroken(f"in {name} is damaged ({text})", remedy=RESTORE_DATABASE)
+    if state in ("42P01", "3F000", "42703"):
+        return LedgerBroken(f"in {name} has lost its tables ({text})", remedy=RESTORE_DATABASE)
+    if state == "55P03":
+        return StoreMustWait(
+            f"another coordinator has been writing to {name} for too long ({text}); nothing was recorded: "
+            "wait for it, or find out why it hangs, and try again"
+        )
+    if state in ("40001", "40P01", "23505"):
+        return StoreMustWait(
+            f"somebody wrote to {name} without waiting for their turn ({text}); nothing was recorded: try again"
+        )
+    if state in ("53100", "53200", "58030"):  # disk full, out of memory, input or output failed
+        return StoreMustWait(
+            f"the server took no more for {name} ({text}); nothing was recorded, so nothing may be sent: "
+            "make room there and run the same command again"
+        )
+    if state in ("42501", "25006"):
+        return StoreFailed(
+            f"{name} may not be written or read by this role, or is a standby ({text}); nothing was recorded: "
+            "see docs/how-to/shared-ledger.md for the rights that a ledger needs"
+        )
+    if operational and ("certificate" in text or "SSL" in text) and "client certificate" not in text:
+        return StoreFailed(
+            f"{name} and this side do not come together over TLS ({text}); nothing was recorded, so nothing may be "
+            "sent: see that the server has ssl = on, that sslrootcert=… in the address is the authority which signed "
+            "its certificate, and that the address calls it by a name in there"
+        )
+    if state[:2] in ("28", "3D") or (operational and any(word in text for word in _SHUT)):
+        return StoreFailed(
+            f"{name} does not let this side in ({text}); nothing was recorded, so nothing may be sent: mend the user, "
+            "the database or the password, or the server's pg_hba.conf"
+        )
+    if operational:
+        return StoreMustWait(
+            f"{name} does not answer, or ended the connection ({text}); nothing was recorded, so nothing may be sent: "
+            "see that the server runs and can be reached, and run the same command again"
+        )
+    return StoreFailed(f"{name} refused to work ({text}); nothing was recorded")

@@ -24,8 +24,8 @@ from quietsum import failpoints
 from quietsum.databases import harden, odd_file, odd_table
 from quietsum.errors import LedgerBroken, QuietsumError, may_pass
 from quietsum.files import DiskFull, NoRoom, check_room, sync_folder
+from quietsum.ledger.stores.missing import missing_ledger
 from quietsum.ledger.stores.protocol import LONGEST, Row, StoreFailed, StoreMustWait, read_row
-from quietsum.ledger.stores.remains import absent
 
 __all__ = ["APPLICATION", "SCHEMA", "VERSION", "SqliteStore"]
 
@@ -81,7 +81,7 @@ class SqliteStore:
         self._borrowed: tempfile.TemporaryDirectory[str] | None = None
         if not self.path.exists():
             if not create:
-                raise absent(self.path, str(self.path))
+                raise missing_ledger(self.path, str(self.path))
             self._make_file()
         elif self.path.is_dir():
             raise QuietsumError(f"{self.path} is a folder; name the ledger file, such as {self.path / 'ledger.db'}")
@@ -154,7 +154,7 @@ class SqliteStore:
         run("COMMIT")
         if empty and application in (0, APPLICATION):
             if not create:
-                raise absent(self.path, str(self.path))
+                raise missing_ledger(self.path, str(self.path))
             self._sync_fully()
             with self.transaction():
                 if not run("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]:
@@ -302,7 +302,7 @@ class SqliteStore:
             text = f"{_SEALED}{place}".replace("'", "''")
             self._run(f"CREATE TRIGGER {_SEAL} BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, '{text}'); END")
 
-    def sealed(self) -> str | None:
+    def read_seal(self) -> str | None:
         """Where the ledger goes on; None where it was not sealed."""
         with self._lock, self._translated():
             found = self._run("SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = ?", (_SEAL,)).fetchone()

@@ -13,7 +13,7 @@ from pathlib import Path
 from quietsum.errors import LedgerBroken
 from quietsum.ledger.stores.protocol import NoLedger
 
-__all__ = ["absent", "lost", "remains_of", "require_nothing_left"]
+__all__ = ["lost_ledger", "missing_ledger", "remains_of", "require_nothing_left"]
 
 
 def remains_of(ledger: Path) -> Path | None:
@@ -32,10 +32,10 @@ def require_nothing_left(ledger: Path) -> None:
     """LedgerBroken where something is left of a ledger that is missing, so that a new one is not begun."""
     left = remains_of(ledger)
     if left is not None:
-        raise lost(ledger, left)
+        raise lost_ledger(ledger, left)
 
 
-def lost(ledger: Path, left: Path) -> LedgerBroken:
+def lost_ledger(ledger: Path, left: Path) -> LedgerBroken:
     """What ``run``, ``verify`` and ``show`` say of a ledger that is no longer there."""
     what = "is empty" if ledger.exists() else "is gone"
     return LedgerBroken(
@@ -44,11 +44,11 @@ def lost(ledger: Path, left: Path) -> LedgerBroken:
     )
 
 
-def absent(ledger: Path, place: str) -> LedgerBroken | NoLedger:
+def missing_ledger(ledger: Path, place: str) -> LedgerBroken | NoLedger:
     """The error for a ledger without a single entry at ``place``: lost, or never begun."""
     left = remains_of(ledger)
     if left is not None:
-        return lost(ledger, left)
+        return lost_ledger(ledger, left)
     if ledger.exists():
         return NoLedger(
             f"the ledger at {place} was never begun: it has no entry, and nothing beside it says that it had one. A "

@@ -12,18 +12,18 @@ from typing import Protocol, runtime_checkable
 
 from quietsum.errors import LedgerBroken, QuietsumError, may_pass
 from quietsum.files import PRIVATE, DiskFull, NoRoom, read_file, write_atomically
+from quietsum.ledger.stores.missing import missing_ledger, require_nothing_left
 from quietsum.ledger.stores.protocol import LedgerStore, NoLedger, StoreFailed, StoreMustWait
-from quietsum.ledger.stores.remains import absent, require_nothing_left
 from quietsum.ledger.stores.sqlite import SqliteStore
-from quietsum.ledger.stores.vouched import remember, require_vouched
+from quietsum.ledger.stores.trusted_servers import check_trust, remember_server
 
 __all__ = [
-    "exists",
+    "ledger_exists",
     "lost_guards",
     "moved_path",
     "open_store",
     "read_url",
-    "sealed_to",
+    "seal_of",
     "url_path",
     "write_durably",
     "write_url",
@@ -42,7 +42,7 @@ def moved_path(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + ".moved")
 
 
-def exists(ledger: Path) -> bool:
+def ledger_exists(ledger: Path) -> bool:
     """Whether there is a ledger here, in a file or on a server.
 
     An empty file with nothing beside it is none: a start that failed, on a full disk say, leaves it, and the next one
@@ -59,8 +59,8 @@ def _never_begun(ledger: Path) -> bool:
 def open_store(ledger: Path, *, create: bool = False, read_only: bool = False, trusted: bool = False) -> LedgerStore:
     """The store of the ledger at this place. Guarantees: where two could be meant, none is opened.
 
-    Who only reads calls a server if the user said so (:mod:`quietsum.ledger.stores.vouched`), or if ``trusted``: by a
-    command that goes on to write.
+    With ``read_only`` a server is called only if the user trusts it (:mod:`quietsum.ledger.stores.trusted_servers`), or
+    if ``trusted``, which a command passes that goes on to write.
 
     Without ``create`` it has an entry: one that was lost is :class:`~quietsum.errors.LedgerBroken`, one that was never
     begun :class:`~quietsum.ledger.stores.protocol.NoLedger`.
@@ -70,7 +70,7 @@ def open_store(ledger: Path, *, create: bool = False, read_only: bool = False, t
     if not create:
         try:
             if next(store.rows(), None) is None:  # not the head: the first entry that cannot be read is named
-                raise absent(ledger, str(ledger if url is None else url_path(ledger)))
+                raise missing_ledger(ledger, str(ledger if url is None else url_path(ledger)))
         except BaseException:
             store.close()
             raise
@@ -93,14 +93,14 @@ def _open(ledger: Path, url: str | None, create: bool, read_only: bool, trusted:
     from quietsum.ledger.stores.postgres import PostgresStore, read_address
 
     if read_only and not trusted:
-        require_vouched(url, place=read_address(url).name, file=url_path(ledger))
+        check_trust(url, place=read_address(url).name, file=url_path(ledger))
     try:
         store = PostgresStore(url, create=create, read_only=read_only)
     except NoLedger:
         require_nothing_left(ledger)
         raise
     if not read_only:
-        remember(url)
+        remember_server(url)
     return store
 
 
@@ -108,14 +108,14 @@ def _open(ledger: Path, url: str | None, create: bool, read_only: bool, trusted:
 class Sealable(Protocol):
     """A store that a move may have closed for good."""
 
-    def sealed(self) -> str | None:
+    def read_seal(self) -> str | None:
         """Where the ledger goes on; None where it was not sealed."""
         ...
 
 
-def sealed_to(store: LedgerStore) -> str | None:
+def seal_of(store: LedgerStore) -> str | None:
     """Where the ledger in ``store`` goes on, where a move has sealed it there; None where it goes on there."""
-    return store.sealed() if isinstance(store, Sealable) else None
+    return store.read_seal() if isinstance(store, Sealable) else None
 
 
 @runtime_checkable
@@ -156,7 +156,7 @@ def read_url(ledger: Path) -> str | None:
 def write_url(ledger: Path, address: str) -> None:
     """Point ``ledger.db.url`` at a server; whoever does so vouches for it."""
     write_durably(url_path(ledger), address.strip())
-    remember(address.strip())
+    remember_server(address.strip())
 
 
 def write_durably(path: Path, line: str) -> None:

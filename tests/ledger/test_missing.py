@@ -20,9 +20,9 @@ from quietsum.ledger import Ledger
 from quietsum.ledger.chain.high_water_mark import mark_path
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.chain.verify import verify_file
-from quietsum.ledger.stores.opening import url_path, write_url
+from quietsum.ledger.stores.location import url_path, write_url
+from quietsum.ledger.stores.missing import remains_of
 from quietsum.ledger.stores.protocol import NoLedger
-from quietsum.ledger.stores.remains import remains_of
 
 LOOKS = (("verify",), ("show",), ("show", "--json"), ("export", "out.jsonl"), ("receipts",))
 DECISIONS = (

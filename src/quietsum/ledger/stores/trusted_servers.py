@@ -22,15 +22,15 @@ from pathlib import Path
 from quietsum.errors import QuietsumError
 from quietsum.files import PRIVATE, NoRoom, read_file, write_atomically
 
-__all__ = ["VARIABLE", "remember", "require_vouched"]
+__all__ = ["VARIABLE", "check_trust", "remember_server"]
 
 VARIABLE = "QUIETSUM_LEDGER_URL"
 LONGEST = 1 << 20
 
 
-def require_vouched(url: str, *, place: str, file: Path) -> None:
+def check_trust(url: str, *, place: str, file: Path) -> None:
     """Refuse to call ``url``, which ``file`` names, unless the user said so; ``place`` is how messages call it."""
-    if url in (os.environ.get(VARIABLE, "").strip(), *_remembered()):
+    if url in (os.environ.get(VARIABLE, "").strip(), *_known_servers()):
         return
     raise QuietsumError(
         f"{file} says that the ledger is at {place}, and nobody has been called: a command that only looks calls no "
@@ -38,17 +38,19 @@ def require_vouched(url: str, *, place: str, file: Path) -> None:
     )
 
 
-def remember(url: str) -> None:
+def remember_server(url: str) -> None:
     """This user writes to the ledger at ``url``; harmless where it cannot be kept."""
     path = _path()
-    if path is None or url in _remembered():
+    if path is None or url in _known_servers():
         return
     with contextlib.suppress(OSError, NoRoom):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(path, "".join(f"{known}\n" for known in sorted({*_remembered(), url})).encode(), mode=PRIVATE)
+        write_atomically(
+            path, "".join(f"{known}\n" for known in sorted({*_known_servers(), url})).encode(), mode=PRIVATE
+        )
 
 
-def _remembered() -> frozenset[str]:
+def _known_servers() -> frozenset[str]:
     path = _path()
     try:
         return frozenset() if path is None else frozenset(read_file(path, LONGEST).decode().splitlines())
