@@ -12,7 +12,7 @@ import math
 from quietsum import calibrate_noise
 from quietsum.mechanisms import largest_local_epsilon, shuffled_epsilon
 from quietsum.mechanisms.local import protocol
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 
 DELTA = 1e-8
 SURVEYS = ((1_000, 1.0), (10_000, 0.1), (10_000, 1.0), (1_000_000, 0.1), (1_000_000, 1.0))

@@ -135,6 +135,9 @@ def test_a_member_is_found_by_itself_or_by_its_value() -> None:
     assert validate.member("colour", "red", Colour) is validate.member("colour", Colour.RED, Colour) is Colour.RED
     with pytest.raises(InvalidParameter, match="colour = 'green' is unknown; choose 'red' or 'blue'"):
         validate.member("colour", "green", Colour)
+    assert validate.strict_member("colour", Colour.RED, Colour) is Colour.RED
+    with pytest.raises(InvalidParameter, match=r"colour = 'red' is not one of \['red', 'blue'\]"):
+        validate.strict_member("colour", "red", Colour)
 
 
 @pytest.mark.parametrize("value", ["", "  ", "a\nb", "\x1b[1m", 3, None], ids=repr)

@@ -36,6 +36,7 @@ __all__ = [
     "printable_name",
     "probability",
     "set_fields",
+    "strict_member",
     "whole_number",
 ]
 
@@ -147,6 +148,13 @@ def member(parameter: str, value: object, kind: type[_Member], remedy: str = "")
     except ValueError:
         known = [one.value for one in kind]
         raise InvalidParameter(parameter, value, "is unknown", remedy or f"choose {join_choices(known)}") from None
+
+
+def strict_member(parameter: str, value: object, kind: type[_Member]) -> _Member:
+    """``value``, if it is a member of ``kind``; the text of a member is refused."""
+    if not isinstance(value, kind):
+        raise InvalidParameter(parameter, value, f"is not one of {[str(one) for one in kind]}")
+    return value
 
 
 def join_choices(choices: Iterable[object]) -> str:

@@ -11,12 +11,12 @@ import pytest
 from quietsum.contracts import AccountantContract
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import events as ev
+from quietsum.privacy.accounting import Accountant
 from quietsum.privacy.classical import ClassicalAccountant
 from quietsum.privacy.concentrated import ConcentratedAccountant
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.pld.accountant import PldAccountant
-from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 

@@ -21,7 +21,7 @@ from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.people import bounded, event_guarantee, person_event
 from quietsum.learning.records import Records
 from quietsum.learning.trainer import PrivateTrainer
-from quietsum.privacy.calibration import accountant_for
+from quietsum.privacy.accounting import accountant_for
 from quietsum.privacy.events import Composed, Gaussian, Group, PoissonSampled, PureDP, Repeated
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 

@@ -42,7 +42,7 @@ def test_a_run_is_charged_what_two_other_accountants_find() -> None:
 
 @pytest.mark.parametrize("accounting", ["exact", "rdp", "moments"])
 def test_the_terms_choose_the_accountant(accounting: str) -> None:
-    from quietsum.privacy.calibration import accountant_for
+    from quietsum.privacy.accounting import accountant_for
 
     ledger = memory_ledger()
     open_run(ledger, terms=Terms(accounting=accounting, limits=(Budget(epsilon=8.0, delta=1e-5),)))

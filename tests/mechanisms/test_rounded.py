@@ -14,7 +14,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import rounded
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.mechanisms.rounded import FAILURE_PER_DRAW, MARGIN, decide, rounded_normals, tail_bits
-from quietsum.privacy.gaussian import gaussian_delta
+from quietsum.privacy.exact.closed_forms import gaussian_delta
 
 N = 200_000
 

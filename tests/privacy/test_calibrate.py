@@ -32,8 +32,8 @@ from quietsum import (
     calibrate_steps,
 )
 from quietsum.privacy import PureDP, compute_noise_multiplier
-from quietsum.privacy.calibration import accountant_for, calibrate
-from quietsum.privacy.search import most_steps, smallest_parameter
+from quietsum.privacy.accounting import accountant_for
+from quietsum.privacy.calibration import calibrate, most_steps, smallest_parameter
 
 
 def spent(noise: float, rate: float, steps: int, delta: float = 1e-5, accounting: str = "exact") -> float:

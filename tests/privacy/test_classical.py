@@ -15,7 +15,7 @@ from scipy.special import ndtr
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy.classical import ClassicalAccountant, Rule, classical_gaussian_noise_multiplier
-from quietsum.privacy.gaussian import gaussian_delta
+from quietsum.privacy.exact.closed_forms import gaussian_delta
 from quietsum.privacy.units import Neighbours
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy.concentrated import ConcentratedAccountant, concentrated_delta, concentrated_epsilon, pair_rho
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 from quietsum.privacy.pairs import DiscreteGaussianPair, Pair
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 

@@ -26,10 +26,10 @@ from quietsum.privacy.events import (
 )
 from quietsum.privacy.exact import accountant as exact, sums as running
 from quietsum.privacy.exact.accountant import ExactAccountant
+from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 from quietsum.privacy.exact.contour import Spectrum
 from quietsum.privacy.exact.inversion import Inversion, Line
 from quietsum.privacy.exact.mixtures import Direction
-from quietsum.privacy.gaussian import gaussian_epsilon
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair

@@ -12,7 +12,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from hypothesis import assume, given, strategies as st
 
 from quietsum import ExactAccountant, Gaussian, InvalidParameter
-from quietsum.privacy.gaussian import gaussian_delta, gaussian_epsilon, log_gaussian_delta
+from quietsum.privacy.exact.closed_forms import gaussian_delta, gaussian_epsilon, log_gaussian_delta
 
 
 def true_log_delta(mu: float, epsilon: float) -> Any:

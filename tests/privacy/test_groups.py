@@ -14,7 +14,7 @@ from quietsum.privacy import events as ev
 from quietsum.privacy.classical import ClassicalAccountant
 from quietsum.privacy.concentrated import ConcentratedAccountant
 from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 from quietsum.privacy.groups import group_guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 

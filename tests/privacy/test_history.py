@@ -8,7 +8,7 @@ import pytest
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
-from quietsum.privacy.history import History, check_delta
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.pairs import GaussianPair, LaplacePair
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 

@@ -14,9 +14,9 @@ from quietsum.errors import CorruptState, InvalidParameter, UnsupportedEvent
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.wide import WideGaussian, WideSkellam
 from quietsum.privacy import events as ev
+from quietsum.privacy.accounting import Accountant
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.exact.near_gaussian import LEAST_VARIANCE, NearGaussianAccountant, Tape, as_gaussian
-from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.units import Neighbours
 
 WIDE = ev.Skellam(variance=1.44e12, l1_sensitivity=1e8, l2_sensitivity=1e6, dimension=10_000)

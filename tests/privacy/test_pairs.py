@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev, pairs as pr
+from quietsum.privacy.accounting import History
 from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.history import History
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import reduce_event
 from quietsum.privacy.pld.accountant import PldAccountant

@@ -10,8 +10,7 @@ import pytest
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from hypothesis import given, strategies as st
 
-from quietsum.privacy.exact.single import single_step_epsilon, single_step_log_delta
-from quietsum.privacy.gaussian import gaussian_epsilon
+from quietsum.privacy.exact.closed_forms import gaussian_epsilon, single_step_epsilon, single_step_log_delta
 from quietsum.privacy.pairs import MixturePair
 
 SETTINGS = [(1.0, 0.1), (0.5, 0.8), (0.3, 0.01), (5.0, 0.5), (2.0, 1e-5), (20.0, 0.99)]

@@ -25,9 +25,9 @@ from typing import TypeVar, final
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.ledger.charges import Charge
 from quietsum.privacy import (
-    Accounts,
     Budget,
     Composed,
+    CopyableAccountant,
     Guarantee,
     Neighbours,
     OneInOneOut,
@@ -277,7 +277,7 @@ def _ideal(
     return _compose((leaves, 0.0, True), accounting, neighbours, unit).epsilon(delta=delta)
 
 
-def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit) -> Accounts:
+def _compose(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit) -> CopyableAccountant:
     accountant = accountant_for(accounting, neighbours=neighbours, unit=unit, events=[event for event, _ in key[0]])
     for event, count in sorted(key[0], key=repr):
         accountant.compose(event, count)

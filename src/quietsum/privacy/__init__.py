@@ -7,22 +7,28 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.privacy.accounting import (
+        ACCOUNTING as ACCOUNTING,
+        BOUNDED as BOUNDED,
+        Accountant as Accountant,
+        CopyableAccountant as CopyableAccountant,
+        accountant_for as accountant_for,
+        cache_clear as cache_clear,
+    )
     from quietsum.privacy.attacker import (
         attacker_advantage as attacker_advantage,
         posterior_odds as posterior_odds,
         tradeoff_curve as tradeoff_curve,
         true_positive_rate as true_positive_rate,
     )
-    from quietsum.privacy.caches import cache_clear as cache_clear
     from quietsum.privacy.calibration import (
-        Accounts as Accounts,
-        accountant_for as accountant_for,
         calibrate as calibrate,
         calibrate_noise as calibrate_noise,
         calibrate_rate as calibrate_rate,
         calibrate_rounds as calibrate_rounds,
         calibrate_steps as calibrate_steps,
         compute_noise_multiplier as compute_noise_multiplier,
+        most_steps as most_steps,
     )
     from quietsum.privacy.classical import ClassicalAccountant as ClassicalAccountant
     from quietsum.privacy.concentrated import ConcentratedAccountant as ConcentratedAccountant
@@ -53,14 +59,16 @@ if TYPE_CHECKING:
         to_json as to_json,
     )
     from quietsum.privacy.exact.accountant import ExactAccountant as ExactAccountant
-    from quietsum.privacy.gaussian import gaussian_epsilon as gaussian_epsilon, log_gaussian_delta as log_gaussian_delta
+    from quietsum.privacy.exact.closed_forms import (
+        gaussian_epsilon as gaussian_epsilon,
+        log_gaussian_delta as log_gaussian_delta,
+    )
     from quietsum.privacy.groups import (
         bounded_record_event as bounded_record_event,
         group_guarantee as group_guarantee,
         person_event as person_event,
     )
     from quietsum.privacy.guarantee import Budget as Budget, Guarantee as Guarantee
-    from quietsum.privacy.history import BOUNDED as BOUNDED
     from quietsum.privacy.old_rules import by_old_rules as by_old_rules
     from quietsum.privacy.pairs import (
         bounded_contributions as bounded_contributions,
@@ -68,7 +76,6 @@ if TYPE_CHECKING:
         reduce_event as reduce_event,
     )
     from quietsum.privacy.pld.accountant import PldAccountant as PldAccountant
-    from quietsum.privacy.protocol import Accountant as Accountant
     from quietsum.privacy.renyi.accountant import RenyiAccountant as RenyiAccountant, gaussian_rdp as gaussian_rdp
     from quietsum.privacy.renyi.curves import failure_of as failure_of
     from quietsum.privacy.renyi.filters import (
@@ -77,7 +84,6 @@ if TYPE_CHECKING:
         best_order as best_order,
     )
     from quietsum.privacy.rounds import PrivacyAccountant as PrivacyAccountant, get_privacy_spent as get_privacy_spent
-    from quietsum.privacy.search import most_steps as most_steps
     from quietsum.privacy.units import Neighbours as Neighbours, Observer as Observer, PrivacyUnit as PrivacyUnit
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
+from quietsum.privacy.accounting import Accountant
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.protocol import Accountant
 from quietsum.validate import non_negative, probability
 
 __all__ = ["Posterior", "attacker_advantage", "posterior_odds", "tradeoff_curve", "true_positive_rate"]

@@ -31,8 +31,8 @@ from scipy.special import gammaln
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev, pairs as pr
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.validate import non_negative, open_probability, positive
 
@@ -349,7 +349,7 @@ def classical_gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
     Proven for ε ≤ 1 only, and false beyond: at ε = 10 the formula's noise has δ = 2.3e-5 where 1e-5 was asked. So
     larger ε are refused. Even at ε = 1 it wastes noise (4.84 where 3.73 suffices);
-    :func:`quietsum.privacy.gaussian.gaussian_epsilon` is exact for every ε.
+    :func:`quietsum.privacy.exact.closed_forms.gaussian_epsilon` is exact for every ε.
 
     >>> round(classical_gaussian_noise_multiplier(1.0, 1e-5), 3)
     4.845

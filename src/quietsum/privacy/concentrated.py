@@ -22,9 +22,9 @@ from typing import Literal, Self, final
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import pairs as pr
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent, RandomizedResponse
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.validate import non_negative
 

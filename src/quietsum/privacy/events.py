@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, final
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
-from quietsum.validate import finite_number, non_negative, positive, probability, whole_number
+from quietsum.validate import finite_number, non_negative, optional, positive, probability, set_fields, whole_number
 
 __all__ = [
     "VERSION",
@@ -91,11 +91,6 @@ def require_event(parameter: str, value: object, remedy: str = "pass e.g. Gaussi
         raise InvalidParameter(parameter, value, "is not a privacy event", remedy)
 
 
-def _store(event: PrivacyEvent, **values: object) -> None:
-    for name, value in values.items():
-        object.__setattr__(event, name, value)
-
-
 # ---------------------------------------------------------------------------------------- mechanisms
 
 
@@ -108,7 +103,7 @@ class Gaussian(PrivacyEvent):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _store(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _MORE_NOISE))
+        set_fields(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _MORE_NOISE))
 
 
 @final
@@ -120,7 +115,7 @@ class Laplace(PrivacyEvent):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _store(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _MORE_NOISE))
+        set_fields(self, noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _MORE_NOISE))
 
 
 @final
@@ -133,7 +128,7 @@ class DiscreteLaplace(PrivacyEvent):
     sensitivity: int = 1
 
     def __post_init__(self) -> None:
-        _store(
+        set_fields(
             self,
             scale=positive("scale", self.scale, _MORE_NOISE),
             sensitivity=whole_number("sensitivity", self.sensitivity, 1),
@@ -155,7 +150,7 @@ class DiscreteGaussian(PrivacyEvent):
     dimension: int = 1
 
     def __post_init__(self) -> None:
-        _store(
+        set_fields(
             self,
             sigma=positive("sigma", self.sigma, _MORE_NOISE),
             sensitivity=positive("sensitivity", self.sensitivity),
@@ -179,7 +174,7 @@ class DiscreteGaussianSum(PrivacyEvent):
     dimension: int = 1
 
     def __post_init__(self) -> None:
-        _store(
+        set_fields(
             self,
             sigma=positive("sigma", self.sigma, _MORE_NOISE),
             shares=whole_number("shares", self.shares, 1),
@@ -204,12 +199,12 @@ class Skellam(PrivacyEvent):
     dimension: int | None = None
 
     def __post_init__(self) -> None:
-        _store(
+        set_fields(
             self,
             variance=positive("variance", self.variance, _MORE_NOISE),
             l1_sensitivity=positive("l1_sensitivity", self.l1_sensitivity),
             l2_sensitivity=positive("l2_sensitivity", self.l2_sensitivity),
-            dimension=None if self.dimension is None else whole_number("dimension", self.dimension, 1),
+            dimension=optional(whole_number, "dimension", self.dimension, 1),
         )
         if self.l2_sensitivity > self.l1_sensitivity:
             raise InvalidParameter(
@@ -236,7 +231,7 @@ class RandomizedResponse(PrivacyEvent):
 
     def __post_init__(self) -> None:
         keep = probability("keep_probability", self.keep_probability)
-        _store(self, keep_probability=keep, categories=whole_number("categories", self.categories, 2))
+        set_fields(self, keep_probability=keep, categories=whole_number("categories", self.categories, 2))
         if not 0 < keep < 1:
             raise InvalidParameter("keep_probability", keep, "gives no privacy at all", "choose it inside (0, 1)")
 
@@ -256,7 +251,7 @@ class PureDP(PrivacyEvent):
     epsilon: float
 
     def __post_init__(self) -> None:
-        _store(self, epsilon=non_negative("epsilon", self.epsilon))
+        set_fields(self, epsilon=non_negative("epsilon", self.epsilon))
 
 
 @final
@@ -269,7 +264,7 @@ class ApproximateDP(PrivacyEvent):
     delta: float
 
     def __post_init__(self) -> None:
-        _store(self, epsilon=non_negative("epsilon", self.epsilon), delta=probability("delta", self.delta))
+        set_fields(self, epsilon=non_negative("epsilon", self.epsilon), delta=probability("delta", self.delta))
 
 
 @final
@@ -281,7 +276,7 @@ class Zcdp(PrivacyEvent):
     rho: float
 
     def __post_init__(self) -> None:
-        _store(self, rho=non_negative("rho", self.rho))
+        set_fields(self, rho=non_negative("rho", self.rho))
 
 
 # ------------------------------------------------------------------------------------------ wrappers
@@ -301,7 +296,7 @@ class PoissonSampled(PrivacyEvent):
     event: PrivacyEvent
 
     def __post_init__(self) -> None:
-        _store(self, rate=probability("sample_rate", self.rate, _RATE))
+        set_fields(self, rate=probability("sample_rate", self.rate, _RATE))
         require_event("event", self.event)
 
 
@@ -320,7 +315,7 @@ class FixedSizeSampled(PrivacyEvent):
     event: PrivacyEvent
 
     def __post_init__(self) -> None:
-        _store(self, rate=probability("sample_rate", self.rate, _RATE))
+        set_fields(self, rate=probability("sample_rate", self.rate, _RATE))
         require_event("event", self.event)
 
 
@@ -339,7 +334,7 @@ class Shuffled(PrivacyEvent):
     event: PrivacyEvent
 
     def __post_init__(self) -> None:
-        _store(self, batches=whole_number("batches", self.batches, 1))
+        set_fields(self, batches=whole_number("batches", self.batches, 1))
         require_event("event", self.event)
 
 
@@ -353,7 +348,7 @@ class Repeated(PrivacyEvent):
     event: PrivacyEvent
 
     def __post_init__(self) -> None:
-        _store(self, times=whole_number("times", self.times, 0))
+        set_fields(self, times=whole_number("times", self.times, 0))
         require_event("event", self.event)
 
 
@@ -368,7 +363,7 @@ class Composed(PrivacyEvent):
     def __post_init__(self) -> None:
         if not isinstance(self.events, Iterable):
             raise InvalidParameter("events", self.events, "is not a list of events", "pass a tuple of events")
-        _store(self, events=tuple(self.events))
+        set_fields(self, events=tuple(self.events))
         for index, event in enumerate(self.events):
             require_event(f"events[{index}]", event)
 
@@ -383,7 +378,7 @@ class Group(PrivacyEvent):
     event: PrivacyEvent
 
     def __post_init__(self) -> None:
-        _store(self, size=whole_number("size", self.size, 1))
+        set_fields(self, size=whole_number("size", self.size, 1))
         require_event("event", self.event)
 
 

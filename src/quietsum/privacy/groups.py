@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 
 from quietsum.errors import InvalidParameter
+from quietsum.privacy.accounting import Accountant, check_delta
 from quietsum.privacy.events import (
     Composed,
     DiscreteGaussianSum,
@@ -27,8 +28,6 @@ from quietsum.privacy.events import (
     Skellam,
 )
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import check_delta
-from quietsum.privacy.protocol import Accountant
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.validate import whole_number
 

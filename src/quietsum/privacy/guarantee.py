@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import html
 import math
 from collections.abc import Mapping
@@ -11,7 +10,16 @@ from typing import Any, NoReturn, final
 
 from quietsum.errors import CorruptState, InvalidParameter, MixedUnits, QuietsumError
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import finite_number, open_probability, positive, probability, whole_number
+from quietsum.validate import (
+    finite_number,
+    open_probability,
+    optional,
+    positive,
+    probability,
+    set_fields,
+    strict_member,
+    whole_number,
+)
 
 __all__ = ["Budget", "Guarantee"]
 
@@ -51,19 +59,18 @@ class Guarantee:
             raise InvalidParameter("epsilon", self.epsilon, "is no privacy bound", "report a number ≥ 0 or infinity")
         if not 0 <= (lower := _bound("epsilon_lower", self.epsilon_lower)) <= epsilon:
             raise InvalidParameter("epsilon_lower", self.epsilon_lower, f"must lie in [0, {epsilon}]")
-        values: dict[str, object] = {
-            "epsilon": epsilon,
-            "epsilon_lower": lower,
-            "delta": probability("delta", self.delta),
-            "order": None if self.order is None else finite_number("order", self.order),
-            "group_size": whole_number("group_size", self.group_size, 1),
-            "warnings": tuple(self.warnings),
-        }
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        _require(PrivacyUnit, "unit", self.unit)
-        _require(Observer, "observer", self.observer)
-        _require(Neighbours, "neighbours", self.neighbours)
+        set_fields(
+            self,
+            epsilon=epsilon,
+            epsilon_lower=lower,
+            delta=probability("delta", self.delta),
+            order=optional(finite_number, "order", self.order),
+            group_size=whole_number("group_size", self.group_size, 1),
+            warnings=tuple(self.warnings),
+        )
+        strict_member("unit", self.unit, PrivacyUnit)
+        strict_member("observer", self.observer, Observer)
+        strict_member("neighbours", self.neighbours, Neighbours)
 
     def __add__(self, other: object) -> NoReturn:
         raise MixedUnits(
@@ -171,9 +178,12 @@ class Budget:
     unit: PrivacyUnit = PrivacyUnit.RECORD
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", positive("epsilon", self.epsilon, "state what may be spent"))
-        object.__setattr__(self, "delta", open_probability("delta", self.delta))
-        _require(PrivacyUnit, "unit", self.unit)
+        set_fields(
+            self,
+            epsilon=positive("epsilon", self.epsilon, "state what may be spent"),
+            delta=open_probability("delta", self.delta),
+        )
+        strict_member("unit", self.unit, PrivacyUnit)
 
     def allows(self, guarantee: Guarantee) -> bool:
         """Whether ``guarantee`` fits. Another unit, or a δ above the budget's, raises :class:`MixedUnits`."""
@@ -193,8 +203,3 @@ class Budget:
 def _bound(parameter: str, value: object) -> float:
     """``value`` as a float, infinity allowed."""
     return math.inf if isinstance(value, float) and value == math.inf else finite_number(parameter, value)
-
-
-def _require(kind: type[enum.StrEnum], parameter: str, value: object) -> None:
-    if not isinstance(value, kind):
-        raise InvalidParameter(parameter, value, f"is not one of {[str(member) for member in kind]}")

@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar, final
 
-from quietsum.errors import InvalidParameter
 from quietsum.privacy import events as ev
-from quietsum.validate import probability
+from quietsum.validate import probability, set_fields
 
 __all__ = ["SingleBatch", "by_old_rules"]
 
@@ -31,9 +30,8 @@ class SingleBatch(ev.PrivacyEvent):
     event: ev.PrivacyEvent
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rate", probability("sample_rate", self.rate))
-        if not isinstance(self.event, ev.PrivacyEvent):
-            raise InvalidParameter("event", self.event, "is not a privacy event", "pass an event")
+        set_fields(self, rate=probability("sample_rate", self.rate))
+        ev.require_event("event", self.event, "pass an event")
 
 
 def by_old_rules(event: ev.PrivacyEvent) -> ev.PrivacyEvent:

@@ -16,19 +16,30 @@ import itertools
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
-from quietsum.privacy.calibration import Accounts, accountant_for
-from quietsum.privacy.charges import RoundCharge, charge_of, gaussian_step
-from quietsum.privacy.events import PrivacyEvent
+from quietsum.privacy.accounting import CopyableAccountant, accountant_for
+from quietsum.privacy.events import Gaussian, PoissonSampled, PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import finite_number, open_probability, positive, whole_number
+from quietsum.validate import (
+    finite_number,
+    open_probability,
+    optional,
+    positive,
+    probability,
+    set_fields,
+    whole_number,
+)
 
 __all__ = ["PrivacyAccountant", "RoundCharge", "get_privacy_spent"]
 
 STATE_VERSION = 1
+_NOISE = "without noise nothing is private; leave the charge out"
+
+Uses: TypeAlias = list[tuple[PrivacyEvent, int]]
+"""Events with how often each is used."""
 
 
 def get_privacy_spent(
@@ -40,7 +51,7 @@ def get_privacy_spent(
     >>> round(epsilon, 2)
     7.05
     """
-    event = gaussian_step(noise_multiplier, sample_rate)
+    event = _gaussian_step(noise_multiplier, sample_rate)
     steps = whole_number("steps", steps)
     return accountant_for(accounting).compose(event, steps).epsilon(delta=delta).epsilon, delta
 
@@ -91,21 +102,16 @@ class PrivacyAccountant:
         self._step = None
         if noise_multiplier is not None and sample_rate is not None:
             self._step = RoundCharge(round_num=0, noise_multiplier=noise_multiplier, sample_rate=sample_rate, steps=1)
+        self._last_steps = 1
         self.target_delta = open_probability("delta", delta)
-        self.max_epsilon = None if max_epsilon is None else positive("max_epsilon", max_epsilon)
-        self.max_epsilon_user = None if max_epsilon_user is None else positive("max_epsilon_user", max_epsilon_user)
+        self.max_epsilon = optional(positive, "max_epsilon", max_epsilon)
+        self.max_epsilon_user = optional(positive, "max_epsilon_user", max_epsilon_user)
         self.accounting = accounting
         self.neighbours = neighbours
-        self._sample: list[RoundCharge] = []
-        self._user: list[RoundCharge] = []
-        self._reports: dict[tuple[int, float, float, int], set[str]] = {}
-        self._everyone = self._new(PrivacyUnit.RECORD)
-        self._parties: dict[str, Accounts] = {}
-        self._clients = self._new(PrivacyUnit.CLIENT)
-        self._last_rounds: dict[str | None, list[RoundCharge]] = {}
-        self._last_steps = 1
+        self._records = _RecordBook(self._new_accountant(PrivacyUnit.RECORD))
+        self._clients = _ClientBook(self._new_accountant(PrivacyUnit.CLIENT))
 
-    def _new(self, unit: PrivacyUnit) -> Accounts:
+    def _new_accountant(self, unit: PrivacyUnit) -> CopyableAccountant:
         return accountant_for(self.accounting, neighbours=self.neighbours, unit=unit, observer=Observer.RECIPIENTS)
 
     # ------------------------------------------------------------------------------------ recording
@@ -122,51 +128,23 @@ class PrivacyAccountant:
         steps_user: int | None = None,
         party: str | None = None,
     ) -> None:
-        """Record one round: local steps at ``party`` (at every party without a name), and the noisy aggregate.
+        """Record one round: local steps at ``party`` (at every party if omitted), and the noisy aggregate.
 
         The user-level charge belongs to the round, not to a party: when several parties report the same round with the
         same user-level values it is charged once. Anything invalid raises and records nothing.
         """
         whole_number("round_num", round_num)
-        sample = charge_of("sample", round_num, noise_multiplier_sample, sample_rate_sample, steps_sample, party)
-        user = charge_of("user", round_num, noise_multiplier_user, sample_rate_user, steps_user, party)
+        sample = _charge_of("sample", round_num, noise_multiplier_sample, sample_rate_sample, steps_sample, party)
+        user = _charge_of("user", round_num, noise_multiplier_user, sample_rate_user, steps_user, party)
         if sample is None and user is None:
             raise InvalidParameter(
                 "record_round", round_num, "has neither sample- nor user-level values",
                 "pass noise_multiplier_sample=, sample_rate_sample=, steps_sample= and / or the same with _user",
             )  # fmt: skip
         if sample is not None:
-            self._add_sample(sample)
-        if user is not None and self._is_new(user):
-            self._clients.compose(user.event, user.steps)
-            self._user.append(user)
-
-    def _is_new(self, user: RoundCharge) -> bool:
-        """Whether this report is a charge of its own, and not another party's word for a charge already made.
-
-        A party that reports the same values for the same round again speaks of another attempt, which costs again.
-        """
-        key = (user.round_num, user.noise_multiplier, user.sample_rate, user.steps)
-        reported = self._reports.setdefault(key, set())
-        if user.party is not None and reported and user.party not in reported:
-            reported.add(user.party)
-            return False
-        self._reports[key] = set() if user.party is None else {user.party}
-        return True
-
-    def _add_sample(self, charge: RoundCharge) -> None:
-        if charge.party is None:
-            for accountant in (self._everyone, *self._parties.values()):
-                accountant.compose(charge.event, charge.steps)
-        else:
-            if charge.party not in self._parties:
-                self._parties[charge.party] = self._everyone.copy()
-            self._parties[charge.party].compose(charge.event, charge.steps)
-        self._sample.append(charge)
-        last = self._last_rounds.setdefault(charge.party, [])
-        if last and last[-1].round_num != charge.round_num:
-            last.clear()
-        last.append(charge)
+            self._records.add(sample)
+        if user is not None and self._clients.is_new(user):
+            self._clients.add(user)
 
     def step(self, num_steps: int = 1) -> tuple[float, float]:
         """Record ``num_steps`` steps of the plain loop; returns (ε, δ) spent so far."""
@@ -179,7 +157,7 @@ class PrivacyAccountant:
             )
         steps = whole_number("num_steps", num_steps)
         self._last_steps = max(1, steps)
-        self._add_sample(dataclasses.replace(self._step, round_num=len(self._sample) + 1, steps=steps))
+        self._records.add(dataclasses.replace(self._step, round_num=len(self._records.charges) + 1, steps=steps))
         return self.get_budget_spent()
 
     # -------------------------------------------------------------------------------------- reading
@@ -187,50 +165,37 @@ class PrivacyAccountant:
     @property
     def sample_history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sample rate, steps) of each record-level charge, in order."""
-        return [(charge.noise_multiplier, charge.sample_rate, charge.steps) for charge in self._sample]
+        return [(charge.noise_multiplier, charge.sample_rate, charge.steps) for charge in self._records.charges]
 
     @property
     def user_history(self) -> list[tuple[float, float, int]]:
         """(noise multiplier, sample rate, steps) of each client-level charge, in order."""
-        return [(charge.noise_multiplier, charge.sample_rate, charge.steps) for charge in self._user]
+        return [(charge.noise_multiplier, charge.sample_rate, charge.steps) for charge in self._clients.charges]
 
     @property
     def charges(self) -> tuple[RoundCharge, ...]:
         """Every record-level charge with its round and party."""
-        return tuple(self._sample)
+        return tuple(self._records.charges)
 
     @property
     def parties(self) -> tuple[str, ...]:
         """The parties named so far."""
-        return tuple(self._parties)
+        return tuple(self._records.parties)
 
     def party_guarantee(self, party: str) -> Guarantee:
         """The record-level guarantee of one party."""
-        if party not in self._parties:
-            raise InvalidParameter(
-                "party", party, "has no charges", f"known parties: {', '.join(self._parties) or 'none'}"
-            )
-        return self._ask(self._parties[party])
-
-    def _ask(self, accountant: Accounts) -> Guarantee:
-        """What was composed decides the answer to the last bit, and not what was asked in between.
-
-        An exact accountant keeps running sums, whose rounding depends on when it was asked. So the books themselves are
-        never asked, only copies of them, and a resumed run continues with exactly the same numbers.
-        """
-        return accountant.copy().epsilon(delta=self.target_delta)
-
-    def _worst(self) -> Guarantee:
-        accountants = list(self._parties.values()) or [self._everyone]
-        return max(map(self._ask, accountants), key=lambda guarantee: guarantee.epsilon)
+        known = self._records.parties
+        if party not in known:
+            raise InvalidParameter("party", party, "has no charges", f"known parties: {', '.join(known) or 'none'}")
+        return self._price(known[party])
 
     def get_cumulative_sample_epsilon(self) -> float:
         """ε per record, of the worst party."""
-        return self._worst().epsilon
+        return self._price_worst_party().epsilon
 
     def get_cumulative_user_epsilon(self) -> float:
         """ε per client."""
-        return self._ask(self._clients).epsilon
+        return self._price(self._clients.accountant).epsilon
 
     def get_epsilon(self) -> float:
         """ε per record spent so far."""
@@ -249,8 +214,22 @@ class PrivacyAccountant:
 
     def guarantees(self) -> tuple[Guarantee, ...]:
         """One guarantee a unit that was charged: records (worst party), clients. A list, never a sum."""
-        found = [self._worst()] if self._sample else []
-        return (*found, self._ask(self._clients)) if self._user else tuple(found)
+        records = [self._price_worst_party()] if self._records.charges else []
+        return (*records, self._price(self._clients.accountant)) if self._clients.charges else tuple(records)
+
+    def _price_worst_party(self) -> Guarantee:
+        return max(map(self._price, self._records.accountants()), key=lambda guarantee: guarantee.epsilon)
+
+    def _price(self, accountant: CopyableAccountant, more: Uses | None = None) -> Guarantee:
+        """The guarantee after what was composed and ``more``; nothing is recorded.
+
+        An exact accountant keeps running sums, whose rounding depends on when it was asked. So only copies are asked:
+        the answer depends on what was composed alone, and a resumed run continues with exactly the same numbers.
+        """
+        future = accountant.copy()
+        for event, times in more or ():
+            future.compose(event, times)
+        return future.epsilon(delta=self.target_delta)
 
     # --------------------------------------------------------------------------------------- budget
 
@@ -259,25 +238,16 @@ class PrivacyAccountant:
     ) -> bool:
         """Whether charging ``event`` would exceed the budget of its unit. Nothing is recorded."""
         if unit is PrivacyUnit.CLIENT:
-            limit, name, accountants = self.max_epsilon_user, "max_epsilon_user", [self._clients]
+            limit, name, accountants = self.max_epsilon_user, "max_epsilon_user", [self._clients.accountant]
         elif unit is PrivacyUnit.RECORD:
-            limit, name = self.max_epsilon, "max_epsilon"
-            named = [self._parties.get(party, self._everyone)] if party is not None else list(self._parties.values())
-            accountants = named or [self._everyone]
+            limit, name, accountants = self.max_epsilon, "max_epsilon", self._records.accountants(party)
         else:
             raise InvalidParameter("unit", unit, "has no budget here", "use PrivacyUnit.RECORD or PrivacyUnit.CLIENT")
         if limit is None:
             raise InvalidParameter(
                 name, None, "is not set, so nothing can exceed it", f"construct PrivacyAccountant({name}=...)"
             )
-        return any(self._projected(accountant, [(event, times)]) > limit for accountant in accountants)
-
-    def _projected(self, accountant: Accounts, more: list[tuple[PrivacyEvent, int]]) -> float:
-        """ε of ``accountant`` after ``more``; nothing is recorded."""
-        future = accountant.copy()
-        for event, times in more:
-            future.compose(event, times)
-        return future.epsilon(delta=self.target_delta).epsilon
+        return any(self._price(accountant, [(event, times)]).epsilon > limit for accountant in accountants)
 
     def is_budget_exceeded(self) -> bool:
         """Whether more than the budget has been spent already; :meth:`is_budget_exhausted` says it one step earlier.
@@ -301,24 +271,19 @@ class PrivacyAccountant:
         if self.is_budget_exceeded():
             return True
         if self.max_epsilon is not None:
-            for party in self._parties or (None,):
-                accountant = self._everyone if party is None else self._parties[party]
-                if self._projected(accountant, self._next_round(party)) > self.max_epsilon:
+            for party in self._records.parties or (None,):
+                (accountant,) = self._records.accountants(party)
+                if self._price(accountant, self._next_round(party)).epsilon > self.max_epsilon:
                     return True
-        if self.max_epsilon_user is not None and self._user:
-            newest = self._user[-1].round_num
-            again = list(itertools.takewhile(lambda charge: charge.round_num == newest, reversed(self._user)))
-            return self._projected(self._clients, [(c.event, c.steps) for c in again]) > self.max_epsilon_user
+        if self.max_epsilon_user is not None and self._clients.charges:
+            return self._price(self._clients.accountant, self._clients.last_round()).epsilon > self.max_epsilon_user
         return False
 
-    def _next_round(self, party: str | None) -> list[tuple[PrivacyEvent, int]]:
-        """What the last round in which ``party`` took part asked of it; in a plain loop, the last call of step()."""
+    def _next_round(self, party: str | None) -> Uses:
+        """What the last round asked of ``party``; in a plain loop, what the last call of step() recorded."""
         if self._step is not None:
             return [(self._step.event, self._last_steps)]
-        names = (None,) if party is None else (None, party)
-        charges = [charge for name in names for charge in self._last_rounds.get(name, ())]
-        newest = max((charge.round_num for charge in charges), default=0)
-        return [(charge.event, charge.steps) for charge in charges if charge.round_num == newest]
+        return self._records.last_round(party)
 
     # ---------------------------------------------------------------------------------------- state
 
@@ -340,11 +305,11 @@ class PrivacyAccountant:
             "neighbours": self.neighbours.value,
             "step": None if self._step is None else [self._step.noise_multiplier, self._step.sample_rate],
             "last_steps": self._last_steps,
-            "sample_history": [dataclasses.asdict(charge) for charge in self._sample],
-            "user_history": [dataclasses.asdict(charge) for charge in self._user],
-            "user_reports": [[*key, sorted(parties)] for key, parties in self._reports.items()],
-            "cumulative_sample_epsilon": _number(self.get_cumulative_sample_epsilon()),
-            "cumulative_user_epsilon": _number(self.get_cumulative_user_epsilon()),
+            "sample_history": [dataclasses.asdict(charge) for charge in self._records.charges],
+            "user_history": [dataclasses.asdict(charge) for charge in self._clients.charges],
+            "user_reports": [[*key, sorted(parties)] for key, parties in self._clients.reports.items()],
+            "cumulative_sample_epsilon": _json_number(self.get_cumulative_sample_epsilon()),
+            "cumulative_user_epsilon": _json_number(self.get_cumulative_user_epsilon()),
         }
         state["digest"] = _digest(state)
         return state
@@ -358,7 +323,137 @@ class PrivacyAccountant:
         self.__dict__.update(fresh.__dict__)
 
 
-def _number(value: float) -> float | str:
+# ------------------------------------------------------------------------------------------- books
+
+
+def _gaussian_step(noise_multiplier: float, sample_rate: float) -> PrivacyEvent:
+    """One Poisson-sampled step of Gaussian noise."""
+    return PoissonSampled(rate=sample_rate, event=Gaussian(noise_multiplier=noise_multiplier))
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RoundCharge:
+    """One line of a history: ``steps`` Poisson-sampled Gaussian steps at one party (or, with None, at all)."""
+
+    round_num: int
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    party: str | None = None
+
+    def __post_init__(self) -> None:
+        set_fields(  # plain Python numbers, so that a numpy scalar survives the way through JSON
+            self,
+            round_num=int(whole_number("round_num", self.round_num)),
+            noise_multiplier=positive("noise_multiplier", self.noise_multiplier, _NOISE),
+            sample_rate=probability("sample_rate", self.sample_rate),
+            steps=int(whole_number("steps", self.steps)),
+        )
+        if self.party is not None and not (isinstance(self.party, str) and self.party):
+            raise InvalidParameter("party", self.party, "is no name", "pass a non-empty string, or leave it out")
+
+    @property
+    def event(self) -> PrivacyEvent:
+        """One step of this charge."""
+        return _gaussian_step(self.noise_multiplier, self.sample_rate)
+
+
+def _charge_of(
+    level: str, round_num: int, noise: float | None, rate: float | None, steps: int | None, party: str | None
+) -> RoundCharge | None:
+    """The charge of one level (``sample`` or ``user``), None if nothing of it was given; errors name the level."""
+    given = {f"noise_multiplier_{level}": noise, f"sample_rate_{level}": rate, f"steps_{level}": steps}
+    if noise is None and rate is None and steps is None:
+        return None
+    for name, value in given.items():
+        if value is None:
+            raise InvalidParameter(name, None, "is missing", f"a {level}-level charge needs {', '.join(given)}")
+    try:
+        return RoundCharge(round_num=round_num, noise_multiplier=noise, sample_rate=rate, steps=steps, party=party)  # type: ignore[arg-type]
+    except InvalidParameter as error:
+        if error.parameter in ("noise_multiplier", "sample_rate", "steps"):
+            raise InvalidParameter(f"{error.parameter}_{level}", error.value, error.problem, error.remedy) from None
+        raise
+
+
+@final
+class _RecordBook:
+    """What the records of each party paid: an accountant a party, and one for all parties that were not named yet."""
+
+    def __init__(self, accountant: CopyableAccountant) -> None:
+        self.charges: list[RoundCharge] = []
+        self.unnamed = accountant
+        self.parties: dict[str, CopyableAccountant] = {}
+        self._last_rounds: dict[str | None, list[RoundCharge]] = {}
+
+    def add(self, charge: RoundCharge) -> None:
+        """Charge one party, or every party if the charge names none; a party that is new has paid what all did."""
+        if charge.party is None:
+            for accountant in (self.unnamed, *self.parties.values()):
+                accountant.compose(charge.event, charge.steps)
+        else:
+            if charge.party not in self.parties:
+                self.parties[charge.party] = self.unnamed.copy()
+            self.parties[charge.party].compose(charge.event, charge.steps)
+        self.charges.append(charge)
+        last = self._last_rounds.setdefault(charge.party, [])
+        if last and last[-1].round_num != charge.round_num:
+            last.clear()
+        last.append(charge)
+
+    def accountants(self, party: str | None = None) -> list[CopyableAccountant]:
+        """That of ``party``; if omitted, those of all named parties. The one of unnamed parties if there is none."""
+        named = [self.parties.get(party, self.unnamed)] if party is not None else list(self.parties.values())
+        return named or [self.unnamed]
+
+    def last_round(self, party: str | None) -> Uses:
+        """What the last round in which ``party`` took part asked of it."""
+        names = (None,) if party is None else (None, party)
+        charges = [charge for name in names for charge in self._last_rounds.get(name, ())]
+        newest = max((charge.round_num for charge in charges), default=0)
+        return [(charge.event, charge.steps) for charge in charges if charge.round_num == newest]
+
+
+@final
+class _ClientBook:
+    """What whole clients paid: one accountant, since every registered client is charged, drawn or not."""
+
+    def __init__(self, accountant: CopyableAccountant) -> None:
+        self.charges: list[RoundCharge] = []
+        self.accountant = accountant
+        self.reports: dict[tuple[int, float, float, int], set[str]] = {}
+
+    def is_new(self, report: RoundCharge) -> bool:
+        """Whether ``report`` is a charge of its own, and not another party's word for a charge already made.
+
+        A party that reports the same values for the same round again speaks of another attempt, which costs again.
+        The report is remembered.
+        """
+        key = (report.round_num, report.noise_multiplier, report.sample_rate, report.steps)
+        reported = self.reports.setdefault(key, set())
+        if report.party is not None and reported and report.party not in reported:
+            reported.add(report.party)
+            return False
+        self.reports[key] = set() if report.party is None else {report.party}
+        return True
+
+    def add(self, charge: RoundCharge) -> None:
+        """Charge every client."""
+        self.accountant.compose(charge.event, charge.steps)
+        self.charges.append(charge)
+
+    def last_round(self) -> Uses:
+        """What the round that was charged last asked of every client."""
+        newest = self.charges[-1].round_num
+        again = itertools.takewhile(lambda charge: charge.round_num == newest, reversed(self.charges))
+        return [(charge.event, charge.steps) for charge in again]
+
+
+# ------------------------------------------------------------------------------------------- state
+
+
+def _json_number(value: float) -> float | str:
     return value if math.isfinite(value) else "Infinity"
 
 
@@ -388,13 +483,11 @@ def _restore(state: Mapping[str, Any]) -> PrivacyAccountant:
             neighbours=Neighbours(state["neighbours"]),
         )
         for values in state["sample_history"]:
-            fresh._add_sample(RoundCharge(**values))
+            fresh._records.add(RoundCharge(**values))
         for values in state["user_history"]:
-            charge = RoundCharge(**values)
-            fresh._clients.compose(charge.event, charge.steps)
-            fresh._user.append(charge)
+            fresh._clients.add(RoundCharge(**values))
         for number, noise, rate, steps, parties in state["user_reports"]:
-            fresh._reports[number, noise, rate, steps] = set(parties)
+            fresh._clients.reports[number, noise, rate, steps] = set(parties)
         fresh._last_steps = whole_number("last_steps", state["last_steps"], 1)
         for name, value in (
             ("cumulative_sample_epsilon", fresh.get_cumulative_sample_epsilon()),

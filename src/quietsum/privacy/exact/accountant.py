@@ -24,6 +24,7 @@ from typing import Self, final
 import numpy as np
 
 from quietsum.errors import InvalidParameter, MixedUnits, QuietsumError, UnsupportedEvent
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.exact.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.exact.contour import has_contour
@@ -33,7 +34,6 @@ from quietsum.privacy.exact.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.exact.moments import LADDER
 from quietsum.privacy.exact.sums import RunningSums
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, OppositePair, Pair, attained
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.validate import finite_number

@@ -35,9 +35,9 @@ from typing import Self, final
 
 from quietsum.errors import MixedUnits, UnsupportedEvent
 from quietsum.privacy import events as ev
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.renyi.curves import sum_distance
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit

@@ -11,11 +11,11 @@ from typing import final
 
 import numpy as np
 
+from quietsum.privacy.accounting import History
 from quietsum.privacy.exact.contour import Spectrum, directions, log_tail, spectrum
 from quietsum.privacy.exact.inversion import Line
 from quietsum.privacy.exact.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.exact.moments import LADDER, STEPS, ladder_moments, step_moments
-from quietsum.privacy.history import History
 from quietsum.privacy.pairs import Pair
 
 __all__ = ["RunningSums"]

@@ -17,9 +17,9 @@ from typing import Self, final
 import numpy as np
 
 from quietsum.errors import MixedUnits, QuietsumError, UnsupportedEvent
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.pairs import Pair, attained
 from quietsum.privacy.pld.losses import Direction, cell_masses, refuse_unsupported, symmetric
 from quietsum.privacy.pld.refinement import AtDelta, AtEpsilon, Bounds, Question, refine

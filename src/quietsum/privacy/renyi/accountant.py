@@ -15,9 +15,9 @@ from typing import Self, final
 import numpy as np
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import Gaussian, PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.pairs import Pair
 from quietsum.privacy.renyi.curves import DEFAULT_ORDERS, MOMENTS_ORDERS, failure_of, rdp_of, require_rdp
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit

@@ -27,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, UnsupportedEvent
+from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Budget, Guarantee
-from quietsum.privacy.history import History, check_delta
 from quietsum.privacy.pairs import Pair
 from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.renyi.curves import failure_of

@@ -1,8 +1,16 @@
-"""What has been composed so far: the part that all accountants share."""
+"""Accounting: the interface of every accountant, how one is chosen by name, and what all of them keep.
+
+An accountant accumulates privacy events and answers with guarantees. :func:`accountant_for` makes the one that a plan
+names; :class:`History` holds what was composed so far, reduced to dominating pairs, and writes the unit, the relation
+and the warnings into each guarantee. The mathematics of each accountant is a room of its own: ``exact``, ``renyi`` and
+``pld``, and the modules ``concentrated`` and ``classical``.
+"""
 
 from __future__ import annotations
 
-from typing import final
+import sys
+from collections.abc import Iterable
+from typing import Protocol, Self, final, runtime_checkable
 
 from quietsum.errors import InvalidParameter, MixedUnits
 from quietsum.privacy.events import PrivacyEvent, require_event
@@ -13,14 +21,92 @@ from quietsum.privacy.pairs import (
     fixed_size_draws,
     group_size,
     has_no_lower,
+    has_only_moments,
     reduce_event,
     unit_of,
 )
 from quietsum.privacy.shuffled import ShuffledEpochs, shuffled_epochs
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import open_probability, whole_number
+from quietsum.validate import join_choices, open_probability, optional, strict_member, whole_number
 
-__all__ = ["BOUNDED", "History"]
+__all__ = [
+    "ACCOUNTING",
+    "BOUNDED",
+    "Accountant",
+    "CopyableAccountant",
+    "History",
+    "accountant_for",
+    "cache_clear",
+    "check_delta",
+]
+
+ACCOUNTING = ("exact", "rdp", "moments")
+"""The names that :func:`accountant_for` knows."""
+
+
+@runtime_checkable
+class Accountant(Protocol):
+    """Accumulates events, answers with guarantees.
+
+    :class:`quietsum.contracts.AccountantContract` is the shipped test suite that every implementation passes,
+    ours or yours.
+    """
+
+    def supports(self, event: PrivacyEvent) -> bool:
+        """Whether :meth:`compose` has a sound bound for ``event``."""
+        ...
+
+    def compose(self, event: PrivacyEvent, times: int = 1) -> Self:
+        """Add ``event``, ``times`` times. An unknown event is refused by name and changes nothing."""
+        ...
+
+    def epsilon(self, *, delta: float) -> Guarantee:
+        """What all composed events cost together at ``delta``. Nothing composed costs 0."""
+        ...
+
+    def delta(self, *, epsilon: float) -> float:
+        """The smallest δ we can show at ``epsilon``."""
+        ...
+
+
+class CopyableAccountant(Accountant, Protocol):
+    """An accountant of which a copy can be asked what more events would cost."""
+
+    def copy(self) -> Self:
+        """An independent accountant with the same history."""
+        ...
+
+
+def accountant_for(
+    accounting: str,
+    *,
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    unit: PrivacyUnit | None = None,
+    observer: Observer = Observer.RECIPIENTS,
+    events: Iterable[PrivacyEvent] = (),
+) -> CopyableAccountant:
+    """The accountant behind a name: ``exact``, ``rdp`` or ``moments``.
+
+    Of integer noise in several dimensions (the shares of distributed noise) only moments are known. Where ``events``
+    hold any, ``exact`` is the price of the Gaussian next to it where the noise is wide, as that of plans is, else
+    Rényi's (:class:`~quietsum.privacy.exact.near_gaussian.NearGaussianAccountant`); guarantees say so in their method.
+    """
+    from quietsum.privacy.exact.accountant import ExactAccountant
+    from quietsum.privacy.exact.near_gaussian import NearGaussianAccountant
+    from quietsum.privacy.renyi.accountant import RenyiAccountant
+
+    match accounting:
+        case "exact" if any(has_only_moments(event) for event in events):
+            return NearGaussianAccountant(neighbours=neighbours, unit=unit, observer=observer)
+        case "exact":
+            return ExactAccountant(neighbours=neighbours, unit=unit, observer=observer)
+        case "rdp":
+            return RenyiAccountant(neighbours=neighbours, unit=unit, observer=observer)
+        case "moments":
+            return RenyiAccountant.moments_accountant(neighbours=neighbours, unit=unit, observer=observer)
+        case _:
+            raise InvalidParameter("accounting", accounting, "is unknown", f"choose {join_choices(ACCOUNTING)}")
+
 
 BOUNDED = {
     Neighbours.ADD_REMOVE: "a record that leaves may let another of its person in, and is priced so: one in, one out",
@@ -38,16 +124,11 @@ class History:
     """
 
     def __init__(self, neighbours: Neighbours, unit: PrivacyUnit | None, observer: Observer) -> None:
-        for name, value, kind in (("neighbours", neighbours, Neighbours), ("observer", observer, Observer)):
-            if not isinstance(value, kind):
-                raise InvalidParameter(name, value, f"is not one of {[str(member) for member in kind]}")
-        if unit is not None and not isinstance(unit, PrivacyUnit):
-            raise InvalidParameter("unit", unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
-        self.neighbours = neighbours
-        self.observer = observer
+        self.neighbours = strict_member("neighbours", neighbours, Neighbours)
+        self.observer = strict_member("observer", observer, Observer)
         self.counts: dict[Pair, int] = {}
         self.log: list[tuple[Pair, int]] = []
-        self._unit = unit
+        self._unit = optional(strict_member, "unit", unit, PrivacyUnit)
         self._size: int | None = None
         self._shuffled: dict[tuple[float | None, int], int] = {}  # (noise, batches) → epochs
         self._fixed_size = 0
@@ -135,7 +216,7 @@ class History:
     ) -> Guarantee:
         """A guarantee that wears this history's unit, relation, observer and warnings.
 
-        Bounds that cross by more than rounding are a bug of whoever computed them and never become a guarantee.
+        Raises ArithmeticError if the bounds cross by more than rounding: that is a fault of the accountant.
         """
         if epsilon_lower > epsilon * (1 + 1e-9) + 1e-12:
             raise ArithmeticError(
@@ -160,3 +241,20 @@ class History:
 def check_delta(delta: object) -> float:
     """``delta`` as a float strictly between 0 and 1."""
     return open_probability("delta", delta)
+
+
+# Tables that depend on a grid of orders or nodes alone, not on any mechanism: constants of the method.
+_TABLES = frozenset({"_alpha", "_conversion_terms", "_frame", "_plan", "_stretching"})
+
+
+def cache_clear() -> None:
+    """Forget everything computed for mechanisms, so that a benchmark's next timing starts cold.
+
+    Tables of a method itself (binomial coefficients of the Rényi orders, nodes of a contour) stay.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("quietsum.privacy."):
+            for key, value in list(vars(module).items()):
+                clear = getattr(value, "cache_clear", None)
+                if callable(clear) and key not in _TABLES:
+                    clear()
