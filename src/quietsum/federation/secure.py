@@ -24,6 +24,7 @@ from quietsum.aggregation import Combined
 from quietsum.errors import TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, TrainRequest
+from quietsum.federation.replies import plain_reason
 from quietsum.federation.watch import PartyDropped, PartySilent, Watcher, tell
 from quietsum.party import absent, contribution_of, terms_of
 from quietsum.secagg import DRAWING, Identity, Outcome, Reason, Server, Step
@@ -157,10 +158,10 @@ class Session:
                 if question in _TOUCHED:  # its data may have been looked at: no word takes the charge back
                     self._note(party, question, Reason.NO_ANSWER, f"it refused: {words}")
                 elif party in self._cohort:
-                    self._refusals.setdefault(party, _words(words))
-                    self._note(party, question, Reason.NO_ANSWER, f"it refused: {_words(words)}")
+                    self._refusals.setdefault(party, plain_reason(words))
+                    self._note(party, question, Reason.NO_ANSWER, f"it refused: {plain_reason(words)}")
             case Lost(party=str() as party, reason=str() as words):
-                self._note(party, question, Reason.NO_ANSWER, _words(words))
+                self._note(party, question, Reason.NO_ANSWER, plain_reason(words))
             case _:
                 log.info("round %d: a word is left out, it is of type %s", self._request.round, type(word).__name__)
 
@@ -211,8 +212,3 @@ class Session:
             + ("Nobody had touched data, so nothing was charged. " if free else charged)
             + "See why with -v, then resume"
         )
-
-
-def _words(reason: str) -> str:
-    """A reason that a ledger can hold: text, of some length, and not nothing."""
-    return reason.encode("utf-8", "replace").decode("utf-8").strip()[:500] or "no reason given"
