@@ -1,25 +1,31 @@
 """The rules of honest accounting, each at the level of whole rounds and runs, with a control that could fail.
 
-======  ==========================================================================  ==================================
-rule    what it says                                                                where
-======  ==========================================================================  ==================================
-1       an amplified charge falls on every registered party in every round          here
-2       replies never lower a charge                                                here, federation/test_round.py
-3       exact inside a plan, a Rényi filter between plans, stopping early keeps ε   here, ledger/test_books.py
-4       records get no amplification from cohort sampling                           here
-5       who took part is for the operator only                                      here, ledger/test_export.py
-6       neighbours are declared                                                     here
-7       nothing is computed on private rows for free                                here, party/test_data_check.py
-8       sums of discrete noise in many dimensions go through Rényi                  here; the floor comes later
-9       Poisson draws are never redrawn                                             here
-10      randomness is never restored                                                here, runs/test_run.py
-11      a chain alone forgets; anchors remember                                     here, ledger/test_tampering.py
-12      person level within one site                                                comes with person-level plans
-13      robust rules and noise                                                      comes with robust rules
-14      "certified" is said of certified bounds only                                here
-16      a record that leaves may let another in                                     privacy/test_one_in_one_out.py
-21      old books stay good                                                         old_books/test_corrections.py
-======  ==========================================================================  ==================================
+======  ========================================================================  ==============================
+rule    what it says                                                              where
+======  ========================================================================  ==============================
+1       an amplified charge falls on every registered party in each round         here
+2       replies never lower a charge                                              here, federation/test_round.py
+3       exact inside a plan, Rényi between plans; stopping early keeps ε          here, ledger/test_books.py
+4       records get no amplification from cohort sampling                         here
+5       who took part is for the operator only                                    here, ledger/test_export.py
+6       neighbours are declared                                                   here
+7       nothing is computed on private rows for free                              here, party/test_data_check.py
+8       sums of discrete noise go through Rényi, charged at their floor           here, mechanisms/test_distributed.py
+9       Poisson draws are never redrawn                                           here
+10      randomness is never restored                                              here, runs/test_run.py
+11      a chain alone forgets; anchors remember                                   here, ledger/test_tampering.py
+12      person level holds within one site, or is paid at each                    here
+13      rules after party-side noise are post-processing; central noise fails     here
+14      "certified" is said of certified bounds only                              here
+15      an upper bound is proven                                                  contracts/test_accountants.py
+16      a record that leaves may let another in                                   privacy/test_one_in_one_out.py
+17      a failure is a message                                                    federation/test_site.py
+18      files are data                                                            cli/test_plans_are_data.py
+19      what one draw releases is one joint event                                 learning/test_adaptive.py
+20      distributed noise counts a colluder and is unamplified for clients        plan/test_secure.py
+21      old books stay good                                                       old_books/test_corrections.py
+22      nothing optional stands between reservation and release                   runs/test_optional.py
+======  ========================================================================  ==============================
 """
 
 from __future__ import annotations
@@ -51,6 +57,7 @@ from quietsum.ledger.chain.export import export_ledger
 from quietsum.ledger.chain.keys import load_key
 from quietsum.ledger.chain.verify import read_anchors
 from quietsum.ledger.history import RunHistory
+from quietsum.ledger.stores.protocol import Row
 from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan import Plan, resolve
@@ -63,6 +70,7 @@ from quietsum.sampling import Poisson
 from quietsum.tasks import Rows
 from quietsum.tasks.gallery import heart
 from quietsum.tasks.gallery.heart import HeartTask, Table
+from scenes import invoke, one_line
 from tiny import TinyTask, tiny_plan, touches
 
 TEN = {f"site-{number}": 10 for number in range(10)}
@@ -83,6 +91,18 @@ def steps_paid(folder: Path, run: str = "run") -> dict[str, int]:
 def epsilons(folder: Path, run: str = "run") -> dict[str, float]:
     with Ledger.open(folder / "ledger.db") as ledger:
         return {party: found.epsilon for (party, _), found in ledger.spending_by_party(run).items()}
+
+
+def test_the_table_of_rules_is_whole_and_names_files_that_are_there() -> None:
+    rows = re.findall(r"^(\d+) +\S.*?  +(.*)$", __doc__ or "", re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 23))
+    own = Path(__file__)
+    for number, where in rows:
+        for place in where.split(", "):
+            if place == "here":
+                assert f"def test_rule_{number}_" in own.read_text(encoding="utf-8"), number
+            else:
+                assert (own.parent / place).is_file(), place
 
 
 def noisy(**record: object) -> Mapping[str, object]:
@@ -563,7 +583,7 @@ def rewritten_chain(workspace: Path, copy: Path) -> None:
     rows = list(store.rows())
     store.close()
     key = load_key(path, json.loads(rows[0].body)["public_key"])
-    fresh = []
+    fresh: list[Row] = []
     for row in rows[:-2]:
         made = make_row(
             ledger=key.public.ledger, previous=fresh[-1].hash if fresh else NOTHING, sequence=row.sequence,
@@ -630,6 +650,63 @@ def test_rule_11_a_deleted_ledger_is_not_begun_again_where_there_are_runs(
         path.unlink()
     begun = CliRunner().invoke(app, ["run", str(tmp_path / "run.toml"), "--name", "more", "--workspace", str(tmp_path)])
     assert begun.exit_code != 0 and not (tmp_path / "ledger.db").exists()
+
+
+# ------------------------------------------------------------------------------------------------ rule 12
+
+
+class Visits(TinyTask):
+    """Two visits of each patient, known by a number that both sites use."""
+
+    def people(self, party: str) -> NDArray[np.int64]:
+        return np.arange(self.sizes[party]) // 2
+
+
+PER_PERSON = {**noisy(), "person": {"id": "person", "max_records": 2, "delta": 1e-3}}
+
+
+def test_rule_12_a_person_is_charged_at_every_site_and_the_plan_and_the_report_say_where_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = command_line_run(tmp_path, monkeypatch, Visits, tiny_plan(privacy=PER_PERSON))
+    said = one_line(invoke("plan", tmp_path / "run.toml", "--workspace", tmp_path).stdout.replace("│", ""))
+    assert "within the worst party (who is at two pays at both)" in said
+    values = json.loads((folder.path / "report.json").read_text())
+    about_people = [one for one in values["sentences"] if "any one person" in one]
+    assert about_people and all("it holds within one party" in one for one in about_people)
+    with Ledger.open(tmp_path / "ledger.db") as ledger:
+        paid = {party for party, unit in RunHistory(ledger, "run").read().paid if unit == "person"}
+    assert paid == {"north", "south"}
+
+
+def test_rule_12_the_control_a_plan_about_records_says_nothing_of_people(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command_line_run(tmp_path, monkeypatch, Visits, tiny_plan(privacy=noisy()))
+    said = one_line(invoke("plan", tmp_path / "run.toml", "--workspace", tmp_path).stdout.replace("│", ""))
+    assert "pays at both" not in said and "per record" in said
+
+
+# ------------------------------------------------------------------------------------------------ rule 13
+
+FIVE = {f"site-{number}": 10 for number in range(5)}
+MEDIAN = {"rule": "median"}
+
+
+def test_rule_13_a_rule_after_noise_of_the_parties_costs_what_the_mean_costs(tmp_path: Path) -> None:
+    for rule in ("mean", "median"):
+        plan = tiny_plan(privacy=noisy(), aggregation={"rule": rule})
+        assert go(tmp_path / rule, plan, task=TinyTask(sizes=FIVE)).outcome == "finished"
+    assert epsilons(tmp_path / "median") == epsilons(tmp_path / "mean")
+
+
+def test_rule_13_central_noise_after_a_rule_without_a_sensitivity_is_refused_and_after_the_mean_it_is_not(
+    tmp_path: Path,
+) -> None:
+    client = {"style": "user", "client": {"noise_multiplier": 3.0, "delta": 1e-3, "max_norm": 1.0}, "record": None}
+    with pytest.raises(PlanRefused, match="median"):
+        go(tmp_path / "median", tiny_plan(privacy=client, aggregation=MEDIAN), task=TinyTask(sizes=FIVE))
+    assert go(tmp_path / "mean", tiny_plan(privacy=client), task=TinyTask(sizes=FIVE)).outcome == "finished"
 
 
 # ------------------------------------------------------------------------------------------------ rule 14

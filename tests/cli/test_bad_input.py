@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from quietsum.errors import DataMissing
 from quietsum.ledger import Ledger

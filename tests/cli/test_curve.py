@@ -8,7 +8,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum.charts import Chart, Series, number, svg, terminal
 from quietsum.cli.app import app

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from scenes import quietsum
 

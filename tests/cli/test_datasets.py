@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.tasks.datafiles import DATASETS

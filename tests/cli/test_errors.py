@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 import quietsum.cli
 from quietsum.cli.app import app

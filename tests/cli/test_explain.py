@@ -6,7 +6,8 @@ import json
 import math
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum import ExactAccountant, Gaussian, PoissonSampled, RenyiAccountant, calibrate_noise
 from quietsum.cli.app import app

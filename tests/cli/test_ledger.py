@@ -9,7 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from ledger.build import open_run, play, reserve, sample, tamper
 from quietsum.cli.app import app

@@ -16,7 +16,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.mechanisms.shuffle_model import shuffled_epsilon

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from quietsum.cli.train.new import PresetName
 from quietsum.errors import InvalidParameter

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from party.asking import FACTS, Server, Watched, plan as plan_for_points, wire
 from quietsum.cli.sites.check import alone

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.cli.sites.check import _make

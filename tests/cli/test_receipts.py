@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from federation.sites import CLIENTS, PLAN, places_for, plan_of, remote
 from ledger.build import memory_ledger, open_run, play, sample

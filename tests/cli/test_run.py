@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from ledger.build import tamper
 from quietsum.errors import TooFewParties

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from quietsum.plan import load_plan
 from quietsum.runs import folder as folders

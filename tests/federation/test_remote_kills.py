@@ -98,11 +98,6 @@ def test_when_all_die_at_once_again_and_again_both_books_show_what_left(folder: 
     assert {side for side, _ in places} == set(SIDES) and len(places) > 20
 
 
-def test_the_kills_of_this_file_are_more_than_a_thousand() -> None:
-    """What the tests above have asserted, added up."""
-    assert len(STYLES) * (EVERY + CUTS) > 1000
-
-
 # ----------------------------------------------------------------------------------------------- the same by SIGKILL
 
 

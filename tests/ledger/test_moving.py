@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from ledger.build import open_run, play, reserve, sample, tamper
 from ledger.postgres import server

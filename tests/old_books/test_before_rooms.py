@@ -25,7 +25,8 @@ from typing import Any
 
 import pytest
 import typer.main
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 HERE = Path(__file__).parent
 BOOKS = HERE / "before_rooms"

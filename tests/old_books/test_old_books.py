@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from torch import nn
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from federation.world import NAMES, World
 from old_books.make_sites import TEXT

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import Result
+from click.testing import Result
 
 from quietsum.files import NoRoom, write_atomically
 from quietsum.ledger import Ledger

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import Result
+from typer.testing import CliRunner
 
 from quietsum.cli.app import app
 from quietsum.runs import checkpoint as checkpoints
