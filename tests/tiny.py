@@ -66,10 +66,10 @@ def tiny_plan(**changes: Mapping[str, object]) -> Plan:
 
 def look_unnoted() -> None:
     """From now on the holder's own look at its rows, before a run is opened, is in no diary: it is no use of them."""
-    from quietsum.party import fingerprints
+    from quietsum.party import site_task
 
-    look = fingerprints.rows_of_task
-    if look.__name__ == "rows_of_task":
+    look = site_task.read_records
+    if look.__name__ == "read_records":
 
         def unnoted(task: Any, party: str) -> Any:
             diary, task.diary = getattr(task, "diary", None), None
@@ -78,7 +78,7 @@ def look_unnoted() -> None:
             finally:
                 task.diary = diary
 
-        fingerprints.rows_of_task = unnoted
+        site_task.read_records = unnoted
 
 
 def touches(diary: Path) -> dict[str, int]:

@@ -124,10 +124,10 @@ def run(
     def check_data() -> None:
         """Rows that have another name in these books are refused, unless ``same_rows`` says why."""
         from quietsum.ledger import check_rows
-        from quietsum.party import datasets_of
+        from quietsum.party import dataset_readers
 
         remedy = 'say why with same_rows="…"'
-        for known in check_rows(place.ledger, datasets_of(task, resolved), reason=same_rows, remedy=remedy):
+        for known in check_rows(place.ledger, dataset_readers(task, resolved), reason=same_rows, remedy=remedy):
             log.warning("%s", known)
 
     with _recording(place, watchers) as recording:

@@ -30,12 +30,15 @@ from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.ledger import Testimony, VerifyingKey, canonical, is_canonical, message_to_sign
 
 __all__ = [
+    "HUGE_NUMBER",
     "LARGEST_HEADER",
+    "LARGEST_NUMBER",
     "PROTOCOL",
     "Letter",
     "Signer",
     "SigningLedger",
     "UnreadableLetter",
+    "holds_huge_number",
     "node_statement",
     "read_letter",
     "write_letter",
@@ -47,6 +50,9 @@ MAGIC = b"QSUM1\n"
 LARGEST_HEADER = 2**20
 """A plan names every site: ten thousand with short names fit, or five thousand that also say in a sentence why
 they are public. JSON takes about forty times its size while it is parsed, so this bounds memory, too. In bytes."""
+LARGEST_NUMBER = 2**53
+"""The largest whole number in a letter: JSON carries it exactly everywhere, and any store can hold it."""
+HUGE_NUMBER = "the message holds a whole number beyond 2^53"
 SIGNATURE = 64
 _FIELDS = {"protocol", "kind", "id", "to", "answers", "sender", "knows", "vector", "length", "body"}
 _PAYLOAD = "payload"  # its SHA-256 and length; a message without a payload does not have the field
@@ -226,6 +232,20 @@ def _read_vector(raw: memoryview, stated: object, length: object) -> Vector | No
     if not np.isfinite(vector).all():
         raise UnreadableLetter("its numbers are not all finite")
     return vector
+
+
+def holds_huge_number(body: object) -> bool:
+    """Whether a whole number beyond :data:`LARGEST_NUMBER` stands anywhere in ``body``, however deep."""
+    waiting = [body]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif isinstance(value, int) and abs(value) > LARGEST_NUMBER:
+            return True
+    return False
 
 
 def node_statement(request: str, party: str, public_key: str) -> bytes:

@@ -18,7 +18,7 @@ from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
 from quietsum.party.data import DataCheck, waited_for
 from quietsum.party.policy import Policy, SiteData
-from quietsum.party.refusing import Refused
+from quietsum.party.requests import RequestRefused
 from quietsum.party.service import SiteService
 from quietsum.party.work import Site
 from quietsum.plan import PartyFacts, Plan, resolve
@@ -122,7 +122,7 @@ def told_at_once(self: SiteService, enrolled: Any) -> None:
     try:
         self._data.before_training(enrolled.task, self.policy.name, lambda told: None)  # type: ignore[union-attr]
     except Exception:
-        raise Refused("it has no data that it would train on") from None
+        raise RequestRefused("it has no data that it would train on") from None
 
 
 def told_as_lost(self: SiteService, letter: wire.Letter) -> bytes:
@@ -131,14 +131,14 @@ def told_as_lost(self: SiteService, letter: wire.Letter) -> bytes:
     try:
         self._data.before_training(place.task, self.policy.name, lambda told: None)  # type: ignore[union-attr]
     except Exception:
-        return self._reply(letter, "lost", {"reason": "its work failed"})
+        return self._lose(letter, "its work failed")
     return UNBROKEN(self, letter)
 
 
 UNBROKEN: Callable[[SiteService, wire.Letter], bytes] = SiteService._train
 
 
-@pytest.mark.parametrize(("name", "broken"), [("_look", told_at_once), ("_train", told_as_lost)])
+@pytest.mark.parametrize(("name", "broken"), [("_check_files", told_at_once), ("_train", told_as_lost)])
 def test_a_site_that_tells_it_by_a_refusal_or_a_failure_is_caught(
     tmp_path: Path, name: str, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from quietsum.ledger import Ledger
 from quietsum.party import books
 from quietsum.party.books import SiteBooks
 from quietsum.party.policy import AllowedTask, Rules, SiteDataset, SiteName
-from quietsum.party.refusing import NOT_BOOKED
+from quietsum.party.requests import NOT_BOOKED
 from quietsum.party.status import status_of
 from quietsum.privacy.units import PrivacyUnit
 
@@ -267,14 +267,14 @@ def test_a_refusal_of_what_another_process_has_just_reserved_is_none(monkeypatch
     first = place.service
     place.start(policy(tasks=(AllowedTask(name="another"),)))
     second = place.service
-    honest = type(second)._reserved
+    honest = type(second)._was_reserved
 
     def overtaken(self: object, letter: object) -> bool:
         found = honest(self, letter)  # type: ignore[arg-type]
         assert wire.read_letter(first.answer(content), most=2**22).kind == "update"
         return found
 
-    monkeypatch.setattr(type(second), "_reserved", overtaken)
+    monkeypatch.setattr(type(second), "_was_reserved", overtaken)
     assert hear(place, content).kind == "lost"
     assert (1, 1) in other.reservations(place.ledger.runs()[0].run)
 

@@ -41,7 +41,7 @@ from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore, Row, StoreFailed
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Rules
-from quietsum.party.refusing import NOT_BOOKED
+from quietsum.party.requests import NOT_BOOKED
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan, ResolvedPlan
 from quietsum.privacy.events import Gaussian, Repeated

@@ -12,7 +12,7 @@ from party.asking import FACTS, MODEL, UNIT, Server, Watched, plan, policy, reas
 from quietsum.ledger import Kind, Ledger
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import CoordinatorAddress, SiteName
-from quietsum.party.refusing import NOT_BOOKED
+from quietsum.party.requests import NOT_BOOKED
 from quietsum.party.service import SiteService
 from quietsum.party.status import OVERDRAWN, status_of
 from quietsum.plan import ResolvedPlan, resolve

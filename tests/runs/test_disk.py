@@ -24,7 +24,7 @@ from click.testing import Result
 from quietsum.files import NoRoom, write_atomically
 from quietsum.ledger import Ledger
 from quietsum.ledger.history import RunHistory
-from quietsum.party import fingerprints
+from quietsum.party import site_task
 from quietsum.plan import load_plan
 from quietsum.runs import checkpoint as checkpoints, progress
 from quietsum.runs.folder import Workspace
@@ -140,7 +140,7 @@ def stories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A run for each act of this kind that a run consists of."""
     found: list[Story] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprints, "rows_of_task", fingerprints.rows_of_task)  # as it was, afterwards
+        patch.setattr(site_task, "read_records", site_task.read_records)  # as it was, afterwards
         look_unnoted()
         patch.delenv("QUIETSUM_WORKSPACE", raising=False)
         patch.chdir(tmp_path_factory.mktemp("quiet"))

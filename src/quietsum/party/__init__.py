@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         site_charges as site_charges,
     )
     from quietsum.party.data import SHOWS as SHOWS, DataCheck as DataCheck, waited_for as waited_for
-    from quietsum.party.fingerprints import datasets_of as datasets_of, rows_of_task as rows_of_task
     from quietsum.party.peers import UnknownPeer as UnknownPeer, key_in as key_in
     from quietsum.party.policy import (
         AllowedTask as AllowedTask,
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
         load_policy as load_policy,
         parse_policy as parse_policy,
     )
-    from quietsum.party.refusing import TOO_LARGE as TOO_LARGE, Said as Said, too_large as too_large
     from quietsum.party.secure import (
         Contribution as Contribution,
         Key as Key,
@@ -40,7 +38,13 @@ if TYPE_CHECKING:
         sessions_of as sessions_of,
         terms_of as terms_of,
     )
-    from quietsum.party.service import SiteService as SiteService
+    from quietsum.party.service import LogOnce as LogOnce, SiteService as SiteService
+    from quietsum.party.site_task import (
+        dataset_readers as dataset_readers,
+        make_task as make_task,
+        read_records as read_records,
+        try_task as try_task,
+    )
     from quietsum.party.status import (
         FILTER as FILTER,
         NO_GATE as NO_GATE,
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
         OVERDRAWN as OVERDRAWN,
         status_of as status_of,
     )
-    from quietsum.party.trial import own_task as own_task, tried as tried
     from quietsum.party.work import (
         AnsweredBefore as AnsweredBefore,
         NotTouched as NotTouched,

@@ -13,8 +13,10 @@ commits before its update leaves. So its books never show less than what left, w
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.analytics import promised
@@ -37,7 +39,6 @@ from quietsum.ledger import (
     system_clock,
 )
 from quietsum.party.questions import DAY, AskedFiles, is_question
-from quietsum.party.refusing import remedy_here
 from quietsum.plan import SESSIONS, SamplingPlan, charge, sessions_of, span, units
 from quietsum.privacy import Budget, PrivacyUnit
 
@@ -111,7 +112,7 @@ class SiteBooks:
         if not self.knows(run, coordinator.ledger):
             self.check_day(resolved)
         reach("party:before-open")
-        with remedy_here(self.policy):
+        with _name_remedy(self.policy):
             self.ledger.open_run(
                 name,
                 plan={
@@ -129,7 +130,7 @@ class SiteBooks:
         if not whole or self.ledger.next_attempt(name, 0) > 1:
             self.note(run, coordinator)  # whatever was asked and refused before is older than this
             return None
-        with remedy_here(self.policy):
+        with _name_remedy(self.policy):
             receipt = self.ledger.reserve(
                 name, 0, 1, [one for one in planned if one.unit in whole], seen=self._seen(run, coordinator)
             )
@@ -142,7 +143,7 @@ class SiteBooks:
         self.check_name()
         self.check_lifetimes()
         self.check_day(resolved)
-        with remedy_here(self.policy):
+        with _name_remedy(self.policy):
             self.ledger.would_open(
                 "a plan that is only looked at",
                 terms=self._terms(resolved),
@@ -309,7 +310,7 @@ class SiteBooks:
             self._check_quota(name, resolved, number)
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
-        with remedy_here(self.policy):
+        with _name_remedy(self.policy):
             receipt = self.ledger.reserve(
                 name, number, attempt, charges, seen=self._seen(run, coordinator),
                 also=lambda: self.check_day(resolved),
@@ -450,6 +451,31 @@ class SiteBooks:
     @staticmethod
     def _seen(run: str, coordinator: Testimony) -> dict[str, Testimony]:
         return {name_in_books(run, coordinator.ledger): coordinator}
+
+
+@contextlib.contextmanager
+def _name_remedy(policy: Policy) -> Iterator[None]:
+    """Give a refused budget the remedy of this site, which allows more in two places: its policy and its ledger."""
+    try:
+        yield
+    except BudgetExhausted as error:
+        raise BudgetExhausted(_remedy_of(str(error), policy)) from None
+
+
+def _remedy_of(words: str, policy: Policy) -> str:
+    """The ledger's own remedy, with the folder of this site's ledger and, if the policy allows too little, its part."""
+    before, command, rest = words.partition("quietsum ledger raise ")
+    if not command:
+        return words
+    given = shlex.split(rest)
+    options = dict(zip(given[::2], given[1::2], strict=False))
+    wanted, table = options.get("--epsilon", "EPSILON"), options.get("--unit", PrivacyUnit.RECORD.value)
+    allowed = policy.budgets.get(PrivacyUnit(table))
+    first = f"set epsilon = {wanted} or more under [{table}] in the policy, serve again, and then "
+    if allowed is not None and wanted != "EPSILON" and allowed.epsilon >= float(wanted):
+        first = ""
+    folder = policy.path(policy.site.ledger).parent
+    return f"{before}{first}{command}{shlex.join(['--workspace', str(folder)])} {rest}"
 
 
 def _everyone(resolved: ResolvedPlan) -> ResolvedPlan:

@@ -204,12 +204,12 @@ def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
 
 
 def _rows_of(allowed: AllowedTask, party: str) -> object:
-    from quietsum.party import calmly, look_for_data, rows_of_task
+    from quietsum.party import calmly, look_for_data, read_records
 
     def read() -> object:
         made = made_at_site(allowed)
         look_for_data(made, party)
-        return rows_of_task(made, party)
+        return read_records(made, party)
 
     try:
         return calmly(read)
@@ -351,14 +351,14 @@ def refusal_of(policy: Policy, plan: Plan, ledger: Ledger | None) -> str:
     Tried on the site's own ledger, or where there is ``None`` on a copy in memory. Nothing is written.
     """
     from quietsum.ledger import Ledger, MemoryStore, SigningKey, StoreFailed
-    from quietsum.party import SiteBooks, own_task, tried
+    from quietsum.party import SiteBooks, make_task, try_task
     from quietsum.plan import resolve
 
     try:
-        task = own_task(policy, plan)
+        task = make_task(policy, plan)
         resolved = resolve(plan, task.parties(), task.dimension)
         policy.check(resolved)
-        tried(lambda: task, resolved, policy.name, unseen=False)  # told to the holder alone
+        try_task(lambda: task, resolved, policy.name, unseen=False)  # what it raises is shown to the holder only
         books = ledger or Ledger.begin(MemoryStore(), SigningKey.generate())
         SiteBooks(policy, books).rehearse(resolved)
     except (LedgerBroken, StoreFailed):

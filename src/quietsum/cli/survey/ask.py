@@ -230,11 +230,11 @@ def _ask(
     def check_data(task: QuestionTask, resolved: ResolvedPlan) -> None:
         """Whoever asks here holds the tables, and is told alone."""
         from quietsum.ledger import check_rows
-        from quietsum.party import datasets_of
+        from quietsum.party import dataset_readers
 
         _look_at_tables(task, resolved)
         remedy = 'say why with --same-rows "…"'
-        for told in check_rows(place.ledger, datasets_of(task, resolved), reason=same_rows, remedy=remedy):
+        for told in check_rows(place.ledger, dataset_readers(task, resolved), reason=same_rows, remedy=remedy):
             print(textwrap.fill(told, 80), file=sys.stderr)
 
     try:

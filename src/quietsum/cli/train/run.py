@@ -209,10 +209,10 @@ def _started(place: Workspace, path: str, name: str | None, watcher: Watcher, ho
     def check_data() -> None:
         """Whoever runs it here holds the data, and is told alone."""
         from quietsum.ledger import check_rows
-        from quietsum.party import datasets_of
+        from quietsum.party import dataset_readers
 
         remedy = 'say why with --same-rows "…"'
-        for told in check_rows(place.ledger, datasets_of(task, resolved), reason=how.same_rows, remedy=remedy):
+        for told in check_rows(place.ledger, dataset_readers(task, resolved), reason=how.same_rows, remedy=remedy):
             print(textwrap.fill(told, 80), file=sys.stderr)
 
     with contextlib.ExitStack() as stack:

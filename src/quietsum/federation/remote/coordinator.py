@@ -27,8 +27,7 @@ from quietsum.federation.remote.transport import Arrival, Transport
 from quietsum.federation.secure import ends_of_steps
 from quietsum.ledger import Charge, Ledger, Testimony, check_succession
 from quietsum.party import (
-    TOO_LARGE,
-    Said,
+    LogOnce,
     UnknownPeer,
     charges_digest,
     enrolment_charges,
@@ -36,7 +35,6 @@ from quietsum.party import (
     model_hash,
     resolved_to,
     site_charges,
-    too_large,
 )
 from quietsum.plan import ResolvedPlan, fewest_groups
 from quietsum.secagg import Step
@@ -82,7 +80,7 @@ class RemoteFederation(Federation):
         """
         self._transport, self._roster, self._patience, self._most = transport, roster, patience, most
         self._clock = clock
-        self._said = Said()
+        self._logged = LogOnce()
         self._run = ""
         self._resolved: ResolvedPlan | None = None
         self._ledger: Ledger | None = None
@@ -364,14 +362,14 @@ class RemoteFederation(Federation):
                 raise wire.UnreadableLetter(f"it could not read the {sent.kind}: {reason_of(letter)}")
             if letter.answers != sent.digest:
                 raise wire.UnreadableLetter("it answers another request")
-            if too_large(letter.body):
-                raise wire.UnreadableLetter(TOO_LARGE)
+            if wire.holds_huge_number(letter.body):
+                raise wire.UnreadableLetter(wire.HUGE_NUMBER)
             door.check_ours(letter)
             found = self._heard(letter, sent, asking)
             return None if found is None else Found(party=sent.party, reply=found)
         except (wire.UnreadableLetter, CorruptState) as error:
             who = sent.party or f"node {sent.node}"
-            anew = self._said.anew(f"{sent.kind} {who}", str(error)) or sent.kind != "hello"  # greetings come often
+            anew = self._logged.is_new(f"{sent.kind} {who}", str(error)) or sent.kind != "hello"  # greetings come often
             log.log(logging.WARNING if anew else logging.DEBUG, "a reply of %s is left out: %s", who, error)
             return lost(sent, f"its reply is left out: {error}") if sent.kind in _WORK else None
 
