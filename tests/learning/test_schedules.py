@@ -18,10 +18,10 @@ from quietsum.learning.schedules import (
     calibrated_noise,
     fitting,
     run_event,
-    run_guarantee,
     schedule_named,
     stages,
 )
+from quietsum.ledger import price_event
 
 RATE, EPOCHS, STEPS, DELTA = 0.05, 6, 10, 1e-5
 SCHEDULES = [Constant(), Stepwise(every=2, noise=1.3, clip=0.8), Growing(noise=2.0, clip=0.5), Growing(noise=0.5)]
@@ -57,7 +57,7 @@ def test_a_calibrated_schedule_fits_the_budget_and_hardly_less_noise_does(schedu
 
     def cost(sigma: float) -> float:
         event = run_event(stages(schedule, epochs=EPOCHS, steps_per_epoch=STEPS, noise=sigma, clip=1.0), RATE)
-        return run_guarantee(event, delta=DELTA).epsilon
+        return price_event(event, delta=DELTA).epsilon
 
     assert cost(noise) <= 2.0 < cost(noise * 0.999)
     assert reference(schedule, noise) == pytest.approx(2.0, rel=5e-3)
@@ -70,7 +70,7 @@ def test_the_control_a_growing_schedule_priced_as_a_constant_one_would_be_wrong(
         Growing(noise=0.5), epochs=EPOCHS, steps_per_epoch=STEPS, rate=RATE, epsilon=2.0, delta=DELTA
     )
     constant = run_event(stages(Constant(), epochs=EPOCHS, steps_per_epoch=STEPS, noise=noise, clip=1.0), RATE)
-    assert run_guarantee(constant, delta=DELTA).epsilon < 1.6
+    assert price_event(constant, delta=DELTA).epsilon < 1.6
 
 
 @pytest.mark.parametrize("accounting", ["exact", "rdp", "moments"])
@@ -79,7 +79,7 @@ def test_every_accountant_calibrates_every_law(accounting: str, law: str) -> Non
     terms = {"epochs": 2, "steps_per_epoch": 5, "rate": 0.1, "delta": 1e-5, "law": law, "accounting": accounting}
     noise = calibrated_noise(Constant(), epsilon=2.0, **terms)  # type: ignore[arg-type]
     event = run_event(stages(Constant(), epochs=2, steps_per_epoch=5, noise=noise, clip=1.0), 0.1, law)
-    assert run_guarantee(event, delta=1e-5, accounting=accounting).epsilon <= 2.0
+    assert price_event(event, delta=1e-5, accounting=accounting).epsilon <= 2.0
 
 
 def test_a_run_is_cut_before_the_step_that_would_overspend() -> None:
@@ -87,9 +87,9 @@ def test_a_run_is_cut_before_the_step_that_would_overspend() -> None:
     kept = fitting(whole, rate=RATE, epsilon=2.0, delta=DELTA)
     count = sum(stage.steps for stage in kept)
     assert 0 < count < EPOCHS * STEPS
-    assert run_guarantee(run_event(kept, RATE), delta=DELTA).epsilon <= 2.0
+    assert price_event(run_event(kept, RATE), delta=DELTA).epsilon <= 2.0
     one_more = run_event(beginning(whole, count + 1), RATE)
-    assert run_guarantee(one_more, delta=DELTA).epsilon > 2.0
+    assert price_event(one_more, delta=DELTA).epsilon > 2.0
     assert fitting(whole, rate=RATE, epsilon=100.0, delta=DELTA) == whole
     assert fitting(whole, rate=RATE, epsilon=1e-3, delta=DELTA) == ()
 

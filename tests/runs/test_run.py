@@ -25,12 +25,12 @@ from quietsum.errors import (
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Federation
 from quietsum.federation.watch import RoundFinished, RunEvent
-from quietsum.ledger import Head, Ledger
+from quietsum.ledger import Head, Ledger, claim_guarantees
 from quietsum.ledger.history import RunHistory
 from quietsum.plan import Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.run import RunResult, check_anchors, claims, resume, start
+from quietsum.runs.run import RunResult, check_anchors, resume, start
 from tiny import TinyTask, tiny_plan, touches
 
 
@@ -96,7 +96,7 @@ def test_rule_3_a_run_stopped_by_hand_claims_the_whole_plan(tmp_path: Path) -> N
     resolved = resolve(folder.plan(), TinyTask().parties(), 2)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         assert max(g.epsilon for g in ledger.spending("run")) < 1.5
-    claimed = claims(resolved, finished=False)
+    claimed = claim_guarantees(resolved.forecast(at=()).whole, finished=False)
     assert [g.epsilon for g in claimed] == pytest.approx([2.0, 2.0], rel=1e-6)
     assert all(g.epsilon_lower == 0.0 for g in claimed)
 

@@ -28,11 +28,10 @@ from quietsum.learning.schedules import (
     calibrated_noise,
     fitting,
     run_event,
-    run_guarantee,
     stages,
     step_event,
 )
-from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING
+from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING, claim_guarantees, price_event
 from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, Repeated, bounded_record_event
 from quietsum.validate import open_probability, positive, whole_number
 
@@ -260,7 +259,7 @@ def plan_training(
     whole = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=noise, clip=config.max_grad_norm)
     run = whole if budget is None else fitting(whole, epsilon=budget, **terms)
     if not run:
-        first = run_guarantee(
+        first = price_event(
             run_event(beginning(whole, 1), rate, config.noise_type, bounded=terms["bounded"]), delta=delta,
             accounting=config.privacy_accounting, neighbours=neighbours,
         )  # fmt: skip
@@ -268,7 +267,7 @@ def plan_training(
             f"one step at noise multiplier {noise:g} costs ε = {first.epsilon:.3g} per record, more than the budget "
             f"ε = {config.epsilon:g}; leave noise_multiplier out and it is calibrated"
         )
-    forecast = run_guarantee(
+    forecast = price_event(
         run_event(run, rate, config.noise_type, bounded=bounded), delta=delta, accounting=config.privacy_accounting,
         neighbours=neighbours,
     )  # fmt: skip
@@ -311,7 +310,7 @@ def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: d
     most = float(config.batch_size)
     run = stages(config.schedule, epochs=epochs, steps_per_epoch=steps, noise=most, clip=1.0)
     event = run_event(run, terms["rate"], terms["law"], bounded=terms["bounded"])
-    least = run_guarantee(
+    least = price_event(
         event, delta=terms["delta"], accounting=terms["accounting"], neighbours=terms["neighbours"]
     ).epsilon
     if config.epsilon is not None and config.epsilon < least:
@@ -350,7 +349,7 @@ class Spending:
         plan = self.plan
         if not self.charged:
             return _nothing(plan)
-        found = run_guarantee(
+        found = price_event(
             plan.event(self.charged), delta=plan.delta, accounting=plan.accounting, neighbours=plan.neighbours
         )
         return dataclasses.replace(found, certified=False, warnings=plan.forecast.warnings)
@@ -362,8 +361,7 @@ class Spending:
         """
         if not self.charged or self.charged >= self.plan.steps:
             return self.plan.forecast if self.charged else _nothing(self.plan)
-        method = f"{self.plan.forecast.method}; the whole plan, however much of it ran"
-        return dataclasses.replace(self.plan.forecast, epsilon_lower=0.0, method=method)
+        return claim_guarantees([self.plan.forecast], finished=False)[0]
 
 
 def _nothing(plan: TrainingPlan) -> Guarantee:

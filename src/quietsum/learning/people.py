@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, PlanRefused, UnsupportedEvent
-from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, accountant_for, person_event
+from quietsum.ledger import price_event
+from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, person_event
 from quietsum.validate import whole_number
 
 if TYPE_CHECKING:  # torch is theirs: bounding people needs none
@@ -98,12 +99,12 @@ def as_priced_today(stated: Guarantee, about: Mapping[str, Any]) -> Guarantee:
     """
     if "pricing" in about or "person" not in about or stated.epsilon == 0:
         return stated
-    from quietsum.learning.schedules import Stage, run_event, run_guarantee  # torch's side: bounding people needs none
+    from quietsum.learning.schedules import Stage, run_event  # torch's side: bounding people needs none
 
     plan = about["plan"]
     stages = [Stage(**stage) for stage in plan["stages"]]
     event = run_event(stages, plan["sample_rate"], plan["noise_type"], bounded=True)
-    found = run_guarantee(event, delta=stated.delta, accounting=plan["accounting"], neighbours=stated.neighbours)
+    found = price_event(event, delta=stated.delta, accounting=plan["accounting"], neighbours=stated.neighbours)
     if found.epsilon == stated.epsilon:
         return stated
     told = (*found.warnings, f"corrected: ε = {stated.epsilon:.6g} was stated, by earlier prices", *stated.warnings)
@@ -123,5 +124,5 @@ def event_guarantee(
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
 ) -> Guarantee:  # fmt: skip
     """What ``event``, stated for one record, costs a person with ``size`` of them."""
-    accountant = accountant_for(accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON)
-    return accountant.compose(person_event(event, size)).epsilon(delta=delta)
+    priced = person_event(event, size)
+    return price_event(priced, delta=delta, accounting=accounting, neighbours=neighbours, unit=PrivacyUnit.PERSON)

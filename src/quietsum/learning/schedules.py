@@ -17,19 +17,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, final
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent
+from quietsum.errors import InvalidParameter
+from quietsum.ledger import price_event
 from quietsum.privacy import (
     Composed,
     Gaussian,
-    Guarantee,
     Laplace,
     Neighbours,
     PoissonSampled,
     PrivacyEvent,
-    PrivacyUnit,
     Repeated,
-    accountant_for,
-    bounded_contributions,
     bounded_record_event,
     calibrate,
     calibrate_noise,
@@ -46,7 +43,6 @@ __all__ = [
     "calibrated_noise",
     "fitting",
     "run_event",
-    "run_guarantee",
     "schedule_named",
     "stages",
     "step_event",
@@ -190,20 +186,6 @@ def run_event(run: Sequence[Stage], rate: float, law: str = "gaussian", *, bound
     return bounded_record_event(whole) if bounded else whole
 
 
-def run_guarantee(
-    event: PrivacyEvent, *, delta: float, accounting: str = "exact", neighbours: Neighbours = Neighbours.ADD_REMOVE
-) -> Guarantee:
-    """What ``event`` costs one record; infinitely much where one that leaves lets another in, and no bound is known."""
-    accountant = accountant_for(accounting, neighbours=neighbours, unit=PrivacyUnit.RECORD)
-    try:
-        return accountant.compose(event).epsilon(delta=delta)
-    except UnsupportedEvent:
-        if not bounded_contributions(event):
-            raise
-        unknown = "no bound is known where a record that leaves lets another in"
-        return Guarantee(epsilon=math.inf, delta=delta, neighbours=neighbours, method=unknown)
-
-
 def calibrated_noise(
     schedule: Schedule,
     *,
@@ -252,7 +234,7 @@ def fitting(
         if steps == 0:
             return True
         event = run_event(beginning(run, steps), rate, law, bounded=bounded)
-        return run_guarantee(event, delta=delta, accounting=accounting, neighbours=neighbours).epsilon <= epsilon
+        return price_event(event, delta=delta, accounting=accounting, neighbours=neighbours).epsilon <= epsilon
 
     low, high = 0, sum(stage.steps for stage in run)
     if fits(high):

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
     from quietsum.ledger.pricing import (
         FIRST as FIRST,
         PRICING as PRICING,
-        Prices as Prices,
-        Tally as Tally,
-        cost_of as cost_of,
+        WHOLE_PLAN as WHOLE_PLAN,
+        bound_advantage as bound_advantage,
+        claim_guarantees as claim_guarantees,
         exceeds as exceeds,
+        price_charge as price_charge,
+        price_event as price_event,
     )
     from quietsum.ledger.stores.location import ledger_exists as ledger_exists
     from quietsum.ledger.stores.missing import require_nothing_left as require_nothing_left

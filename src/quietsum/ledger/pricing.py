@@ -1,13 +1,25 @@
-"""From charges to ε: multisets of events, and prices that are computed once.
+"""How an ε comes about, from a charge to what an attacker can do with it. This is the one place where it is computed.
 
-A :class:`Tally` counts what was charged, event by event, in no particular order. Its ε is a function of those counts
-alone, so equal histories have equal prices to the last bit, whoever computes them and whenever; :class:`Prices`
-remembers them by history, which is what makes a ledger of a million entries cheap to verify.
+1. A **charge** (:class:`~quietsum.ledger.charges.Charge`) names a dataset, a unit and an event. It holds no ε.
+2. Its **leaf events** are what is left when repetitions and compositions are written as counts: 6 × Gaussian(4.0).
+3. Its **cost** (:func:`cost_of`) is those counts, with the distance of the noise from its ideal law (*failure*), and
+   whether there is any protection at all.
+4. A **tally** (:class:`Tally`) adds costs up, in no particular order. A refund takes one back exactly.
+5. The **price** (:class:`Prices`) of a tally is its ε at some δ, by the accountant that the run's terms name. It
+   depends on the counts alone, so equal histories have equal prices to the last bit, and each is computed once; that
+   makes a ledger of a million entries cheap to verify. :func:`price_charge` prices one charge, for a forecast, and
+   :func:`price_event` an event that no ledger charges.
+6. The **gate** of a lifetime (:class:`Gate`) admits charges from the second plan on: a Rényi filter, whose order and
+   bounds are fixed before any data is seen (:mod:`quietsum.ledger.books`).
+7. The **claim** (:func:`claim_guarantees`) is what may be said about the models of a run: the ε of its whole plan, also
+   if only a part of it ran.
+8. The **advantage** (:func:`bound_advantage`) is how much better than a coin the best attacker is who wants to know
+   whether a unit took part.
 
 **Imperfect randomness.** Charges say how far their noise may be, in total variation, from the law that their event
 describes. With τ the sum over all charges, what really ran is within τ of a mechanism that is (ε, δ′)-private; then for
 every set S and neighbours P, Q: P(S) ≤ P′(S) + τ ≤ e^ε Q′(S) + δ′ + τ ≤ e^ε Q(S) + δ′ + (1 + e^ε) τ. So ε is asked for
-at δ′ = δ − (1 + e^ε) τ, and is infinite where nothing of δ is left.
+at δ′ = δ − (1 + e^ε) τ, and is infinite if nothing of δ is left. An advantage is a total variation, so it grows by 2τ.
 
 **Versions.** Prices have a version, and entries say by which one they were written. A tally always holds events as
 today's rules read them; :class:`Prices` of an older version map them to what that version priced, so that what an old
@@ -19,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar, final
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
@@ -37,7 +49,9 @@ from quietsum.privacy import (
     RenyiFilter,
     Repeated,
     accountant_for,
+    attacker_advantage,
     best_order,
+    bounded_contributions,
     bounded_record_event,
     by_old_rules,
     failure_of,
@@ -45,7 +59,22 @@ from quietsum.privacy import (
     reduce_event,
 )
 
-__all__ = ["FIRST", "PRICING", "Cost", "Gate", "Prices", "Tally", "as_priced_first", "cost_of", "exceeds"]
+__all__ = [
+    "FIRST",
+    "PRICING",
+    "WHOLE_PLAN",
+    "Cost",
+    "Gate",
+    "Prices",
+    "Tally",
+    "as_priced_first",
+    "bound_advantage",
+    "claim_guarantees",
+    "cost_of",
+    "exceeds",
+    "price_charge",
+    "price_event",
+]
 
 PRICING = 3
 """The version of the prices that new entries are written by. It prices events as the second one did; the filter of a
@@ -61,6 +90,7 @@ _SLACK = 1e-9
 _SET_ASIDE = 1e-6  # of δ: pays for good samplers at one evaluation; what is left out moves ε by about as little
 _UNNOTICED = 1e-3  # of δ: less than this is nothing to warn people of
 _CLOSER = 60
+_NO_BOUND = "no bound is known where a record that leaves lets another in"
 
 
 def exceeds(epsilon: float, limit: float) -> bool:
@@ -304,10 +334,7 @@ def _upper(key: Key, accounting: str, neighbours: Neighbours, unit: PrivacyUnit,
     except UnsupportedEvent:
         if not any(isinstance(event, OneInOneOut) for event, _ in key[0]):
             raise
-        return Guarantee(
-            epsilon=math.inf, delta=delta, unit=unit, neighbours=neighbours,
-            method="no bound is known where a record that leaves lets another in",
-        )  # fmt: skip
+        return Guarantee(epsilon=math.inf, delta=delta, unit=unit, neighbours=neighbours, method=_NO_BOUND)
     found = accountant.epsilon(delta=delta * (1 - _SET_ASIDE) if failure else delta)
     if not protected:
         return dataclasses.replace(
@@ -353,6 +380,45 @@ def _divergence(event: PrivacyEvent, order: float, neighbours: Neighbours) -> fl
         return float(RenyiAccountant(orders=[order], neighbours=neighbours).compose(event).rdp_at(order))
     except UnsupportedEvent:
         return math.inf
+
+
+# ------------------------------------------------------------------------------------ single prices
+
+
+def price_charge(
+    charge: Charge, *, delta: float, accounting: str, neighbours: Neighbours, version: int = PRICING
+) -> Guarantee:
+    """The price of one charge at ``delta``. A forecast by it and the ledger agree to the last bit.
+
+    ``version`` is an older version of the prices, for what a run stated then.
+    """
+    key = Tally([cost_of(charge)]).key()
+    return _prices(version).guarantee(key, accounting, neighbours, charge.unit, delta)
+
+
+@functools.cache
+def _prices(version: int) -> Prices:
+    return Prices(version=version)
+
+
+def price_event(
+    event: PrivacyEvent,
+    *,
+    delta: float,
+    accounting: str = "exact",
+    neighbours: Neighbours = Neighbours.ADD_REMOVE,
+    unit: PrivacyUnit = PrivacyUnit.RECORD,
+) -> Guarantee:
+    """The ε of one event as it is described, for a training that need not have a ledger.
+
+    It is infinite if a record that leaves may let another in and no bound is known for that.
+    """
+    try:
+        return accountant_for(accounting, neighbours=neighbours, unit=unit).compose(event).epsilon(delta=delta)
+    except UnsupportedEvent:
+        if not bounded_contributions(event):
+            raise
+        return Guarantee(epsilon=math.inf, delta=delta, unit=unit, neighbours=neighbours, method=_NO_BOUND)
 
 
 # ------------------------------------------------------------------------------------ the lifetime gate
@@ -415,3 +481,41 @@ def _older_gate(budget: Budget) -> Gate:
         return Gate(order=2.0, divergence=0.0, failure=0.0)
     allowed = budget.delta * FAILURE_SHARE / (1 + math.exp(min(budget.epsilon, 700.0)))
     return Gate(order=filter.order, divergence=filter.rdp_budget, failure=allowed)
+
+
+# ------------------------------------------------------------------------------------ claim and advantage
+
+WHOLE_PLAN = "the whole plan, however much of it ran"
+"""How the method of a guarantee says that it has no lower bound: see :func:`claim_guarantees`."""
+
+
+def claim_guarantees(
+    forecast: Sequence[Guarantee], *, finished: bool, spare_attempts: int = 0
+) -> tuple[Guarantee, ...]:
+    """What may be said about the models of a run, from the ``forecast`` of its whole plan, spare attempts included.
+
+    Guarantees: ε is that of the whole plan. How many attempts a run took, which parties refused and when it stopped may
+    have been decided by people who saw results, so nothing smaller is claimed (rule 3); and a smaller number would show
+    who took part (rule 5). The lower bound is kept only if the run ``finished`` and had no ``spare_attempts``.
+    A plan without protection has no forecast, and claims nothing.
+    """
+    if finished and not spare_attempts:
+        return tuple(forecast)
+    return tuple(dataclasses.replace(one, epsilon_lower=0.0, method=f"{one.method}; {WHOLE_PLAN}") for one in forecast)
+
+
+def bound_advantage(guarantee: Guarantee, planned: Iterable[Charge], *, neighbours: Neighbours) -> float:
+    """The best attacker's advantage against ``guarantee``: the smaller of two bounds.
+
+    One is from (ε, δ) alone. The other is from the whole curve of the ``planned`` charges for the same unit, of the
+    worst party; it is left out if there is no such charge, or if one of them has no protection.
+    """
+    alone, worst = attacker_advantage(guarantee), 0.0
+    for charge in planned:
+        if charge.unit is not guarantee.unit:
+            continue
+        if charge.event is None:
+            return alone
+        accountant = accountant_for("exact", neighbours=neighbours, unit=charge.unit, events=[charge.event])
+        worst = max(worst, attacker_advantage(accountant.compose(charge.event)) + 2 * charge.failure)
+    return min(alone, worst) if worst else alone

@@ -16,9 +16,9 @@ from typing import Any, final
 
 from quietsum.errors import CorruptState
 from quietsum.files import read_file, write_atomically
-from quietsum.ledger import Kind, Ledger, RunHistory, budget_to, exceeds
+from quietsum.ledger import Kind, Ledger, RunHistory, bound_advantage, budget_to, claim_guarantees, exceeds
 from quietsum.plan import Plan, ResolvedPlan, SecurePlan, card, layers, resolve
-from quietsum.privacy import Guarantee, Observer, PrivacyUnit, attacker_advantage
+from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 from quietsum.report.page import page
 from quietsum.runs import (
     NO_GUARANTEE,
@@ -26,7 +26,6 @@ from quietsum.runs import (
     TaskFacts,
     Workspace,
     checkpoint as checkpoints,
-    claims,
     measured,
     scores,
 )
@@ -134,8 +133,13 @@ def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Look | None
     if facts is None:
         return None
     resolved = resolve(plan, facts.parties, facts.dimension, pricing=ledger.pricing_of(folder.run))
+    claimed = claim_guarantees(
+        resolved.forecast(at=()).whole,
+        finished=outcome == "finished",
+        spare_attempts=plan.federation.spare_attempts,
+    )
     return Look(
-        plan=plan, title=facts.title, resolved=resolved, claimed=claims(resolved, finished=outcome == "finished"),
+        plan=plan, title=facts.title, resolved=resolved, claimed=claimed,
         round=0 if last is None else last.round, outcome=outcome, about=about,
     )  # fmt: skip
 
@@ -246,7 +250,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
         if resolved.central_noise
         else "what any one client holds",
     }[guarantee.unit]
-    right = min(100.0, math.ceil(10 * 50 * (1 + _advantage(guarantee, resolved))) / 10)
+    planned = () if "through the client level" in guarantee.method else resolved.planned()  # their curve is not its own
+    advantage = bound_advantage(guarantee, planned, neighbours=resolved.plan.privacy.neighbours)
+    right = min(100.0, math.ceil(10 * 50 * (1 + advantage)) / 10)
     return (
         f"From this run alone, {who} {verb} tell {whether} and be right more often than {right:.1f} % of the time, "
         f"where a coin is right half of the time: {figure}"
@@ -260,27 +266,6 @@ def _which(guarantee: Guarantee, resolved: ResolvedPlan) -> str:
     if guarantee.unit is PrivacyUnit.PERSON:  # rule 12
         return f"{worst}; it holds within one party, and whoever has records at two pays at both"
     return worst
-
-
-def _advantage(guarantee: Guarantee, resolved: ResolvedPlan) -> float:
-    """The best attacker's advantage: from the whole curve of the plan where it is at hand, else from (ε, δ)."""
-    alone = attacker_advantage(guarantee)
-    worst = 0.0
-    from quietsum.privacy import accountant_for
-
-    if "through the client level" in guarantee.method:
-        return alone
-    for charge in resolved.planned():
-        if charge.unit is not guarantee.unit:
-            continue
-        if charge.event is None:
-            return alone
-        privacy = resolved.plan.privacy
-        accountant = accountant_for(
-            "exact", neighbours=privacy.neighbours, unit=charge.unit, events=[charge.event]
-        ).compose(charge.event)
-        worst = max(worst, attacker_advantage(accountant) + 2 * charge.failure)
-    return min(alone, worst) if worst else alone
 
 
 def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:

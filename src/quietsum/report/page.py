@@ -11,7 +11,7 @@ from html import escape
 from typing import Any
 
 from quietsum.charts import Chart, Series, svg
-from quietsum.runs import HOWEVER_MUCH
+from quietsum.ledger import WHOLE_PLAN
 
 __all__ = ["curve", "page"]
 
@@ -91,7 +91,7 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
         '<p class="quiet">Guarantees about different units are a list, never a sum. ε at least: no analysis of the '
         "same events can show less.</p>"
     )
-    if any(HOWEVER_MUCH in guarantee["method"] for guarantee in values["guarantees"]):
+    if any(WHOLE_PLAN in guarantee["method"] for guarantee in values["guarantees"]):
         yield (
             '<p class="quiet">None is stated where a plan pays for spare attempts, or a run ends early: less may have '
             "been done than was paid for, and it is not told how much.</p>"

@@ -31,11 +31,9 @@ if TYPE_CHECKING:
         scores as scores,
     )
     from quietsum.runs.run import (
-        HOWEVER_MUCH as HOWEVER_MUCH,
         RunResult as RunResult,
         check_anchors as check_anchors,
         check_whom as check_whom,
-        claims as claims,
         resume as resume,
         start as start,
     )

@@ -46,7 +46,7 @@ from quietsum.federation import (
     tell,
     tell_findings,
 )
-from quietsum.ledger import Ledger, RunHistory, ledger_exists
+from quietsum.ledger import Ledger, RunHistory, claim_guarantees, ledger_exists
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import rehearse
 from quietsum.plan import Plan, ResolvedPlan, card, resolve
@@ -69,13 +69,11 @@ from quietsum.tasks import (
     trial_for,
 )
 
-__all__ = ["RunResult", "check_anchors", "check_whom", "claims", "resume", "start"]
+__all__ = ["RunResult", "check_anchors", "check_whom", "resume", "start"]
 
 log = logging.getLogger(__name__)
 
 Task = FederatedTask | NumpyTask
-HOWEVER_MUCH = "the whole plan, however much of it ran"
-"""How a guarantee says that it has no lower bound: see :func:`claims`."""
 
 
 @final
@@ -371,7 +369,9 @@ def _go_on(
         tell(watchers, RunFinished(outcome="interrupted", round=done, reason="stopped by hand"))
         raise
     federation.leave(outcome)
-    claimed = claims(resolved, finished=error is None)
+    claimed = claim_guarantees(
+        resolved.forecast(at=()).whole, finished=error is None, spare_attempts=plan.federation.spare_attempts
+    )
     about = {
         "run": folder.run, "plan": plan.digest, "round": done, "outcome": outcome, "head": ledger.head.to_dict(),
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
@@ -389,19 +389,6 @@ def _go_on(
         folder=folder, resolved=resolved, outcome=outcome, round=done, metrics=measured,
         claims=claimed, error=error,
     )  # fmt: skip
-
-
-def claims(resolved: ResolvedPlan, *, finished: bool) -> tuple[Guarantee, ...]:
-    """What may be said about the models of a run: the whole plan's ε, spare attempts included.
-
-    However many attempts it took, whoever refused and whenever it stopped, those choices may have been made by someone
-    who saw results, so nothing smaller is claimed (rule 3); and a smaller number would tell who took part (rule 5).
-    Style none claims nothing. A run that did not go through its schedule has no lower bound.
-    """
-    whole = resolved.forecast(at=()).whole
-    if finished and not resolved.plan.federation.spare_attempts:
-        return whole
-    return tuple(dataclasses.replace(one, epsilon_lower=0.0, method=f"{one.method}; {HOWEVER_MUCH}") for one in whole)
 
 
 def _references(task: Task, resolved: ResolvedPlan) -> dict[str, float]:

@@ -12,7 +12,6 @@ is forecast here is what the book will say.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, final
@@ -30,7 +29,7 @@ from quietsum.privacy import (
 )
 
 if TYPE_CHECKING:
-    from quietsum.ledger import Charge, Prices
+    from quietsum.ledger import Charge
     from quietsum.sampling import Sampling
 
 __all__ = ["ClientSignal", "Forecast", "ForecastRow", "Profile", "Signal", "price", "smallest_noise", "worst"]
@@ -127,19 +126,13 @@ def price(
 
     ``pricing`` is an older version of the prices, for what a run of then stated.
     """
-    from quietsum.ledger import Tally, cost_of
+    from quietsum.ledger import PRICING, price_charge
 
+    version = PRICING if pricing is None else pricing
     try:
-        return _prices(pricing).guarantee(Tally([cost_of(charge)]).key(), accounting, neighbours, charge.unit, delta)
+        return price_charge(charge, delta=delta, accounting=accounting, neighbours=neighbours, version=version)
     except UnsupportedEvent as error:
         raise PlanRefused(f"privacy.accounting = '{accounting}' cannot account for this plan: {error}") from None
-
-
-@functools.cache
-def _prices(pricing: int | None = None) -> Prices:
-    from quietsum.ledger import PRICING, Prices
-
-    return Prices(version=PRICING if pricing is None else pricing)
 
 
 def worst(profiles: Iterable[Profile]) -> tuple[Profile, ...]:
