@@ -25,12 +25,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quietsum.mechanisms import discrete
-from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
 from quietsum.mechanisms.distributed import KINDS, DistributedNoise
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
+from quietsum.mechanisms.noise import discrete_gaussian
+from quietsum.mechanisms.noise.discrete_gaussian import DiscreteGaussianNoise
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
+from quietsum.mechanisms.noise.skellam import SkellamNoise
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.mechanisms.skellam import SkellamNoise
 
 SIGMAS = (8.0, 256.0, 4096.0)
 FEWER = 20  # OpenDP draws this many times fewer
@@ -91,9 +92,9 @@ def integers(draws: int) -> list[Row]:
     seconds = best(lambda: laplace.sample(draws, rng))
     rows.append(Row(group="discrete Laplace, scale 256", who="quietsum", seconds=seconds, ours=True))
     rows += opendp_row("discrete Laplace, scale 256", "laplace", 256.0, draws)
-    for sigma in (*SIGMAS, discrete.LARGEST_SIGMA):
+    for sigma in (*SIGMAS, discrete_gaussian.LARGEST_SIGMA):
         start = time.perf_counter()
-        discrete._gaussian_table.__wrapped__(sigma)
+        discrete_gaussian._gaussian_table.__wrapped__(sigma)
         rows.append(
             Row(group=f"building the table of σ {sigma:g}", who="quietsum", seconds=time.perf_counter() - start)
         )

@@ -15,10 +15,10 @@ from scipy.special import ndtr
 from mechanisms.laws import FITS, MISSES, ks_p
 from quietsum import ExactAccountant, Gaussian, Neighbours
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.mechanisms import grid
+from quietsum.mechanisms import clipping
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
+from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
-from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 
 SECURE = ClippedSum(max_norm=1.5, noise_multiplier=0.8)
 FAST = ClippedSum(max_norm=1.5, noise_multiplier=0.8, mode=Mode.FAST)
@@ -110,17 +110,17 @@ def test_rounding_to_nearest_without_verification_is_caught() -> None:
 
 def test_skipping_the_verification_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut toward zero, a float norm that came out too small still lets rows through that are too long."""
-    monkeypatch.setattr(grid, "_verified", lambda rows, norm: rows)
-    original = grid._norms
-    monkeypatch.setattr(grid, "_norms", lambda rows, powers: original(rows, powers) * (1 - 1e-5))
+    monkeypatch.setattr(clipping, "_shrink_to_norm", lambda rows, norm: rows)
+    original = clipping._norms
+    monkeypatch.setattr(clipping, "_norms", lambda rows, powers: original(rows, powers) * (1 - 1e-5))
     assert furthest_move(honest, 13) > SECURE.grid_norm**2
     monkeypatch.undo()
-    monkeypatch.setattr(grid, "_norms", lambda rows, powers: original(rows, powers) * (1 - 1e-5))
+    monkeypatch.setattr(clipping, "_norms", lambda rows, powers: original(rows, powers) * (1 - 1e-5))
     assert furthest_move(honest, 13) <= SECURE.grid_norm**2  # the verification needs no good norm
 
 
 def test_a_norm_that_is_wildly_wrong_is_repaired_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "_norms", lambda rows, powers: np.full(len(rows), 1e-6))
+    monkeypatch.setattr(clipping, "_norms", lambda rows, powers: np.full(len(rows), 1e-6))
     assert furthest_move(honest, 13) <= SECURE.grid_norm**2
 
 
@@ -147,8 +147,8 @@ def test_long_vectors_stay_within_the_norm_and_close_to_it() -> None:
 
 def test_sums_of_squares_beyond_what_floats_hold_are_never_mistaken_for_short() -> None:
     rows = np.full((1, 1 << 14), float(1 << 26))
-    assert grid._squares(rows)[0] >= 2.0**53
-    bounded = grid._verified(rows.copy(), 1 << 24)
+    assert clipping._squares(rows)[0] >= 2.0**53
+    bounded = clipping._shrink_to_norm(rows.copy(), 1 << 24)
     assert sum(int(k) ** 2 for k in bounded[0]) <= 1 << 48
 
 

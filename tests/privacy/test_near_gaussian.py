@@ -12,7 +12,7 @@ from scipy import stats
 from quietsum.contracts import AccountantContract
 from quietsum.errors import CorruptState, InvalidParameter, UnsupportedEvent
 from quietsum.mechanisms.distributed import DistributedNoise
-from quietsum.mechanisms.wide import WideGaussian, WideSkellam
+from quietsum.mechanisms.noise.rejection import WideGaussian, WideSkellam
 from quietsum.privacy import events as ev
 from quietsum.privacy.accounting import Accountant
 from quietsum.privacy.exact.accountant import ExactAccountant

@@ -1,8 +1,8 @@
 """What adds the noise: randomness from the operating system, mechanisms for one value, questions to a table, sums.
 
-Import from the rooms themselves: :mod:`~quietsum.mechanisms.rng`, :mod:`~quietsum.mechanisms.central`,
-:mod:`~quietsum.mechanisms.queries`, :mod:`~quietsum.mechanisms.gaussian`, :mod:`~quietsum.mechanisms.discrete`,
-:mod:`~quietsum.mechanisms.distributed`.
+:mod:`~quietsum.mechanisms.rng` draws random bits, ``noise`` makes integer noise of them with exactly its law,
+``central`` releases one value, ``queries`` answer questions to a table, ``local`` randomises at each holder, and
+``gaussian`` and ``distributed`` make noisy sums.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
         ReportNoisyMax as ReportNoisyMax,
         SkellamMechanism as SkellamMechanism,
     )
+    from quietsum.mechanisms.clipping import clip_rows as clip_rows
     from quietsum.mechanisms.distributed import DistributedNoise as DistributedNoise
     from quietsum.mechanisms.gaussian import ClippedSum as ClippedSum, Mode as Mode, Vectors as Vectors
-    from quietsum.mechanisms.grid import clip_rows as clip_rows
     from quietsum.mechanisms.local import (
         Bins as Bins,
         Categories as Categories,
@@ -50,6 +50,13 @@ if TYPE_CHECKING:
     )
     from quietsum.mechanisms.local.reports import pieces_of as pieces_of
     from quietsum.mechanisms.local.shuffler import shuffle_reports as shuffle_reports
+    from quietsum.mechanisms.noise.discrete_gaussian import DiscreteGaussianNoise as DiscreteGaussianNoise
+    from quietsum.mechanisms.noise.laplace import (
+        DiscreteLaplaceNoise as DiscreteLaplaceNoise,
+        RoundedLaplaceNoise as RoundedLaplaceNoise,
+    )
+    from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW as FAILURE_PER_DRAW
+    from quietsum.mechanisms.noise.skellam import SkellamNoise as SkellamNoise
     from quietsum.mechanisms.quantile import QuantileRule as QuantileRule, within as within
     from quietsum.mechanisms.rng import (
         TEST_SWITCH as TEST_SWITCH,
@@ -59,7 +66,6 @@ if TYPE_CHECKING:
         randomness_for_tests as randomness_for_tests,
         system_randomness as system_randomness,
     )
-    from quietsum.mechanisms.rounded import FAILURE_PER_DRAW as FAILURE_PER_DRAW
     from quietsum.mechanisms.shuffle_model import (
         ShuffledReports as ShuffledReports,
         largest_local_epsilon as largest_local_epsilon,

@@ -45,11 +45,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.discrete import DiscreteGaussianNoise
-from quietsum.mechanisms.grid import LARGEST_NORM, SMALLEST_NORM, clip_rows, grid_rows
+from quietsum.mechanisms.clipping import LARGEST_NORM, SMALLEST_NORM, clip_rows, grid_rows
+from quietsum.mechanisms.noise.discrete_gaussian import DiscreteGaussianNoise
+from quietsum.mechanisms.noise.rejection import LEAST_VARIANCE, WideGaussian
+from quietsum.mechanisms.noise.skellam import SkellamNoise
 from quietsum.mechanisms.rng import RandomSource
-from quietsum.mechanisms.skellam import SkellamNoise
-from quietsum.mechanisms.wide import LEAST_VARIANCE, WideGaussian
 from quietsum.privacy import DiscreteGaussianSum, PrivacyUnit, Skellam
 from quietsum.validate import non_negative, positive, whole_number
 

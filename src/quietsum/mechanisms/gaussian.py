@@ -32,9 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.mechanisms.grid import LARGEST_NORM, SMALLEST_NORM, clip_rows, grid_rows
+from quietsum.mechanisms.clipping import LARGEST_NORM, SMALLEST_NORM, clip_rows, grid_rows
+from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW
 from quietsum.mechanisms.rng import RandomSource
-from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy import Gaussian, Neighbours, log_gaussian_delta
 from quietsum.validate import open_probability, positive, whole_number
 

@@ -9,7 +9,7 @@ repeats the keystream: resume from a checkpoint instead. Seeds exist for tests a
 
 Everything else is derived from that keystream without rounding away what privacy needs: coins are exact for any float
 probability, permutations are exactly uniform, rounded normals have exactly their law
-(:mod:`quietsum.mechanisms.rounded`), and float64 normals reach beyond thirteen standard deviations.
+(:mod:`quietsum.mechanisms.noise.rounded_normal`), and float64 normals reach beyond thirteen standard deviations.
 
 >>> rng = system_randomness()
 >>> rng.normals((2, 3)).shape, rng.for_tests
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.mechanisms.rounded import rounded_normals
+from quietsum.mechanisms.noise.rounded_normal import rounded_normals
 from quietsum.validate import probability, whole_number
 
 __all__ = [

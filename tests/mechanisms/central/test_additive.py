@@ -24,7 +24,7 @@ from quietsum.mechanisms import (
 )
 from quietsum.mechanisms.central.additive import _gaussian_grid, _laplace_grid
 from quietsum.mechanisms.central.lattice import Lattice, integers, numbers
-from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.privacy import ClassicalAccountant
 

@@ -14,8 +14,7 @@ from mechanisms.central.laws import permute_and_flip_law
 from mechanisms.laws import FITS, MISSES, chi_square_p, ks_p
 from quietsum import ExactAccountant, Laplace, Neighbours, RenyiAccountant
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
-from quietsum.mechanisms.geometric import RoundedLaplaceNoise
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise, RoundedLaplaceNoise
 from quietsum.mechanisms.queries import NoisyCount, NoisyHistogram, NoisyMean, NoisyQuantile, NoisySum
 from quietsum.mechanisms.queries.rows import bounded, grid_for, total
 from quietsum.mechanisms.queries.tables import _LAPLACE_FAILURE

@@ -29,11 +29,10 @@ from numpy.typing import ArrayLike, NDArray
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity, in_l1, in_l2
-from quietsum.mechanisms.discrete import LARGEST_LAPLACE_SCALE
 from quietsum.mechanisms.gaussian import LEAST_NOISE, MOST_NOISE, least_noise
-from quietsum.mechanisms.geometric import RoundedLaplaceNoise
+from quietsum.mechanisms.noise.laplace import LARGEST_LAPLACE_SCALE, RoundedLaplaceNoise
+from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW, LARGEST_SCALE
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.mechanisms.rounded import FAILURE_PER_DRAW, LARGEST_SCALE
 from quietsum.privacy import Gaussian, Laplace
 from quietsum.validate import open_probability, positive, whole_number
 

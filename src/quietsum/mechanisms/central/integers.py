@@ -26,11 +26,12 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.central.additive import checked_noise, target
 from quietsum.mechanisms.central.lattice import above, integers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity, in_l1, in_l2
-from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
 from quietsum.mechanisms.gaussian import MOST_NOISE, least_noise
+from quietsum.mechanisms.noise.discrete_gaussian import DiscreteGaussianNoise
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
+from quietsum.mechanisms.noise.rejection import WideGaussian
+from quietsum.mechanisms.noise.skellam import SkellamNoise
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.mechanisms.skellam import SkellamNoise
-from quietsum.mechanisms.wide import WideGaussian
 from quietsum.privacy import DiscreteGaussian, DiscreteLaplace, ExactAccountant, PrivacyEvent, RenyiAccountant, Skellam
 from quietsum.validate import open_probability, positive, whole_number
 

@@ -34,7 +34,8 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import checked_noise, target
 from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Sensitivity
-from quietsum.mechanisms.discrete import BITS, DiscreteLaplaceNoise, exponential
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
+from quietsum.mechanisms.noise.tables import BITS, exponential
 from quietsum.mechanisms.rng import RandomSource, given_or_system
 from quietsum.privacy import PureDP
 from quietsum.validate import whole_number

@@ -34,7 +34,8 @@ from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import PermuteAndFlip
 from quietsum.mechanisms.central.sensitivity import L2
 from quietsum.mechanisms.gaussian import least_noise
-from quietsum.mechanisms.geometric import RoundedLaplaceNoise
+from quietsum.mechanisms.noise.laplace import RoundedLaplaceNoise
+from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW
 from quietsum.mechanisms.queries.rows import (
     Bounds,
     Missing,
@@ -48,7 +49,6 @@ from quietsum.mechanisms.queries.rows import (
     total,
 )
 from quietsum.mechanisms.rng import RandomSource, given_or_system
-from quietsum.mechanisms.rounded import FAILURE_PER_DRAW
 from quietsum.privacy import Composed, Gaussian, Laplace, Neighbours, PrivacyEvent, PureDP
 from quietsum.validate import finite_number, open_probability, whole_number
 

@@ -39,8 +39,8 @@ LARGEST_SCALE = 2.0**40
 MARGIN = 2.0**-45
 """How far scipy's ndtri(u) may lie from Φ⁻¹(u), divided by 1 + |Φ⁻¹(u)|, u's own last bit included.
 
-A test against mpmath holds that this is more than sixteen times what is needed (tests/mechanisms/test_rounded.py). A
-wider margin costs time only.
+A test against mpmath holds that this is more than sixteen times what is needed
+(tests/mechanisms/noise/test_rounded_normal.py). A wider margin costs time only.
 """
 
 _BITS = 192  # of U, the leading one being zero since U < 1/2

@@ -15,10 +15,10 @@ from scipy import special, stats
 
 from mechanisms.laws import FITS, MISSES, chi_square_p
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms import skellam, wide
+from quietsum.mechanisms.noise import rejection, skellam
+from quietsum.mechanisms.noise.rejection import MARGIN, WideGaussian, WideSkellam
+from quietsum.mechanisms.noise.skellam import SkellamNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
-from quietsum.mechanisms.skellam import SkellamNoise
-from quietsum.mechanisms.wide import MARGIN, WideGaussian, WideSkellam
 
 N = 200_000
 
@@ -103,25 +103,25 @@ def test_where_64_bits_do_not_decide_64_more_do() -> None:
         chance = law.exact(k) * Decimal(-law.span[1]).exp() * Decimal(1 << 128)
     first, rest = int(chance) >> 64, int(chance) & (2**64 - 1)
     proposed = np.array([k], dtype=np.int64)
-    assert wide._kept(law, proposed, Told([first], [rest - 2**20])).tolist() == [k]  # type: ignore[arg-type]
-    assert wide._kept(law, proposed, Told([first], [rest + 2**20])).tolist() == []  # type: ignore[arg-type]
-    assert wide._kept(law, proposed, Told([first - 2**40])).tolist() == [k]  # type: ignore[arg-type]
-    assert wide._kept(law, proposed, Told([first + 2**40])).tolist() == []  # type: ignore[arg-type]
+    assert rejection._accept(law, proposed, Told([first], [rest - 2**20])).tolist() == [k]  # type: ignore[arg-type]
+    assert rejection._accept(law, proposed, Told([first], [rest + 2**20])).tolist() == []  # type: ignore[arg-type]
+    assert rejection._accept(law, proposed, Told([first - 2**40])).tolist() == [k]  # type: ignore[arg-type]
+    assert rejection._accept(law, proposed, Told([first + 2**40])).tolist() == []  # type: ignore[arg-type]
 
 
 def test_with_a_wide_margin_every_draw_takes_the_slow_path_to_the_same_result(rng: RandomSource) -> None:
     law = WideSkellam(4096.0)
     proposed = rng.rounded_normals(law.scale, 40)
     words = rng.words(40).tolist()
-    quick = wide._kept(law, proposed, Told(words))  # type: ignore[arg-type]
-    slow = wide._kept(law, proposed, Told(words, *[[0]] * 40), margin=2.0)  # type: ignore[arg-type]
+    quick = rejection._accept(law, proposed, Told(words))  # type: ignore[arg-type]
+    slow = rejection._accept(law, proposed, Told(words, *[[0]] * 40), margin=2.0)  # type: ignore[arg-type]
     assert np.array_equal(quick, slow)
 
 
 def test_beyond_the_reach_nothing_is_kept() -> None:
     law = WideGaussian(64.0)
     proposed = np.array([law.reach + 1, -law.reach - 1, law.reach], dtype=np.int64)
-    assert wide._kept(law, proposed, Told([0, 0, 0])).tolist() == [law.reach]  # type: ignore[arg-type]
+    assert rejection._accept(law, proposed, Told([0, 0, 0])).tolist() == [law.reach]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variance", [0.05, 1.0, 30.5, 4095.0, 4096.0, 9000.0])

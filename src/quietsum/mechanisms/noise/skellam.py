@@ -1,7 +1,8 @@
 """Skellam noise: the difference of two Poisson draws, closed under sums, so that many parties' shares make one law.
 
-Variances below 4096 come from a table in integer arithmetic (:mod:`quietsum.mechanisms.discrete`), larger ones from
-rejection (:mod:`quietsum.mechanisms.wide`). Neither draws a Poisson number, and no generator of numpy's takes part.
+Variances below 4096 come from a table in integer arithmetic (:mod:`quietsum.mechanisms.noise.tables`), larger ones from
+rejection (:mod:`quietsum.mechanisms.noise.rejection`). Neither draws a Poisson number, and no generator of numpy's
+takes part.
 
 >>> from quietsum.mechanisms.rng import system_randomness
 >>> noise = SkellamNoise(variance=1e10)
@@ -20,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.discrete import BITS, Table
+from quietsum.mechanisms.noise.rejection import LARGEST_VARIANCE, LEAST_VARIANCE, WideSkellam
+from quietsum.mechanisms.noise.tables import BITS, WeightTable
 from quietsum.mechanisms.rng import RandomSource, Shape
-from quietsum.mechanisms.wide import LARGEST_VARIANCE, LEAST_VARIANCE, WideSkellam
-from quietsum.validate import positive
+from quietsum.validate import positive, set_fields
 
 __all__ = ["SkellamNoise"]
 
@@ -46,7 +47,7 @@ class SkellamNoise:
         variance = positive("variance", self.variance, "the variance in squared steps of the grid")
         if variance > LARGEST_VARIANCE:
             raise InvalidParameter("variance", variance, f"exceeds {LARGEST_VARIANCE:g}", "count in coarser steps")
-        object.__setattr__(self, "variance", variance)
+        set_fields(self, variance=variance)
 
     def sample(self, shape: Shape, rng: RandomSource) -> NDArray[np.int64]:
         """Independent draws in an array of this shape."""
@@ -63,7 +64,7 @@ class SkellamNoise:
         return self._law.reach
 
     @property
-    def _law(self) -> WideSkellam | Table:
+    def _law(self) -> WideSkellam | WeightTable:
         return _wide(self.variance) if self.variance >= LEAST_VARIANCE else _table(self.variance)
 
 
@@ -73,7 +74,7 @@ def _wide(variance: float) -> WideSkellam:
 
 
 @functools.lru_cache(maxsize=8)
-def _table(variance: float) -> Table:
+def _table(variance: float) -> WeightTable:
     """Weights w_k = Σ_m p_m p_{m+k} of the difference, over w_0, in units of 2⁻¹⁹².
 
     The Poisson weights are within 2¹² units of 2⁻³²⁰ of the largest, and those left out sum to less than 2⁻²²⁰ of it,
@@ -90,7 +91,7 @@ def _table(variance: float) -> Table:
         weights.append(((products >> _SLOT * (middle + k) & mask) << BITS) // largest)
         if weights[-1] < 1 << BITS - 128:
             break
-    return Table.of(weights)
+    return WeightTable.of(weights)
 
 
 def _poisson(mean: Fraction) -> list[int]:

@@ -1,8 +1,9 @@
 """Wide noise on the integers, without a table: the Skellam and the discrete Gaussian law by rejection.
 
 A table of a law with standard deviation 10⁶ would have 10⁷ entries. At that width both laws nearly equal a rounded
-normal, whose exact draws are cheap (:mod:`quietsum.mechanisms.rounded`). So k = round(s · N) is proposed, s² being the
-variance, and kept with probability a(k) = exp(L(k) − top). e^L is the ratio of the wanted weight to the proposal's:
+normal, whose exact draws are cheap (:mod:`quietsum.mechanisms.noise.rounded_normal`). So k = round(s · N) is proposed,
+s² being the variance, and kept with probability a(k) = exp(L(k) − top). e^L is the ratio of the wanted weight to the
+proposal's:
 
 * φ(k/s)/s · g(k), g(k) = ∫ exp(−u²/2s²) cosh(ku/s²) du over |u| ≤ ½, is the chance of the proposal k;
 * discrete Gaussian: L(k) = −ln g(k);
@@ -82,13 +83,13 @@ def _sample(law: _Law, shape: Shape, rng: RandomSource) -> NDArray[np.int64]:
     filled = 0
     while filled < count:
         wanted = min(_PIECE, count - filled)
-        kept = _kept(law, rng.rounded_normals(law.scale, wanted), rng)
+        kept = _accept(law, rng.rounded_normals(law.scale, wanted), rng)
         drawn[filled : filled + kept.size] = kept
         filled += kept.size
     return drawn.reshape(sizes)
 
 
-def _kept(law: _Law, proposed: NDArray[np.int64], rng: RandomSource, margin: float = MARGIN) -> NDArray[np.int64]:
+def _accept(law: _Law, proposed: NDArray[np.int64], rng: RandomSource, margin: float = MARGIN) -> NDArray[np.int64]:
     """What of ``proposed`` is kept, in its order."""
     low, top = law.span
     words = rng.words(proposed.size)

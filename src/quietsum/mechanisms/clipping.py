@@ -37,11 +37,11 @@ def grid_rows(rows: NDArray[np.float64], max_norm: float, grid_norm: int) -> NDA
     if rows.size:
         step = max(1, _CHUNK // rows.shape[1])
         for start in range(0, rows.shape[0], step):
-            bounded[start : start + step] = _bounded(rows[start : start + step], max_norm, grid_norm)
+            bounded[start : start + step] = _bound_rows(rows[start : start + step], max_norm, grid_norm)
     return bounded
 
 
-def _bounded(rows: NDArray[np.float64], max_norm: float, grid_norm: int) -> NDArray[np.float64]:
+def _bound_rows(rows: NDArray[np.float64], max_norm: float, grid_norm: int) -> NDArray[np.float64]:
     sizes = np.maximum(rows.max(axis=1), -rows.min(axis=1))
     nothing = ~((sizes >= _TINIEST) & (sizes <= np.finfo(np.float64).max))  # NaN compares as False
     if nothing.any():
@@ -53,14 +53,14 @@ def _bounded(rows: NDArray[np.float64], max_norm: float, grid_norm: int) -> NDAr
         clipped = norms > max_norm * powers
         factors = np.where(clipped, grid_norm / np.maximum(norms, 0.5) * powers, grid_norm / max_norm)
         scaled = rows * factors[:, None]
-    return _verified(np.trunc(scaled, out=scaled), grid_norm)  # toward zero, which never lengthens a row
+    return _shrink_to_norm(np.trunc(scaled, out=scaled), grid_norm)  # toward zero, which never lengthens a row
 
 
 def _norms(rows: NDArray[np.float64], powers: NDArray[np.float64]) -> NDArray[np.float64]:
     """The norm of each row · power: the root of an exact sum, over coordinates of as many bits as fit together.
 
-    Good to a few digits only for vectors of one large and millions of small coordinates; :func:`_verified` does not
-    rely on it.
+    Good to a few digits only for vectors of one large and millions of small coordinates; :func:`_shrink_to_norm` does
+    not rely on it.
     """
     bits = (53 - math.ceil(math.log2(rows.shape[1]))) // 2
     with np.errstate(under="ignore"):
@@ -74,7 +74,7 @@ def _squares(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.einsum("ij,ij->i", rows, rows), dtype=np.float64)
 
 
-def _verified(rows: NDArray[np.float64], grid_norm: int) -> NDArray[np.float64]:
+def _shrink_to_norm(rows: NDArray[np.float64], grid_norm: int) -> NDArray[np.float64]:
     """Rows of whole numbers, those beyond the norm shrunk toward zero until they are within it."""
     squares = _squares(rows)
     shrink = 1.0 - 2.0**-40

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from mechanisms.laws import FITS, MISSES, chi_square_p, ks_p
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.discrete import DiscreteLaplaceNoise
-from quietsum.mechanisms.geometric import Geometric, RoundedLaplaceNoise, WideLaplace
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise, Geometric, RoundedLaplaceNoise, WideLaplace
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 
 N = 200_000

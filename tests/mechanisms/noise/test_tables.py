@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import mpmath as mp
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 
 from mechanisms.laws import FITS, MISSES, chi_square_p
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms import discrete
-from quietsum.mechanisms.discrete import DiscreteGaussianNoise, DiscreteLaplaceNoise
+from quietsum.mechanisms.noise import discrete_gaussian, laplace, tables
+from quietsum.mechanisms.noise.discrete_gaussian import DiscreteGaussianNoise
+from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.privacy.events import DiscreteGaussian, DiscreteLaplace
 
@@ -69,7 +71,7 @@ def test_large_tables_fit_too(rng: RandomSource, sigma: float) -> None:
     assert stats.kstest(draws * 0.95, "norm").pvalue < MISSES
 
 
-def table_distance(table: discrete.Table, law: Callable[[int], mp.mpf]) -> mp.mpf:
+def table_distance(table: tables.WeightTable, law: Callable[[int], mp.mpf]) -> mp.mpf:
     """The exact total variation distance between a table and a law."""
     cumulated = [0] + [(int(a) << 64) | int(b) for a, b in zip(table.first, table.rest, strict=True)]
     assert cumulated[-1] == 1 << 127
@@ -81,7 +83,7 @@ def table_distance(table: discrete.Table, law: Callable[[int], mp.mpf]) -> mp.mp
 @pytest.mark.parametrize("sigma", [0.1, 0.7, 1.0, 8.0, 100.0])
 def test_the_failure_covers_the_distance_of_a_gaussian_table(sigma: float) -> None:
     mp.mp.prec = 400
-    table, law = discrete._gaussian_table(sigma), normalised(gaussian_weight(sigma), int(24 * sigma) + 24)
+    table, law = discrete_gaussian._gaussian_table(sigma), normalised(gaussian_weight(sigma), int(24 * sigma) + 24)
     failure = DiscreteGaussianNoise(sigma=sigma).failure
     assert table_distance(table, law) <= failure < 2.0**-115
 
@@ -94,26 +96,26 @@ def test_the_failure_covers_the_distance_of_a_gaussian_table(sigma: float) -> No
 @pytest.mark.parametrize("scale", [0.05, 0.7, 1.0, 8.0, 30.0])
 def test_the_failure_covers_the_distance_of_a_laplace_table(scale: float) -> None:
     mp.mp.prec = 400
-    distance = table_distance(discrete._laplace_table(scale), normalised(laplace_weight(scale), int(280 * scale) + 24))
+    distance = table_distance(laplace._laplace_table(scale), normalised(laplace_weight(scale), int(280 * scale) + 24))
     assert distance <= DiscreteLaplaceNoise(scale=scale).failure < 2.0**-110
 
 
 def test_weights_stay_within_their_error_bound() -> None:
     mp.mp.prec = 400
     sigma = 300.0
-    weights = discrete._weights(discrete.exponential(1 / (2 * discrete.Fraction(sigma) ** 2)), (
-        discrete.exponential(1 / discrete.Fraction(sigma) ** 2)))  # fmt: skip
+    weights = tables.falling_weights(tables.exponential(1 / (2 * Fraction(sigma) ** 2)), (
+        tables.exponential(1 / Fraction(sigma) ** 2)))  # fmt: skip
     ideal = gaussian_weight(sigma)
     for k in range(0, len(weights), 37):
-        assert abs(weights[k] - ideal(k) * mp.mpf(2) ** discrete.BITS) <= 2 * (k + 1) ** 2
+        assert abs(weights[k] - ideal(k) * mp.mpf(2) ** tables.BITS) <= 2 * (k + 1) ** 2
 
 
 @pytest.mark.parametrize("exponent", ["0", "1/7", "1", "1234/1000", "50", "399", "1/100000000000000000000"])
 def test_exponentials_against_mpmath(exponent: str) -> None:
     mp.mp.prec = 600
-    value = discrete.Fraction(exponent)
-    ideal = mp.exp(-mp.mpf(value.numerator) / value.denominator) * mp.mpf(2) ** discrete.BITS
-    assert abs(discrete.exponential(value) - ideal) <= 2
+    value = Fraction(exponent)
+    ideal = mp.exp(-mp.mpf(value.numerator) / value.denominator) * mp.mpf(2) ** tables.BITS
+    assert abs(tables.exponential(value) - ideal) <= 2
 
 
 def test_pmf_is_that_of_the_law() -> None:
@@ -140,7 +142,7 @@ class Told:
 
 def test_a_tie_with_an_entry_is_resolved_by_further_bits() -> None:
     noise = DiscreteGaussianNoise(sigma=2.0)
-    table = discrete._gaussian_table(2.0)
+    table = discrete_gaussian._gaussian_table(2.0)
     word, rest = int(table.first[3]) << 1, int(table.rest[3])
     assert noise.sample(1, Told([word], [rest - 1])).tolist() == [3]  # type: ignore[arg-type]
     assert noise.sample(1, Told([word], [rest])).tolist() == [4]  # type: ignore[arg-type]
@@ -150,7 +152,7 @@ def test_a_tie_with_an_entry_is_resolved_by_further_bits() -> None:
 
 
 def test_the_last_bits_lead_to_the_last_entry() -> None:
-    table = discrete._gaussian_table(2.0)
+    table = discrete_gaussian._gaussian_table(2.0)
     last = table.first.size - 1
     drawn = DiscreteGaussianNoise(sigma=2.0).sample(1, Told([2**64 - 2], [2**64 - 1]))  # type: ignore[arg-type]
     assert drawn.tolist() == [last]
@@ -158,7 +160,7 @@ def test_the_last_bits_lead_to_the_last_entry() -> None:
 
 def test_guide_and_bisection_agree(rng: RandomSource) -> None:
     for sigma in (1.0, 50.0, 5000.0):
-        table = discrete._gaussian_table(sigma)
+        table = discrete_gaussian._gaussian_table(sigma)
         words = rng.words(20_000) >> np.uint64(1)
         guided = table.guide[words >> np.uint64(table.shift)]
         searched = table._search(words, rng)

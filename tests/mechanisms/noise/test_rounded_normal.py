@@ -11,9 +11,9 @@ from scipy.special import ndtr, ndtri
 
 from mechanisms.laws import FITS, MISSES, chi_square_p
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms import rounded
+from quietsum.mechanisms.noise import rounded_normal
+from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW, MARGIN, decide, rounded_normals, tail_bits
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
-from quietsum.mechanisms.rounded import FAILURE_PER_DRAW, MARGIN, decide, rounded_normals, tail_bits
 from quietsum.privacy.exact.closed_forms import gaussian_delta
 
 N = 200_000
@@ -80,7 +80,7 @@ class Replayed:
 @pytest.mark.parametrize("scale", [1e-3, 0.7, 1.0, 300.5, 2.0**24, 3e9])
 def test_slow_and_fast_path_agree_on_the_same_bits(rng: RandomSource, scale: float) -> None:
     bits = rng.words(3000)
-    bits = bits[(bits >> np.uint64(1)) >= rounded._TAIL]  # one word each
+    bits = bits[(bits >> np.uint64(1)) >= rounded_normal._TAIL]  # one word each
     fast, slow = Replayed(bits, rng), Replayed(bits, rng)
     quick = rounded_normals(scale, bits.size, fast)
     assert np.array_equal(quick, rounded_normals(scale, bits.size, slow, margin=2.0 / scale))
@@ -92,8 +92,8 @@ def test_floats_alone_would_round_some_draws_wrongly(rng: RandomSource) -> None:
     """The negative control of the margin: without it, a wide grid gets wrong integers."""
     wrong = 0
     for _ in range(6):
-        bits = rng.words(rounded._CHUNK)
-        bits[(bits >> np.uint64(1)) < rounded._TAIL] |= np.uint64(1 << 62)
+        bits = rng.words(rounded_normal._CHUNK)
+        bits[(bits >> np.uint64(1)) < rounded_normal._TAIL] |= np.uint64(1 << 62)
         right = rounded_normals(2.0**40, bits.size, Replayed(bits, rng))
         trusting = rounded_normals(2.0**40, bits.size, Replayed(bits, rng), margin=0.0)
         wrong += np.count_nonzero(right != trusting)
