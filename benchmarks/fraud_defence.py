@@ -50,7 +50,7 @@ from quietsum.plan import AggregationPlan, AttackPlan, Plan, read_plan
 from quietsum.runs.coordinator_alerts import LOG, alerting
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
-from quietsum.tasks import FederatedTask, NumpyTask
+from quietsum.tasks import AnyTask
 
 EXAMPLE = ROOT / "examples" / "defended.toml"
 ATTACKERS = ("client-0001", "client-0002")
@@ -100,7 +100,7 @@ class Rejections:
             self.rows.append((event.round, event.party, event.reason))
 
 
-def ran(plan: Plan, task: NumpyTask | FederatedTask | None = None) -> Outcome:
+def ran(plan: Plan, task: AnyTask | None = None) -> Outcome:
     """One run in a workspace of its own, with everything that looks at it."""
     rejections, printed = Rejections(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:

@@ -35,9 +35,9 @@ from torch import Tensor, nn
 
 from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.trainer import PrivateTrainer
+from quietsum.tasks import Settings, TorchTask
 from quietsum.tasks.gallery.digits import DigitsTask
 from quietsum.tasks.gallery.mnist import MnistTask, accuracy
-from quietsum.tasks.torch_protocol import Settings, TorchTask
 
 torch.set_num_threads(1)
 

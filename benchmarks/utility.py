@@ -193,9 +193,9 @@ class Folded:
 
     def evaluate(self, model: Any) -> Any:
         """On the fold: average precision of fraud, accuracy of digits."""
+        from quietsum.tasks import Metrics
         from quietsum.tasks.binary import log_odds
         from quietsum.tasks.inference import outputs
-        from quietsum.tasks.protocol import Metrics
         from quietsum.tasks.scores import average_precision
 
         values, labels = (part[self._held] for part in self._records)
@@ -222,7 +222,7 @@ def by_contents(rows: Any, folds: int) -> Any:
 
 def settings_of(values: Values | None, size: int) -> Any:
     """Settings from JSON; a batch is never larger than the data."""
-    from quietsum.tasks.torch_protocol import Settings
+    from quietsum.tasks import Settings
 
     if values is None:
         return None

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quietsum.plan import Forecast, Plan
     from quietsum.privacy import Guarantee
     from quietsum.runs import RunFolder, RunResult, Workspace
-    from quietsum.tasks import FederatedTask, NumpyTask
+    from quietsum.tasks import AnyTask
 
 __all__ = ["Run", "forecast", "resume", "run"]
 
@@ -100,7 +100,7 @@ def run(
     workspace: Place = None,
     name: str | None = None,
     watchers: Iterable[Watcher] = (),
-    task: FederatedTask | NumpyTask | None = None,
+    task: AnyTask | None = None,
     federation: Federation | None = None,
     workers: int = 1,
     device: str = "cpu",
@@ -115,10 +115,10 @@ def run(
     """
     from quietsum.plan import resolve
     from quietsum.runs import Workspace, start
-    from quietsum.tasks import task_of
+    from quietsum.tasks import as_task, task_of
 
     made, place = _plan(plan), Workspace.at(workspace)
-    task = task or task_of(made, device=device)
+    task = task_of(made, device=device) if task is None else as_task(task)
     resolved = resolve(made, task.parties(), task.dimension)
 
     def check_data() -> None:
@@ -143,7 +143,7 @@ def resume(
     *,
     workspace: Place = None,
     watchers: Iterable[Watcher] = (),
-    task: FederatedTask | NumpyTask | None = None,
+    task: AnyTask | None = None,
     federation: Federation | None = None,
     workers: int = 1,
     device: str = "cpu",
@@ -154,11 +154,11 @@ def resume(
     charged again. Raises LedgerBroken if the ledger does not contain what the checkpoint was saved with.
     """
     from quietsum.runs import Workspace, resume as go_on
-    from quietsum.tasks import task_of
+    from quietsum.tasks import as_task, task_of
 
     place = Workspace.at(workspace)
     folder = place.find(name)
-    task = task or task_of(folder.plan(), device=device)
+    task = task_of(folder.plan(), device=device) if task is None else as_task(task)
     with _recording(place, watchers) as recording:
         result = go_on(
             folder, workspace=place, watchers=[recording], task=task, federation=federation, workers=workers,

@@ -22,8 +22,7 @@ from quietsum.cli.app import Commands
 from quietsum.cli.train.train import train
 from quietsum.learning.step import cross_entropy
 from quietsum.ledger import Ledger
-from quietsum.tasks.protocol import Metrics
-from quietsum.tasks.torch_protocol import Settings
+from quietsum.tasks import Metrics, Settings
 
 needs_data = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="set QUIETSUM_DATA to read the real files")
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from quietsum.plan import PartyFacts
+from quietsum.tasks import Rows
 from quietsum.tasks.gallery.heart import HeartTask
-from quietsum.tasks.protocol import Rows
 
 
 class HeldHeart:

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from quietsum.tasks import Metrics
-from quietsum.tasks.torch_protocol import Settings
+from quietsum.tasks import Metrics, Settings
 
 
 class Lines:

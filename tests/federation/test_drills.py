@@ -242,9 +242,9 @@ def test_rows_are_changed_at_attackers_alone() -> None:
     names = [facts.name for facts in task.parties()]
     changed: Any = poisoned(task, AttackPlan(kind="label-flip"), names[:1])
     for name in names:
-        before, after = task.rows(name), changed.rows(name)
-        assert (after.features == before.features).all()
-        assert (after.labels == (1 - before.labels if name == names[0] else before.labels)).all()
+        (before, labels), (after, flipped) = task.records_of(name), changed.records_of(name)
+        assert (after == before).all()
+        assert (flipped == (1 - labels if name == names[0] else labels)).all()
     assert type(changed) is type(task)
     assert poisoned(task, AttackPlan(kind="lie"), names[:1]) is task
 

@@ -23,7 +23,7 @@ from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan.orders import LocalOrders
 from quietsum.sampling import Everyone, FixedSize, Poisson
-from quietsum.tasks.protocol import Rows
+from quietsum.tasks import Rows
 
 Floats = NDArray[np.float64]
 NOISE = ClippedSum(max_norm=0.5, noise_multiplier=1.0)

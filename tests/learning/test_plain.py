@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.clients.plain import fresh_model, plain_learning_rate, train_plainly
 from quietsum.learning.step import cross_entropy
-from quietsum.tasks.torch_protocol import Settings
+from quietsum.tasks import Settings
 
 
 class Clouds:

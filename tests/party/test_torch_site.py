@@ -17,9 +17,8 @@ from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, SiteData, SiteDataset, SiteName
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan, ResolvedPlan, resolve
-from quietsum.tasks import Metrics
+from quietsum.tasks import Metrics, Settings
 from quietsum.tasks.federated import FederatedTorch
-from quietsum.tasks.torch_protocol import Settings
 
 
 class Lines:

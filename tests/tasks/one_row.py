@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quietsum.tasks.torch_protocol import TorchTask
+from quietsum.tasks import TorchTask
 
 
 def assert_row_local(before: TorchTask, after: TorchTask, row: int, *, modules: Iterable[ModuleType] = ()) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from quietsum import errors
-from quietsum.tasks import datafiles
+from quietsum.tasks import datafiles, optional_part
 from quietsum.tasks.datafiles import DATASETS, DataMissing, DataSet, data_folder, load_npz, refuse_unknown, sha256_of
-from quietsum.tasks.protocol import LooksForData
 from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
 
@@ -144,9 +143,10 @@ def test_looking_at_data_needs_no_torch() -> None:
 @pytest.mark.parametrize("name", [name for name in TRAINABLE if name != "digits"])
 def test_a_torch_task_says_that_its_files_are_not_there_and_reads_none_that_are(tmp_path: Path, name: str) -> None:
     task = trainable_task(name, {"folder": str(tmp_path)})
-    assert isinstance(task, LooksForData)
+    look = optional_part(task, "look_for_data")
+    assert look is not None
     with pytest.raises(DataMissing) as early:
-        task.look_for_data("here")
+        look("here")
     with pytest.raises(DataMissing) as late:
         task.records()
     assert str(early.value) == str(late.value), "the same words as of a training that reads"

@@ -23,11 +23,9 @@ from quietsum.mechanisms.rng import system_randomness
 from quietsum.plan import FederationPlan, PartyFacts, Plan, TaskPlan, TrainingPlan
 from quietsum.plan.orders import LocalOrders
 from quietsum.sampling import Everyone, Poisson
-from quietsum.tasks import FederatedTask, Metrics, Rehearses, TrainsMany, task_of
+from quietsum.tasks import FederatedNumpy, FederatedOwn, Metrics, Settings, Task, task_of
 from quietsum.tasks.federated import FederatedTorch
 from quietsum.tasks.gallery.digits import DigitsTask
-from quietsum.tasks.protocol import LeavesOut
-from quietsum.tasks.torch_protocol import Settings
 
 NEEDS_DATA = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="QUIETSUM_DATA names no folder of data")
 NOISE = ClippedSum(max_norm=0.5, noise_multiplier=1.0)
@@ -389,9 +387,10 @@ def test_labels_of_protected_records_are_not_told_about() -> None:
         FederatedTorch(OddInPublic()).rehearse()
 
 
-def test_it_is_all_that_the_protocols_ask() -> None:
+def test_it_offers_every_way_to_train() -> None:
     task = FederatedTorch(AtClinics())
-    assert isinstance(task, FederatedTask) and isinstance(task, TrainsMany) and isinstance(task, Rehearses)
+    assert isinstance(task, Task) and task.follows_orders
+    assert task.trains_many and task.sums_gradients and task.leaves_out
 
 
 # ----------------------------------------------------------------------------------------- the task of a plan
@@ -399,16 +398,15 @@ def test_it_is_all_that_the_protocols_ask() -> None:
 
 def test_a_plan_names_its_task_whichever_kind_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heart = task_of(plan("heart"))
-    assert not isinstance(heart, FederatedTask) and heart.dimension == 15
+    assert isinstance(heart, FederatedNumpy) and heart.dimension == 15
     digits = task_of(plan("digits", split="dirichlet(0.5)", parties=12))
     assert isinstance(digits, FederatedTorch) and len(digits.parties()) == 12
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     (tmp_path / "own_kinds.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert isinstance(task_of(plan("own_kinds:Torch", split="iid", parties=2)), FederatedTorch)
-    assert isinstance(task_of(plan("own_kinds:Federated")), FederatedTask)
-    numpy_task = task_of(plan("own_kinds:Numpy"))
-    assert not isinstance(numpy_task, FederatedTask)
+    assert isinstance(task_of(plan("own_kinds:Federated")), FederatedOwn)
+    assert isinstance(task_of(plan("own_kinds:Numpy")), FederatedNumpy)
     for name, lesson in (("Half", "lacks size"), ("Nothing", "lacks name"), ("Missing", "importable")):
         with pytest.raises(InvalidParameter, match=lesson):
             task_of(plan(f"own_kinds:{name}"))
@@ -561,7 +559,6 @@ def test_records_that_are_left_out_are_in_no_sum_and_in_no_step() -> None:
     task, without = FederatedTorch(AtClinics()), FederatedTorch(OnlyThese(np.flatnonzero(~left)))
     before = sum_of(task, orders())
     task.leave_out(lambda batch: (batch[0][:, 0] <= 1.0).numpy())
-    assert isinstance(task, LeavesOut)
     np.testing.assert_allclose(sum_of(task, orders()), sum_of(without, orders()), rtol=1e-4, atol=1e-6)
     assert np.abs(sum_of(task, orders()) - before).max() > 0.1, "the control: they were in it"
     trained, asked = task.train("east", task.initial(), orders(), system_randomness()), orders()

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.learning.step import cross_entropy
-from quietsum.tasks import Metrics
-from quietsum.tasks.torch_protocol import Settings
+from quietsum.tasks import Metrics, Settings
 from tasks import one_row
 from tasks.one_row import assert_row_local
 

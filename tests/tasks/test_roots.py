@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from quietsum.plan import (
 )
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
-from quietsum.tasks import HoldsRoot, task_of
+from quietsum.tasks import FederatedNumpy, FederatedTorch, as_task, task_of
 from quietsum.tasks.gallery.heart import HeartTask, fit, made_up_patients
 from quietsum.tasks.roots import refuse_without_root, root_rows, split_root
 
@@ -87,14 +88,14 @@ def test_made_up_patients_know_which_way_risks_go_and_are_nobody() -> None:
 def test_a_root_update_is_a_partys_without_noise() -> None:
     plan = heart_plan()
     task = task_of(plan)
-    assert isinstance(task, HoldsRoot)
+    assert isinstance(task, FederatedNumpy) and isinstance(task.task, HeartTask)
     resolved = resolve(plan, task.parties(), task.dimension)
     orders = resolved.orders("va", 1)
     assert orders.mechanism is not None
-    params, rows = np.full(15, 0.1), task._root  # type: ignore[union-attr]
+    params, rows = np.full(15, 0.1), task.task._root
     here = params.copy()
     for _ in range(orders.steps):
-        gradients = task.gradients(here, rows.features, rows.labels)  # type: ignore[union-attr]
+        gradients = task.task.gradients(here, rows.features, rows.labels)
         clipped = gradients * np.minimum(1, orders.mechanism.max_norm / np.linalg.norm(gradients, axis=1))[:, None]
         here = here - orders.learning_rate * clipped.sum(axis=0) / len(rows)
     found = [task.trial(params, orders, system_randomness()).update() for _ in range(2)]
@@ -109,7 +110,7 @@ def test_torch_tasks_hold_roots_too() -> None:
     federation = FederationPlan(split="iid", parties=4, rounds=3)
     plan = heart_plan("fltrust", task=TaskPlan(name="digits", options={"root": 100}), federation=federation)
     task = task_of(plan)
-    assert isinstance(task, HoldsRoot) and task.root_size == 100
+    assert isinstance(task, FederatedTorch) and task.root_size == 100
     plain = task_of(
         heart_plan("mean", task=TaskPlan(name="digits"), federation=federation, aggregation=AggregationPlan())
     )
@@ -170,10 +171,10 @@ def test_a_rule_without_a_root_set_is_refused_before_anything_is_spent(tmp_path:
             return getattr(HeartTask.embedded(), name)
 
     plan = heart_plan(task=TaskPlan(name="mine:Own"))
-    task = Own()
-    resolved = resolve(plan, task.parties(), task.dimension)  # type: ignore[operator]
-    with pytest.raises(PlanRefused, match="HoldsRoot"):
-        refuse_without_root(task, resolved)
+    task: Any = Own()
+    resolved = resolve(plan, task.parties(), task.dimension)
+    with pytest.raises(PlanRefused, match="give it root_size and trial"):
+        refuse_without_root(as_task(task), resolved)
     with pytest.raises(InvalidParameter, match="more than half"):
         start(heart_plan(root=200), workspace=place)
     assert not place.ledger.exists()

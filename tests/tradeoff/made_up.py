@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.learning.step import cross_entropy
-from quietsum.tasks.protocol import Metrics
-from quietsum.tasks.torch_protocol import Settings
+from quietsum.tasks import Metrics, Settings
 
 
 class Clouds:

@@ -13,7 +13,7 @@ import sites  # type: ignore[import-not-found]
 
 from quietsum.learning.descent import private_steps
 from quietsum.plan import PartyFacts
-from quietsum.tasks.protocol import Metrics, Rows
+from quietsum.tasks import Metrics, Rows
 
 
 class Sites:

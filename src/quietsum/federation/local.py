@@ -21,7 +21,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,14 +48,13 @@ from quietsum.party import (
     NotTouched,
     SecureSite,
     Site,
-    Task,
     TooLate,
     contribution_of,
     sessions_of,
     terms_of,
 )
 from quietsum.secagg import Identity, Refused, Step, Terms
-from quietsum.tasks import FederatedTask, TrainsMany
+from quietsum.tasks import AnyTask, Task, as_task
 from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
@@ -66,10 +65,6 @@ __all__ = ["LocalFederation", "SimulatedLosses", "fates", "too_late"]
 log = logging.getLogger(__name__)
 
 Vectors = NDArray[np.float64]
-
-
-class Many(FederatedTask, TrainsMany, Protocol):
-    """A task that trains parties alone or many of them together."""
 
 
 _LOST = "the plan simulates that its reply was lost"
@@ -95,7 +90,7 @@ class LocalFederation(Federation):
         drop_outs: float = 0.0,
         stragglers: float = 0.0,
         rng: RandomSource,
-        many: Many | None = None,
+        many: Task | None = None,
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         resolved: ResolvedPlan | None = None,
@@ -120,7 +115,7 @@ class LocalFederation(Federation):
     @classmethod
     def of(
         cls,
-        task: Task,
+        task: AnyTask,
         resolved: ResolvedPlan,
         *,
         rng: RandomSource | None = None,
@@ -133,7 +128,7 @@ class LocalFederation(Federation):
         Workers make the task anew from its name in the plan, and draw their own randomness. Where the plan is a drill,
         its attackers attack; ``whole`` is False in a worker, which holds some of the updates only.
         """
-        attack = resolved.plan.attack
+        task, attack = as_task(task), resolved.plan.attack
         if attack is not None and whole and resolved.secure is None:
             from quietsum.federation.drills import Drill
 
@@ -166,7 +161,7 @@ class LocalFederation(Federation):
             for party in resolved.parties
         }
         clipped = resolved.orders(resolved.parties[0].name, 1).mechanism is not None  # example by example
-        many = task if isinstance(task, FederatedTask) and isinstance(task, TrainsMany) and not clipped else None
+        many = task if task.trains_many and not clipped else None
         return cls(
             sites,
             drop_outs=simulate.drop_outs,
@@ -319,7 +314,7 @@ class LocalFederation(Federation):
     # ------------------------------------------------------------------------------------------- side by side
 
     def _side_by_side(
-        self, task: Many, request: TrainRequest, begun: Mapping[str, LocalOrders], fold: Fold[Any]
+        self, task: Task, request: TrainRequest, begun: Mapping[str, LocalOrders], fold: Fold[Any]
     ) -> Iterator[Reply]:
         """Parties whose work has begun. Where training them together fails, those that are left go one by one."""
         waiting = dict(begun)

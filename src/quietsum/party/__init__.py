@@ -57,7 +57,6 @@ if TYPE_CHECKING:
         AnsweredBefore as AnsweredBefore,
         NotTouched as NotTouched,
         Site as Site,
-        Task as Task,
         TooLate as TooLate,
         calmly as calmly,
         failure as failure,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataUnfit, InvalidParameter, PlanRefused
 from quietsum.ledger import Kind
-from quietsum.tasks import FederatedTask, LeavesOut
+from quietsum.tasks import AnyTask, Task
 
 if TYPE_CHECKING:
     from quietsum.defence import Result
@@ -53,11 +53,13 @@ class DataCheck:
         self._table = policy.path(self.rules.table) if self.rules.table else None
         self._as_they_are = dataclasses.replace(self.schema, cleaning=())  # a task shows what it trains on
 
-    def look(self, task: object, party: str) -> Result:
+    def look(self, task: AnyTask | None, party: str) -> Result:
         """What does not fit, for the operator's eyes: in the file that the policy names, or in the task's rows."""
         from quietsum.defence import read_table, rows_of, validate
 
         if self._table is None:
+            if task is None:
+                raise InvalidParameter("task", task, "is missing, and the policy names no table", "pass the task")
             return validate(rows_of(task, party), self._as_they_are)
         try:
             return validate(read_table(self._table, self.schema), self.schema)
@@ -75,15 +77,15 @@ class DataCheck:
 
         return fitting(rows, self._as_they_are)
 
-    def check_task(self, task: object) -> None:
-        """:class:`~quietsum.errors.PlanRefused` where rows should be left out and ``task`` cannot; no row is read."""
-        if self.drops and isinstance(task, FederatedTask) and not isinstance(task, LeavesOut):
+    def check_task(self, task: Task) -> None:
+        """Raise :class:`~quietsum.errors.PlanRefused` if rows should be left out and ``task`` cannot; reads no row."""
+        if self.drops and not task.leaves_out:
             log.warning(
                 "task %r trains by code of its own and cannot leave rows out; say another on_failure", task.name
             )
             raise PlanRefused("its task cannot run here")
 
-    def before_training(self, task: object, party: str, tell: Callable[[str], None]) -> None:
+    def before_training(self, task: Task, party: str, tell: Callable[[str], None]) -> None:
         """:class:`~quietsum.errors.DataUnfit` where rows do not fit; ``tell`` hears of it instead where they train."""
         found = self.look(task, party)
         match self.rules.on_failure:
@@ -95,7 +97,7 @@ class DataCheck:
             case _:
                 found.require(SHOWS)
 
-    def _leave_out(self, task: object, found: Result, tell: Callable[[str], None]) -> None:
+    def _leave_out(self, task: Task, found: Result, tell: Callable[[str], None]) -> None:
         """Train on what fits, row by row. What compares rows is told and decides nothing; a column that is not there
         leaves no row that could fit."""
         from quietsum.defence import ROW_BY_ROW
@@ -103,8 +105,7 @@ class DataCheck:
         if any(problem.check not in {*ROW_BY_ROW, "rows", "keys", "duplicates", "balance", "outliers"}
                for problem in found.errors):  # fmt: skip
             found.require(SHOWS)
-        if isinstance(task, LeavesOut):
-            task.leave_out(self.fits)
+        task.leave_out(self.fits)
         if not found.ok:
             tell(f"rows that do not fit by themselves are left out: {found.summary}")
 

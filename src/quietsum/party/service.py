@@ -54,7 +54,7 @@ from quietsum.party.requests import (
 )
 from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
 from quietsum.party.site_task import SiteRun, make_task, try_task
-from quietsum.party.work import NotTouched, Site, Task, look_for_data
+from quietsum.party.work import NotTouched, Site, look_for_data
 from quietsum.secagg import DRAWING, Adversary, Policy as Insists, Reason, Refused as Unwilling, Step
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from quietsum.party.alerting import SiteAlerts
     from quietsum.party.policy import Policy
     from quietsum.plan import Plan, ResolvedPlan
+    from quietsum.tasks import AnyTask
 
 __all__ = ["LogOnce", "SiteService"]
 
@@ -123,7 +124,7 @@ class SiteService:
         *,
         node_key: NodeSigns | None = None,
         rng: RandomSource | None = None,
-        task: Callable[[Plan], Task] | None = None,
+        task: Callable[[Plan], AnyTask] | None = None,
         clock: Callable[[], float] = time.monotonic,
         interruptible: bool = True,
         alerts: SiteAlerts | None = None,
@@ -352,14 +353,14 @@ class SiteService:
         with refuse_privately(resolved.plan.task.name):
             self.books.check_lifetimes()
         name, protected = self.policy.name, not self.policy.dataset.public
-        task, due = try_task(
+        task = try_task(
             lambda: self._task(resolved.plan), resolved, name, unseen=protected, interruptible=self._interruptible
         )
         data = self._data_check_of(resolved)
         if data is not None:
             data.check_task(task)
         check = None if data is None else lambda: data.before_training(task, name, self._log_unfit_data)
-        place = SiteRun(resolved, task, name, due=due, check=check)
+        place = SiteRun(resolved, task, name, due=protected, check=check)
         self._check_files(place)
         return place
 
@@ -399,7 +400,7 @@ class SiteService:
 
     def _make_site(self, place: SiteRun) -> Site:
         """A :class:`Site` for one answer; the books know which attempts were answered before."""
-        limit, data = place.resolved.plan.federation.deadline, self._data_check_of(place.resolved)
+        limit = place.resolved.plan.federation.deadline
         return Site(
             self.policy.name,
             task=place.task,
@@ -410,7 +411,6 @@ class SiteService:
             first=place.prepare,
             interruptible=self._interruptible,
             tell=self._log_failed_work,
-            fits=data.fits if data is not None and data.drops else None,
         )
 
     def _data_check_of(self, resolved: ResolvedPlan) -> DataCheck | None:

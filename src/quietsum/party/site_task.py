@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
 from quietsum.errors import DataMissing, PlanRefused
 from quietsum.ledger import Parts, as_array
-from quietsum.party.work import Task, calmly, rehearse
+from quietsum.party.work import calmly, rehearse
+from quietsum.tasks import AnyTask, Task, as_task
 
 if TYPE_CHECKING:
     from quietsum.ledger import Charge
@@ -38,29 +39,30 @@ def make_task(policy: Policy, plan: Plan) -> Task:
 
 
 def try_task(
-    make: Callable[[], Task], resolved: ResolvedPlan, party: str, *, unseen: bool, interruptible: bool = True
-) -> tuple[Task, bool]:
+    make: Callable[[], AnyTask], resolved: ResolvedPlan, party: str, *, unseen: bool, interruptible: bool = True
+) -> Task:
     """Make the task and try it on made-up records; raises :class:`~quietsum.errors.PlanRefused` if it cannot run here.
 
     With ``unseen`` no record of the site is read: nothing is paid yet, and even a refusal would reveal something of it.
-    Returns the task, and whether more is to be tried once its data is paid for. What the task itself says goes to the
-    site's own log.
+    More is to be tried once it is paid for. What the task itself says goes to the site's own log.
     """
 
-    def attempt() -> tuple[Task, bool, bool]:
-        task = make()
+    def attempt() -> tuple[Task, bool]:
+        task = as_task(make())
         fits = task.dimension == resolved.dimension
-        return task, fits, fits and rehearse(task, resolved, party, unseen=unseen)
+        if fits:
+            rehearse(task, resolved, party, unseen=unseen)
+        return task, fits
 
     try:
-        task, fits, due = calmly(attempt, interruptible=interruptible)
+        task, fits = calmly(attempt, interruptible=interruptible)
     except (Exception, SystemExit) as error:
         log.warning("task %r cannot run here: %s", resolved.plan.task.name, error)
         raise PlanRefused("its task cannot run here") from None  # why, its own log says
     if not fits:
         log.warning("task %r has %d parameters here", resolved.plan.task.name, task.dimension)
         raise PlanRefused(f"its task has other parameters than the {resolved.dimension} that the plan says")
-    return task, due
+    return task
 
 
 @final
@@ -97,26 +99,21 @@ class SiteRun:
 # --------------------------------------------------------------------------------------------- the task's records
 
 
-def read_records(task: Any, party: str) -> Parts | None:
+def read_records(task: AnyTask, party: str) -> Parts | None:
     """The records of ``party`` in parts; None if the task cannot show them, or fails.
 
     Raises :class:`~quietsum.errors.DataMissing` if there are no data at all.
     """
     try:
-        if callable(getattr(task, "records_of", None)):
-            return tuple(task.records_of(party))
-        if callable(getattr(task, "rows", None)):
-            rows = task.rows(party)
-            return rows.features, rows.labels
+        return as_task(task).records_of(party)
     except DataMissing:
         raise
     except (Exception, SystemExit):  # that they cannot be read is reported when they are trained on
         return None
-    return None
 
 
 def dataset_readers(
-    task: Any, resolved: ResolvedPlan, party: str | None = None
+    task: AnyTask, resolved: ResolvedPlan, party: str | None = None
 ) -> dict[str, Callable[[], Parts | None]]:
     """The protected datasets of a plan, or of one party of it, each with a function that reads it.
 

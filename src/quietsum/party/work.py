@@ -24,21 +24,10 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, DataUnfit, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.learning import clipped_sum, gradients_of, private_steps
+from quietsum.learning import private_steps
 from quietsum.privacy import PrivacyUnit
 from quietsum.sampling import Everyone
-from quietsum.tasks import (
-    FederatedTask,
-    LooksForData,
-    NamesPeople,
-    NumpyTask,
-    Rehearsed,
-    Rehearses,
-    RehearsesUnseen,
-    Rows,
-    SumsGradients,
-    TrainsOnNothing,
-)
+from quietsum.tasks import AnyTask, Rows, Task, as_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,14 +37,13 @@ if TYPE_CHECKING:
     from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = [
-    "AnsweredBefore", "NotTouched", "Site", "Task", "TooLate", "calmly", "failure", "look_for_data", "on_no_rows",
+    "AnsweredBefore", "NotTouched", "Site", "TooLate", "calmly", "failure", "look_for_data", "on_no_rows",
     "rehearse", "released",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
 Vector = NDArray[np.float64]
-Task = FederatedTask | NumpyTask
 Found = TypeVar("Found")
 
 
@@ -90,15 +78,14 @@ class Site:
     whatever way, or took too long: the plan's steps on no rows. Whether it did may depend on data, so only ``tell``
     hears of it, at the site. The ``deadline`` is counted from the moment its own work begins, so no other party can
     make it late. That hides a slow party where somebody waits for it, in one process; across machines its answer is
-    late all the same, and everybody sees that. ``first`` is part of the work, before the training. Rows of a numpy task
-    for which ``fits`` does not hold, a function of single rows, are left out of it.
+    late all the same, and everybody sees that. ``first`` is part of the work, before the training.
     """
 
     def __init__(
         self,
         name: str,
         *,
-        task: Task,
+        task: AnyTask,
         resolved: ResolvedPlan,
         rng: RandomSource,
         refuses: str = "",
@@ -107,13 +94,11 @@ class Site:
         first: Callable[[], None] | None = None,
         interruptible: bool = True,
         tell: Callable[[str, str], None] | None = None,
-        fits: Callable[[Rows], NDArray[np.bool_]] | None = None,
     ) -> None:
-        self._fits = fits
         self.name, self._interruptible = name, interruptible
         self._tell = tell or _to_own_log
         self._deadline, self._clock, self._first = deadline, clock, first
-        self._task, self._resolved, self._rng, self._refuses = task, resolved, rng, refuses
+        self._task, self._resolved, self._rng, self._refuses = as_task(task), resolved, rng, refuses
         self._answered: dict[str, tuple[int, int]] = {}
         if rng.for_tests and resolved.protected and not resolved.facts_of(name).public:
             raise InvalidParameter(
@@ -198,58 +183,15 @@ class Site:
         task = self._task
         if self._first is not None:
             self._first()
-        if (noise := _of_records(orders)) is not None:
-            return self._gradient_sum(params, orders, noise.max_norm)
-        if isinstance(task, FederatedTask):
-            return task.train(self.name, params, orders, self._rng)
-        return private_steps(
-            task,
-            params,
-            self._rows(task, orders.max_records),
-            steps=orders.steps,
-            sampling=orders.sampling,
-            mechanism=orders.mechanism,
-            expected_batch=orders.expected_batch,
-            learning_rate=orders.learning_rate,
-            momentum=orders.momentum,
-            proximal=orders.proximal,
-            rng=self._rng,
-        )
-
-    def _rows(self, task: NumpyTask, most: int | None) -> Rows:
-        """Its rows, at most ``most`` of each person and then those that fit; all that before anything is drawn.
-
-        In this order a row that is left out keeps its place: no other row of its person comes in for it.
-        """
-        rows = task.rows(self.name)
-        if most is None and self._fits is None:
-            return rows
-        kept = np.arange(len(rows)) if most is None else _bounded(task, self.name, rows, most)
-        if self._fits is not None:
-            kept = kept[self._fits(rows)[kept]]
-        return Rows(features=rows.features[kept], labels=rows.labels[kept])
-
-    def _gradient_sum(self, params: Vector, orders: LocalOrders, max_norm: float) -> Vector:
-        """The clipped sum of one batch, without noise: the party's share of it comes with the grid of the sum.
-
-        Where rows are left out, a numpy task's own sum is not asked for: it would read them all.
-        """
-        task = self._task
-        if isinstance(task, SumsGradients) and (self._fits is None or isinstance(task, FederatedTask)):
-            return task.clipped_sum(self.name, params, orders, self._rng, max_norm=max_norm)
-        if isinstance(task, FederatedTask):
-            raise InvalidParameter("task", task.name, NO_SUMS, "give it clipped_sum(), or choose noise_at = 'party'")
-        rows = self._rows(task, orders.max_records)
-        return clipped_sum(task, params, rows, sampling=orders.sampling, max_norm=max_norm, rng=self._rng)
+        if (noise := _of_records(orders)) is not None:  # the party's share of noise comes with the grid of the sum
+            return task.clipped_sum(self.name, params, orders, self._rng, max_norm=noise.max_norm)
+        return task.train(self.name, params, orders, self._rng)
 
 
 def _of_records(orders: LocalOrders) -> DistributedNoise | None:
     """The noise in shares that protects records, where there is one."""
     noise = orders.distributed
     return noise if noise is not None and noise.unit is PrivacyUnit.RECORD else None
-
-
-NO_SUMS = "trains by code of its own and cannot say what a batch's clipped gradients add up to"
 
 
 # ------------------------------------------------------------------------------------------ work that failed
@@ -268,16 +210,15 @@ def on_no_rows(task: Task | None, dimension: int, params: Vector, orders: LocalO
 
     Guarantees: always an update, of the law that the plan's steps have where a site holds no record: as many releases
     of the same mechanism, through the same momentum, proximal term and rate. No data is touched. A task that computes
-    otherwise than :func:`~quietsum.learning.descent.private_steps`, in single precision say, has
-    :class:`~quietsum.tasks.protocol.TrainsOnNothing`, so that its numbers look the same here; where that fails as well,
-    the steps are made without it.
+    otherwise than :func:`~quietsum.learning.descent.private_steps`, in single precision say, has a
+    ``train_on_nothing``, so that its numbers look the same here; if that fails as well, the steps are made without it.
     """
     if orders.mechanism is None:
         return np.zeros(dimension)  # the mean gradient of nobody: no step
-    if isinstance(task, TrainsOnNothing):
+    if task is not None:
         try:
             delta = calmly(lambda: task.train_on_nothing(params.copy(), orders, rng))
-            if not _problem_with(delta, dimension):
+            if delta is not None and not _problem_with(delta, dimension):
                 return delta
         except (Exception, SystemExit) as error:
             log.warning("the task cannot train on no rows: %s", failure(error))
@@ -336,14 +277,13 @@ def _to_own_log(name: str, told: str) -> None:
 
 
 def look_for_data(task: Task, party: str) -> None:
-    """:class:`NotTouched` where the party's files are not there: said before anything is read, so it may be said."""
-    if isinstance(task, LooksForData):
-        try:
-            task.look_for_data(party)
-        except DataMissing:
-            raise NotTouched("it has no data") from None
-        except Exception as error:
-            log.warning("%s: the task cannot look for its data: %s", party, failure(error))
+    """Raise :class:`NotTouched` if the party's files are not there. Nothing is read yet, so this may be said."""
+    try:
+        task.look_for_data(party)
+    except DataMissing:
+        raise NotTouched("it has no data") from None
+    except Exception as error:
+        log.warning("%s: the task cannot look for its data: %s", party, failure(error))
 
 
 def calmly(work: Callable[[], Found], *, interruptible: bool = True) -> Found:
@@ -361,30 +301,22 @@ def calmly(work: Callable[[], Found], *, interruptible: bool = True) -> Found:
         raise Panicked(f"the task ended in a {type(panic).__name__}") from panic
 
 
-def rehearse(task: Task, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> bool:
-    """Try the task on made-up examples, so that its own mistakes are heard of; whether more can be tried once paid for.
+def rehearse(task: AnyTask, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> None:
+    """Try the task on made-up examples, so that mistakes in its code show before anything is charged.
 
-    With ``unseen`` no record is read or counted, not even for its shape: so a site does before its first charge, and
-    whoever holds no data.
+    With ``unseen`` no record is read or counted, not even for its shape: for a site before its first charge, and for a
+    coordinator, which holds no data. Raises InvalidParameter if the plan needs a part that the task does not have.
     """
-    person = resolved.plan.privacy.person
-    if person is not None and not isinstance(task, FederatedTask | NamesPeople):
+    task, person, orders = as_task(task), resolved.plan.privacy.person, resolved.orders(party)
+    if person is not None and task.person is None:
         problem = f"is promised something, and {task.name} does not say whose its rows are"
         raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
-    summed = _of_records(resolved.orders(party)) is not None
-    if summed and isinstance(task, FederatedTask) and not isinstance(task, SumsGradients):
-        remedy = "give it clipped_sum() (quietsum.tasks.SumsGradients), or choose privacy.record.noise_at = 'party'"
-        raise InvalidParameter("task", task.name, NO_SUMS, remedy)
-    if isinstance(task, Rehearses):
-        if not unseen:
-            task.rehearse(resolved.orders(party))
-        elif isinstance(task, RehearsesUnseen):
-            task.rehearse_unseen(resolved.orders(party))
-        return unseen
-    if isinstance(task, Rehearsed) and not isinstance(task, FederatedTask):
-        rows = task.example()
-        gradients_of(task, np.asarray(task.initial(), dtype=np.float64), rows.features, rows.labels)
-    return False
+    if _of_records(orders) is not None and not task.sums_gradients:
+        task.refuse_sums()
+    if unseen:
+        task.rehearse_unseen(orders)
+    else:
+        task.rehearse(orders)
 
 
 def released(mechanism: ClippedSum, delta: object, dimension: int, rng: RandomSource) -> Vector:
@@ -395,16 +327,3 @@ def released(mechanism: ClippedSum, delta: object, dimension: int, rng: RandomSo
     except Exception:  # its shape and type may depend on data, too
         bounded = mechanism.bound(np.zeros(dimension))
     return mechanism.release(mechanism.sum(bounded), rng)
-
-
-def _bounded(task: NumpyTask, party: str, rows: Rows, most: int) -> NDArray[np.int64]:
-    """The places of those ``rows`` that remain with at most ``most`` of each person."""
-    if not isinstance(task, NamesPeople):
-        problem = f"cannot be kept: {task.name} does not say whose each row is"
-        raise InvalidParameter("max_records", most, problem, "give the task people(party), or leave the person out")
-    from quietsum.learning import bounded
-
-    people = task.people(party)
-    if len(people) != len(rows):
-        raise InvalidParameter("people", len(people), f"are not one for each of {party}'s rows", "name one per row")
-    return bounded(people, most=most)

@@ -16,7 +16,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, final, runtime_checkable
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,35 +28,17 @@ from quietsum.federation import LocalFederation, first_state, run_round
 from quietsum.ledger import Ledger
 from quietsum.mechanisms import system_randomness
 from quietsum.plan import ATTACK_KINDS, AttackPlan, Plan, ResolvedPlan, resolve
-from quietsum.tasks import FederatedTask, HoldsRoot, NumpyTask, more_is_better, own_steps, rehearse_root, trial_for
+from quietsum.tasks import AnyTask, Task, as_task, more_is_better, rehearse_root, trial_for
 from quietsum.validate import whole_number
 
 __all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
 
-Task = FederatedTask | NumpyTask
 NONE = "none"
 DEFAULT_ATTACKS = (
     "sign-flip", "label-flip", "gaussian", "lie", "ipm:5", "min-max", "min-sum", "byzmean", "mimic", "sign-matched",
     "adaptive",
 )  # fmt: skip
 """The attacks of a drill where none are named."""
-
-
-@runtime_checkable
-class AnswersClasses(Protocol):
-    """A task that says which class a model answers, so that a trigger's success can be counted."""
-
-    def labels_of(self, party: str) -> NDArray[Any]:
-        """One label for each row."""
-        ...
-
-    def records_of(self, party: str) -> Sequence[Any]:
-        """The rows."""
-        ...
-
-    def classes_of(self, params: NDArray[np.float64], features: NDArray[Any]) -> NDArray[np.int64]:
-        """The class that the model answers."""
-        ...
 
 
 @final
@@ -218,7 +200,7 @@ def parse_attack(text: str) -> tuple[str, float | None]:
 
 def drilled(
     plan: Plan,
-    task: Task,
+    task: AnyTask,
     *,
     rules: Sequence[str] = (),
     attacks: Sequence[str] = (),
@@ -232,6 +214,7 @@ def drilled(
     ``aggregation.attackers`` parties, or a fifth of all. Rules are told of as many attackers as there are, or of as
     many as they withstand, and robust ones weigh all parties alike.
     """
+    task = as_task(task)
     facts = task.parties()
     protected = [party.name for party in facts if not party.public]
     if protected:
@@ -250,9 +233,7 @@ def drilled(
     base = plan.attack or AttackPlan(
         kind="zero", parties=plan.aggregation.attackers or max(1, len(present) // 5)
     )  # its kind is replaced by each attack's
-    chosen = tuple(dict.fromkeys(rules)) or _rules(
-        len(present), rooted=isinstance(task, HoldsRoot) and task.root_size > 0
-    )
+    chosen = tuple(dict.fromkeys(rules)) or _rules(len(present), rooted=bool(task.root_size))
     for rule in chosen:  # before anything is trained
         _known(rule)
     wanted = tuple(dict.fromkeys((NONE, *(attacks or DEFAULT_ATTACKS))))
@@ -343,7 +324,7 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
             tried = trial_for(task, resolved, number)
             result = run_round(
                 run, number, state, resolved=resolved, federation=federation, ledger=ledger, rng=rng,
-                own_steps=own_steps(task), trial=None if tried is None else tried(state.params, rng),
+                own_steps=not task.follows_orders, trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             state = result.state
             kept = frozenset(result.kept)
@@ -371,14 +352,19 @@ def _mean(values: Sequence[float]) -> float:
 
 def _success(task: Task, attack: AttackPlan | None, params: NDArray[np.float64], honest: Sequence[str]) -> float | None:
     """How often the whole trigger makes the model answer the target, on honest rows of other classes."""
-    if attack is None or "backdoor" not in attack.kind or not isinstance(task, AnswersClasses):
+    if attack is None or "backdoor" not in attack.kind:
         return None
     target, trigger = attack.target or 0, trigger_of(attack)
     hits = total = 0
     for party in honest:
-        features, labels = np.asarray(task.records_of(party)[0]), task.labels_of(party)
-        others = features[labels != target]
+        records, labels = task.records_of(party), task.labels_of(party)
+        if records is None or labels is None:
+            return None
+        others = np.asarray(records[0])[labels != target]
         if len(others):
-            hits += int((task.classes_of(params, trigger.stamp(others)) == target).sum())
+            answers = task.classes_of(params, trigger.stamp(others))
+            if answers is None:
+                return None
+            hits += int((answers == target).sum())
             total += len(others)
     return hits / total if total else None

@@ -20,7 +20,7 @@ from quietsum.validate import whole_number
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.plan import Plan
-    from quietsum.tasks import FederatedTask, NumpyTask
+    from quietsum.tasks import Task
 
 __all__ = ["FILE", "TaskFacts"]
 
@@ -37,7 +37,7 @@ class TaskFacts:
     parties: tuple[PartyFacts, ...]
 
     @classmethod
-    def of(cls, task: FederatedTask | NumpyTask) -> Self:
+    def of(cls, task: Task) -> Self:
         """What ``task`` says."""
         return cls(title=printable(str(task.title)), dimension=int(task.dimension), parties=tuple(task.parties()))
 

@@ -56,24 +56,11 @@ from quietsum.runs.checkpoint import Checkpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check
-from quietsum.tasks import (
-    Comparable,
-    CountsConfusion,
-    FederatedTask,
-    HasClassRows,
-    Metrics,
-    NumpyTask,
-    own_steps,
-    rehearse_root,
-    task_of,
-    trial_for,
-)
+from quietsum.tasks import AnyTask, Metrics, Task, as_task, rehearse_root, task_of, trial_for
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "resume", "start"]
 
 log = logging.getLogger(__name__)
-
-Task = FederatedTask | NumpyTask
 
 
 @final
@@ -96,7 +83,7 @@ def start(
     workspace: Workspace,
     name: str | None = None,
     watchers: Iterable[Watcher] = (),
-    task: Task | None = None,
+    task: AnyTask | None = None,
     federation: Federation | None = None,
     workers: int = 1,
     rng: RandomSource | None = None,
@@ -109,7 +96,7 @@ def start(
     owner's to close. ``allowed`` is called when name and ledger are in order, before the run is opened, and refuses it
     by raising; ``opened`` is called with the folder of the run.
     """
-    task = task or task_of(plan)
+    task = task_of(plan) if task is None else as_task(task)
     resolved = resolve(plan, task.parties(), task.dimension)
     remote = federation is not None and federation.remote
     if federation is not None:
@@ -148,7 +135,7 @@ def resume(
     *,
     workspace: Workspace,
     watchers: Iterable[Watcher] = (),
-    task: Task | None = None,
+    task: AnyTask | None = None,
     federation: Federation | None = None,
     workers: int = 1,
     rng: RandomSource | None = None,
@@ -163,7 +150,7 @@ def resume(
     remote = federation is not None and federation.remote
     check_whom(folder, sites=remote, workspace=workspace)
     plan = folder.plan()
-    task = task or task_of(plan)
+    task = task_of(plan) if task is None else as_task(task)
     with folder.locked(), _ledger_of(folder, workspace) as ledger:
         resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
         if remote:
@@ -316,7 +303,7 @@ def _go_on(
     rounds, limits = plan.federation.rounds, {limit.unit.value: limit.epsilon for limit in resolved.limits}
     measured = task.evaluate(state.model)
     tell(watchers, _started(folder, resolved, done + 1, measured))
-    if own_steps(task) and not resolved.client_level:
+    if not task.follows_orders and not resolved.client_level:
         log.info("the task trains by code of its own, so no bound is known on what a site may send")
     detector = _detector(task, resolved)
     if done:
@@ -334,7 +321,7 @@ def _go_on(
             result = run_round(
                 folder.run, number, state,
                 resolved=resolved, federation=federation, ledger=ledger, rng=rng, watchers=watchers,
-                own_steps=own_steps(task), detector=detector,
+                own_steps=not task.follows_orders, detector=detector,
                 trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             reach("run:before-checkpoint")
@@ -350,8 +337,7 @@ def _go_on(
             moved = float(np.linalg.norm(result.state.params - state.params))
             state, done = result.state, number
             measured = task.evaluate(state.model)
-            if isinstance(task, CountsConfusion):
-                tell_findings(partial(_answers, task, state.model, detector, number), number, watchers)
+            tell_findings(partial(_answers, task, state.model, detector, number), number, watchers)
             tell(
                 watchers,
                 RoundFinished(
@@ -393,7 +379,7 @@ def _go_on(
 
 def _references(task: Task, resolved: ResolvedPlan) -> dict[str, float]:
     """Scores of models without privacy on the same data, where the task has them and all of its data is public."""
-    if not isinstance(task, Comparable) or not all(party.public for party in resolved.parties):
+    if not all(party.public for party in resolved.parties):
         return {}
     parties = list(dict.fromkeys(party.account for party in resolved.parties))
     try:
@@ -408,11 +394,10 @@ def _detector(task: Task, resolved: ResolvedPlan) -> Detector:
     names = [party.name for party in resolved.parties]
     weights = {} if resolved.robust is not None else {name: resolved.weight_of(name) for name in names}
     parts = {}
-    if isinstance(task, HasClassRows):
-        try:
-            parts = dict(task.class_rows())
-        except Exception as error:  # a user's code; detection goes on without classes
-            log.warning("the task's class rows cannot be told: %s: %s", type(error).__name__, error)
+    try:
+        parts = dict(task.class_rows())
+    except Exception as error:  # a user's code; detection goes on without classes
+        log.warning("the task's class rows cannot be told: %s: %s", type(error).__name__, error)
     if resolved.secure is not None and resolved.secure.grouping is not None:  # drawn anew in each round: no habits
         groups = [group_name(at) for at in range(resolved.secure.grouping.count)]
         return Detector(groups, dimension=resolved.dimension, parts=parts, subject_kind="group", windows=(1,))
@@ -421,7 +406,7 @@ def _detector(task: Task, resolved: ResolvedPlan) -> Detector:
     )
 
 
-def _answers(task: CountsConfusion, model: Vector, detector: Detector, number: int) -> list[Finding]:
+def _answers(task: Task, model: Vector, detector: Detector, number: int) -> list[Finding]:
     counts = task.confusion(model)
     return [] if counts is None else detector.answers(number, counts)
 

@@ -43,7 +43,7 @@ class Shape(NamedTuple):
 
 
 FEDERATED: Final = Shape(
-    ("name", "title", "dimension"), ("parties", "initial", "evaluate", "train"), "quietsum.tasks.FederatedTask"
+    ("name", "title", "dimension"), ("parties", "initial", "evaluate", "train"), "quietsum.tasks.Task"
 )
 NUMPY: Final = Shape(
     ("name", "title", "dimension"),
@@ -53,7 +53,7 @@ NUMPY: Final = Shape(
 TORCH: Final = Shape(
     ("name", "title", "size", "public", "settings", "model", "loss"),
     ("records", "evaluate"),
-    "quietsum.tasks.torch_protocol.TorchTask",
+    "quietsum.tasks.TorchTask",
 )
 
 _MODULE: Final = "the module must be importable from where quietsum is started, and hold that class"

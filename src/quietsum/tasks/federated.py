@@ -1,6 +1,6 @@
 """Any torch task as a federation: its records at parties, its weights as one vector, a party's round as one call.
 
-A :class:`~quietsum.tasks.torch_protocol.TorchTask` knows one pile of records. :class:`FederatedTorch` deals it out
+A :class:`~quietsum.tasks.protocol.TorchTask` knows one pile of records. :class:`FederatedTorch` deals it out
 (:mod:`quietsum.tasks.splits`), trains one party at a time with :class:`~quietsum.learning.clients.local.LocalSteps`,
 many small ones side by side with :class:`~quietsum.learning.clients.side_by_side.SideBySide`, and scores the server's
 weights. One model serves all parties of a process.
@@ -39,19 +39,11 @@ from quietsum.learning import (
 )
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
+from quietsum.tasks.adapters import optional_part
 from quietsum.tasks.checks import one_site_each
 from quietsum.tasks.inference import input_gradient, outputs
-from quietsum.tasks.protocol import Floats, LooksForData, Metrics, Slope
+from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
 from quietsum.tasks.roots import bounded_update, root_orders
-from quietsum.tasks.torch_protocol import (
-    DeclaresSites,
-    HasExample,
-    HasHoldOut,
-    HasPeople,
-    HasRoot,
-    HasSites,
-    TorchTask,
-)
 from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
@@ -68,7 +60,7 @@ FIRST_WEIGHTS = 0
 
 
 @final
-class FederatedTorch:
+class FederatedTorch(Task):
     """A torch task whose records lie at several parties.
 
     Guarantees: every record lies at one party, where it stays in every process and every run; where the task names
@@ -76,7 +68,12 @@ class FederatedTorch:
     value. :meth:`train` costs what ``orders`` say (:class:`~quietsum.learning.clients.local.LocalSteps`).
     """
 
+    name: str = ""
+    title: str = ""
     follows_orders = True  # its steps are those of LocalOrders, so a plan bounds how long an update can be
+    sums_gradients = True
+    trains_many = True
+    leaves_out = True
 
     def __init__(
         self,
@@ -99,7 +96,7 @@ class FederatedTorch:
         self._steps = LocalSteps(self._model, task.loss, engine=engine)
         self._initial = self._steps.layout.read(self._model)
         self._many = SideBySide(self._model, task.loss)
-        self._fits: Callable[[Batch], NDArray[np.bool_]] | None = None
+        self._fits: Fits | None = None
         self._fitting: dict[str, NDArray[np.int64]] = {}
 
     def _check(self, split: str, parties: int | Sequence[str]) -> None:
@@ -107,19 +104,28 @@ class FederatedTorch:
         if made and self._count is None:
             problem = "makes clients, and it is not said how many" if not parties else "makes clients without names"
             raise InvalidParameter("split", split, problem, "state their number, federation.parties = 10 for instance")
-        if made and isinstance(self.task, HasSites) and not str(self.task.public).strip():
+        if made and self._sites is not None and not str(self.task.public).strip():
             problem = f"deals out protected records of {self.name} anew, and their sites keep books of them already"
             raise InvalidParameter("split", split, problem, "choose 'natural': one book for each record")
         if self.split.kind == "dirichlet" and not str(self.task.public).strip():
             problem = "looks at the labels of protected records to deal them out"
             raise InvalidParameter("split", split, problem, "choose 'iid', or 'natural' where the task knows its sites")
-        if not made and not isinstance(self.task, HasSites):
+        if not made and self._sites is None:
             why = str(getattr(self.task, "without_sites", "")) or "it does not say where its records come from"
             problem = f"needs sites, and {self.name} has none: {why}"
             remedy = "choose split = 'iid' or 'dirichlet(0.5)' with parties = 10"
             raise InvalidParameter("split", split, problem, remedy)
 
     # ------------------------------------------------------------------------------------------- who holds what
+
+    @property
+    def _sites(self) -> Callable[[], Sequence[str]] | None:
+        return optional_part(self.task, "sites")
+
+    @property
+    def person(self) -> str | None:
+        """The task's ``person`` if it has ``people``; None otherwise."""
+        return None if optional_part(self.task, "people") is None else str(getattr(self.task, "person", "") or "")
 
     @property
     def dimension(self) -> int:
@@ -131,8 +137,8 @@ class FederatedTorch:
         """Which record lies at which party."""
         task, count, people, declared = self.task, self._count, self._people, self._declared
         if self.split.kind == "natural":
-            assert isinstance(task, HasSites)
-            sites = task.sites()
+            assert self._sites is not None  # checked when the task was made
+            sites = self._sites()
             if count is None:
                 found = splits.natural(sites, None if declared is None else declared)
             else:
@@ -157,7 +163,8 @@ class FederatedTorch:
 
     @cached_property
     def _people(self) -> NDArray[Any] | None:
-        return np.asarray(self.task.people()) if isinstance(self.task, HasPeople) else None
+        own = optional_part(self.task, "people")
+        return None if own is None else np.asarray(own())
 
     @cached_property
     def _records(self) -> Batch:
@@ -175,7 +182,7 @@ class FederatedTorch:
         own = self.partition.records(party)
         return own[own < rows_of(self._records)]
 
-    def leave_out(self, fits: Callable[[Batch], NDArray[np.bool_]]) -> None:
+    def leave_out(self, fits: Fits) -> None:
         """From now on every party trains on those of its records alone for which ``fits`` holds.
 
         Guarantees: as private as before where ``fits`` looks at one record at a time: people are bounded first, so that
@@ -227,11 +234,12 @@ class FederatedTorch:
         """The sizes that the task declares for its protected sites; None where clients are made or all is public."""
         if str(self.task.public).strip() or (self.split.kind == "iid" and self._people is None):
             return None
-        if self.split.kind != "natural" or self._count is not None or not isinstance(self.task, DeclaresSites):
+        sizes = getattr(self.task, "site_sizes", None)
+        if self.split.kind != "natural" or self._count is not None or sizes is None:
             problem = "has protected records, whose number at a party is private unless it is declared"
             remedy = "give the task site_sizes, declared sizes by site, and let its sites take part as they are"
             raise InvalidParameter("task", self.name, problem, remedy)
-        return {str(name): whole_number("site_sizes", size) for name, size in sorted(self.task.site_sizes.items())}
+        return {str(name): whole_number("site_sizes", size) for name, size in sorted(sizes.items())}
 
     # -------------------------------------------------------------------------------------------------- training
 
@@ -278,11 +286,7 @@ class FederatedTorch:
             raise InvalidParameter("task", self.name, problem, "choose an attack on updates, sign-flip for instance")
         return last.cpu().numpy()
 
-    def with_rows(
-        self,
-        parties: Sequence[str],
-        change: Callable[[str, NDArray[Any], NDArray[Any]], tuple[NDArray[Any], NDArray[Any]]],
-    ) -> FederatedTorch:
+    def with_rows(self, parties: Sequence[str], change: ChangeRows) -> FederatedTorch:
         """The same task where the records of ``parties`` have other first parts and labels: for drills.
 
         ``change`` gets a party, the first part of its records and their labels. Nobody else's records change, nor who
@@ -329,8 +333,8 @@ class FederatedTorch:
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the task says that its files are not there; nothing is read."""
-        if isinstance(self.task, LooksForData):
-            self.task.look_for_data(party)
+        if (own := optional_part(self.task, "look_for_data")) is not None:
+            own(party)
 
     def train_many(
         self, parties: Sequence[str], params: Floats, orders: Sequence[LocalOrders], rng: RandomSource
@@ -355,7 +359,7 @@ class FederatedTorch:
 
     def _refuse_strangers(self, orders: LocalOrders) -> None:
         """Raise where people are to be bounded and nobody knows them."""
-        if orders.max_records is not None and not isinstance(self.task, HasPeople):
+        if orders.max_records is not None and self.person is None:
             problem = f"cannot be kept: {self.name} does not say whose each record is"
             remedy = "give the task people(), one person per record, or leave person = {…} out of the plan"
             raise InvalidParameter("max_records", orders.max_records, problem, remedy)
@@ -385,8 +389,8 @@ class FederatedTorch:
         """The same with the task's own ``example()``, where it has one. Guarantees: no record is read or counted."""
         if orders is not None:
             self._refuse_strangers(orders)
-        if isinstance(self.task, HasExample):
-            self._try(Records.of(tuple(self.task.example())), orders, check_labels=False)
+        if (example := optional_part(self.task, "example")) is not None:
+            self._try(Records.of(tuple(example())), orders, check_labels=False)
 
     def _try(self, records: Records, orders: LocalOrders | None, *, check_labels: bool) -> None:
         with training(self._model):
@@ -397,7 +401,7 @@ class FederatedTorch:
     @property
     def root_size(self) -> int:
         """How many public records the task keeps for trials at the server."""
-        return self.task.root_size if isinstance(self.task, HasRoot) else 0
+        return int(getattr(self.task, "root_size", 0))
 
     def trial(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Trial:
         """The task's root set tried on these weights. Guarantees: no party's record is looked at."""
@@ -405,8 +409,10 @@ class FederatedTorch:
 
     @cached_property
     def _root(self) -> Batch:
-        assert isinstance(self.task, HasRoot)
-        return tuple(self.task.root())
+        if (own := optional_part(self.task, "root")) is None:
+            problem = "holds no root set on which updates could be tried"
+            raise InvalidParameter("task", self.name, problem, "give it root_size and root(), or choose another rule")
+        return tuple(own())
 
     def _root_update(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         own = replace(root_orders(orders, rows_of(self._root)), mechanism=orders.mechanism)
@@ -431,11 +437,11 @@ class FederatedTorch:
 
     def confusion(self, params: Floats) -> NDArray[np.int64] | None:
         """Which class these weights take for which, on the rows that the task shows; None where it shows none."""
-        if not isinstance(self.task, HasHoldOut):
+        if (hold_out := optional_part(self.task, "hold_out")) is None:
             return None
         self._steps.layout.write(self._shown, params)
         with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
-            rows, labels = self.task.hold_out()
+            rows, labels = hold_out()
             scores = outputs(self._shown, rows)
         found = np.zeros((scores.shape[1],) * 2, dtype=np.int64)
         np.add.at(found, (labels.numpy(), scores.argmax(dim=1).numpy()), 1)
@@ -443,9 +449,9 @@ class FederatedTorch:
 
     def slopes(self, params: Floats, *, most: int) -> tuple[Slope, Floats, NDArray[np.int64]] | None:
         """How the answers of these weights change with the input, on rows that the task shows; None without any."""
-        if not isinstance(self.task, HasHoldOut):
+        if (hold_out := optional_part(self.task, "hold_out")) is None:
             return None
-        rows, labels = self.task.hold_out()
+        rows, labels = hold_out()
         if not rows.is_floating_point():
             return None
         some = slice(None, None, -(-len(rows) // most))

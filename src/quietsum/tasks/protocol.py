@@ -1,17 +1,22 @@
-"""What a task is: who holds which rows, one gradient per example, and a score on data that nobody protects.
+"""What a task is: who holds which rows, how a party trains on them, and a score on data declared unprotected.
 
-A task knows nothing of noise, rounds or budgets. Two of its answers decide whether a guarantee is true, so they are
-spelt out here: the sizes in :meth:`NumpyTask.parties` are *declared* and public, never counted from protected rows;
-and :meth:`NumpyTask.evaluate` looks at published or otherwise unprotected data only, because a score on protected rows
-would have to be charged. Features may be computed from one row and public constants, never from several rows.
+A user writes one of three small classes: :class:`NumpyTask` (rows and one gradient per row), :class:`TorchTask` (a
+model, one loss per record, records) or :class:`OwnTask` (a ``train`` method). A run asks one thing only,
+:class:`Task`: :func:`quietsum.tasks.as_task` makes it of any of the three, and each optional part has a default.
+
+A task knows nothing of noise, rounds or budgets. Two of its answers decide whether a guarantee is true: the sizes in
+``parties()`` are *declared* and public, never counted from protected rows; and ``evaluate`` looks at published or
+otherwise unprotected data only, because a score on protected rows would have to be charged. Features may be computed
+from one row and public constants, never from several rows.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,32 +25,20 @@ from quietsum.errors import InvalidParameter
 from quietsum.plan import PartyFacts
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from quietsum.aggregation import Trial
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
-__all__ = [
-    "Comparable",
-    "CountsConfusion",
-    "FederatedTask",
-    "HasClassRows",
-    "HasSlopes",
-    "HoldsRoot",
-    "LeavesOut",
-    "LooksForData",
-    "Metrics",
-    "NamesPeople",
-    "NumpyTask",
-    "Rehearsed",
-    "Rehearses",
-    "Rows",
-    "SumsGradients",
-    "TrainsMany",
-    "TrainsOnNothing",
-]
+__all__ = ["Metrics", "NumpyTask", "OwnTask", "Rows", "Settings", "Task", "TorchTask"]
 
 Floats = npt.NDArray[np.float64]
 Slope = Callable[[Floats, int], tuple[Floats, Floats]]
+Fits = Callable[[tuple[Any, ...]], npt.NDArray[np.bool_]]
+"""Which of some records fit: a function of single records."""
+ChangeRows = Callable[[str, npt.NDArray[Any], npt.NDArray[Any]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+"""From a party, its features and its labels to other ones."""
 
 
 @final
@@ -97,36 +90,243 @@ class Metrics:
         return self.parts.get(name, self.on)
 
 
-class NumpyTask(Protocol):
-    """All that a numpy user writes. The properties are read-only and known before any row is read."""
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a task is best trained, chosen without its test rows; ``training`` is what PrivacyConfig takes besides ε."""
+
+    learning_rate: float
+    optimizer: str
+    training: dict[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------ what a run asks
+
+
+class _Described(Protocol):
+    """What every federated task says of itself before any row is read, and its score."""
 
     @property
+    @abc.abstractmethod
     def name(self) -> str:
         """The name in ``run.toml``."""
         ...
 
     @property
+    @abc.abstractmethod
     def title(self) -> str:
         """One line for a report."""
         ...
 
     @property
+    @abc.abstractmethod
     def dimension(self) -> int:
         """How many parameters the model has."""
         ...
 
+    @abc.abstractmethod
     def parties(self) -> tuple[PartyFacts, ...]:
         """Who takes part, with declared public sizes."""
         ...
 
+    @abc.abstractmethod
     def initial(self) -> Floats:
-        """The first parameters, of shape (dimension,). No data is touched."""
+        """The first parameters, of shape (dimension,), the same in every process. No data is touched."""
         ...
 
+    @abc.abstractmethod
+    def evaluate(self, params: Floats) -> Metrics:
+        """Scores on data declared unprotected."""
+        ...
+
+
+class Task(_Described):
+    """The one interface that a run asks: a description, :meth:`train`, and optional parts with defaults.
+
+    Every default means "not offered", in one of two ways. An answer that the task does not have is None or empty. Work
+    that it cannot do is announced by a property that is False (``sums_gradients``, ``trains_many``, ``leaves_out``) and
+    raises :class:`~quietsum.errors.InvalidParameter` with a remedy if it is asked for all the same. So a plan that
+    needs a part which the task lacks is refused, never run without it.
+    """
+
+    @abc.abstractmethod
+    def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        """Train one round at one party and return new − old parameters.
+
+        Guarantees of the implementation: with ``orders.mechanism`` the result is a function of ``orders.steps``
+        releases of it on batches of ``orders.sampling``; ``orders.max_records`` is kept before anything is drawn.
+        ``orders.client`` is not its business: the party bounds and noises what this returns. What it raises stays at
+        the party: where the plan promises anything, the plan's steps on no rows leave instead.
+        """
+        ...
+
+    @property
+    def follows_orders(self) -> bool:
+        """Whether :meth:`train` takes exactly the steps of ``orders``, so that a plan bounds an update's length."""
+        return False
+
+    @property
+    def person(self) -> str | None:
+        """What the task calls the person behind a record; empty if it has no word, None if it does not know people."""
+        return None
+
+    # ------------------------------------------------------------------------------------- other ways to train
+
+    def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats | None:
+        """What :meth:`train` returns for a party without a record; None: numpy's float64 steps on no rows serve.
+
+        For a task whose numbers look different from those, a model in single precision for instance: they leave where
+        :meth:`train` failed. Guarantees of the implementation: no data is touched.
+        """
+        return None
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Whether :meth:`clipped_sum` is offered: for records whose noise is distributed over the parties."""
+        return False
+
+    def clipped_sum(
+        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, *, max_norm: float
+    ) -> Floats:
+        """Σ clip(∇ℓ_i) over one batch of ``orders.sampling``, without noise. Private.
+
+        Guarantees of the implementation: one record moves the result by at most ``max_norm`` in L2;
+        ``orders.max_records`` is kept before the batch is drawn.
+        """
+        self.refuse_sums()
+
+    def refuse_sums(self) -> NoReturn:
+        """Raise :class:`~quietsum.errors.InvalidParameter`: this task has no :meth:`clipped_sum`."""
+        problem = "trains by code of its own and cannot say what a batch's clipped gradients add up to"
+        raise InvalidParameter(
+            "task", self.name, problem, "give it clipped_sum(), or choose privacy.record.noise_at = 'party'"
+        )
+
+    @property
+    def trains_many(self) -> bool:
+        """Whether :meth:`train_many` is offered."""
+        return False
+
+    def train_many(
+        self, parties: Sequence[str], params: Floats, orders: Sequence[LocalOrders], rng: RandomSource
+    ) -> Iterator[tuple[tuple[str, ...], Floats]]:
+        """Train small parties side by side, for orders without a mechanism.
+
+        Yields some parties at a time: their names, and a row of new − old parameters for each.
+        """
+        raise InvalidParameter("task", self.name, "does not train many parties at once", "call train() for each party")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether :meth:`leave_out` is offered."""
+        return False
+
+    def leave_out(self, fits: Fits) -> None:
+        """From now on train on those records alone for which ``fits``, a function of single records, holds."""
+        problem = "trains by code of its own and cannot leave records out"
+        raise InvalidParameter("task", self.name, problem, "choose another on_failure for the data check")
+
+    # ---------------------------------------------------------------------------------------- before training
+
+    def look_for_data(self, party: str) -> None:
+        """Raise :class:`~quietsum.errors.DataMissing` if the party's files are known to be missing.
+
+        Guarantees of the implementation: no record is read or counted, since this is public and never charged.
+        """
+        return None
+
+    def rehearse(self, orders: LocalOrders | None = None) -> None:
+        """Raise what would go wrong in training with such ``orders``; nothing raised depends on a protected value."""
+        return None
+
+    def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
+        """Do what :meth:`rehearse` does, as far as it can be done without a record or the number of records."""
+        return None
+
+    # ----------------------------------------------------------------------------------- records, for drills
+
+    def records_of(self, party: str) -> tuple[Any, ...] | None:
+        """The records of ``party``, row i of every part together; None if the task shows none. Private."""
+        return None
+
+    def labels_of(self, party: str) -> npt.NDArray[Any] | None:
+        """One label for each of its records; None if the task shows none. Private."""
+        return None
+
+    def with_rows(self, parties: Sequence[str], change: ChangeRows) -> Task | None:
+        """The same task with the records of ``parties`` replaced by ``change(party, features, labels)``.
+
+        Returns None if the task's records cannot be replaced.
+        """
+        return None
+
+    # ------------------------------------------------------------------------ answers on unprotected data
+
+    def references(self, parties: Sequence[str]) -> Mapping[str, float]:
+        """The first metric of models without privacy, by a few words that say what each is. For public data only.
+
+        ``parties`` are those of the plan: a run is compared with what its own parties could do. Empty if not offered.
+        """
+        return {}
+
+    def class_rows(self) -> Mapping[str, npt.NDArray[np.int64]]:
+        """By class, the places of its row of the last layer in the vector of weights. No data is touched.
+
+        Empty if not offered. Detection uses it: a flipped label shows in the row of its class.
+        """
+        return {}
+
+    def confusion(self, params: Floats) -> npt.NDArray[np.int64] | None:
+        """Unprotected rows by true class (first index) and answer; None if the task shows no such rows."""
+        return None
+
+    def slopes(self, params: Floats, *, most: int) -> tuple[Slope, Floats, npt.NDArray[np.int64]] | None:
+        """The model's slope, at most ``most`` unprotected rows as (n, k), and their classes; None if not offered.
+
+        The slope takes rows of that form and a class, and returns the scores, rows × classes, and the gradient of
+        Σ −ln p(class) at each row.
+        """
+        return None
+
+    def classes_of(self, params: Floats, features: npt.NDArray[Any]) -> npt.NDArray[np.int64] | None:
+        """The class that the model ``params`` answers for each example; None if not offered."""
+        return None
+
+    # --------------------------------------------------------------------------------- a root set at the server
+
+    @property
+    def root_size(self) -> int | None:
+        """How many unprotected rows are kept for trials at the server; 0 if the plan asks for none, None if it cannot.
+
+        Guarantees of the implementation: no protected row is among them, and ``evaluate`` scores none of them. No row
+        is read for this number.
+        """
+        return None
+
+    def trial(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Trial:
+        """The root set tried on the model ``params``, by a party's ``orders`` without their noise."""
+        problem = "holds no root set on which updates could be tried"
+        raise InvalidParameter("task", self.name, problem, "give it root_size and trial(), or choose another rule")
+
+
+# ------------------------------------------------------------------------------------------------ what a user writes
+
+
+class NumpyTask(_Described, Protocol):
+    """What a numpy user writes. The properties are read-only and known before any row is read.
+
+    :class:`~quietsum.tasks.adapters.FederatedNumpy` makes a :class:`Task` of it. Optional parts, each used if it is
+    there: ``people(party)``, one person per row, and ``person``, what they are called; ``example()``, made-up
+    :class:`Rows` on which ``gradients`` is tried before a protected row is read; and the optional parts of
+    :class:`Task`, under the same names.
+    """
+
+    @abc.abstractmethod
     def rows(self, party: str) -> Rows:
         """The protected training rows of one party."""
         ...
 
+    @abc.abstractmethod
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
         """One gradient of the loss per example, of shape (n, dimension).
 
@@ -134,212 +334,72 @@ class NumpyTask(Protocol):
         """
         ...
 
-    def evaluate(self, params: Floats) -> Metrics:
-        """Scores on data declared unprotected."""
+
+class OwnTask(_Described, Protocol):
+    """A class with a ``train`` method of its own, with or without :class:`Task` as its base.
+
+    Without that base, :class:`~quietsum.tasks.adapters.FederatedOwn` adds the defaults of :class:`Task`.
+    """
+
+    @abc.abstractmethod
+    def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
+        """Train one round at one party and return new − old parameters; :meth:`Task.train` says what it guarantees."""
         ...
 
 
-@runtime_checkable
-class FederatedTask(Protocol):
-    """What a federation asks of a task that does its own local work, any torch task for instance.
+class TorchTask(Protocol):
+    """What a torch user writes; :class:`~quietsum.tasks.federated.FederatedTorch` makes a :class:`Task` of it.
 
-    :class:`quietsum.tasks.federated.FederatedTorch` makes one of a :class:`~quietsum.tasks.torch_protocol.TorchTask`.
+    Optional parts, each used if it is there:
+
+    * ``sites()``: the site of each record, so that ``split = "natural"`` can deal them out; ``without_sites`` says why
+      there are none; ``one_holder = True`` if one holder has the records of all sites;
+    * ``site_sizes``: the declared size of each site with protected records, by name;
+    * ``people()``: the person of each record, who then stays at one party; ``person``: what they are called;
+    * ``example()``: made-up records of the shape and type of the real ones, tried before a record is read and paid for;
+    * ``look_for_data(party)``: as :meth:`Task.look_for_data`;
+    * ``root_size`` and ``root()``: how many public records are kept for trials at the server, and those records;
+      ``evaluate`` scores none of them;
+    * ``hold_out()``: the unprotected rows that a model is scored on and their classes from zero, for detection.
     """
 
     @property
     def name(self) -> str:
-        """The name in ``run.toml``."""
+        """The name on the command line."""
         ...
 
     @property
     def title(self) -> str:
-        """One line for a report."""
+        """One line that describes the task."""
         ...
 
     @property
-    def dimension(self) -> int:
-        """How many parameters the model has."""
+    def size(self) -> int:
+        """The declared, public number of training records."""
         ...
 
-    def parties(self) -> tuple[PartyFacts, ...]:
-        """Who takes part, with declared public sizes."""
+    @property
+    def public(self) -> str:
+        """Why the records need no protection; empty if they do."""
         ...
 
-    def initial(self) -> Floats:
-        """The first parameters, of shape (dimension,), the same in every process. No data is touched."""
+    @property
+    def settings(self) -> Settings:
+        """Batch, epochs, clip and learning rate to begin with."""
         ...
 
-    def evaluate(self, params: Floats) -> Metrics:
+    def model(self) -> nn.Module:
+        """A fresh model. No data is touched."""
+        ...
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """One value per example."""
+        ...
+
+    def records(self) -> tuple[Tensor, ...]:
+        """The protected training records: row i of every tensor is record i."""
+        ...
+
+    def evaluate(self, model: nn.Module) -> Metrics:
         """Scores on data declared unprotected."""
-        ...
-
-    def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
-        """One round of one party: new − old parameters.
-
-        Guarantees of whoever implements it: with ``orders.mechanism`` the result is a function of ``orders.steps``
-        releases of it on batches of ``orders.sampling``; ``orders.max_records`` is kept before anything is drawn.
-        ``orders.client`` is not its business: the party bounds and noises what this returns. What it raises stays at
-        the party: where the plan promises anything, the plan's steps on no rows leave instead.
-        """
-        ...
-
-
-@runtime_checkable
-class TrainsOnNothing(Protocol):
-    """A federated task whose numbers are made in another way than numpy's float64: it also says what no rows give.
-
-    Without it, :func:`quietsum.party.work.on_no_rows` makes the steps that leave where :meth:`FederatedTask.train`
-    failed. A model in single precision would show the difference in its last digits.
-    """
-
-    def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
-        """What :meth:`FederatedTask.train` returns for a party without a record. Guarantees: no data is touched."""
-        ...
-
-
-@runtime_checkable
-class SumsGradients(Protocol):
-    """A federated task that can leave the noise to its party: for records whose noise is distributed."""
-
-    def clipped_sum(
-        self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource, *, max_norm: float
-    ) -> Floats:
-        """Σ clip(∇ℓ_i) over one batch of ``orders.sampling``, without noise. Private.
-
-        Guarantees of whoever implements it: one record moves the result by at most ``max_norm`` in L2;
-        ``orders.max_records`` is kept before the batch is drawn.
-        """
-        ...
-
-
-@runtime_checkable
-class CountsConfusion(Protocol):
-    """A task that counts which class a model takes for which, on data declared unprotected."""
-
-    def confusion(self, params: Floats) -> npt.NDArray[np.int64] | None:
-        """Rows by true class (first index) and answer; None where the task shows no such rows."""
-        ...
-
-
-@runtime_checkable
-class HasSlopes(Protocol):
-    """A task of several classes whose model says how its answers change with its input, on unprotected rows."""
-
-    def slopes(self, params: Floats, *, most: int) -> tuple[Slope, Floats, npt.NDArray[np.int64]] | None:
-        """The model's slope, ``most`` rows at most as (n, k), and their classes; None where the task shows none.
-
-        The slope takes rows of that form and a class, and answers the scores, rows × classes, and the gradient of
-        Σ −ln p(class) at each row.
-        """
-        ...
-
-
-@runtime_checkable
-class HasClassRows(Protocol):
-    """A task that says which weights speak for which class, so that a flipped label shows where it acts."""
-
-    def class_rows(self) -> Mapping[str, npt.NDArray[np.int64]]:
-        """By class, the places of its row of the last layer in the vector of weights. No data is touched."""
-        ...
-
-
-@runtime_checkable
-class LeavesOut(Protocol):
-    """A federated task that can leave out records of a party one by one: those that do not fit a site's schema."""
-
-    def leave_out(self, fits: Callable[[tuple[Any, ...]], npt.NDArray[np.bool_]]) -> None:
-        """From now on train on those records alone for which ``fits``, a function of single records, holds."""
-        ...
-
-
-@runtime_checkable
-class LooksForData(Protocol):
-    """A task that can say that a party's files are not there, without reading any."""
-
-    def look_for_data(self, party: str) -> None:
-        """:class:`~quietsum.errors.DataMissing` where they are not there.
-
-        Guarantees of whoever implements it: no record is read or counted, since this is said to everybody and never
-        charged.
-        """
-        ...
-
-
-@runtime_checkable
-class HoldsRoot(Protocol):
-    """A task with a root set for the server: a few rows that nobody protects, public or made up.
-
-    Guarantees of whoever implements it: no protected row is in it, and no row of it is scored by ``evaluate``.
-    """
-
-    @property
-    def root_size(self) -> int:
-        """How many rows it has; 0 where the plan asks for none. No row is read for this."""
-        ...
-
-    def trial(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Trial:
-        """The root set tried on the model ``params``, by a party's ``orders`` without their noise."""
-        ...
-
-
-@runtime_checkable
-class TrainsMany(Protocol):
-    """A federated task that trains many small parties faster together. Only for orders without a mechanism."""
-
-    def train_many(
-        self, parties: Sequence[str], params: Floats, orders: Sequence[LocalOrders], rng: RandomSource
-    ) -> Iterator[tuple[tuple[str, ...], Floats]]:
-        """Some parties at a time: their names, and a row of new − old parameters for each."""
-        ...
-
-
-@runtime_checkable
-class Rehearses(Protocol):
-    """A federated task that can try itself on made-up records before anything is charged."""
-
-    def rehearse(self, orders: LocalOrders | None = None) -> None:
-        """Raise what would go wrong in training with such ``orders``; nothing raised depends on a protected value."""
-        ...
-
-
-@runtime_checkable
-class RehearsesUnseen(Protocol):
-    """A federated task that can also try itself where no record may be read yet: at a site, before anything is paid."""
-
-    def rehearse_unseen(self, orders: LocalOrders | None = None) -> None:
-        """What :meth:`Rehearses.rehearse` does, as far as it can be done without a record, or the number of them."""
-        ...
-
-
-@runtime_checkable
-class NamesPeople(Protocol):
-    """A numpy task that knows whose each row is."""
-
-    def people(self, party: str) -> npt.NDArray[Any]:
-        """The person of each of the party's rows, in the order of :meth:`NumpyTask.rows`."""
-        ...
-
-
-@runtime_checkable
-class Comparable(Protocol):
-    """A task on public data that also knows what no privacy would buy. Never implement it for protected rows."""
-
-    def references(self, parties: Sequence[str]) -> Mapping[str, float]:
-        """The first metric of models without privacy, by a few words that say what each one is.
-
-        ``parties`` are those of the plan: a run is compared with what its own parties could do, with nobody else.
-        """
-        ...
-
-
-@runtime_checkable
-class Rehearsed(Protocol):
-    """A task with made-up examples, so that a mistake in its code is found before protected rows are touched.
-
-    During training an exception is swallowed with its row (it would tell about that row), so without this a task that
-    always raises trains on noise alone.
-    """
-
-    def example(self) -> Rows:
-        """A few rows that nobody needs to protect, of the shape of the real ones."""
         ...

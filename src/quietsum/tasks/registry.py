@@ -15,56 +15,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from quietsum.errors import InvalidParameter
+from quietsum.tasks.adapters import FederatedNumpy, FederatedOwn
 from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
-from quietsum.tasks.protocol import (
-    Comparable,
-    CountsConfusion,
-    FederatedTask,
-    HasClassRows,
-    HasSlopes,
-    HoldsRoot,
-    LooksForData,
-    Metrics,
-    NamesPeople,
-    NumpyTask,
-    Rehearsed,
-    Rehearses,
-    Rows,
-    SumsGradients,
-    TrainsMany,
-    TrainsOnNothing,
-)
+from quietsum.tasks.protocol import NumpyTask, OwnTask, Task
 
 if TYPE_CHECKING:
     from quietsum.plan import Plan
 
-Task = TypeVar("Task", FederatedTask, NumpyTask)
-
-__all__ = [
-    "TASKS",
-    "Comparable",
-    "CountsConfusion",
-    "FederatedTask",
-    "HasClassRows",
-    "HasSlopes",
-    "HoldsRoot",
-    "LooksForData",
-    "Metrics",
-    "NamesPeople",
-    "NumpyTask",
-    "Rehearsed",
-    "Rehearses",
-    "Rows",
-    "SumsGradients",
-    "TrainsMany",
-    "TrainsOnNothing",
-    "own_steps",
-    "task_named",
-    "task_of",
-]
+__all__ = ["TASKS", "task_named", "task_of"]
 
 
 def _heart(options: Mapping[str, Any]) -> NumpyTask:
@@ -113,11 +74,11 @@ def _from_module(name: str, options: Mapping[str, Any]) -> NumpyTask:
 # ------------------------------------------------------------------------------------------ the task of a plan
 
 
-def task_of(plan: Plan, *, device: str = "cpu") -> FederatedTask | NumpyTask:
+def task_of(plan: Plan, *, device: str = "cpu") -> Task:
     """The task of ``plan``, with its records at the plan's parties. ``device`` is where torch models train.
 
-    Your own ``"my_module:MyTask"`` may be any of three: a torch task (model, loss, records), a numpy task (rows,
-    gradients) or a federated task (train).
+    A class of the user's own, ``"my_module:MyTask"``, may be any of three: a torch task (model, loss, records), a
+    numpy task (rows, gradients) or a task with a ``train`` of its own.
 
     >>> from quietsum.plan import FederationPlan, Plan, TaskPlan
     >>> federation = FederationPlan(split="iid", parties=4)
@@ -126,25 +87,19 @@ def task_of(plan: Plan, *, device: str = "cpu") -> FederatedTask | NumpyTask:
     (4810, [338, 338, 338, 338])
     """
     task = _task_of(plan, device)
-    _check_person(getattr(task, "task", task), plan)
+    _check_person(task, plan)
     return task
 
 
-def own_steps(task: FederatedTask | NumpyTask) -> bool:
-    """Whether a task trains by code of its own, so that a plan's clip, rate and steps do not bound what it sends."""
-    return isinstance(task, FederatedTask) and not getattr(task, "follows_orders", False)
-
-
-def _check_person(task: Any, plan: Plan) -> None:
-    """A promise to people needs a task that knows them, by the name that the plan uses."""
-    person = plan.privacy.person
+def _check_person(task: Task, plan: Plan) -> None:
+    """Raise InvalidParameter if ``plan`` promises something to people that ``task`` does not know by that name."""
+    person, known = plan.privacy.person, task.person
     if person is None:
         return
-    known = getattr(task, "person", None)
-    if not callable(getattr(task, "people", None)):
+    if known is None:
         problem = f"is promised something, and {plan.task.name} does not say whose its records are"
         raise InvalidParameter("privacy.person", person.id, problem, "remove it, or give the task people()")
-    if known is not None and known != person.id:
+    if known and known != person.id:
         raise InvalidParameter(
             "privacy.person.id",
             person.id,
@@ -153,7 +108,7 @@ def _check_person(task: Any, plan: Plan) -> None:
         )
 
 
-def _task_of(plan: Plan, device: str) -> FederatedTask | NumpyTask:
+def _task_of(plan: Plan, device: str) -> Task:
     from quietsum.tasks.trainable import TRAINABLE, trainable_task
 
     name, options = plan.task.name, plan.task.options
@@ -161,20 +116,20 @@ def _task_of(plan: Plan, device: str) -> FederatedTask | NumpyTask:
         task = made_by(name, options)
         if callable(getattr(task, "train", None)):
             refuse_lacking(name, task, FEDERATED)
-            return _as_they_are(cast(FederatedTask, task), plan)
+            return _as_they_are(task if isinstance(task, Task) else FederatedOwn(cast(OwnTask, task)), plan)
         if getattr(task, "model", None) is None:
             refuse_lacking(name, task, NUMPY)
-            return _as_they_are(cast(NumpyTask, task), plan)
+            return _as_they_are(FederatedNumpy(cast(NumpyTask, task)), plan)
         return _dealt_out(trainable_task(name, options, made=task), plan, device)
     if name in _MADE:
-        return _as_they_are(_MADE[name](options), plan)
+        return _as_they_are(FederatedNumpy(_MADE[name](options)), plan)
     if name not in TRAINABLE:
         remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)
     return _dealt_out(trainable_task(name, options), plan, device)
 
 
-def _dealt_out(task: Any, plan: Plan, device: str) -> FederatedTask:
+def _dealt_out(task: Any, plan: Plan, device: str) -> Task:
     from quietsum.tasks.federated import FederatedTorch
 
     split, parties, engine = plan.federation.split, plan.federation.parties, plan.training.engine

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.learning import private_steps
 from quietsum.sampling import Everyone, Poisson
-from quietsum.tasks.protocol import HoldsRoot, Rows
+from quietsum.tasks.protocol import Rows, Task
 from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
@@ -164,15 +164,15 @@ class RowsTrial:
 # ------------------------------------------------------------------------------------------------ in a run
 
 
-def refuse_without_root(task: Any, resolved: ResolvedPlan) -> None:
+def refuse_without_root(task: Task, resolved: ResolvedPlan) -> None:
     """:class:`~quietsum.errors.PlanRefused` where the rule tries updates and the task has nothing to try them on."""
     if resolved.robust is None or not resolved.robust.facts.needs_trial:
         return
     rule = resolved.plan.aggregation.rule
-    if not isinstance(task, HoldsRoot):
+    if task.root_size is None:
         raise PlanRefused(
             f"aggregation.rule = '{rule}' tries updates on a root set, and {task.name} holds none: give it root_size "
-            "and trial() (quietsum.tasks.HoldsRoot), or choose a rule that compares updates with each other"
+            "and trial() (quietsum.tasks.Task), or choose a rule that compares updates with each other"
         )
     if not task.root_size:
         raise PlanRefused(
@@ -181,7 +181,7 @@ def refuse_without_root(task: Any, resolved: ResolvedPlan) -> None:
         )
 
 
-def rehearse_root(task: Any, resolved: ResolvedPlan) -> None:
+def rehearse_root(task: Task, resolved: ResolvedPlan) -> None:
     """Read the root set where the rule needs one, and try it, before anything is charged."""
     from quietsum.mechanisms import system_randomness
 
@@ -193,7 +193,7 @@ def rehearse_root(task: Any, resolved: ResolvedPlan) -> None:
             raise PlanRefused("the loss of the first model on the root set is not finite; look at the task's root rows")
 
 
-def trial_for(task: Any, resolved: ResolvedPlan, number: int) -> Callable[[Floats, RandomSource], Trial] | None:
+def trial_for(task: Task, resolved: ResolvedPlan, number: int) -> Callable[[Floats, RandomSource], Trial] | None:
     """How round ``number`` tries updates: from a model and a source to a trial; None where the rule needs none.
 
     The root set trains by the orders of the party of middle size.

@@ -16,8 +16,8 @@ from typing import Any, Final, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.tasks.classes import TORCH
+from quietsum.tasks.protocol import TorchTask
 from quietsum.tasks.registry import made_by, nearest_name, refuse_lacking
-from quietsum.tasks.torch_protocol import TorchTask
 
 __all__ = ["TRAINABLE", "trainable_task"]
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.party import AllowedTask, CoordinatorAddress, DataCheck, Policy
     from quietsum.plan import Plan
+    from quietsum.tasks import Task
 
 __all__ = [
     "alone",
@@ -167,7 +168,7 @@ def _odd_table(policy: Policy) -> Iterator[str]:
             yield f"{asked.table} cannot be read ({type(error).__name__}), so noise alone would leave"
 
 
-def _make(allowed: AllowedTask) -> object:
+def _make(allowed: AllowedTask) -> Any:
     from quietsum.tasks import TASKS, TRAINABLE, made_by, nearest_name, task_named, trainable_task
 
     name, options = allowed.name, {**allowed.options, **allowed.here}
@@ -217,14 +218,11 @@ def _rows_of(allowed: AllowedTask, party: str) -> object:
         return None
 
 
-def made_at_site(allowed: AllowedTask) -> Any:
+def made_at_site(allowed: AllowedTask) -> Task:
     """The task as this site runs it, with its own options."""
-    made: Any = _make(allowed)
-    if callable(getattr(made, "train", None)) or getattr(made, "model", None) is None:  # as task_of() asks
-        return made
-    from quietsum.tasks import FederatedTorch
+    from quietsum.tasks import as_task
 
-    return FederatedTorch(made)
+    return as_task(_make(allowed))
 
 
 def unfit(policy: Policy) -> Iterator[QuietsumError]:
@@ -306,13 +304,12 @@ def hints(policy: Policy) -> Iterator[str]:
 
 def _missing_data(policy: Policy) -> Iterator[str]:
     """Tasks whose files are not here: said to the holder, who may still bring them. No record is read."""
-    from quietsum.tasks import LooksForData
+    from quietsum.tasks import optional_part
 
     for allowed in (*policy.tasks, *_asked(policy)):
         try:
-            task = _make(allowed)
-            if isinstance(task, LooksForData):
-                task.look_for_data(policy.name)
+            if (look := optional_part(_make(allowed), "look_for_data")) is not None:
+                look(policy.name)
         except DataMissing as missing:
             what = "questions" if allowed.name == TASK else f"task {allowed.name}"
             yield f"{what} would be refused, since it has no data here: {missing}"

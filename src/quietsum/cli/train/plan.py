@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quietsum.ledger import Book
     from quietsum.plan import Forecast, Rehearsal, ResolvedPlan
     from quietsum.privacy import Budget, Neighbours
-    from quietsum.tasks import FederatedTask, NumpyTask
+    from quietsum.tasks import Task
 
 __all__ = ["plan"]
 
@@ -105,7 +105,7 @@ def _refuse(refused: PlanRefused, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------------------- people
 
 
-def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, books: Sequence[Book]) -> None:
+def _show(file: Path, resolved: ResolvedPlan, task: Task, books: Sequence[Book]) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -140,7 +140,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: FederatedTask | NumpyTask, b
     screen.print(Text("Nothing was spent."))
 
 
-def _facts(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, forecast: Forecast) -> list[tuple[str, str]]:
+def _facts(resolved: ResolvedPlan, task: Task, forecast: Forecast) -> list[tuple[str, str]]:
     from quietsum.cli.train.plan_secure import secure_facts
     from quietsum.plan import NO_GUARANTEE
 
@@ -340,20 +340,19 @@ def _chart(resolved: ResolvedPlan) -> None:
     )
 
 
-def _longest(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> dict[str, float | None]:
+def _longest(resolved: ResolvedPlan, task: Task) -> dict[str, float | None]:
     """The length of an update beyond which it is left out of the first round, by party; None without a bound."""
     from quietsum.federation import limits_of
     from quietsum.plan import LARGEST
-    from quietsum.tasks import own_steps
 
     names = [facts.name for facts in resolved.parties]
     if resolved.client_mechanism(1) is not None:  # every update is cut to the clip
         return dict.fromkeys(names, None)
-    found = limits_of(resolved, 1, 0.0, names, own_steps=own_steps(task))
+    found = limits_of(resolved, 1, 0.0, names, own_steps=not task.follows_orders)
     return {name: limit if limit < LARGEST else None for name, limit in found.items()}
 
 
-def _length_sentence(resolved: ResolvedPlan, task: FederatedTask | NumpyTask) -> str:
+def _length_sentence(resolved: ResolvedPlan, task: Task) -> str:
     """What one site may send, in words."""
     if resolved.secure is not None and resolved.secure.grouping is not None:
         return (
@@ -420,7 +419,7 @@ def _noise_sentence(resolved: ResolvedPlan) -> str:
 # ---------------------------------------------------------------------------------------------- programs
 
 
-def _print_values(resolved: ResolvedPlan, task: FederatedTask | NumpyTask, answer: Rehearsal) -> None:
+def _print_values(resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None:
     import dataclasses
 
     from quietsum.cli.shared.output import print_json

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from scipy.special import ndtri
 from quietsum.defence.detection.findings import Finding
 from quietsum.defence.detection.outliers import FEWEST, outlying
 from quietsum.errors import InvalidParameter
-from quietsum.tasks import HasSlopes
+from quietsum.tasks import AnyTask, as_task
 from quietsum.validate import positive, probability, whole_number
 
 __all__ = [
@@ -113,13 +113,13 @@ def _smallest(
     return best
 
 
-def model_triggers(task: Any, params: Floats, *, most: int = 500, steps: int = 300) -> list[FoundTrigger]:
+def model_triggers(task: AnyTask, params: Floats, *, most: int = 500, steps: int = 300) -> list[FoundTrigger]:
     """:func:`find_triggers` for a finished model of ``task``, on at most ``most`` of the public rows it is scored on.
 
     Raises :class:`~quietsum.errors.InvalidParameter` for a task that shows no such rows, or has fewer than four
     classes: among three nothing can stand out.
     """
-    found = task.slopes(params, most=whole_number("most", most)) if isinstance(task, HasSlopes) else None
+    found = as_task(task).slopes(params, most=whole_number("most", most))
     if found is None:
         problem = "shows no public rows with a class each, and triggers are looked for on such rows"
         raise InvalidParameter("task", task.name, problem, "give its torch task a hold_out()")

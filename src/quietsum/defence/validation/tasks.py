@@ -12,27 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataUnfit
+from quietsum.tasks import AnyTask, as_task, optional_part
 
 __all__ = ["arrays_of", "rows_of"]
 
 
-def rows_of(task: Any, party: str | None = None) -> dict[str, NDArray[Any]]:
+def rows_of(task: AnyTask, party: str | None = None) -> dict[str, NDArray[Any]]:
     """The rows of ``party``, or without one all records of a torch task. Private.
 
     :class:`~quietsum.errors.DataUnfit` where the task has no way to show them; what its own code raises is raised.
     """
-    if party is not None and callable(getattr(task, "records_of", None)):
-        found = arrays_of(tuple(task.records_of(party)))
-    elif party is not None and callable(getattr(task, "rows", None)):
-        found = arrays_of(task.rows(party))
-    elif party is None and callable(getattr(task, "records", None)):
-        found = arrays_of(tuple(task.records()))
-    else:
-        found = None
+    records = as_task(task).records_of(party) if party is not None else _all_records(task)
+    found = None if records is None else arrays_of(records)
     if found is None:
-        name = str(getattr(task, "name", type(task).__name__))
-        raise DataUnfit(f"task {name} shows no rows; check the table it reads instead: quietsum data check TABLE")
+        raise DataUnfit(f"task {task.name} shows no rows; check the table it reads instead: quietsum data check TABLE")
     return found
+
+
+def _all_records(task: AnyTask) -> tuple[Any, ...] | None:
+    own = optional_part(task, "records")
+    return None if own is None else tuple(own())
 
 
 def arrays_of(rows: Any) -> dict[str, NDArray[Any]] | None:

@@ -249,15 +249,14 @@ def serve(desk: Desk | None = None) -> None:
 def _enlisted(resolved: ResolvedPlan) -> tuple[Federation, Ready]:
     """The federation of this process, with the task made anew."""
     from quietsum.federation.local import LocalFederation
-    from quietsum.tasks import Rehearses, TrainsMany, task_of
+    from quietsum.tasks import task_of
 
     task = task_of(resolved.plan)
-    if isinstance(task, Rehearses):
-        with contextlib.suppress(Exception):  # heard of where the run was started
-            task.rehearse()  # loads what all parties share, so that no party's clock pays for it
+    with contextlib.suppress(Exception):  # heard of where the run was started
+        task.rehearse()  # loads what all parties share, so that no party's clock pays for it
     federation = LocalFederation.of(task, resolved, whole=False)
     parties = tuple(facts.name for facts in task.parties())
-    return federation, Ready(parties=parties, dimension=task.dimension, many=isinstance(task, TrainsMany))
+    return federation, Ready(parties=parties, dimension=task.dimension, many=task.trains_many)
 
 
 if __name__ == "__main__":

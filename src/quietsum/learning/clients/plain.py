@@ -27,7 +27,7 @@ __all__ = ["PlainSettings", "PlainTask", "PlainlyTuned", "fresh_model", "plain_l
 
 
 class PlainSettings(Protocol):
-    """How a task is trained: what :class:`quietsum.tasks.torch_protocol.Settings` holds."""
+    """How a task is trained: what :class:`quietsum.tasks.Settings` holds."""
 
     @property
     def learning_rate(self) -> float:

@@ -27,10 +27,9 @@ from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery.cards_files import KNOWN, CardPayments, find, parts, read_card_payments
 from quietsum.tasks.hashing import bucket_of, buckets
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scores import average_precision, roc_auc
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["FEATURES", "PROVIDERS", "CardsTask", "features"]
 

@@ -27,9 +27,8 @@ from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery import chest_xray_files as files
 from quietsum.tasks.gallery.scattering import FEATURES, Widen, linear_on_features, scattering_features
 from quietsum.tasks.inference import outputs
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, split_root
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["ChestXrayTask", "features_of"]
 

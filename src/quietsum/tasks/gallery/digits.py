@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from quietsum.errors import QuietsumError
 from quietsum.learning import cross_entropy
 from quietsum.tasks.checks import check_options, checked_images, checked_labels
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, root_rows
 from quietsum.tasks.scores import majority
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["DigitsTask", "held_out"]
 

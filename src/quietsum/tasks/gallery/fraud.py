@@ -36,10 +36,9 @@ from quietsum.tasks.binary import binary_cross_entropy, fitted_to_public, log_od
 from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery.fraud_files import COLUMNS, KNOWN, Payments, find, parts, read_payments
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scores import average_precision, best_f1_threshold, f1_score, roc_auc
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["FEATURES", "FraudTask", "features"]
 

@@ -31,10 +31,9 @@ from quietsum.tasks.checks import check_options
 from quietsum.tasks.gallery import idx_files
 from quietsum.tasks.gallery.scattering import Widen, linear_on_features, scattering_features
 from quietsum.tasks.inference import outputs
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scores import majority
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["FashionMnistTask", "MnistTask", "data_folder", "read_part"]
 

@@ -31,9 +31,8 @@ from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery import nuclei_files as files
 from quietsum.tasks.inference import outputs
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, split_root
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["NucleiTask", "SmallUNet", "features_of", "group_of", "segmentation_loss"]
 

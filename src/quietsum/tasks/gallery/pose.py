@@ -29,10 +29,9 @@ from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, find, read_sequences, resampled
 from quietsum.tasks.gallery.stgcn import STGCN
-from quietsum.tasks.protocol import Metrics
+from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import checked_root, split_root
 from quietsum.tasks.scores import accuracy, majority
-from quietsum.tasks.torch_protocol import Settings
 
 __all__ = ["FEATURES", "FRAMES", "PoseTask", "motion_features"]
 
