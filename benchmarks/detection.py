@@ -285,7 +285,7 @@ def heart_table(seeds: int) -> None:
     """The hard case: four hospitals that differ, by real runs of the demo's plan and without its noise."""
     import tempfile
 
-    from quietsum.plan.text.files import load_plan
+    from quietsum.plan import load_plan
     from quietsum.runs.folder import Workspace
     from quietsum.runs.run import start
 

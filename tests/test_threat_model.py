@@ -9,8 +9,8 @@ import pytest
 
 from quietsum.alerts.settings import keys as alert_keys
 from quietsum.party.policy_file import policy_keys
+from quietsum.plan import keys as plan_keys
 from quietsum.plan.resolution.layers import LAYERS
-from quietsum.plan.text.files import keys as plan_keys
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "explanation" / "threat-model.md").read_text(encoding="utf-8")

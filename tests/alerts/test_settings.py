@@ -178,13 +178,12 @@ def test_rules_alone_need_nobodys_word(tmp_path: Path, caplog: pytest.LogCapture
 
 def test_no_plan_has_a_place_for_an_address() -> None:
     """A plan is data from elsewhere: no key of run.toml is a key of a sink."""
-    from quietsum.plan.text.problems import keys_of
-    from quietsum.plan.text.tables import PlanTable
+    from quietsum.plan import Plan, keys_of
 
     sinks = {path.rpartition(".")[2] for path in keys() if path.startswith(("email.", "webhook.", "jsonl."))}
     assert {"url", "host", "password_env"} <= sinks
-    assert not any(path.startswith("alert") for path in keys_of(PlanTable))
-    assert not {path.rpartition(".")[2] for path in keys_of(PlanTable)} & (sinks - {"security", "path", "timeout"})
+    assert not any(path.startswith("alert") for path in keys_of(Plan))
+    assert not {path.rpartition(".")[2] for path in keys_of(Plan)} & (sinks - {"security", "path", "timeout"})
 
 
 def test_every_key_has_a_meaning_and_stands_in_the_tables() -> None:

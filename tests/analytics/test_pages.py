@@ -14,8 +14,7 @@ from lifelines.statistics import logrank_test
 from typer.testing import CliRunner
 
 from quietsum.analytics import parse_questions
-from quietsum.analytics.questions import ASKED
-from quietsum.analytics.tables import FileTable, question_keys
+from quietsum.analytics.questions import ASKED, QuestionFile, question_keys
 from quietsum.cli.app import app
 from quietsum.party.policy_file import first_policy, parse_policy
 from quietsum.plan.text.reference import page
@@ -72,7 +71,7 @@ def test_the_tutorials_p_without_privacy_is_that_of_lifelines() -> None:
 def test_the_reference_states_every_key_and_every_kind() -> None:
     """Its tables are written by: python -m quietsum.analytics reference"""
     text = (DOCS / "reference" / "questions-toml.md").read_text(encoding="utf-8")
-    assert text.endswith(page(FileTable))
+    assert text.endswith(page(QuestionFile))
     assert all(f"| `{key}` |" in text for key in question_keys())
     assert all(f"| `{kind}` |" in text for kind in ASKED)
     (example,) = blocks(text, "toml")

@@ -232,7 +232,7 @@ def test_any_schema_is_read_or_refused_and_what_is_read_can_be_held_to(
     column: dict[str, Any], kind: str, tables: dict[str, Any], rule: dict[str, Any] | None
 ) -> None:
     from quietsum.defence.validation.schema_file import SchemaTable
-    from quietsum.plan.text.problems import value_of
+    from quietsum.plan import value_of
 
     values: dict[str, Any] = {"columns": [{"name": "a", "type": kind, **column}, {"name": "b"}], **tables}
     if rule is not None:

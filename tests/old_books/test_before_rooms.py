@@ -62,20 +62,20 @@ class Inside:
     def __init__(self) -> None:
         from quietsum import errors, wire
         from quietsum.alerts import settings
-        from quietsum.analytics.tables import question_keys
+        from quietsum.analytics.questions import question_keys
         from quietsum.cli import app as commands
         from quietsum.defence.validation.schema_file import schema_keys
         from quietsum.federation import watch
         from quietsum.ledger import Ledger
         from quietsum.party.policy_file import policy_keys
-        from quietsum.plan.text import files as plans
+        from quietsum.plan import keys as plan_keys
         from quietsum.privacy import events
         from quietsum.secagg import keys, messages
 
         self.errors, self.events, self.watch, self.commands = errors, events, watch, commands
         self.ledger, self.wire, self.frames, self.identity = Ledger, wire, messages, keys.Identity
         self.keys = {
-            "run.toml": plans.keys, "policy.toml": policy_keys, "data.toml": schema_keys,
+            "run.toml": plan_keys, "policy.toml": policy_keys, "data.toml": schema_keys,
             "questions.toml": question_keys, "alerts.toml": settings.keys,
         }  # fmt: skip
 

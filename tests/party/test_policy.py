@@ -307,9 +307,11 @@ def test_a_delta_per_client_is_for_the_plan_to_hold_since_no_site_knows_how_many
 def test_neighbours_are_words_of_plans_and_all_of_them_where_nothing_is_said() -> None:
     assert UNIT.neighbours == tuple(Neighbours)
     assert unit(neighbours="zero-out").neighbours == (Neighbours.ZERO_OUT,)
-    for wrong in ("replace", ["zero-out", "swap"], [None], 7):
-        with pytest.raises(InvalidParameter, match="is unknown; choose among add-or-remove-one, zero-out, replace-one"):
+    for wrong in ("replace", ["zero-out", "swap"], [None]):
+        with pytest.raises(InvalidParameter, match="unknown; choose 'add-or-remove-one', 'zero-out' or 'replace-one'"):
             unit(neighbours=wrong)
+    with pytest.raises(InvalidParameter, match="is not a list"):
+        unit(neighbours=7)
     for wrong in ([], ()):
         with pytest.raises(InvalidParameter, match="allows no plan"):
             unit(neighbours=wrong)
@@ -361,7 +363,7 @@ def test_a_pinned_ledger_is_a_ledgers_name() -> None:
 
 
 def test_rules_know_their_words() -> None:
-    with pytest.raises(InvalidParameter, match="choose among mean, noisy-sum, party-noise"):
+    with pytest.raises(InvalidParameter, match="choose 'mean', 'noisy-sum', 'party-noise' or 'distributed-noise'"):
         Rules(aggregation=("average",))
     with pytest.raises(InvalidParameter):
         Rules(largest_message=10)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quietsum.party.__main__ import page
+from quietsum.party.policy import Policy
 from quietsum.party.policy_file import load_policy, parse_policy, policy_keys
+from quietsum.plan import page
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference" / "policy-toml.md"
@@ -16,7 +17,7 @@ REFERENCE = ROOT / "docs" / "reference" / "policy-toml.md"
 
 def test_the_reference_states_every_key_with_its_default_and_meaning() -> None:
     """Its tables are written by: python -m quietsum.party reference"""
-    assert REFERENCE.read_text(encoding="utf-8").endswith(page())
+    assert REFERENCE.read_text(encoding="utf-8").endswith(page(Policy))
 
 
 def test_the_reference_names_every_key_once_and_no_other() -> None:
@@ -27,7 +28,7 @@ def test_the_reference_names_every_key_once_and_no_other() -> None:
 def test_the_command_prints_the_tables_and_knows_nothing_else() -> None:
     command = [sys.executable, "-m", "quietsum.party"]
     done = subprocess.run([*command, "reference"], capture_output=True, check=True)
-    assert done.stdout.decode("utf-8") == page()
+    assert done.stdout.decode("utf-8") == page(Policy)
     assert subprocess.run([*command, "schema"], capture_output=True, check=False).returncode != 0
 
 

@@ -31,6 +31,5 @@ if TYPE_CHECKING:
         parse_questions as parse_questions,
     )
     from quietsum.analytics.survival import series_of as series_of
-    from quietsum.analytics.tables import ColumnTable as ColumnTable
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

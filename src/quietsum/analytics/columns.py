@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter
-from quietsum.validate import finite_number, whole_number
+from quietsum.keys import FILLED, Bound, choices, key, table, whole
 
 __all__ = ["KINDS", "MOST_CELLS", "Column"]
 
@@ -53,35 +53,29 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class Column:
-    """One column of the sites' tables, as everybody may know it.
+    """A column, as everybody may know it.
 
-    ``bounds`` are a number's smallest and largest value. ``cells`` (so many of equal width) or ``grid`` (all edges)
-    cut them into cells, each open on its left and closed on its right, the first one closed on both sides. Histograms,
-    quantiles, survival curves and filters need them.
+    ``cells`` (so many of equal width) or ``grid`` (all edges) cut its ``bounds`` into cells, each open on its left and
+    closed on its right, the first one closed on both sides. Histograms, quantiles, survival curves and filters need
+    them.
     """
 
-    name: str
-    kind: str
-    bounds: tuple[float, float] | None = None
-    cells: int | None = None
-    grid: tuple[float, ...] = ()
-    categories: tuple[str, ...] = ()
-    identifies_nobody: str = ""
+    name: str = key("The column's name in the tables' first line.", bound=FILLED)
+    kind: str = key("What its values are.", bound=choices(*KINDS))
+    bounds: tuple[float, float] | None = key(
+        "A number's smallest and largest value; others are clamped to them.", default=None,
+        bound=Bound(shortest=2, longest=2),
+    )  # fmt: skip
+    cells: int | None = key("So many cells of equal width between the bounds.", default=None, bound=whole(2))
+    grid: tuple[float, ...] = key("All edges of its cells, instead of bounds and cells.", default=())
+    categories: tuple[str, ...] = key("All categories, as they stand in the tables.", default=())
+    identifies_nobody: str = key("Why a column whose name looks like an identifier's is none.", default="")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or not self.name.isprintable():
+        if not self.name.strip() or not self.name.isprintable():
             raise InvalidParameter("name", self.name, "is no column", "write the word in the table's first line")
-        for key in ("bounds", "grid", "categories"):
-            if not isinstance(getattr(self, key), list | tuple) and (key != "bounds" or self.bounds is not None):
-                raise InvalidParameter(key, getattr(self, key), "is no list", "write [ …, … ]")
-        if not isinstance(self.identifies_nobody, str):
-            raise InvalidParameter("identifies_nobody", self.identifies_nobody, "is no reason", "say why in words")
-        if self.kind not in KINDS:
-            raise InvalidParameter("kind", self.kind, "is unknown", f"choose {', '.join(KINDS)}")
-        object.__setattr__(self, "grid", tuple(self.grid))
-        object.__setattr__(self, "categories", tuple(self.categories))
         if self.kind == "number":
             self._check_number()
         elif self.bounds is not None or self.cells is not None or self.grid:
@@ -97,14 +91,14 @@ class Column:
             )  # fmt: skip
 
     def _check_number(self) -> None:
-        edges = tuple(finite_number("grid", edge) for edge in self.grid)
+        edges = self.grid
         if edges and (self.cells is not None or len(edges) < 3 or list(edges) != sorted(set(edges))):
             raise InvalidParameter("grid", self.grid, "is no grid", "write three edges or more, upwards, without cells")
         bounds = self.bounds if self.bounds is not None else (edges[0], edges[-1]) if edges else None
-        if bounds is None or len(bounds) != 2:
+        if bounds is None:
             remedy = "write bounds = [smallest, largest], from what is known without the data"
             raise InvalidParameter("bounds", bounds, "are missing", remedy)
-        low, high = (finite_number("bounds", edge) for edge in bounds)
+        low, high = bounds
         if not low < high or not math.isfinite(high - low):
             raise InvalidParameter("bounds", bounds, "hold nothing", "write the smaller number first")
         if max(abs(low), abs(high)) > LARGEST:
@@ -112,13 +106,9 @@ class Column:
             raise InvalidParameter("bounds", bounds, problem, "write the values in a larger unit")
         if (edges and edges[0] != low) or (edges and edges[-1] != high):
             raise InvalidParameter("grid", self.grid, "begins or ends elsewhere than bounds", "leave bounds out")
-        if self.cells is not None:
-            count = whole_number("cells", self.cells, 2)
-            object.__setattr__(self, "cells", count)
         if max(self.cells or 0, len(edges) - 1) > MOST_CELLS:
             raise InvalidParameter("cells", self.cells or len(edges) - 1, f"are more than {MOST_CELLS}", "use fewer")
         object.__setattr__(self, "bounds", (low, high))
-        object.__setattr__(self, "grid", edges)
         if any(left >= right for left, right in itertools.pairwise(self.edges)):
             raise InvalidParameter("cells", self.cells, "are too many for bounds so close", "use fewer, or a grid")
 

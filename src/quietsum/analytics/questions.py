@@ -42,8 +42,9 @@ from typing import Any, final
 
 from quietsum.analytics.columns import Column
 from quietsum.errors import InvalidParameter
-from quietsum.plan import LifetimePlan, Options
-from quietsum.validate import finite_number, open_probability, positive, whole_number
+from quietsum.keys import FILLED, OPEN_FRACTION, POSITIVE, key, table, whole
+from quietsum.plan import LifetimePlan, Options, keys_of, parse_toml, read_toml, value_of
+from quietsum.validate import finite_number, open_probability
 
 __all__ = [
     "ASKED",
@@ -57,6 +58,7 @@ __all__ = [
     "check_questions",
     "load_questions",
     "parse_questions",
+    "question_keys",
 ]
 
 MOST_QUESTIONS = 100
@@ -121,30 +123,26 @@ def _filters(where: object) -> tuple[Filter, ...]:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class Question:
-    """One question. Which of the keys it needs depends on its ``kind``: :data:`ASKED`."""
+    """A question. Which of the keys it needs depends on its ``kind``: :data:`ASKED`."""
 
-    name: str
-    kind: str
-    column: str = ""
-    columns: tuple[str, ...] = ()
-    at: tuple[float, ...] = ()
-    time: str = ""
-    event: str = ""
-    event_value: str = ""
-    group: str = ""
-    where: tuple[Filter, ...] = ()
-    weight: float = 1.0
+    name: str = key("What the answer is called.", bound=FILLED)
+    kind: str = key("What is asked: count, sum, mean, variance, histogram, and so on.", bound=FILLED)
+    column: str = key("The column that is asked about.", default="")
+    columns: tuple[str, ...] = key("The two columns of a contingency table or a correlation.", default=())
+    at: tuple[float, ...] = key("Which quantiles; the quartiles if omitted.", default=())
+    time: str = key("Survival: the column of times, on its grid.", default="")
+    event: str = key("Survival: the column that says how observation ended.", default="")
+    event_value: str = key("Survival: the category of event that is the event.", default="")
+    group: str = key("Survival: the column of groups to compare.", default="")
+    where: tuple[Filter, ...] = key(
+        "Records that count: categories by column, or { from, to } on its grid.", default=(), free=True
+    )
+    weight: float = key("Its share of the budget, against the other questions'.", default=1.0, bound=POSITIVE)
 
     def __post_init__(self) -> None:
-        for key in ("name", "kind", "column", "time", "event", "event_value", "group"):
-            if not isinstance(getattr(self, key), str):
-                raise InvalidParameter(key, getattr(self, key), "is no text", "write a word in quotes")
-        for key in ("columns", "at"):
-            if not isinstance(getattr(self, key), list | tuple):
-                raise InvalidParameter(key, getattr(self, key), "is no list", "write [ …, … ]")
-        if not all(isinstance(one, str) and one for one in self.columns):
+        if not all(self.columns):
             raise InvalidParameter("columns", list(self.columns), "are no words", "name two columns")
         if not self.name.strip() or not self.name.isprintable():
             raise InvalidParameter("name", self.name, "is no name", "call the question by a word or two")
@@ -152,19 +150,16 @@ class Question:
             close = difflib.get_close_matches(str(self.kind), ASKED, n=1)
             remedy = f"did you mean '{close[0]}'?" if close else f"choose {', '.join(ASKED)}"
             raise InvalidParameter("kind", self.kind, "is unknown", remedy)
-        object.__setattr__(self, "columns", tuple(self.columns))
-        object.__setattr__(self, "at", tuple(self.at))
         object.__setattr__(self, "where", _filters(self.where))
-        object.__setattr__(self, "weight", positive("weight", self.weight, "a share of the budget; 1 for each"))
         if not 1e-6 <= self.weight <= 1e6:
             raise InvalidParameter("weight", self.weight, "lies outside [1e-6, 1e6]", "1 for each question is usual")
-        for key in ("column", "columns", "at", "time", "event", "event_value", "group"):
-            if getattr(self, key) and key not in ASKED[self.kind]:
+        for field in ("column", "columns", "at", "time", "event", "event_value", "group"):
+            if getattr(self, field) and field not in ASKED[self.kind]:
                 problem = f"is not read by a question of kind {self.kind!r}"
-                raise InvalidParameter(key, getattr(self, key), problem, "leave it out")
-        for key in ASKED[self.kind]:
-            if not getattr(self, key) and key not in ("group", "at"):
-                raise InvalidParameter(key, getattr(self, key), "is missing", f"a {self.kind} question needs it")
+                raise InvalidParameter(field, getattr(self, field), problem, "leave it out")
+        for field in ASKED[self.kind]:
+            if not getattr(self, field) and field not in ("group", "at"):
+                raise InvalidParameter(field, getattr(self, field), "is missing", f"a {self.kind} question needs it")
         if self.kind == "quantiles":
             shares = self.at or (0.25, 0.5, 0.75)
             object.__setattr__(self, "at", tuple(open_probability("at", one, "0.5 is the median") for one in shares))
@@ -198,10 +193,10 @@ class Question:
     def to_dict(self) -> dict[str, Any]:
         """Plain values; what the kind does not read is left out."""
         found: dict[str, Any] = {"name": self.name, "kind": self.kind}
-        for key in ASKED[self.kind]:
-            value = getattr(self, key)
+        for field in ASKED[self.kind]:
+            value = getattr(self, field)
             if value:
-                found[key] = list(value) if isinstance(value, tuple) else value
+                found[field] = list(value) if isinstance(value, tuple) else value
         if self.where:
             found["where"] = {one.column: one.to_value() for one in self.where}
         if self.weight != 1:
@@ -221,27 +216,26 @@ class Question:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class AskedSite:
-    """A site: its declared public size, the name under which its budget is kept, and on one machine its table.
+    """A site.
 
     ``size`` is public and at least the number of its rows: more than so many records can add is cut under masks, and
     taken for no answer without them.
     """
 
-    name: str
-    size: int
-    dataset: str = ""
-    table: str = ""
-    public: str = ""
+    name: str = key("The site's name.", bound=FILLED)
+    size: int = key("Its declared, public number of records: at least as many as its table has.", bound=whole(1))
+    dataset: str = key("The name under which its budget is kept; the site's own if omitted.", default="")
+    table: str = key("On one machine: its CSV table, seen from the folder of this file.", default="")
+    public: str = key("Why nobody in it needs protection; leave it out for protected data.", default="")
 
     def __post_init__(self) -> None:
-        for key in ("name", "dataset"):
-            value = getattr(self, key) or (self.name if key == "dataset" else "")
+        for field in ("name", "dataset"):
+            value = getattr(self, field) or (self.name if field == "dataset" else "")
             if not isinstance(value, str) or not value.strip() or not value.isprintable():
-                raise InvalidParameter(key, value, "is no name", "name the site, and its dataset")
-            object.__setattr__(self, key, value)
-        object.__setattr__(self, "size", whole_number("size", self.size, 1, "its declared, public number of records"))
+                raise InvalidParameter(field, value, "is no name", "name the site, and its dataset")
+            object.__setattr__(self, field, value)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without the place of the table."""
@@ -250,66 +244,54 @@ class AskedSite:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class People:
-    """Who stands behind several records: an identifier ``column``, and how many records of each person are used."""
+    """People with several records."""
 
-    column: str
-    max_records: int
-
-    def __post_init__(self) -> None:
-        remedy = "records of one person that are used, at most"
-        object.__setattr__(self, "max_records", whole_number("max_records", self.max_records, 1, remedy))
+    column: str = key("The identifier that tells people apart; no question reads it.", bound=FILLED)
+    max_records: int = key("How many records of one person are used, at most.", bound=whole(1))
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class Promise:
-    """What one record may lose by all questions of the file together, and whether sites see each other's sums.
+    """What a record may lose.
 
     With ``person`` it is what one person may lose, with all of her records at a site. With ``secure`` the sites add
     shares of one noise under masks: one noisy sum in all, instead of one a site.
     """
 
-    epsilon: float
-    delta: float
-    secure: bool = False
-    person: People | None = None
-    lifetime: LifetimePlan | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", positive("epsilon", self.epsilon, "what the whole file may cost a record"))
-        object.__setattr__(self, "delta", open_probability("delta", self.delta))
+    epsilon: float = key("What all questions of the file may cost one record, or person, together.", bound=POSITIVE)
+    delta: float = key("The δ that belongs to it; below 1/size of every site.", bound=OPEN_FRACTION)
+    secure: bool = key("Whether sites add shares of one noise under masks.", default=False)
+    person: People | None = key("Protect people with all their records of a site.", default=None)
+    lifetime: LifetimePlan | None = key("The lifetime budget of datasets not known yet.", default=None)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class QuestionFile:
-    """All of it. ``level`` is that of every interval."""
+    """A file of questions."""
 
-    privacy: Promise
-    sites: tuple[AskedSite, ...]
-    columns: tuple[Column, ...]
-    questions: tuple[Question, ...]
-    title: str = ""
-    level: float = 0.95
+    privacy: Promise = key("What a record may lose.")
+    sites: tuple[AskedSite, ...] = key("Who is asked.", bound=FILLED)
+    columns: tuple[Column, ...] = key("The columns, as everybody may know them.", default=())
+    questions: tuple[Question, ...] = key("What is asked.", bound=FILLED)
+    title: str = key("A line for the answers.", default="")
+    level: float = key("The level of all intervals.", default=0.95, bound=OPEN_FRACTION)
 
     def __post_init__(self) -> None:
-        for key in ("sites", "columns", "questions"):
-            values = tuple(getattr(self, key))
-            object.__setattr__(self, key, values)
-            names = [one.name for one in values]
+        for field in ("sites", "columns", "questions"):
+            names = [one.name for one in getattr(self, field)]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
-                raise InvalidParameter(key, twice[0], "is there twice", "names tell them apart")
-        if not self.sites:
-            raise InvalidParameter("sites", "[]", "name nobody", 'write [[sites]] name = "bern" size = 400')
+                raise InvalidParameter(field, twice[0], "is there twice", "names tell them apart")
         if self.privacy.secure and len(self.sites) < FEWEST:
             problem = f"hides no site's sum among {len(self.sites)}: one of them may tell what it knows"
             raise InvalidParameter("privacy.secure", True, problem, "ask four sites or more, or leave secure out")
         self._check_people()
         check_questions(self.questions, self.columns)
-        if not 0.5 <= open_probability("level", self.level, "0.95 is usual") <= 0.9999:
+        if not 0.5 <= self.level <= 0.9999:
             raise InvalidParameter("level", self.level, "lies outside [0.5, 0.9999]", "0.95 is usual")
 
     def _check_people(self) -> None:
@@ -427,20 +409,22 @@ def _check_kinds(where: str, question: Question, known: Mapping[str, Column]) ->
 # ---------------------------------------------------------------------------------------------- the file
 
 
-def load_questions(path: str | os.PathLike[str]) -> QuestionFile:
-    """The questions in the file at ``path``; :class:`~quietsum.errors.PlanRefused` tells all problems at once."""
-    from quietsum.analytics.tables import NEW, FileTable
-    from quietsum.plan import read_toml, value_of
+_EXAMPLE = "docs/reference/questions-toml.md shows a whole one"
 
-    where = os.fspath(path)
-    found: QuestionFile = value_of(FileTable, read_toml(path, "questions.toml", NEW), where=where, remedy=NEW)
+
+def load_questions(path: str | os.PathLike[str]) -> QuestionFile:
+    """The questions in the file at ``path``; raises :class:`~quietsum.errors.PlanRefused` with all problems."""
+    values = read_toml(path, "questions.toml", _EXAMPLE)
+    found: QuestionFile = value_of(QuestionFile, values, where=os.fspath(path), remedy=_EXAMPLE)
     return found
 
 
 def parse_questions(text: str, where: str = "questions.toml") -> QuestionFile:
     """The questions in a text; ``where`` stands in front of its problems."""
-    from quietsum.analytics.tables import NEW, FileTable
-    from quietsum.plan import parse_toml, value_of
-
-    found: QuestionFile = value_of(FileTable, parse_toml(text, where, NEW), where=where, remedy=NEW)
+    found: QuestionFile = value_of(QuestionFile, parse_toml(text, where, _EXAMPLE), where=where, remedy=_EXAMPLE)
     return found
+
+
+def question_keys() -> dict[str, str]:
+    """Every key of ``questions.toml`` by its full path, with its meaning."""
+    return keys_of(QuestionFile)

@@ -1,9 +1,10 @@
-"""A site's policy: what may be asked of its data, whoever asks.
+"""A site's policy: what may be asked of its data.
 
-The file ``policy.toml`` lies at the site and is read there. It names the site's dataset and its public size, the units
-that must be protected, with the largest ε of one run and of a lifetime, the smallest noise and largest clip, and which
-tasks and ways of aggregation are allowed. A plan that breaks a single line is refused before anything of it runs, in
-words that both sides log. What the policy does not allow cannot be had, whatever a server sends.
+The file ``policy.toml`` lies at the site and is read there (:mod:`quietsum.party.policy_file`). It names the site's
+dataset and its public size, the units that must be protected, with the largest ε of one run and of a lifetime, the
+smallest noise and largest clip, and which tasks and ways of aggregation are allowed. A plan that breaks a single line
+is refused before anything of it runs, in words that both sides log. Every field here is a key of the file, declared
+once (:mod:`quietsum.keys`).
 
 A policy that names units ``record`` and ``client`` wants both promised, by every plan: a plan that protects only one of
 them would release data behind the back of the other book.
@@ -11,8 +12,7 @@ them would release data behind the back of the other book.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -20,11 +20,11 @@ from quietsum.aggregation import RULES
 from quietsum.alerts import Settings as Alerts
 from quietsum.analytics import TASK, promised
 from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.keys import FILLED, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, WORDS, choices, key, no_key, table, whole
 from quietsum.ledger import label
 from quietsum.party.questions import SiteQuestions, is_question
 from quietsum.plan import LAYERS, OFF, ON, Layer, units
 from quietsum.privacy import Budget, Neighbours, Observer, PrivacyUnit
-from quietsum.validate import non_negative, open_probability, positive, whole_number
 
 if TYPE_CHECKING:
     from quietsum.plan import ResolvedPlan
@@ -49,18 +49,16 @@ MODES = ("mean", "noisy-sum", "party-noise", "distributed-noise")
 records. ``noisy-sum``: the server adds the noise that protects whole clients, and is trusted to. ``party-noise``: the
 site adds that noise itself. ``distributed-noise``: it adds a share of the noise, of records or clients, to its part of
 a masked sum; the other sites' shares are the rest of its protection."""
-ON_FAILURE = ("noise", "drop", "refuse", "warn")
-ADVERSARIES = ("curious", "semi-malicious")
 LARGEST_MESSAGE = 256 * 2**20
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class SiteName:
-    """Who this site is, and where its own books lie."""
+    """Who this site is."""
 
-    name: str
-    ledger: str = "ledger.db"
+    name: str = key("The site's name in plans.", bound=FILLED)
+    ledger: str = key("The file of the site's own ledger, beside this file.", default="ledger.db")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", label("name", self.name))
@@ -69,14 +67,14 @@ class SiteName:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class CoordinatorAddress:
-    """Where the coordinator is and how this site proves who it is. ``ledger`` pins the coordinator's own ledger."""
+    """Where the coordinator is, and how this site proves who it is."""
 
-    address: str
-    root_certificate: str = ""
-    node_key: str = ""
-    ledger: str = ""
+    address: str = key('Host and port of its SuperLink, "server.example.org:9092".')
+    root_certificate: str = key("The certificate that its own is signed with, a PEM file.", default="")
+    node_key: str = key("This site's private key, which the coordinator has registered.", default="")
+    ledger: str = key("The name of the coordinator's ledger; if omitted, the first one counts.", default="")
 
     def __post_init__(self) -> None:
         host, _, port = self.address.rpartition(":")
@@ -91,71 +89,65 @@ class CoordinatorAddress:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class SiteDataset:
-    """The data by the name that the site declares, and its public size. ``public`` says why nobody in it is protected.
+    """The data, by the name that the site declares, and its public size.
 
-    An empty ``public`` means protected data, which needs a budget for at least one unit. ``same_rows`` says why rows
-    that this site knows under another name have a budget of their own.
+    An empty ``public`` means protected data, which needs a budget for at least one unit.
     """
 
-    name: str
-    size: int
-    public: str = ""
-    same_rows: str = ""
+    name: str = key("The dataset's declared name; budgets are kept under it.", bound=FILLED)
+    size: int = key("Its declared size, which is public.", bound=whole(1))
+    public: str = key("Why nobody in it needs protection; leave it out for protected data.", default="")
+    same_rows: str = key("Why rows that are known here under another name have a budget of their own.", default="")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", label("name", self.name))
-        object.__setattr__(self, "size", whole_number("size", self.size, 1))
         object.__setattr__(self, "public", self.public.strip())
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class SiteData:
-    """What the site's table should hold, and what follows where it does not (:mod:`quietsum.party.data`).
+    """What the site's table should hold, and what follows if it does not (:mod:`quietsum.party.data`)."""
 
-    ``schema`` is a ``data.toml``; what is checked is the file ``table``, or else the rows that the task shows.
-    """
-
-    schema: str
-    table: str = ""
-    on_failure: str = "noise"
+    schema: str = key("A data.toml, beside this file.", bound=FILLED)
+    table: str = key("The file that is checked; if omitted, the rows that the task shows.", default="")
+    on_failure: str = key(
+        "Rows that do not fit: noise alone leaves, they are left out one by one (drop), the site does not start, or "
+        "they are trained on (warn).", default="noise", bound=choices("noise", "drop", "refuse", "warn"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if not self.schema.strip():
             raise InvalidParameter("schema", self.schema, "names no file", "data.toml, say")
-        if self.on_failure not in ON_FAILURE:
-            raise InvalidParameter("on_failure", self.on_failure, "is unknown", f"choose {' or '.join(ON_FAILURE)}")
         if self.on_failure == "drop" and self.table:
             problem = "leaves out rows that the task shows, and a table is checked instead"
             raise InvalidParameter("on_failure", self.on_failure, problem, "leave table out, or say noise")
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class UnitPolicy:
-    """What one unit may cost over all runs (``epsilon`` at ``delta``), and in one (``run``), and by which noise.
+    """What one unit may cost over all runs (``epsilon`` at ``delta``), and in one (``run``), and by which noise."""
 
-    ``neighbours`` are the relations by which a plan may protect the unit, one word or several: the same noise has
-    another ε under each of them, and without this line the plan chooses.
-    """
-
-    epsilon: float
-    delta: float
-    run: float | None = None
-    smallest_noise: float = 0.0
-    largest_clip: float | None = None
-    neighbours: tuple[Neighbours, ...] = tuple(Neighbours)
+    epsilon: float = key("The largest ε of all runs together.", bound=POSITIVE)
+    delta: float = key("The δ that belongs to it; for records and people below 1/size.", bound=OPEN_FRACTION)
+    run: float | None = key(
+        "The largest ε of one run, at most epsilon; that of all runs if omitted.", default=None, bound=POSITIVE
+    )
+    smallest_noise: float = key("The smallest noise multiplier.", default=0.0, bound=NON_NEGATIVE)
+    largest_clip: float | None = key("The largest clip.", default=None, bound=POSITIVE)
+    neighbours: tuple[Neighbours, ...] = key(
+        "How a plan may compare datasets, a word or a list; the same noise has another ε by each.",
+        default=tuple(Neighbours), bound=WORDS,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "neighbours", _relations(self.neighbours))
-        positive("epsilon", self.epsilon)
-        open_probability("delta", self.delta)
-        non_negative("smallest_noise", self.smallest_noise)
-        for name in ("run", "largest_clip"):
-            if getattr(self, name) is not None:
-                positive(name, getattr(self, name))
+        if not self.neighbours:
+            known = ", ".join(one.value for one in Neighbours)
+            raise InvalidParameter("neighbours", "[]", "allows no plan", f"choose among {known}")
+        object.__setattr__(self, "neighbours", tuple(dict.fromkeys(self.neighbours)))
         if self.run is not None and self.run > self.epsilon:
             raise InvalidParameter(
                 "run", self.run, f"is more than epsilon = {self.epsilon:g}, which is for all runs together: one run "
@@ -172,39 +164,20 @@ class UnitPolicy:
         return self.epsilon if self.run is None else self.run
 
 
-def _rules(value: object) -> tuple[str, ...]:
-    words = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
-    for word in words:
-        if word != "mean" and word not in RULES:
-            raise InvalidParameter("rule", word, "is unknown", f"choose among mean, {', '.join(RULES)}")
-    return tuple(dict.fromkeys(str(word) for word in words))
-
-
-def _relations(value: object) -> tuple[Neighbours, ...]:
-    words = [value] if isinstance(value, str) or not isinstance(value, Iterable) else list(value)
-    known = [one.value for one in Neighbours]
-    for word in words:
-        if word not in known:
-            raise InvalidParameter("neighbours", word, "is unknown", f"choose among {', '.join(known)}")
-    if not words:
-        raise InvalidParameter("neighbours", "[]", "allows no plan", f"choose among {', '.join(known)}")
-    return tuple(dict.fromkeys(Neighbours(str(word)) for word in words))
-
-
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class AllowedTask:
-    """A task that may run here. A plan must state exactly these ``options``; ``here`` are added at this site."""
+    """A task that may run here."""
 
-    name: str
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    here: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    name: str = key('A task\'s name, or "my_module:MyTask".', bound=FILLED)
+    options: Mapping[str, Any] = key("The options that the plan must state.", default_factory=dict)
+    here: Mapping[str, Any] = key("Options that this site adds, paths for instance.", default_factory=dict)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class Rules:
-    """Ways of aggregation, and whom the site trusts with what.
+    """Aggregation and trust.
 
     With ``trust_server_sampling`` a client's charge is amplified by the server's draw of parties, which the site cannot
     see; without it, the charge is the plan's as if the site were asked in every round.
@@ -212,50 +185,59 @@ class Rules:
     ``secure`` = "required" refuses every plan in which the server would see this site's own update. The next three bind
     every plan with secure aggregation: this site helps to unmask no sum of fewer than ``smallest_cohort`` sites, none
     with a threshold below ``smallest_threshold``, and with ``adversary`` = "semi-malicious" none by parameters that do
-    not hold against a server that lies about drop-outs. ``peers`` names other sites' ledgers, by site: a peer that it
-    names must have that one, any other is known by the first ledger that a run shows of it.
+    not hold against a server that lies about drop-outs. A site that ``peers`` names must have the ledger that stands
+    there; any other is known by the first ledger that a run shows of it.
 
     ``lost_sessions`` bounds the sessions with random groups, over the dataset's life, beyond two for each attempt that
     was charged and two for the one at hand (:meth:`quietsum.party.books.SiteBooks.draw`): each is three more tries to
-    seat this site among colluders. Unless set, they are those of the plan's other attempts.
+    seat this site among colluders.
 
-    ``rule`` names the rules of aggregation that a plan may use, one word or several, all of them if omitted. What a
-    site sends is protected by its own noise, whatever the rule; but a site may ask that nobody's word is simply
-    believed, or that no other site's update is judged by a rule that it does not know.
+    What a site sends is protected by its own noise under every ``rule``; but a site may ask for a rule that does not
+    believe every update, or refuse rules that it does not know.
     """
 
-    aggregation: tuple[str, ...] = ("mean",)
-    trust_server_sampling: bool = False
-    secure: str = "allowed"
-    smallest_cohort: int = 0
-    smallest_threshold: int = 0
-    adversary: str = "curious"
-    peers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    largest_message: int = LARGEST_MESSAGE
-    rule: tuple[str, ...] = ()
-    lost_sessions: int | None = None
+    aggregation: tuple[str, ...] = key(
+        "Ways of aggregation that are allowed.", default=("mean",), bound=choices(*MODES)
+    )
+    trust_server_sampling: bool = key(
+        "Whether the server's draw of parties makes a client's charge smaller.", default=False
+    )
+    secure: str = key(
+        "Whether the server may see this site's own update, or masked sums alone.", default="allowed",
+        bound=choices("allowed", "required"),
+    )  # fmt: skip
+    smallest_cohort: int = key(
+        "Secure aggregation: this site helps to unmask no sum of fewer sites.", default=0, bound=whole(0)
+    )
+    smallest_threshold: int = key(
+        "Secure aggregation: the smallest number of sites whose shares unmask a sum.", default=0, bound=whole(0)
+    )
+    adversary: str = key(
+        "Secure aggregation: the kind of server that a plan must hold against.", default="curious",
+        bound=choices("curious", "semi-malicious"),
+    )  # fmt: skip
+    peers: Mapping[str, str] = key(
+        "Secure aggregation: names of other sites' ledgers, by site; if omitted, a run's first one counts.",
+        default_factory=dict,
+    )
+    largest_message: int = key("Messages of more bytes are not read.", default=LARGEST_MESSAGE, bound=whole(1024))
+    rule: tuple[str, ...] = key(
+        "Rules of aggregation that a plan may use, a word or a list; any if omitted.", default=(), bound=WORDS
+    )
+    lost_sessions: int | None = key(
+        "Random groups: sessions over the dataset's life beyond two for each charged attempt and two for the one at "
+        "hand; those of the plan's other attempts if omitted.", default=None, bound=whole(0),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "aggregation", tuple(self.aggregation))
-        object.__setattr__(self, "rule", _rules(self.rule))
-        for mode in self.aggregation:
-            if mode not in MODES:
-                raise InvalidParameter("aggregation", mode, "is unknown", f"choose among {', '.join(MODES)}")
-        for name, value, known in (
-            ("secure", self.secure, ("allowed", "required")),
-            ("adversary", self.adversary, ADVERSARIES),
-        ):
-            if value not in known:
-                raise InvalidParameter(name, value, "is unknown", f"choose {' or '.join(known)}")
-        whole_number("smallest_cohort", self.smallest_cohort)
-        whole_number("smallest_threshold", self.smallest_threshold)
+        for word in self.rule:
+            if word != "mean" and word not in RULES:
+                raise InvalidParameter("rule", word, "is unknown", f"choose among mean, {', '.join(RULES)}")
+        object.__setattr__(self, "rule", tuple(dict.fromkeys(self.rule)))
         for party, ledger in self.peers.items():
             if not isinstance(ledger, str) or len(ledger) != 32 or not set(ledger) <= set("0123456789abcdef"):
                 problem = "is no ledger's name"
                 raise InvalidParameter(f"peers.{party}", ledger, problem, "copy it from quietsum ledger show there")
-        whole_number("largest_message", self.largest_message, 1024)
-        if self.lost_sessions is not None:
-            whole_number("lost_sessions", self.lost_sessions)
 
     def to_dict(self) -> dict[str, Any]:
         """What is asked of secure aggregation and of rules, as plain values."""
@@ -278,25 +260,27 @@ class Rules:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class Policy:
-    """All of it. ``folder`` is where relative paths begin; ``alerts`` is about the site's own operator."""
+    """A site's policy. ``folder`` is where relative paths begin."""
 
-    site: SiteName
-    coordinator: CoordinatorAddress
-    dataset: SiteDataset
-    tasks: tuple[AllowedTask, ...] = ()
-    rules: Rules = dataclasses.field(default_factory=Rules)
-    record: UnitPolicy | None = None
-    person: UnitPolicy | None = None
-    client: UnitPolicy | None = None
-    data: SiteData | None = None
-    questions: SiteQuestions | None = None
-    alerts: Alerts = dataclasses.field(default_factory=Alerts)
-    folder: Path = dataclasses.field(default_factory=Path)
+    site: SiteName = key("Who this site is.")
+    coordinator: CoordinatorAddress = key("Where the coordinator is.")
+    dataset: SiteDataset = key("The data.")
+    tasks: tuple[AllowedTask, ...] = key("What may be learned from it.", default=())
+    rules: Rules = key("Aggregation and trust.", default_factory=Rules)
+    record: UnitPolicy | None = key("What a record may cost.", default=None)
+    person: UnitPolicy | None = key("What a person may cost.", default=None)
+    client: UnitPolicy | None = key("What this site as a whole may cost.", default=None)
+    data: SiteData | None = key("What the site's table should hold.", default=None)
+    questions: SiteQuestions | None = key("What may be asked of its table.", default=None)
+    alerts: Alerts = key(
+        "Whom to tell, by the keys of alerts.toml; all of it is the site operator's alone.", default_factory=Alerts,
+        free=True,
+    )  # fmt: skip
+    folder: Path = no_key(default_factory=Path)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tasks", tuple(self.tasks))
         if not isinstance(self.alerts, Alerts):  # a table of the file, which is read by the rules of alerts.toml
             object.__setattr__(self, "alerts", Alerts.from_dict(self.alerts, where="[alerts]", site=True))
         if not self.tasks and self.questions is None:

@@ -11,15 +11,14 @@ count. Both stand beside the lifetime that questions and trainings share.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.analytics import ASKED, TASK, Column, Question, check_questions
 from quietsum.errors import InvalidParameter, QuietsumError
+from quietsum.keys import FILLED, POSITIVE, key, table
 from quietsum.ledger import Kind
-from quietsum.validate import positive
 
 if TYPE_CHECKING:
     from quietsum.ledger import Ledger
@@ -36,24 +35,25 @@ def is_question(resolved: ResolvedPlan) -> bool:
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class SiteQuestions:
-    """What may be asked of the site's ``table``: by which ``kinds`` (all if omitted), about which ``columns``.
+    """What may be asked of the site's table.
 
-    ``person`` is the identifier that tells people apart; if omitted, the only identifier. The site says it, since by
-    another one, of visits say, the records of one person would be those of many.
+    The site says which identifier tells people apart (``person``), since by another one, of visits say, the records of
+    one person would be those of many.
     """
 
-    table: str
-    columns: tuple[Column, ...]
-    epsilon: float
-    day: float
-    kinds: tuple[str, ...] = tuple(ASKED)
-    person: str = ""
+    table: str = key("The CSV file that is asked, beside this file.", bound=FILLED)
+    epsilon: float = key("The largest ε of one file of questions.", bound=POSITIVE)
+    day: float = key("The largest ε of all files of questions in any 24 hours, added up.", bound=POSITIVE)
+    kinds: tuple[str, ...] = key("Kinds of questions that are answered; all if omitted.", default=())
+    person: str = key("The identifier that tells people apart; if omitted, the only identifier.", default="")
+    columns: tuple[Column, ...] = key(
+        "The columns that may be read, as everybody may know them, and the identifiers.", default=()
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", tuple(self.columns))
-        object.__setattr__(self, "kinds", tuple(self.kinds) or tuple(ASKED))
+        object.__setattr__(self, "kinds", self.kinds or tuple(ASKED))
         if not self.table.strip():
             raise InvalidParameter("table", self.table, "names no file", "name a CSV file beside the policy")
         for kind in self.kinds:
@@ -64,8 +64,6 @@ class SiteQuestions:
             raise InvalidParameter("columns", twice[0], "is there twice", "declare each column once")
         if self.person and self.person not in self._identifiers:
             raise InvalidParameter("person", self.person, "is no declared identifier", "declare it among the columns")
-        positive("epsilon", self.epsilon, "the largest ε of one file of questions")
-        positive("day", self.day, "the largest ε of all questions of 24 hours")
         if self.epsilon > self.day:
             raise InvalidParameter("epsilon", self.epsilon, f"is more than day = {self.day:g}", "lower one of the two")
 

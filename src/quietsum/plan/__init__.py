@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from quietsum.plan.options import Options as Options
     from quietsum.plan.orders import LocalOrders as LocalOrders
-    from quietsum.plan.presets import PRESETS as PRESETS, Preset as Preset, safe_delta as safe_delta
+    from quietsum.plan.promises import PRESETS as PRESETS, Preset as Preset, safe_delta as safe_delta
     from quietsum.plan.refusals import REFUSALS as REFUSALS, cohort_of as cohort_of, taking_part as taking_part
     from quietsum.plan.refusals.robust import run_ends as run_ends
     from quietsum.plan.resolution.card import GuaranteeCard as GuaranteeCard, card as card
@@ -46,19 +46,18 @@ if TYPE_CHECKING:
     from quietsum.plan.resolution.sight import sight as sight
     from quietsum.plan.secure import MAX_UPDATE as MAX_UPDATE, SecurePlan as SecurePlan, cohort_size as cohort_size
     from quietsum.plan.text.files import (
-        json_schema as json_schema,
-        keys as keys,
         load_plan as load_plan,
-        read_plan as read_plan,
-    )
-    from quietsum.plan.text.problems import (
-        inner_tables as inner_tables,
-        keys_of as keys_of,
         parse_toml as parse_toml,
+        read_plan as read_plan,
         read_toml as read_toml,
         value_of as value_of,
     )
-    from quietsum.plan.text.reference import page as page
+    from quietsum.plan.text.reference import (
+        json_schema as json_schema,
+        keys as keys,
+        keys_of as keys_of,
+        page as page,
+    )
     from quietsum.plan.text.tables import Table as Table
     from quietsum.plan.text.template import template as template
     from quietsum.plan.values import (

@@ -1,12 +1,11 @@
-"""``python -m quietsum.plan schema`` or ``… reference``: what docs/reference holds about run.toml."""
+"""``python -m quietsum.plan schema`` or ``… reference``: prints what docs/reference holds about run.toml."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from quietsum.plan.text.files import json_schema
-from quietsum.plan.text.reference import page
+from quietsum.plan.text.reference import json_schema, page
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["schema"]:

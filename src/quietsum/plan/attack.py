@@ -1,7 +1,7 @@
 """A drill in a plan: which parties attack, how, and in which rounds. Never more than a rehearsal on one machine.
 
-Nobody needs a plan to attack a federation. ``[attack]`` exists to see what a rule does when somebody does, so a plan
-with it runs on the local runtime alone, is shown as a drill wherever it is shown, and is refused by every site.
+``[attack]`` shows what a rule does under an attack. A plan with it runs on the local runtime alone, is labelled as a
+drill everywhere, and is refused by every site.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import final
 
 from quietsum.errors import InvalidParameter
-from quietsum.plan.fields import MOST_ROUNDS, MOST_STEPS, chosen, count, maybe, names, store
-from quietsum.validate import finite_number, non_negative, probability, whole_number
+from quietsum.keys import COUNT, FRACTION, NON_NEGATIVE, ROUNDS, choices, key, table
 
 __all__ = ["ATTACK_DIRECTIONS", "ATTACK_KINDS", "ON_ROWS", "AttackPlan"]
 
@@ -27,52 +26,49 @@ ATTACK_DIRECTIONS = ("rising", "falling", "unit", "sign")
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class AttackPlan:
     """What some parties do instead of following the plan, for a drill.
 
-    ``parties`` are names, or how many of the first ones. ``strength`` is the attack's one number, its usual value if
-    left out; for attacks on rows it multiplies what the attackers send, 1 if left out. Rounds count from 1.
-    ``source`` and ``target`` are classes, ``trigger`` the coordinates of a backdoor, ``mark`` what stands there (the
-    largest number of each example if left out), ``share`` how many of an attacker's rows bear it.
+    ``source`` and ``target`` are classes. Rounds count from 1.
     """
 
-    kind: str
-    parties: tuple[str, ...] | int = 1
-    strength: float | None = None
-    direction: str = "rising"
-    from_round: int = 1
-    to_round: int | None = None
-    source: int | None = None
-    target: int | None = None
-    trigger: tuple[int, ...] = (0, 1, 2)
-    mark: float | None = None
-    share: float = 0.5
+    kind: str = key("What the attackers do; docs/explanation/attacks.md tells of each.", bound=choices(*ATTACK_KINDS))
+    parties: tuple[str, ...] | int = key(
+        "Who attacks: names, or how many of the first parties.", default=1,
+        bound=dataclasses.replace(COUNT, named=True),
+    )  # fmt: skip
+    strength: float | None = key(
+        "The attack's one number, its usual value if omitted; on rows, a factor of what is sent.", default=None,
+        bound=NON_NEGATIVE,
+    )  # fmt: skip
+    direction: str = key(
+        "Where lie, byzmean, min-max, min-sum and adaptive push.", default="rising", bound=choices(*ATTACK_DIRECTIONS)
+    )
+    from_round: int = key("The first round that is attacked.", default=1, bound=ROUNDS)
+    to_round: int | None = key("The last round that is attacked; to the end if omitted.", default=None, bound=ROUNDS)
+    source: int | None = key(
+        "label-flip: the class whose labels are flipped; all classes if omitted.", default=None, bound=NON_NEGATIVE
+    )
+    target: int | None = key(
+        "label-flip and backdoors: the class that is told instead; 0 for backdoors if omitted.", default=None,
+        bound=NON_NEGATIVE,
+    )  # fmt: skip
+    trigger: tuple[int, ...] = key(
+        "Backdoors: coordinates of an example that bear the trigger.", default=(0, 1, 2),
+        bound=dataclasses.replace(NON_NEGATIVE, shortest=1),
+    )  # fmt: skip
+    mark: float | None = key(
+        "Backdoors: what stands there; the largest number of each example if omitted.", default=None
+    )
+    share: float = key("Backdoors: the share of an attacker's rows that bear it.", default=0.5, bound=FRACTION)
 
     def __post_init__(self) -> None:
-        chosen("kind", self.kind, ATTACK_KINDS)
-        chosen("direction", self.direction, ATTACK_DIRECTIONS)
-        first = count("from_round", self.from_round, 1, MOST_ROUNDS)
-        last = maybe(count, "to_round", self.to_round, 1, MOST_ROUNDS)
-        if last is not None and last < first:
-            raise InvalidParameter("to_round", last, f"comes before from_round = {first}", "choose a later one")
-        places = tuple(self.trigger) if isinstance(self.trigger, Sequence) else ()
-        if not places or len(set(places)) != len(places):
+        if self.to_round is not None and self.to_round < self.from_round:
+            problem = f"comes before from_round = {self.from_round}"
+            raise InvalidParameter("to_round", self.to_round, problem, "choose a later one")
+        if len(set(self.trigger)) != len(self.trigger):
             raise InvalidParameter("trigger", self.trigger, "is no set of coordinates", "write it as [0, 1, 2]")
-        store(
-            self,
-            parties=count("parties", self.parties, 1, MOST_STEPS, "how many of the parties attack")
-            if isinstance(self.parties, int)
-            else names("parties", self.parties),
-            strength=maybe(non_negative, "strength", self.strength, "leave it out for the attack's usual one"),
-            from_round=first,
-            to_round=last,
-            source=maybe(whole_number, "source", self.source),
-            target=maybe(whole_number, "target", self.target),
-            trigger=tuple(whole_number(f"trigger[{at}]", place, 0) for at, place in enumerate(places)),
-            mark=maybe(finite_number, "mark", self.mark),
-            share=probability("share", self.share, "how many of an attacker's rows bear the trigger") + 0.0,
-        )
         if not self.parties:
             raise InvalidParameter("parties", "[]", "names no attacker", "name some, or say how many")
 
@@ -94,7 +90,7 @@ class AttackPlan:
 
     @property
     def words(self) -> str:
-        """What a reader of plans, runs and models is told."""
+        """The line that plans, runs and models of a drill show."""
         if isinstance(self.parties, int):
             who = "1 party" if self.parties == 1 else f"{self.parties} parties"
         else:

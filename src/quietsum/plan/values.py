@@ -4,8 +4,9 @@ A plan says everything that is decided before data is touched, and nothing else:
 from a ``run.toml`` (:func:`quietsum.plan.load_plan`), goes back into one (:meth:`Plan.to_toml`), and is known by its
 :attr:`Plan.digest`, which does not depend on the order of keys.
 
-Each value checks its own fields here. What only makes sense together (a noise multiplier beside a target ε, a batch
-larger than a site) is refused in one table, :mod:`quietsum.plan.refusals`, so that all problems are told at once.
+Every field is a key of the file, declared once with its bound, its default and what it means (:mod:`quietsum.keys`).
+What only makes sense together (a noise multiplier beside a target ε, a batch larger than a site) is refused in one
+table, :mod:`quietsum.plan.refusals`, so that an error lists all problems at once.
 
 >>> plan = Plan(privacy=PrivacyPlan(record=RecordPlan(epsilon=1, delta=1e-5)))
 >>> plan.federation.rounds, plan.training.local_epochs, plan.privacy.style.value
@@ -26,20 +27,23 @@ from typing import Any, final
 
 from quietsum.aggregation import BEFORE
 from quietsum.errors import InvalidParameter
+from quietsum.keys import (
+    BELOW_ONE,
+    COUNT,
+    FRACTION,
+    NAME,
+    NAMES,
+    NON_NEGATIVE,
+    POSITIVE,
+    ROUNDS,
+    SHARE,
+    at_default,
+    choices,
+    key,
+    table,
+    whole,
+)  # fmt: skip
 from quietsum.plan.attack import AttackPlan
-from quietsum.plan.fields import (
-    MOST_ROUNDS,
-    MOST_STEPS,
-    chosen,
-    count,
-    later,
-    maybe,
-    named,
-    names,
-    share,
-    store,
-    unused,
-)
 from quietsum.plan.options import Options
 from quietsum.plan.promises import (
     AdaptivePlan,
@@ -50,11 +54,9 @@ from quietsum.plan.promises import (
     RecordPlan,
     Style,
 )
-from quietsum.validate import finite_number, non_negative, positive, probability, whole_number
+from quietsum.validate import positive, printable_name, whole_number
 
 __all__ = [
-    "MOST_ROUNDS",
-    "MOST_STEPS",
     "AdaptivePlan",
     "AggregationPlan",
     "AttackPlan",
@@ -77,11 +79,6 @@ __all__ = [
     "digest_of",
 ]
 
-ADVERSARIES = ("curious", "semi-malicious")
-"""What a server may be expected to do: look at all it gets, or also lie about who dropped out."""
-BITS = (16, 20, 24, 32)
-"""How wide the coordinates of a masked sum may be."""
-COLLUDERS = "count at least one: every party receives the model and knows its own share"
 BATCH_SIZE = 32
 """The batch size where a plan states neither a batch size nor a sample rate."""
 
@@ -90,294 +87,257 @@ BATCH_SIZE = 32
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class TaskPlan:
-    """What is learned: a task's name, or "module:Class", and what is passed to it."""
+    """What is learned."""
 
-    name: str = "heart"
-    options: Mapping[str, Any] = dataclasses.field(default_factory=Options)
+    name: str = key(
+        'A task\'s name, or "my_module:MyTask".', default="heart", bound=NAME,
+        instead='name a task, for instance "heart" or "my_module:MyTask"',
+    )  # fmt: skip
+    options: Mapping[str, Any] = key(
+        "Passed to the task as it stands; what it means is the task's.", default_factory=Options
+    )
 
     def __post_init__(self) -> None:
-        named("name", self.name, 'name a task, for instance "heart" or "my_module:MyTask"')
-        store(self, options=Options(self.options))
+        object.__setattr__(self, "options", Options(self.options))
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class SamplingPlan:
-    """Which parties are asked in a round: everyone, each by its own coin of ``rate``, or ``size`` of them."""
+    """Which parties are asked in a round."""
 
-    kind: str = "everyone"
-    rate: float | None = None
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        chosen("kind", self.kind, ("everyone", "poisson", "fixed-size"))
-        store(
-            self,
-            rate=maybe(share, "rate", self.rate, "the chance that a party is asked in a round"),
-            size=maybe(count, "size", self.size, 1, MOST_STEPS, "how many parties are asked in a round"),
-        )
+    kind: str = key(
+        "Ask everyone in each round, each party by its own coin, or a fixed number.", default="everyone",
+        bound=choices("everyone", "poisson", "fixed-size"),
+    )  # fmt: skip
+    rate: float | None = key("With poisson: the chance that a party is asked in a round.", default=None, bound=SHARE)
+    size: int | None = key("With fixed-size: how many parties are asked in a round.", default=None, bound=COUNT)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class SimulatePlan:
-    """Bad luck to rehearse with the local runtime: parties that drop out, come too late, refuse."""
+    """Bad luck to rehearse with the local runtime."""
 
-    drop_outs: float = 0.0
-    stragglers: float = 0.0
-    refusing: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        lost = probability("drop_outs", self.drop_outs, "the chance that a party is lost in a round") + 0.0
-        late = probability("stragglers", self.stragglers, "the chance that a reply comes too late") + 0.0
-        store(self, drop_outs=lost, stragglers=late, refusing=names("refusing", self.refusing))
+    drop_outs: float = key("The chance that a party is lost in a round.", default=0.0, bound=FRACTION)
+    stragglers: float = key("The chance that a party's reply comes too late.", default=0.0, bound=FRACTION)
+    refusing: tuple[str, ...] = key("Parties that refuse to take part.", default=(), bound=NAMES)
 
 
 _SPLIT = re.compile(r"dirichlet\((?P<alpha>[0-9.eE+-]+)\)")
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class FederationPlan:
     """Who takes part, and for how many rounds.
 
-    ``parties`` are names, none for all of them, or how many clients are made. ``split`` says from what: ``natural``
-    (hospitals, people, cards: whatever the task knows), ``iid`` or ``dirichlet(α)``, which deal out one data set.
+    ``split`` says from what parties are made: ``natural`` (hospitals, people, cards, as the task knows them), ``iid``
+    or ``dirichlet(α)``, which deal out one data set.
     """
 
-    rounds: int = 20
-    sampling: SamplingPlan = dataclasses.field(default_factory=SamplingPlan)
-    split: str = "natural"
-    parties: tuple[str, ...] | int = ()
-    minimum_parties: int = 1
-    deadline: float | None = None
-    spare_attempts: int = 0
-    simulate: SimulatePlan = dataclasses.field(default_factory=SimulatePlan)
+    rounds: int = key("How many rounds the run has.", default=20, bound=ROUNDS)
+    sampling: SamplingPlan = key("Which parties are asked in a round.", default_factory=SamplingPlan)
+    split: str = key('From what parties are made: "natural", "iid" or "dirichlet(0.5)".', default="natural")
+    parties: tuple[str, ...] | int = key(
+        "Who takes part: names, none for all of them, or how many clients are made.", default=(),
+        bound=dataclasses.replace(COUNT, named=True),
+    )  # fmt: skip
+    minimum_parties: int = key("A round with fewer replies than this fails.", default=1, bound=ROUNDS)
+    deadline: float | None = key(
+        "Seconds a round may take; on one machine, each party. If omitted no limit, across machines 600.",
+        default=None, bound=POSITIVE,
+    )  # fmt: skip
+    spare_attempts: int = key(
+        "Rounds that may be lost and repeated; paid for in advance.", default=0, bound=whole(0, 10**6)
+    )
+    simulate: SimulatePlan = key("Bad luck to rehearse with the local runtime.", default_factory=SimulatePlan)
 
     def __post_init__(self) -> None:
-        store(
-            self,
-            rounds=count("rounds", self.rounds, 1, MOST_ROUNDS, "a run has at least one round"),
-            split=_checked_split(self.split),
-            parties=count("parties", self.parties, 1, MOST_STEPS, "how many clients to make")
-            if isinstance(self.parties, int)
-            else names("parties", self.parties),
-            minimum_parties=count("minimum_parties", self.minimum_parties, 1, MOST_ROUNDS),
-            deadline=maybe(
-                positive,
-                "deadline",
-                self.deadline,
-                "seconds a round may take, on one machine each party; leave it out for no limit",
-            ),
-            spare_attempts=count("spare_attempts", self.spare_attempts, 0, MOST_ROUNDS),
-        )
+        object.__setattr__(self, "split", _normal_split(self.split))
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The parties that are named; none where all take part, or where clients are made by number."""
+        """The parties that are named; none if all take part, or if clients are made by number."""
         return () if isinstance(self.parties, int) else self.parties
 
     @property
     def alpha(self) -> float | None:
         """The α of a Dirichlet split; None for the others."""
-        found = _SPLIT.fullmatch(self.split)
-        return float(found["alpha"]) if found else None
+        split = _SPLIT.fullmatch(self.split)
+        return float(split["alpha"]) if split else None
 
 
-def _checked_split(value: object) -> str:
+def _normal_split(value: str) -> str:
+    """``value`` in the form that plans are compared by."""
     remedy = "choose 'natural', 'iid' or 'dirichlet(0.5)'"
     if value in ("natural", "iid"):
-        return str(value)
-    found = _SPLIT.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
-    if found is None:
+        return value
+    split = _SPLIT.fullmatch(value.replace(" ", ""))
+    if split is None:
         raise InvalidParameter("split", value, "is unknown", remedy)
     try:
-        alpha = float(found["alpha"])
+        alpha = float(split["alpha"])
     except ValueError:
         raise InvalidParameter("split", value, "has an α that is no number", remedy) from None
     return f"dirichlet({positive('alpha', alpha, 'small means that clients differ much'):g})"
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class OptimizerPlan:
     """How a party turns noisy gradients into steps."""
 
-    kind: str = "sgd"
-    learning_rate: float = 0.5
-    momentum: float = 0.0
-
-    def __post_init__(self) -> None:
-        chosen("kind", self.kind, ("sgd",))
-        momentum = non_negative("momentum", self.momentum, "choose it in [0, 1)") + 0.0
-        if momentum >= 1:
-            raise InvalidParameter("momentum", self.momentum, "must be below 1", "choose it in [0, 1), 0.9 say")
-        store(self, learning_rate=positive("learning_rate", self.learning_rate), momentum=momentum)
+    kind: str = key("Gradient descent, with momentum if you like.", default="sgd", bound=choices("sgd"))
+    learning_rate: float = key("The length of a step.", default=0.5, bound=POSITIVE)
+    momentum: float = key("How much of the last step is kept.", default=0.0, bound=BELOW_ONE)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class TrainingPlan:
-    """What a party does in one round.
+    """What a party does in one round."""
 
-    ``batch_size`` or ``sample_rate`` says how records are drawn (each by its own coin); ``local_epochs`` or
-    ``local_steps`` says how often. Stated neither way, a batch holds 32 records and a round is one epoch.
-    """
-
-    engine: str = "auto"
-    batch_size: int | None = None
-    sample_rate: float | None = None
-    local_epochs: int | None = None
-    local_steps: int | None = None
-    batches: str = "poisson"
-    proximal: float = 0.0
-    optimizer: OptimizerPlan = dataclasses.field(default_factory=OptimizerPlan)
+    engine: str = key('Who computes gradients: "auto", or one by name.', default="auto", bound=NAME)
+    batch_size: int | None = key(
+        "Records in a batch, in expectation: each is drawn by its own coin. 32 if omitted.", default=None, bound=COUNT
+    )
+    sample_rate: float | None = key(
+        "Instead of batch_size: the chance that a record is in a batch, alike at all parties.", default=None,
+        bound=SHARE,
+    )  # fmt: skip
+    local_epochs: int | None = key(
+        "Passes over a party's records in a round, in expectation. 1 if omitted.", default=None, bound=COUNT
+    )
+    local_steps: int | None = key("Instead of local_epochs: steps in a round.", default=None, bound=COUNT)
+    batches: str = key(
+        "How records are drawn; each by its own coin is what is accounted for.", default="poisson",
+        bound=choices("poisson", "shuffled", "fixed-size"),
+    )  # fmt: skip
+    proximal: float = key("FedProx: the pull towards the server's model, 0 for none.", default=0.0, bound=NON_NEGATIVE)
+    optimizer: OptimizerPlan = key("How noisy gradients become steps.", default_factory=OptimizerPlan)
 
     def __post_init__(self) -> None:
-        named("engine", self.engine, 'choose "auto"')
-        chosen("batches", self.batches, ("poisson", "shuffled", "fixed-size"))
-        batch, rate = self.batch_size, self.sample_rate
-        epochs, steps = self.local_epochs, self.local_steps
-        if batch is None and rate is None:
-            batch = BATCH_SIZE
-        if epochs is None and steps is None:
-            epochs = 1
-        store(
-            self,
-            batch_size=maybe(count, "batch_size", batch, 1, MOST_STEPS),
-            sample_rate=maybe(share, "sample_rate", rate, "the chance that a record is in a batch"),
-            local_epochs=maybe(count, "local_epochs", epochs, 1, MOST_STEPS),
-            local_steps=maybe(count, "local_steps", steps, 1, MOST_STEPS),
-            proximal=non_negative("proximal", self.proximal, "the pull towards the server's model, 0 for none") + 0.0,
-        )
+        if self.batch_size is None and self.sample_rate is None:
+            object.__setattr__(self, "batch_size", BATCH_SIZE)
+        if self.local_epochs is None and self.local_steps is None:
+            object.__setattr__(self, "local_epochs", 1)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class ServerOptimizerPlan:
-    """What the server does with the mean update: FedAvg, FedAvgM or FedAdam (Reddi et al. 2021).
+    """What the server does with the mean update.
 
-    With ``average`` the model that is scored and kept is a running mean of all rounds' models, which costs nothing.
+    FedAvg, FedAvgM or FedAdam (Reddi et al. 2021). Averaging models costs no privacy.
     """
 
-    kind: str = "fedavg"
-    learning_rate: float = 1.0
-    momentum: float = 0.9
-    second: float = 0.99
-    floor: float = 1e-3
-    average: float = 0.0
-
-    def __post_init__(self) -> None:
-        chosen("kind", self.kind, ("fedavg", "fedavgm", "fedadam"))
-        for name in ("momentum", "second", "average"):
-            value = non_negative(name, getattr(self, name), "choose it in [0, 1)") + 0.0
-            if value >= 1:
-                raise InvalidParameter(name, value, "must be below 1", "choose it in [0, 1), 0.9 say")
-            store(self, **{name: value})
-        store(
-            self,
-            learning_rate=positive("learning_rate", self.learning_rate),
-            floor=positive("floor", self.floor, "what keeps FedAdam's divisor from zero"),
-        )
+    kind: str = key(
+        "Add it, add it with momentum, or scale each coordinate (Adam).", default="fedavg",
+        bound=choices("fedavg", "fedavgm", "fedadam"),
+    )  # fmt: skip
+    learning_rate: float = key("The length of the server's step.", default=1.0, bound=POSITIVE)
+    momentum: float = key("fedavgm and fedadam: how much of the past is kept.", default=0.9, bound=BELOW_ONE)
+    second: float = key("fedadam: the same for squares.", default=0.99, bound=BELOW_ONE)
+    floor: float = key("fedadam: what keeps the divisor from zero.", default=1e-3, bound=POSITIVE)
+    average: float = key(
+        "Keep a running mean of the models, with this decay; 0 keeps the last one.", default=0.0, bound=BELOW_ONE
+    )
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class StagePlan:
-    """Some rounds in a row with their own noise, clip and learning rate, as factors of what the plan states."""
+    """Some rounds in a row with factors of their own."""
 
-    rounds: int
-    noise: float = 1.0
-    clip: float = 1.0
-    learning_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        factors = {name: positive(name, getattr(self, name), "a factor; 1 changes nothing") for name in self.factors()}
-        store(self, rounds=count("rounds", self.rounds, 1, MOST_ROUNDS), **factors)
-
-    @staticmethod
-    def factors() -> tuple[str, ...]:
-        """What a stage may change."""
-        return ("noise", "clip", "learning_rate")
+    rounds: int = key("How many rounds the stage has.", bound=ROUNDS)
+    noise: float = key("Times the noise multipliers.", default=1.0, bound=POSITIVE)
+    clip: float = key("Times the clips.", default=1.0, bound=POSITIVE)
+    learning_rate: float = key("Times the parties' learning rate.", default=1.0, bound=POSITIVE)
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class AggregationPlan:
-    """How the server combines what the parties send. ``weights`` if omitted: by size, or alike where clients count.
+    """How the server combines what the parties send.
 
-    With ``secure`` the server sees one sum of masked updates. ``threshold`` is how many parties must bring their shares
-    to unmask it (chosen if omitted), ``adversary`` what the server is expected to do, ``colluders`` how many parties
-    may share all they know with it, ``drop_outs`` the share of a cohort that may be lost. ``max_update`` is the ball on
-    which a party projects its update, or its sum of gradients, before masking; if omitted, what clip and noise allow,
-    and 100 where neither bounds it. ``attackers`` is how many parties of a round may send anything, for a robust rule;
-    if omitted, a quarter of them, or as many as the rule withstands. ``before`` mixes updates before the rule sees
-    them. ``groups`` cuts a masked cohort at random into so many, with one sum each and the rule between their means;
+    With ``secure`` the server sees one sum of masked updates. ``max_update`` is the ball on which a party projects its
+    update, or its sum of gradients, before masking; if omitted, what clip and noise allow, and 100 where neither bounds
+    it. ``groups`` cuts a masked cohort at random into so many, with one sum each and the rule between their means;
     ``threshold`` and ``drop_outs`` are then one group's.
     """
 
-    rule: str = "mean"
-    weights: str | None = None
-    secure: bool = False
-    threshold: int | None = None
-    adversary: str = later("curious")
-    colluders: int = later(1)
-    drop_outs: float | None = None
-    bits: int = later(32)
-    max_update: float | None = None
-    attackers: int | None = None
-    before: str = later("")
-    groups: int = later(1)
-    optimizer: ServerOptimizerPlan = dataclasses.field(default_factory=ServerOptimizerPlan)
-
-    def __post_init__(self) -> None:
-        named("rule", self.rule, 'name a rule, for instance "mean"')
-        maybe(chosen, "weights", self.weights, ("size", "equal"))
-        if not isinstance(self.secure, bool):
-            raise InvalidParameter("secure", self.secure, "is neither true nor false", "write true or false")
-        chosen("adversary", self.adversary, ADVERSARIES)
-        chosen("before", self.before, ("", *BEFORE))
-        if self.bits not in BITS or isinstance(self.bits, bool):
-            raise InvalidParameter("bits", self.bits, "is no width of a sum", "choose 32, or 16, 20 or 24")
-        lost = maybe(probability, "drop_outs", self.drop_outs, "the share of a cohort that may be lost in a round")
-        if lost == 1:
-            raise InvalidParameter("drop_outs", self.drop_outs, "leaves nobody", "choose it below 1, 0.1 say")
-        store(
-            self,
-            threshold=maybe(count, "threshold", self.threshold, 1, MOST_STEPS, "so many parties unmask a sum"),
-            colluders=count("colluders", self.colluders, 1, MOST_STEPS, COLLUDERS),
-            drop_outs=None if lost is None else lost + 0.0,
-            max_update=maybe(positive, "max_update", self.max_update, "the length of the longest update"),
-            groups=count("groups", self.groups, 1, MOST_STEPS, "so many groups of parties; 1 for one sum over all"),
-            attackers=maybe(count, "attackers", self.attackers, 0, MOST_STEPS, "so many parties may send anything"),
-        )
+    rule: str = key("How updates are combined.", default="mean", bound=NAME, instead='name a rule, for instance "mean"')
+    weights: str | None = key(
+        "Weigh parties by declared size (the default without client level), or all alike.", default=None,
+        bound=choices("size", "equal"),
+    )  # fmt: skip
+    secure: bool = key("Show the server one masked sum only.", default=False)
+    threshold: int | None = key(
+        "How many parties must bring their shares to unmask a sum; chosen to fit if omitted.", default=None, bound=COUNT
+    )
+    adversary: str = key(
+        "What the server may do: look at all it gets, or also lie about who dropped out.", default="curious",
+        bound=choices("curious", "semi-malicious"), later=True,
+    )  # fmt: skip
+    colluders: int = key(
+        "Parties that may tell the server all they know, those it enrols itself included; at least 1.", default=1,
+        bound=COUNT, later=True,
+        instead="count at least one: every party receives the model and knows its own share",
+    )  # fmt: skip
+    drop_outs: float | None = key(
+        "The share of a cohort that a round may lose; what the threshold allows if omitted.", default=None,
+        bound=BELOW_ONE,
+    )  # fmt: skip
+    bits: int = key(
+        "The width of a masked coordinate; below 32 with a Hadamard rotation.", default=32,
+        bound=choices(16, 20, 24, 32), later=True,
+    )  # fmt: skip
+    max_update: float | None = key(
+        "Longer updates or gradient sums are cut to this before masking; if omitted, by clip and noise.", default=None,
+        bound=POSITIVE,
+    )  # fmt: skip
+    attackers: int | None = key(
+        "Parties of a round that may send anything; a quarter, or what the rule withstands, if omitted.", default=None,
+        bound=whole(0, 10**9),
+    )  # fmt: skip
+    before: str = key(
+        "Mix updates before the rule: each with its nearest (nnm), or two at random (bucketing).", default="",
+        bound=choices("", *BEFORE), later=True,
+    )  # fmt: skip
+    groups: int = key(
+        "With secure: random groups of parties, a masked sum of each, and the rule between their means.", default=1,
+        bound=COUNT, later=True,
+    )  # fmt: skip
+    optimizer: ServerOptimizerPlan = key(
+        "What the server does with the mean update.", default_factory=ServerOptimizerPlan
+    )
 
 
 # --------------------------------------------------------------------------------------------- the plan
 
 
 @final
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@table
 class Plan:
-    """A whole run, decided in advance. See :func:`quietsum.plan.resolve` for what follows from it."""
+    """A run of quietsum: who takes part, how they train, what privacy is promised.
 
-    task: TaskPlan = dataclasses.field(default_factory=TaskPlan)
-    federation: FederationPlan = dataclasses.field(default_factory=FederationPlan)
-    training: TrainingPlan = dataclasses.field(default_factory=TrainingPlan)
-    privacy: PrivacyPlan = dataclasses.field(default_factory=PrivacyPlan)
-    aggregation: AggregationPlan = dataclasses.field(default_factory=AggregationPlan)
-    schedule: tuple[StagePlan, ...] = ()
-    attack: AttackPlan | None = None
+    See :func:`quietsum.plan.resolve` for what follows from it.
+    """
 
-    def __post_init__(self) -> None:
-        stages = tuple(self.schedule)
-        if not all(isinstance(stage, StagePlan) for stage in stages):
-            raise InvalidParameter("schedule", self.schedule, "is no list of stages", "pass StagePlan(rounds=...)")
-        if self.attack is not None and not isinstance(self.attack, AttackPlan):
-            raise InvalidParameter("attack", self.attack, "is no attack", 'pass AttackPlan(kind="lie")')
-        store(self, schedule=stages)
+    task: TaskPlan = key("What is learned.", default_factory=TaskPlan)
+    federation: FederationPlan = key("Who takes part, and for how many rounds.", default_factory=FederationPlan)
+    training: TrainingPlan = key("What a party does in one round.", default_factory=TrainingPlan)
+    privacy: PrivacyPlan = key("The promise.", default_factory=PrivacyPlan)
+    aggregation: AggregationPlan = key("How updates are combined.", default_factory=AggregationPlan)
+    schedule: tuple[StagePlan, ...] = key(
+        "Stages with factors for noise, clip and learning rate; together all rounds.", default=()
+    )
+    attack: AttackPlan | None = key(
+        "A drill on this machine: parties that attack. Refused by every site.", default=None
+    )
 
     def stage(self, number: int) -> StagePlan:
         """The stage of round ``number``; one without changes where nothing is scheduled."""
@@ -391,7 +351,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain values, every default spelled out; what is not stated (None) is left out.
 
-        So are defaults of keys that came after plans were first written (:func:`~quietsum.plan.fields.later`): a plan
+        So are defaults of keys that came after plans were first written (:class:`~quietsum.keys.Key`): a plan
         that does not use them keeps its digest.
         """
         values: dict[str, Any] = _plain(self)
@@ -439,7 +399,7 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value):
         fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
-        return {field.name: _plain(item) for field, item in fields if item is not None and not unused(field, item)}
+        return {field.name: _plain(item) for field, item in fields if item is not None and not at_default(field, item)}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return value
@@ -463,10 +423,9 @@ class PartyFacts:
     holder: str = ""
 
     def __post_init__(self) -> None:
-        named("name", self.name, "name the party")
-        named("dataset", self.dataset, "name the dataset; budgets are kept under this name")
-        finite_number("size", self.size)
-        store(self, size=whole_number("size", self.size, 0))
+        printable_name("name", self.name, "name the party")
+        printable_name("dataset", self.dataset, "name the dataset; budgets are kept under this name")
+        object.__setattr__(self, "size", whole_number("size", self.size, 0))
 
     @property
     def account(self) -> str:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from quietsum.aggregation import RULES, beyond_memory
 from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
 from quietsum.plan import refusals
-from quietsum.plan.presets import PRESETS
-from quietsum.plan.promises import ClientPlan, RecordPlan
+from quietsum.plan.promises import PRESETS, ClientPlan, RecordPlan
 from quietsum.plan.resolution import sight
 from quietsum.plan.resolution.forecast import Profile, smallest_noise
 from quietsum.plan.resolution.resolved import ResolvedPlan

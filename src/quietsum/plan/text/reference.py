@@ -1,55 +1,90 @@
-"""The reference of ``run.toml`` as tables of Markdown, made from the same descriptions that errors quote.
+"""What is published about the keys of a file: their list, the JSON Schema, and the reference page.
 
-``python -m quietsum.plan schema`` prints the JSON Schema, ``python -m quietsum.plan reference`` prints these tables;
-the pages under docs/reference are checked against both.
+All of it is made from the declarations that errors quote as well (:mod:`quietsum.keys`). ``python -m quietsum.plan
+schema`` prints the JSON Schema of ``run.toml``, ``python -m quietsum.plan reference`` its tables; tests hold the pages
+under docs/reference to them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
+
+from quietsum.plan.values import Plan
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from quietsum.plan.text.tables import Table
 
-__all__ = ["page"]
+__all__ = ["json_schema", "keys", "keys_of", "page"]
 
 
-def page(table: type[Table] | None = None) -> str:
-    """One table of keys for each table of the file, ``run.toml`` if no other is meant."""
-    from quietsum.plan.text.tables import PlanTable
-
-    parts = []
-    for name, field in (table or PlanTable).model_fields.items():
-        from quietsum.plan.text.problems import inner_tables
-
-        inner = inner_tables(field.annotation)
-        rows = "".join(f"{row}\n" for kind in inner for row in _rows(kind, f"{name}."))
-        title, default = (f"[{name}]", "") if inner else (name, f"`{_toml(field.default)}`")
-        about = _cell(field.description or "")
-        parts.append(
-            f"## {title}\n\n| key | default | meaning |\n|---|---|---|\n| `{name}` | {default} | {about} |\n{rows}"
-        )
-    return "\n".join(parts)
+def keys() -> dict[str, str]:
+    """Every key of ``run.toml`` by its full path, with its meaning."""
+    return keys_of(Plan)
 
 
-def _rows(table: Any, prefix: str) -> Iterator[str]:
-    from quietsum.plan.text.problems import inner_tables
+def keys_of(kind: type[Any]) -> dict[str, str]:
+    """Every key of a file that holds a ``kind``, by its full path, with its meaning."""
+    from quietsum.plan.text.tables import table_of
 
-    fields: type[Table] = table
-    for name, field in fields.model_fields.items():
-        inner = inner_tables(field.annotation)
-        default = "" if inner or field.is_required() or field.default is None else f"`{_toml(field.default)}`"
-        default = "must be stated" if field.is_required() else default
-        yield f"| `{prefix}{name}` | {default} | {_cell(field.description or '')} |"
-        for kind in inner:
-            yield from _rows(kind, f"{prefix}{name}.")
+    return {path: field.description or "" for path, field in _fields(table_of(kind), "")}
 
 
-def _toml(value: Any) -> str:
-    return "{}" if value == {} else json.dumps(value)
+def _fields(table: type[Table], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+    from quietsum.plan.text.tables import inner_tables
+
+    for name, field in table.model_fields.items():
+        yield f"{prefix}{name}", field
+        for kind in inner_tables(field.annotation):
+            yield from _fields(kind, f"{prefix}{name}.")
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def page(kind: type[Any] = Plan) -> str:
+    """The tables of a reference page in Markdown: one for each table of a file that holds a ``kind``."""
+    from quietsum.plan.text.tables import inner_tables, table_of
+
+    parts: dict[str, list[str]] = {}
+    table = table_of(kind)
+    for path, field in _fields(table, ""):
+        parts.setdefault(path.partition(".")[0], []).append(_row(path, field))
+    for name, rows in parts.items():
+        annotation = table.model_fields[name].annotation
+        inner = inner_tables(annotation) or annotation == dict[str, Any]
+        title = name if not inner else f"[[{name}]]" if get_origin(annotation) is list else f"[{name}]"
+        parts[name] = [f"## {title}", "", "| key | default | meaning |", "|---|---|---|", *rows]
+    return "\n\n".join("\n".join(lines) for lines in parts.values()) + "\n"
+
+
+def _row(path: str, field: FieldInfo) -> str:
+    from quietsum.plan.text.tables import inner_tables
+
+    default = "must be stated" if field.is_required() else ""
+    if not inner_tables(field.annotation) and not field.is_required() and field.default is not None:
+        default = f"`{json.dumps(field.default)}`"
+    meaning = (field.description or "").replace("|", "\\|")
+    return f"| `{path}` | {default} | {meaning} |"
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of ``run.toml``, for editors that check while one types."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    from quietsum.plan.text.tables import table_of
+
+    class WithoutNull(GenerateJsonSchema):
+        """TOML has no null: an optional key is one that may be left out."""
+
+        def nullable_schema(self, schema: Any) -> dict[str, Any]:
+            return self.generate_inner(schema["schema"])
+
+        def default_schema(self, schema: Any) -> dict[str, Any]:
+            made = super().default_schema(schema)
+            if not isinstance(made.get("default"), str | int | float | list):  # tables have defaults of their own
+                made.pop("default", None)
+            return made
+
+    schema = table_of(Plan).model_json_schema(schema_generator=WithoutNull)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "run.toml of quietsum"}

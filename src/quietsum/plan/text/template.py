@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import final
 
 from quietsum.errors import InvalidParameter
-from quietsum.plan.presets import PRESETS
-from quietsum.plan.promises import Style
+from quietsum.plan.promises import PRESETS, Style
 
 __all__ = [
     "CLIENTS",
