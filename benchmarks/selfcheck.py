@@ -3,7 +3,7 @@
     python benchmarks/selfcheck.py [--mutants] [--honest 100] [--model NAME]
 
 Without options both tables are printed. A mutant's line marks every test that accuses it, in bold those that must
-(`quietsum.learning.mutants.catalogue`). A correct model is built anew for each seed, with weights, made-up rows and the
+(`tests/learning/mutants`). A correct model is built anew for each seed, with weights, made-up rows and the
 check's own choices drawn from that seed, while its noise comes from the operating system; the table says how often it
 was accused, the smallest p-value and the median seconds of a check. Needs torch.
 """
@@ -17,21 +17,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+for place in ("tests", "src"):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / place))
 os.environ.setdefault("QUIETSUM_TEST_SEEDS", "1")  # of the check's own choices; noise is not seeded
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from learning.mutants.catalogue import MUTANTS, UNSEEN
+from learning.mutants.honest import Trainer
 from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.checks.before_training import CheckedStep, while_checking
 from quietsum.learning.checks.numpy_step import Field, MadeUp
 from quietsum.learning.clipping import Clip, Flat, FlatL1
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import engine_for
-from quietsum.learning.mutants.catalogue import MUTANTS, UNSEEN
-from quietsum.learning.mutants.honest import Trainer
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.selfcheck import TESTS, one_step, run_selfcheck

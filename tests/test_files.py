@@ -170,7 +170,6 @@ WRITERS = {
     "files.py": "the writer",
     "alerts/auditlog.py": "a log that is chained and synced line by line",
     "alerts/sinks.py": "alerts for the operator, line by line",
-    "learning/mutants/words.py": "trainers that are broken on purpose, for the self-check to find",
     "ledger/chain/high_water_mark.py": "in place: the mark may be late, not slow",
     "ledger/chain/snapshots.py": "a shortcut that may be lost, so it is not synced",
     "federation/flower/adapter.py": "a file for the library under it, for as long as a process lives",

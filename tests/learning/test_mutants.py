@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from quietsum.learning.mutants.catalogue import MUTANTS, UNSEEN
-from quietsum.learning.mutants.honest import Trainer
+from learning.mutants.catalogue import MUTANTS, UNSEEN
+from learning.mutants.honest import Trainer
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.selfcheck import TESTS, CheckReport, one_step, run_selfcheck
 
@@ -74,6 +76,14 @@ NEEDS_MANY_DRAWS = {
     "one pair of coordinates",
     "no noise along the sum",
 }
+
+
+@pytest.fixture(autouse=True)
+def own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """T11 reads what changes in the temporary and the working folder, where other programs write too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)

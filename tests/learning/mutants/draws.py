@@ -1,6 +1,6 @@
 """Broken draws: trainers that clip and add noise as they claim, on batches that no independent coins made.
 
-Each entry of :data:`DRAWS` draws the indices of one batch for a :class:`quietsum.learning.mutants.honest.Trainer`.
+Each entry of :data:`DRAWS` draws the indices of one batch for a :class:`learning.mutants.honest.Trainer`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.learning.mutants.honest import Trainer
+from learning.mutants.honest import Trainer
 
 __all__ = ["DRAWS", "UNSEEN_DRAWS"]
 

@@ -1,6 +1,6 @@
 """Broken noise: trainers whose clip and draws are right and whose noise is not what they claim.
 
-Each entry of :data:`NOISE` is a noise for :class:`quietsum.learning.mutants.honest.Trainer`: it gets the trainer and
+Each entry of :data:`NOISE` is a noise for :class:`learning.mutants.honest.Trainer`: it gets the trainer and
 the batch (None where the noise alone is asked for) and returns what is added to the sum. The variance is right in most
 of them.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from quietsum.learning.mutants.honest import Trainer, normal_noise
+from learning.mutants.honest import Trainer, normal_noise
 from quietsum.selfcheck import Batch, Floats
 
 __all__ = ["NOISE", "UNSEEN_NOISE"]

@@ -1,9 +1,9 @@
 """Trainers that look private and are not: each is DP-SGD with one mistake that somebody really made.
 
 A check that has never failed proves nothing. These trainers are kept so that the self-check can be tested: each must
-be caught, by the tests that should see it. All are the small correct trainer of :mod:`quietsum.learning.mutants.honest`
+be caught, by the tests that should see it. All are the small correct trainer of :mod:`learning.mutants.honest`
 with one part exchanged, and each names the tests that must accuse it. Many more live in rooms of their own: noise,
-sums, draws and words (:mod:`quietsum.learning.mutants.noise` and its neighbours).
+sums, draws and words (:mod:`learning.mutants.noise` and its neighbours).
 
 :data:`UNSEEN` keeps mistakes that no check of a few seconds can see: what begins later than it looks, and what repeats
 more seldom than it draws.
@@ -24,9 +24,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.errors import InvalidParameter
-from quietsum.learning.mutants.draws import DRAWS, UNSEEN_DRAWS
-from quietsum.learning.mutants.honest import (
+from learning.mutants.draws import DRAWS, UNSEEN_DRAWS
+from learning.mutants.honest import (
     Trainer,
     clip,
     clip_to,
@@ -35,9 +34,10 @@ from quietsum.learning.mutants.honest import (
     lengths,
     normal_noise,
 )
-from quietsum.learning.mutants.noise import NOISE, UNSEEN_NOISE
-from quietsum.learning.mutants.sums import SUMS, kept_momentum, previous_kept
-from quietsum.learning.mutants.words import WORDS
+from learning.mutants.noise import NOISE, UNSEEN_NOISE
+from learning.mutants.sums import SUMS, kept_momentum, previous_kept
+from learning.mutants.words import WORDS
+from quietsum.errors import InvalidParameter
 from quietsum.sampling import FixedSize, Poisson
 from quietsum.selfcheck import Batch, Floats, Law
 

@@ -1,7 +1,7 @@
 """A small DP-SGD in torch, taken apart: correct as it stands, and every part can be exchanged.
 
 It is written apart from the engines on purpose: one gradient per example by ``torch.func``, clipped, summed and
-noised in numpy. The self-check's mutants (:mod:`quietsum.learning.mutants.catalogue`) are this trainer with one part
+noised in numpy. The self-check's mutants (:mod:`learning.mutants.catalogue`) are this trainer with one part
 broken.
 """
 

@@ -1,6 +1,6 @@
 """Broken silence: trainers whose release is private and who say something else besides.
 
-Each entry of :data:`WORDS` is what a :class:`quietsum.learning.mutants.honest.Trainer` says about a batch: what it
+Each entry of :data:`WORDS` is what a :class:`learning.mutants.honest.Trainer` says about a batch: what it
 returns, and what it prints, logs and writes on the way.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from learning.mutants.honest import Trainer, clip, gradients, lengths, tensors
 from quietsum.errors import QuietsumError
-from quietsum.learning.mutants.honest import Trainer, clip, gradients, lengths, tensors
 from quietsum.selfcheck import Batch
 
 __all__ = ["WORDS", "batch_loss"]

@@ -1,7 +1,7 @@
 """Broken sums: trainers whose noise and draws are right, and whose sum one record moves by more than they claim.
 
 Each entry of :data:`SUMS` names the tests that must accuse it and gives the sum of a batch for a
-:class:`quietsum.learning.mutants.honest.Trainer`. Many behave until a batch is large, has an odd size or ends in a part
+:class:`learning.mutants.honest.Trainer`. Many behave until a batch is large, has an odd size or ends in a part
 of a micro-batch.
 """
 
@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from quietsum.learning.mutants.honest import Trainer, clip, clip_to, gradients, lengths
+from learning.mutants.honest import Trainer, clip, clip_to, gradients, lengths
 from quietsum.selfcheck import Batch, Floats
 
 __all__ = ["SUMS", "kept_momentum", "previous_kept"]
