@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 import torch
 from torch import nn
 
-from quietsum.learning import chacha
 from quietsum.learning.clipping import Flat
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.noise import chacha
+from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.learning.step import PrivateStep, cross_entropy
 
 

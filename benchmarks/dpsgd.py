@@ -60,7 +60,7 @@ def _load(name: str, path: Path) -> Any:
 
 
 try:
-    from quietsum.learning.noise import TorchNoise
+    from quietsum.learning.noise.gradient_noise import TorchNoise
 except ImportError:
     for _name in [name for name in sys.modules if name.split(".")[0] == "quietsum"]:
         del sys.modules[_name]

@@ -27,10 +27,10 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from learning.mutants.catalogue import MUTANTS, UNSEEN
 from learning.mutants.honest import Trainer
-from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checks.before_training import CheckedStep, while_checking
+from quietsum.learning.checks.before_training import while_checking
 from quietsum.learning.checks.numpy_step import Field, MadeUp
-from quietsum.learning.clipping import Clip, Flat, FlatL1
+from quietsum.learning.checks.step import CheckedStep
+from quietsum.learning.clipping import Clip, Flat, FlatL1, QuantileClip
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import engine_for
 from quietsum.learning.step import PrivateStep, cross_entropy

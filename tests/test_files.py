@@ -177,7 +177,7 @@ WRITERS = {
     "federation/flower/childlog.py": "a log",
     "federation/flower/superlink.py": "a log",
     "runs/folder.py": "a lock",
-    "learning/saving.py": "a lock",
+    "learning/spending.py": "a lock",
     "cli/sites/check.py": "a lock",
     "runs/progress.py": "events for the operator, line by line",
     "cli/app.py": "/dev/null, for a reader that has left",

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from quietsum import ExactAccountant, Gaussian, PoissonSampled
 from quietsum.errors import InvalidParameter
-from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.clipping import Flat
+from quietsum.learning.clipping import Flat, QuantileClip
 from quietsum.learning.engines.protocol import Batch
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms.rng import randomness_for_tests

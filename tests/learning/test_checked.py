@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from learning.mutants.catalogue import MUTANTS
-from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checks.before_training import CheckedStep, while_checking
+from quietsum.learning.checks.before_training import while_checking
 from quietsum.learning.checks.numpy_step import Field, MadeUp, Silent
-from quietsum.learning.clipping import Flat
+from quietsum.learning.checks.step import CheckedStep
+from quietsum.learning.clipping import Flat, QuantileClip
 from quietsum.learning.engines.protocol import Batch, Engine, engine_for
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from quietsum.learning.clients.local import LocalSteps
-from quietsum.learning.noise import float_margin
+from quietsum.learning.noise.gradient_noise import float_margin
 from quietsum.mechanisms.rng import randomness_for_tests, system_randomness
 from quietsum.plan.orders import LocalOrders
 from quietsum.sampling import Everyone, Poisson

@@ -12,7 +12,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.checks.before_training import ClaimContradicted
 from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.engines.protocol import Batch
-from quietsum.learning.wrapping import PoissonLoader, PrivateOptimizer, make_private
+from quietsum.learning.own_loop import PoissonLoader, PrivateOptimizer, make_private
 
 ROWS = 60
 

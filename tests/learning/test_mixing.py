@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from quietsum.errors import InvalidParameter
+from quietsum.learning.checks.before_training import check_step
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engines.batch_mixing import (
@@ -23,7 +24,6 @@ from quietsum.learning.engines.batch_mixing import (
 from quietsum.learning.engines.protocol import Batch, engine_for
 from quietsum.learning.records import Records
 from quietsum.learning.step import cross_entropy
-from quietsum.learning.wrapping import check_step
 
 
 def rows(count: int = 4) -> Batch:

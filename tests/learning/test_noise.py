@@ -16,12 +16,18 @@ from scipy import stats
 
 from quietsum import Gaussian, Laplace
 from quietsum.errors import InvalidParameter
-from quietsum.learning import chacha
-from quietsum.learning.chacha import blocks, words
 from quietsum.learning.clipping import Flat
 from quietsum.learning.engines.protocol import engine_for
-from quietsum.learning.noise import TorchNoise, _DeviceNoise, fast_laplace, fast_normals, float_margin
-from quietsum.learning.validation import more_noise
+from quietsum.learning.noise import chacha
+from quietsum.learning.noise.chacha import blocks, words
+from quietsum.learning.noise.gradient_noise import (
+    TorchNoise,
+    _DeviceNoise,
+    fast_laplace,
+    fast_normals,
+    float_margin,
+    more_noise,
+)
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 
 MANY = 1 << 18

@@ -18,9 +18,11 @@ from torch import nn
 
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.people import bounded, event_guarantee, person_event
+from quietsum.learning.people import bound_people
 from quietsum.learning.records import Records
+from quietsum.learning.spending import event_guarantee
 from quietsum.learning.trainer import PrivateTrainer
+from quietsum.privacy import person_event
 from quietsum.privacy.accounting import accountant_for
 from quietsum.privacy.events import Composed, Gaussian, Group, PoissonSampled, PureDP, Repeated
 from quietsum.privacy.units import Neighbours, PrivacyUnit
@@ -39,22 +41,22 @@ def by_hand(people: Sequence[object], most: int) -> list[int]:
 @pytest.mark.parametrize("most", [1, 2, 5, 100])
 def test_of_every_person_the_first_records_are_kept(most: int) -> None:
     people = np.random.default_rng(4).integers(0, 30, 400)
-    assert bounded(people, most=most).tolist() == by_hand(people.tolist(), most)
+    assert bound_people(people, most=most).tolist() == by_hand(people.tolist(), most)
 
 
 def test_a_person_who_leaves_takes_at_most_so_many_records_along_and_no_other_s() -> None:
     people = np.random.default_rng(5).integers(0, 12, 200)
-    kept = set(bounded(people, most=3).tolist())
+    kept = set(bound_people(people, most=3).tolist())
     for gone in range(12):
         places = np.flatnonzero(people != gone)
-        without = {int(places[place]) for place in bounded(people[places], most=3)}
+        without = {int(places[place]) for place in bound_people(people[places], most=3)}
         assert without < kept and len(kept - without) <= 3
         assert all(people[place] == gone for place in kept - without)
 
 
 def test_names_may_be_words_and_nobody_is_fine() -> None:
-    assert bounded(["b", "a", "b", "b"], most=1).tolist() == [0, 1]
-    assert bounded([], most=1).tolist() == []
+    assert bound_people(["b", "a", "b", "b"], most=1).tolist() == [0, 1]
+    assert bound_people([], most=1).tolist() == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_names_may_be_words_and_nobody_is_fine() -> None:
 )
 def test_what_is_no_list_of_people_is_refused(people: object, most: object) -> None:
     with pytest.raises(InvalidParameter):
-        bounded(people, most=most)  # type: ignore[arg-type]
+        bound_people(people, most=most)  # type: ignore[arg-type]
 
 
 def one_step_delta(epsilon: float, rate: float, noise: float, size: int) -> float:
@@ -188,7 +190,10 @@ def test_without_a_bound_there_is_no_word_about_people() -> None:
 def test_a_record_that_leaves_moves_the_clipped_sum_by_twice_the_clip_and_is_priced_so() -> None:
     plan = plan_training(config(epsilon=None, noise_multiplier=1.0, max_records=1), size=60)
     alone = plan_training(config(epsilon=None, noise_multiplier=1.0), size=60)
-    used = [torch.tensor([1.0, -1.0])[bounded([7] * 2, most=1)].sum(), torch.tensor([-1.0])[bounded([7], most=1)].sum()]
+    used = [
+        torch.tensor([1.0, -1.0])[bound_people([7] * 2, most=1)].sum(),
+        torch.tensor([-1.0])[bound_people([7], most=1)].sum(),
+    ]
     assert abs(used[0] - used[1]) == 2.0
     step = PoissonSampled(rate=plan.rate, event=Gaussian(noise_multiplier=1.0))
     replaced = accountant_for("exact", neighbours=Neighbours.REPLACE_ONE).compose(step, plan.steps)

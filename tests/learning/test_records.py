@@ -28,7 +28,8 @@ from torch.utils.data import (
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig
-from quietsum.learning.records import Records, RecordsOfOtherShapes, rehearse, rehearse_step
+from quietsum.learning.records import Records, RecordsOfOtherShapes
+from quietsum.learning.rehearsal import rehearse_model, rehearse_step
 from quietsum.learning.step import PrivateStep, cross_entropy
 from quietsum.learning.trainer import PrivateTrainer
 
@@ -257,7 +258,7 @@ def test_a_buffer_of_sums_is_refused_before_training_and_a_counter_is_not() -> N
 
 def test_a_rehearsal_leaves_buffers_alone() -> None:
     model, records = Watching(sums=False), Records.of(stacked([Listed()[i] for i in range(ROWS)]))
-    rehearse(model, cross_entropy, records, HERE)
+    rehearse_model(model, cross_entropy, records, HERE)
     step = PrivateStep.build(
         model, cross_entropy, Flat(max_norm=1.0), noise_multiplier=1.0, rate=0.5, expected_batch=30.0
     )

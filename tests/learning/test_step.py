@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from quietsum import Gaussian, Laplace, PoissonSampled
 from quietsum.errors import InvalidParameter
-from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
+from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer, QuantileClip
 from quietsum.learning.engines.protocol import Batch
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.learning.step import PrivateStep, ScaledLoss, cross_entropy
 from quietsum.mechanisms.rng import randomness_for_tests
 

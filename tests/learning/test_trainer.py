@@ -17,18 +17,17 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from quietsum import ExactAccountant, Gaussian, Neighbours, PoissonSampled, Repeated
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, QuietsumError
-from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.checks.before_training import ClaimContradicted
 from quietsum.learning.checks.numpy_step import Silent
+from quietsum.learning.clipping import QuantileClip
 from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engines.protocol import Batch
-from quietsum.learning.history import Epoch, progress_line
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.noise.gradient_noise import TorchNoise
+from quietsum.learning.own_loop import make_private
 from quietsum.learning.records import LabelsOutOfRange, Records
 from quietsum.learning.schedules import Growing, Stepwise
 from quietsum.learning.step import cross_entropy
-from quietsum.learning.trainer import PrivateTrainer
-from quietsum.learning.wrapping import make_private
+from quietsum.learning.trainer import Epoch, PrivateTrainer, progress_line
 
 ROWS = 400
 

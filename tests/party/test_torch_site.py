@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from party.asking import STYLES, Place, Server, hear, policy, reason
-from quietsum.learning.records import LabelsOutOfRange, cross_entropy
+from quietsum.learning.records import LabelsOutOfRange
+from quietsum.learning.step import cross_entropy
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import AllowedTask, SiteData, SiteDataset, SiteName
 from quietsum.party.service import SiteService

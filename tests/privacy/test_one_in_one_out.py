@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from quietsum.errors import UnsupportedEvent
-from quietsum.learning.people import bounded
+from quietsum.learning.people import bound_people
 from quietsum.privacy import events as ev
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.groups import bounded_record_event
@@ -27,7 +27,7 @@ ADD, ZERO, REPLACE = Neighbours.ADD_REMOVE, Neighbours.ZERO_OUT, Neighbours.REPL
 
 def kept(rows: list[tuple[str, int]], most: int) -> set[tuple[str, int]]:
     """The (person, value) rows that are used."""
-    return {rows[place] for place in bounded([person for person, _ in rows], most=most)}
+    return {rows[place] for place in bound_people([person for person, _ in rows], most=most)}
 
 
 def everybody(rows: int) -> list[list[tuple[str, int]]]:
@@ -99,7 +99,7 @@ def test_an_attack_on_bounded_contributions_exceeds_the_price_without_it():
     rng, steps, tries = np.random.default_rng(7), 40, 50_000
     losses = []
     for values in ([1.0, -1.0], [-1.0]):  # with the first record, and without it
-        used = np.array([values[place] for place in bounded(["ada"] * len(values), most=1)])
+        used = np.array([values[place] for place in bound_people(["ada"] * len(values), most=1)])
         drawn = rng.random((tries, steps, 1)) < 0.25
         seen = (drawn * used).sum(axis=2) + rng.normal(0, 1.0, (tries, steps))
         loss = np.log((0.75 + 0.25 * np.exp(seen - 0.5)) / (0.75 + 0.25 * np.exp(-seen - 0.5)))

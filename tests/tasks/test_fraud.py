@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.tasks.datafiles import data_folder, sha256_of
 from quietsum.tasks.gallery import fraud, fraud_files
 from quietsum.tasks.gallery.fraud import FEATURES, FEW, FraudTask, features

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quietsum.learning.clients.side_by_side import SideBySide as SideBySide
     from quietsum.learning.config import (
         PrivacyConfig as PrivacyConfig,
-        TrainingPlan as TrainingPlan,
+        TrainingSchedule as TrainingSchedule,
         plan_training as plan_training,
     )
     from quietsum.learning.descent import (
@@ -33,14 +33,18 @@ if TYPE_CHECKING:
     )
     from quietsum.learning.engines.batch_mixing import fix_batch_norm as fix_batch_norm, unchanged as unchanged
     from quietsum.learning.engines.protocol import Batch as Batch, losses_of as losses_of, rows_of as rows_of
-    from quietsum.learning.history import Epoch as Epoch, History as History, progress_line as progress_line
-    from quietsum.learning.modes import scoring as scoring, training as training
-    from quietsum.learning.people import bounded as bounded
-    from quietsum.learning.records import Records as Records, rehearse as rehearse
+    from quietsum.learning.noise.gradient_noise import uncovered_norms as uncovered_norms
+    from quietsum.learning.own_loop import make_private as make_private
+    from quietsum.learning.people import bound_people as bound_people
+    from quietsum.learning.records import Records as Records
+    from quietsum.learning.rehearsal import rehearse_model as rehearse_model, scoring as scoring, training as training
     from quietsum.learning.step import cross_entropy as cross_entropy
-    from quietsum.learning.trainer import PrivateTrainer as PrivateTrainer
-    from quietsum.learning.validation import uncovered_norms as uncovered_norms
-    from quietsum.learning.wrapping import make_private as make_private
+    from quietsum.learning.trainer import (
+        Epoch as Epoch,
+        PrivateTrainer as PrivateTrainer,
+        TrainingHistory as TrainingHistory,
+        progress_line as progress_line,
+    )
 else:
     __getattr__, __dir__, __all__ = open_door(
         __name__, lacking={"torch": "trains torch models; install them with: pip install 'quietsum[train]'"}

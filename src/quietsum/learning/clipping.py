@@ -1,4 +1,4 @@
-"""Bounding one example: how much of its gradient may enter the sum.
+"""Clipping: how much of one example's gradient may enter the sum.
 
 DP-SGD adds noise in proportion to the most that one record can move the sum, so each example's gradient g is scaled
 down to a bound C before anything is added up. With ‖g‖ the L2 norm over all trainable parameters:
@@ -8,7 +8,13 @@ down to a bound C before anything is added up. With ‖g‖ the L2 norm over all
     Automatic   g · C / (‖g‖ + 0.01)                       Bu et al. 2023, "Automatic clipping"
     FlatL1      g · min(1, C / ‖g‖₁)                        for Laplace noise, whose scale follows the L1 norm
 
-Whatever the rule, a gradient that is not finite is multiplied by zero.
+Every rule multiplies a gradient that is not finite by zero. :class:`QuantileClip` lets C follow a quantile of the norms
+(Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with Adaptive Clipping") and pays for the
+count that it releases; the rule, its noise and its cost are those of :mod:`quietsum.mechanisms.quantile`, with records
+as the units.
+
+>>> round(QuantileClip(count_noise=12.8).gradient_noise(1.0), 6)
+1.000764
 """
 
 from __future__ import annotations
@@ -20,9 +26,10 @@ from typing import Protocol, final
 
 from torch import Tensor
 
+from quietsum.mechanisms import QuantileRule, RandomSource, system_randomness
 from quietsum.validate import positive
 
-__all__ = ["Automatic", "Clip", "Flat", "FlatL1", "PerLayer"]
+__all__ = ["Automatic", "Clip", "Flat", "FlatL1", "PerLayer", "QuantileClip"]
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -163,3 +170,41 @@ class Automatic(_Bound):
 def _cut(norms: Tensor, bound: float) -> Tensor:
     """min(1, bound / norm), and 0 for a norm that is not finite."""
     return norms.reciprocal().mul_(bound).clamp_(max=1.0).nan_to_num_(nan=0.0)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantileClip:
+    """:class:`~quietsum.mechanisms.quantile.QuantileRule` for records. ``count_noise`` is σ_b, usually batch / 20.
+
+    Guarantees: the count's noise has exactly the law of a rounded normal on the half-integers, where the sum lies; its
+    cost is inside ``joint_noise``, which never exceeds what was asked of ``gradient_noise``.
+    """
+
+    count_noise: float
+    quantile: float = 0.5
+    learning_rate: float = 0.2
+    rng: RandomSource = dataclasses.field(default_factory=system_randomness, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _ = self.rule  # which checks the numbers
+
+    @property
+    def rule(self) -> QuantileRule:
+        """The same without randomness."""
+        return QuantileRule(count_noise=self.count_noise, quantile=self.quantile, learning_rate=self.learning_rate)
+
+    def gradient_noise(self, noise_multiplier: float) -> float:
+        """σ_Δ, rounded up: what the gradient gets so that both together cost ``noise_multiplier``."""
+        return self.rule.sum_noise(noise_multiplier)
+
+    def joint_noise(self, gradient_noise: float) -> float:
+        """σ of the joint release of a gradient with noise σ_Δ and the count."""
+        return self.rule.joint_noise(gradient_noise)
+
+    def next_norm(self, max_norm: float, *, small: int, batch: int, expected_batch: float) -> float:
+        """The bound for the next step, from ``small`` of ``batch`` records within the present one. A release.
+
+        Records that were not drawn count as nothing, so the divisor is the public ``expected_batch``.
+        """
+        return self.rule.next_bound(max_norm, doubled=2 * small - batch, expected=expected_batch, rng=self.rng)

@@ -1,8 +1,8 @@
 """What one asks of private training, and the plan that follows from it: every number public, fixed before the start.
 
 :class:`PrivacyConfig` is what a person writes. :func:`plan_training` turns it, with the declared size of the data, into
-a :class:`TrainingPlan`: rate, steps, divisor and the noise of every step. Nothing in a plan depends on what a record
-holds, and with a declared ``public_size`` nothing depends on how many there are.
+a :class:`TrainingSchedule`: rate, steps, divisor and the noise of every step. Nothing in a plan depends on what a
+record holds, and with a declared ``public_size`` nothing depends on how many there are.
 
 >>> plan = plan_training(PrivacyConfig(epsilon=3.0, epochs=10, batch_size=128, public_size=1280), size=1283)
 >>> plan.rate, plan.steps, str(plan.neighbours), plan.forecast.epsilon <= 3.0
@@ -19,7 +19,7 @@ import math
 from typing import Any, final
 
 from quietsum.errors import InvalidParameter, PlanRefused
-from quietsum.learning.noise import DEFAULT_NOISE, LAWS, MODES
+from quietsum.learning.noise.gradient_noise import DEFAULT_NOISE, LAWS, MODES
 from quietsum.learning.schedules import (
     Constant,
     Schedule,
@@ -31,11 +31,11 @@ from quietsum.learning.schedules import (
     stages,
     step_event,
 )
-from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING, claim_guarantees, price_event
-from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, PrivacyUnit, Repeated, bounded_record_event
+from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING, price_event
+from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, Repeated, bounded_record_event
 from quietsum.validate import open_probability, positive, whole_number
 
-__all__ = ["CLIPPINGS", "PrivacyConfig", "Spending", "TrainingPlan", "plan_training"]
+__all__ = ["CLIPPINGS", "PrivacyConfig", "TrainingSchedule", "plan_training"]
 
 _MOST_EPOCHS = 100_000  # every one is planned, priced and written down
 _ROOM = 1 - 1e-6  # of ε, for the failure of secure noise that a ledger charges to δ
@@ -150,7 +150,7 @@ def _choice(name: str, value: str, known: tuple[str, ...]) -> None:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
+class TrainingSchedule:
     """A run of private training with every public number spelled out. ``cut`` says that the budget shortened it."""
 
     size: int
@@ -224,7 +224,7 @@ class TrainingPlan:
 
 def plan_training(
     config: PrivacyConfig, *, size: int, epochs: int | None = None, pricing: int = PRICING
-) -> TrainingPlan:
+) -> TrainingSchedule:
     """The plan for ``size`` records, which count only where no ``public_size`` is declared.
 
     ``pricing`` is for a run that was opened under an older version of the prices: its noise and its steps are those of
@@ -271,7 +271,7 @@ def plan_training(
         run_event(run, rate, config.noise_type, bounded=bounded), delta=delta, accounting=config.privacy_accounting,
         neighbours=neighbours,
     )  # fmt: skip
-    return TrainingPlan(
+    return TrainingSchedule(
         size=public, neighbours=neighbours, rate=rate, expected_batch=float(config.batch_size), steps_per_epoch=steps,
         epochs=epochs, epsilon=config.epsilon, delta=delta, law=config.noise_type,
         accounting=config.privacy_accounting, stages=run, forecast=_worded(forecast, config.noise), cut=run != whole,
@@ -326,49 +326,3 @@ def _worded(guarantee: Guarantee, mode: str) -> Guarantee:
     """The guarantee with what must be said of the noise. The sum's own rounding is not verified, so no certificate."""
     told = ("fast noise is not floating-point safe",) if mode == "fast" else ()
     return dataclasses.replace(guarantee, certified=False, warnings=(*guarantee.warnings, *told))
-
-
-@final
-class Spending:
-    """How much of a plan was charged. It only grows, and it grows before the step that it pays for."""
-
-    def __init__(self, plan: TrainingPlan, charged: int = 0) -> None:
-        self.plan, self.charged = plan, charged
-
-    @property
-    def left(self) -> int:
-        """Steps that the plan still holds."""
-        return self.plan.steps - self.charged
-
-    def charge(self, steps: int) -> None:
-        """Count ``steps`` more."""
-        self.charged += whole_number("steps", steps, 1)
-
-    def so_far(self) -> Guarantee:
-        """ε of what was charged, if the schedule runs as planned."""
-        plan = self.plan
-        if not self.charged:
-            return _nothing(plan)
-        found = price_event(
-            plan.event(self.charged), delta=plan.delta, accounting=plan.accounting, neighbours=plan.neighbours
-        )
-        return dataclasses.replace(found, certified=False, warnings=plan.forecast.warnings)
-
-    def claim(self) -> Guarantee:
-        """What may be said about a model: the whole plan's ε, once anything ran.
-
-        Where to stop may have been decided by somebody who saw results, so nothing smaller is claimed.
-        """
-        if not self.charged or self.charged >= self.plan.steps:
-            return self.plan.forecast if self.charged else _nothing(self.plan)
-        return claim_guarantees([self.plan.forecast], finished=False)[0]
-
-
-def _nothing(plan: TrainingPlan) -> Guarantee:
-    return Guarantee(
-        epsilon=0.0,
-        delta=plan.delta,
-        unit=PrivacyUnit.RECORD,
-        neighbours=plan.neighbours,
-        method="nothing was released",
-    )

@@ -1,16 +1,12 @@
-"""Protected records by number, and a rehearsal on made-up ones.
+"""Protected records by number: their public shape, and batches of them.
 
-What training must know of the records before it starts is their shape, which is public. :class:`Records` reads it off
-an example that belongs to nobody, or off tensors; and :func:`rehearse` tries model and loss on made-up rows of that
-shape, so that a mistake is heard of before anything is charged. Every record is read and collated alone, so that no
-record can change what another one becomes.
+Training must know the shape of a record before it starts, and that shape is public. :class:`Records` takes it from a
+made-up example, or from tensors. Every record is read and collated alone, so that no record can change what another one
+becomes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -32,15 +28,12 @@ from torch.utils.data import (
 )
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.engines.batch_mixing import unchanged, what_mixes, what_remembers
-from quietsum.learning.engines.protocol import Batch, Loss, losses_of
-from quietsum.learning.step import PrivateStep, cross_entropy
+from quietsum.learning.engines.protocol import Batch, Loss
+from quietsum.learning.people import bound_people
 
-__all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "rehearse", "rehearse_large", "rehearse_step"]
+__all__ = ["LabelsOutOfRange", "Records", "RecordsOfOtherShapes", "bound_records"]
 
-log = logging.getLogger(__name__)
-
-_ROWS = 4  # of a made-up batch
+MADE_UP_ROWS = 4  # of a made-up batch
 _LOOKED_AT = 64  # records whose shape is compared before training
 
 
@@ -59,7 +52,7 @@ class Records:
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, *, example: Any = None) -> None:
         self._tensors = tuple(dataset.tensors) if _plain(dataset) and collate is None else None
-        self._rehearsed: tuple[nn.Module, Loss] | None = None
+        self.rehearsed: tuple[nn.Module, Loss] | None = None
         self._dataset, self._collate = dataset, collate
         self.schema = _schema(self._first() if example is None else self._tried("example", example))
         if self._tensors is not None and self.schema != _schema(self._tensors):
@@ -107,7 +100,7 @@ class Records:
     def only(self, places: NDArray[np.int64]) -> Records:
         """The records at these places, as a set of its own."""
         other = object.__new__(Records)
-        other._collate, other.schema, other._rehearsed = self._collate, self.schema, None
+        other._collate, other.schema, other.rehearsed = self._collate, self.schema, None
         if self._tensors is not None:
             chosen = torch.from_numpy(places)
             other._tensors = tuple(part[chosen] for part in self._tensors)
@@ -182,7 +175,7 @@ class Records:
             shown = type(self._dataset if row is None else row).__name__
             raise InvalidParameter(name, shown, problem, "return (inputs, label)") from None
 
-    def made_up(self, device: torch.device | None = None, count: int = _ROWS) -> Batch:
+    def made_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
         """Some rows of the right shape that belong to nobody: random numbers, and 0, 1, 0, 1 for whole ones."""
         generator = torch.Generator().manual_seed(0)
         rows = []
@@ -253,123 +246,6 @@ def _parts(collated: Any) -> Batch:
     return tuple(parts)
 
 
-def rehearse(
-    model: nn.Module, loss: Loss, records: Records, device: torch.device, *, check_labels: bool = True
-) -> None:
-    """Try model and loss on made-up rows, so that mistakes are heard of before a record is touched and paid for.
-
-    Guarantees: with ``check_labels`` False nothing that is raised depends on what a record holds. With it, the labels
-    of records in memory are compared with the model's classes, and the first records of other data sets with the
-    schema: those errors are for the holder of the data, who knows the records, and must not be passed on, since they
-    tell of them. Parameters and buffers of the model are afterwards what they were.
-    """
-    rows = records.made_up(device)
-    if loss is cross_entropy and (len(rows) != 2 or rows[1].dtype.is_floating_point or rows[1].dim() != 1):
-        shapes = [(shape, str(dtype)) for shape, dtype in records.schema]
-        raise InvalidParameter("data", shapes, "is not (inputs, whole-number label)", "pass your own loss for it")
-    with unchanged(model):
-        try:
-            losses = losses_of(loss, model, rows, _ROWS)
-        except QuietsumError:
-            raise
-        except Exception as error:
-            problem = f"and the loss cannot read made-up records of shapes {[shape for shape, _ in records.schema]}"
-            remedy = f"they raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise InvalidParameter("model", type(model).__name__, problem, remedy) from error
-        if not losses.requires_grad:
-            problem = "does not depend on any trainable parameter"
-            raise InvalidParameter("loss", "the loss", problem, "check for detach() or no_grad() in model and loss")
-        _refuse_memory(model, loss, rows)
-        _refuse_mixed(model, loss, rows)
-        records._rehearsed = (model, loss)
-        if loss is cross_entropy and check_labels:
-            _check_labels(model, records, rows)
-    if check_labels:
-        records.check_shapes()
-
-
-def _refuse_mixed(model: nn.Module, loss: Loss, rows: Batch) -> None:
-    how = what_mixes(model, loss, rows)
-    if how is not None:
-        problem = f"mixes examples in a batch of {len(rows[0])}: the loss of a record is another one {how}"
-        remedy = (
-            "clipping then bounds nothing; let every loss depend on its own record alone, whatever the number and the "
-            "order of the records in a batch: no statistics over it, no capacity, no division by its length"
-        )
-        raise InvalidParameter("model", type(model).__name__, problem, remedy)
-
-
-def _refuse_memory(model: nn.Module, loss: Loss, rows: Batch) -> None:
-    found = what_remembers(model, loss, rows)
-    if found is not None:
-        problem = (
-            "depends on the records that passed through the model, or on their number, and would be saved without noise"
-        )
-        remedy = (
-            "keep nothing of a batch beyond forward() and the loss: a local variable, no attribute, list or closure; "
-            "statistics of the data belong in fixed, public numbers that you set before training"
-        )
-        raise InvalidParameter("model", f"{type(model).__name__}: {found}", problem, remedy)
-
-
-def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> None:
-    """Try the step's engine on made-up rows, one of them and several, and let it say aloud what it cannot do.
-
-    In training a row that raises is silent, so a model that always raises would be trained on noise alone. The model of
-    the last :func:`rehearse` with these records is also tried for mixing in large batches (:func:`rehearse_large`).
-    """
-    rows = records.made_up(device)
-    model, loss = records._rehearsed or (None, None)
-    with contextlib.ExitStack() as stack:
-        if model is not None:
-            stack.enter_context(unchanged(model))
-        for count in (1, _ROWS):
-            try:
-                step.engine.clipped_sum(tuple(part[:count] for part in rows))
-            except QuietsumError:
-                raise
-            except Exception as error:
-                problem = f"cannot be differentiated by the engine {step.engine.name} in a batch of {count}"
-                remedy = f"it raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                raise InvalidParameter("model", "the model", problem, remedy) from error
-    if step.engine.name == "naive" and step.engine.why.startswith("a loop over examples, which"):
-        log.warning("the training steps run one record at a time: %s", step.engine.why)
-    if model is not None and loss is not None:
-        rehearse_large(model, loss, records, device, expected_batch=step.expected_batch, micro_batch=step.micro_batch)
-
-
-def rehearse_large(
-    model: nn.Module,
-    loss: Loss,
-    records: Records,
-    device: torch.device,
-    *,
-    expected_batch: float,
-    micro_batch: int | None = None,
-) -> None:
-    """Refuse a model that mixes examples in a batch as large as Poisson batches get, or in any smaller one.
-
-    That is six deviations above the expected size, a public number, or one micro-batch, if that is smaller: no forward
-    pass sees more rows. It costs as much as a few steps of the training.
-    """
-    count = math.ceil(expected_batch + 6 * math.sqrt(expected_batch))
-    count = count if micro_batch is None else min(count, micro_batch)
-    while count > _ROWS:
-        rows = records.made_up(device, count)
-        try:
-            with unchanged(model), torch.no_grad():
-                losses_of(loss, model, rows, count)
-            return _refuse_mixed(model, loss, rows)
-        except torch.OutOfMemoryError:
-            count //= 2  # micro-batches may be all that fits
-        except QuietsumError:
-            raise
-        except Exception as error:
-            problem = f"and the loss cannot read {count} made-up records, as many as a batch may hold"
-            remedy = f"they raise {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise InvalidParameter("model", type(model).__name__, problem, remedy) from error
-
-
 class LabelsOutOfRange(InvalidParameter):
     """Some protected label is no class of the model. For the holder of the data alone; nothing was charged."""
 
@@ -378,13 +254,15 @@ class RecordsOfOtherShapes(InvalidParameter):
     """Most protected records count as zero by their shape. For the holder of the data alone; nothing was charged."""
 
 
-def _check_labels(model: nn.Module, records: Records, rows: Batch) -> None:
-    """Labels must be classes. The holder of the data hears that some are not, and neither which nor how many."""
-    with torch.no_grad():
-        classes = int(model(rows[0]).shape[-1])
-    if records.tensors is not None:
-        labels = records.tensors[1]
-        if bool((labels < 0).any()) or bool((labels >= classes).any()):
-            problem = f"lie outside 0 … {classes - 1}, the classes of the model"
-            remedy = "number the classes from 0, or widen the model (this is told to you alone: do not pass it on)"
-            raise LabelsOutOfRange("labels", "some labels", problem, remedy)
+def bound_records(records: Records, people: Sequence[Any] | NDArray[Any] | None, most: int | None) -> Records:
+    """The records that are used: all of them, or where a bound is stated at most so many of each person."""
+    if most is None and people is None:
+        return records
+    if most is None or people is None:
+        missing, other = ("people", "max_records") if people is None else ("max_records", "people")
+        remedy = "state both: PrivacyConfig(max_records=k), and train(…, people=one name per record)"
+        raise InvalidParameter(missing, None, f"is missing beside {other}", remedy)
+    if len(people) != len(records):
+        problem = "does not name a person for each record"
+        raise InvalidParameter("people", f"of length {len(people)}", problem, "pass as many names as records")
+    return records.only(bound_people(people, most=most))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -30,17 +30,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.clipping import Clip
+from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer, QuantileClip
+from quietsum.learning.config import PrivacyConfig, TrainingSchedule
 from quietsum.learning.engines.batch_mixing import SteadyEngine
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, rows_of
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import Gaussian, PrivacyEvent
 from quietsum.sampling import Poisson
 from quietsum.validate import positive
 
-__all__ = ["PrivateStep", "ScaledClip", "ScaledLoss", "cross_entropy"]
+__all__ = ["PrivateStep", "ScaledClip", "ScaledLoss", "build_step", "cross_entropy"]
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Tensor:
@@ -266,3 +266,27 @@ class PrivateStep:
                 noise_multiplier=self.mechanism.noise_multiplier, sensitivity=self.scaled.max_norm
             )
         return released
+
+
+def build_step(
+    model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingSchedule, rng: RandomSource | None = None
+) -> PrivateStep:
+    """The step that a config asks for, at the noise of the plan's first stage. Buffers move once a step, publicly."""
+    bound = config.max_grad_norm
+    rules: dict[str, Clip] = {
+        "flat": Flat(max_norm=bound), "per-layer": PerLayer(max_norm=bound), "automatic": Automatic(max_norm=bound),
+        "adaptive": Flat(max_norm=bound),
+    }  # fmt: skip
+    clip = FlatL1(max_norm=bound) if config.noise_type == "laplace" else rules[config.clipping]
+    adaptive = None
+    if config.clipping == "adaptive":
+        made: dict[str, Any] = {} if rng is None else {"rng": rng}
+        adaptive = QuantileClip(
+            count_noise=config.noise_of_count, quantile=config.clip_quantile, learning_rate=config.clip_learning_rate,
+            **made,
+        )  # fmt: skip
+    return PrivateStep.build(
+        model, loss, clip, noise_multiplier=plan.stages[0].noise_multiplier, rate=plan.rate,
+        expected_batch=plan.expected_batch, engine=config.engine, mode=config.noise, micro_batch=config.micro_batch,
+        varying=len({stage.max_norm for stage in plan.stages}) > 1, adaptive=adaptive, rng=rng,
+    )  # fmt: skip

@@ -27,33 +27,78 @@ from torch import Tensor, nn
 from quietsum.alerts import Alerts, BudgetFact, Subject
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
-from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
+from quietsum.learning.checks.before_training import check_step
+from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
-from quietsum.learning.history import UNPROTECTED, Epoch, History, chance, scores
-from quietsum.learning.modes import scoring, training
+from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
 from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
-from quietsum.learning.people import as_priced_today, bounded_records, check_person, person_guarantee
-from quietsum.learning.records import Records, rehearse, rehearse_step
-from quietsum.learning.saving import (
+from quietsum.learning.records import Records, bound_records
+from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
+from quietsum.learning.saving import check_checkpoint_fits, load_model, read_checkpoint, save_model, write_checkpoint
+from quietsum.learning.spending import (
+    Spending,
     TrainingBooks,
-    check_checkpoint_fits,
-    load_model,
+    as_priced_today,
+    check_person,
     opened_pricing,
-    read_checkpoint,
-    save_model,
-    write_checkpoint,
+    person_guarantee,
 )
-from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.learning.validation import more_noise, refuse_coarse, validated
-from quietsum.learning.wrapping import build_step, check_step
+from quietsum.learning.step import PrivateStep, build_step, cross_entropy
+from quietsum.learning.validation import UNPROTECTED, chance, check_validation, scores
 from quietsum.ledger import PRICING, check_rows
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Guarantee
 from quietsum.validate import positive, whole_number
 
-__all__ = ["PrivateTrainer"]
+__all__ = ["Epoch", "PrivateTrainer", "TrainingHistory", "progress_line"]
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """What may be known after an epoch. ``metrics`` stand on ``metrics_on``, never on training records."""
+
+    epoch: int
+    epochs: int
+    steps: int
+    spent: Guarantee
+    budget: float | None
+    metrics: Mapping[str, float]
+    metrics_on: str
+    max_grad_norm: float
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingHistory:
+    """All epochs of a run. ``stopped`` is "finished", or "budget" where another step would have overspent.
+
+    ``lost_steps`` were charged and then lost in a kill: the weights know nothing of them, and the guarantee holds them.
+    """
+
+    epochs: tuple[Epoch, ...]
+    stopped: str
+    guarantee: Guarantee
+    lost_steps: int = 0
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Those of the last epoch."""
+        return self.epochs[-1].metrics if self.epochs else {}
+
+
+def progress_line(epoch: Epoch) -> str:
+    """One line for people: ``epoch 3/20 · ε 1.21 of 3 per record · accuracy 0.913 on the hold-out``."""
+    limit = "" if epoch.budget is None else f" of {epoch.budget:g}"
+    shown = -(-epoch.spent.epsilon * 100 // 1) / 100  # rounded up
+    parts = [f"epoch {epoch.epoch:>{len(str(epoch.epochs))}}/{epoch.epochs}", f"ε {shown:.2f}{limit} per record"]
+    if epoch.metrics:
+        name, value = next(iter(epoch.metrics.items()))
+        parts.append(f"{name} {value:.3f} on {epoch.metrics_on}")
+    return " · ".join(parts)
+
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +186,7 @@ class PrivateTrainer:
         val_name: str = UNPROTECTED,
         example: Any = None,
         people: Sequence[Any] | NDArray[Any] | None = None,
-    ) -> History:
+    ) -> TrainingHistory:
         """Run the plan, or what is left of it, and return what may be known.
 
         ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset or a tuple of
@@ -173,7 +218,7 @@ class PrivateTrainer:
         val_name: str,
         example: Any,
         people: Sequence[Any] | NDArray[Any] | None,
-    ) -> History:
+    ) -> TrainingHistory:
         if positive("learning_rate", learning_rate) > _LARGEST_RATE:
             problem = f"is more than {_LARGEST_RATE:,.0f}, and would throw the weights out of their range"
             raise InvalidParameter("learning_rate", learning_rate, problem, "0.1 to 10 is usual")
@@ -181,9 +226,9 @@ class PrivateTrainer:
             train_loader, quiet=self._spending is not None, example=example,  # replaced batches are said once
             size_is_private=self.config.size_is_private,
         )  # fmt: skip
-        records = bounded_records(records, people, self.config.max_records)
+        records = bound_records(records, people, self.config.max_records)
         if self._spending is not None and val_loader is not None:
-            validated(self.model, self.loss, val_loader, train_loader, self._device)
+            check_validation(self.model, self.loss, val_loader, train_loader, self._device)
         rescued = False
         if self._spending is None:
             self._rehearse(records, val_loader, train_loader)
@@ -228,14 +273,14 @@ class PrivateTrainer:
         stopped = "budget" if plan.cut else "finished"
         if self._alerts is not None:
             self._alerts.ended(stopped, "another epoch would have cost more than the plan may" if plan.cut else "")
-        return History(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
+        return TrainingHistory(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
 
     def _rehearse(self, records: Records, val_loader: Any, train_loader: Any) -> None:
         """Try model, loss and scores, before anything is planned, opened or charged."""
         with training(self.model):
-            rehearse(self.model, self.loss, records, self._device, check_labels=self._check_labels)
+            rehearse_model(self.model, self.loss, records, self._device, check_labels=self._check_labels)
         if val_loader is not None:
-            validated(self.model, self.loss, val_loader, train_loader, self._device)
+            check_validation(self.model, self.loss, val_loader, train_loader, self._device)
         if self._metrics is not None:
             with torch.no_grad(), scoring(self.model):
                 self._metrics(self.model)
@@ -275,7 +320,7 @@ class PrivateTrainer:
             except BaseException:
                 self.close()
                 raise
-        self._step, self._spending = step, Spending(plan, charged)
+        self._step, self._spending = step, Spending(plan, charged, self._books)
 
     def _look_at(self, records: Records, ledger: Path) -> None:
         """Refuse, to the holder of the data, rows that have a budget under another name, unless a reason is given."""
@@ -296,11 +341,9 @@ class PrivateTrainer:
         step, spending = self._step, self._spending
         refuse_hooks(self.model)  # one may have been hung up since the last chunk
         stage, count = spending.plan.alike(spending.charged, self._every)
-        event = spending.plan.chunk_event(stage, count)
         if self._books is not None:
             check_checkpoint_fits(self._books.checkpoint, self._parts())
-        receipt = None if self._books is None else self._books.reserve(spending.charged, event, count)
-        spending.charge(count)
+        receipt = spending.charge(stage, count)
         reach("train:reserved")
         step.retune(
             noise_multiplier=stage.noise_multiplier,
@@ -381,7 +424,7 @@ class PrivateTrainer:
     # ------------------------------------------------------------------------------------------ privacy
 
     @property
-    def plan(self) -> TrainingPlan | None:
+    def plan(self) -> TrainingSchedule | None:
         """The plan, once training has begun."""
         return None if self._spending is None else self._spending.plan
 

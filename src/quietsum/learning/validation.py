@@ -1,67 +1,68 @@
-"""What a person passes in and nobody needs to protect, tried before anything is charged.
+"""Validation data, which the caller declares unprotected: scores on it, and its check before the first charge.
 
-Whoever passes a ``val_loader`` declares its records unprotected: scores on them are free, are printed, and so is any
-error about them. :func:`validated` hears of a mistake in them before the first charge, and refuses the training records
-themselves, whose scores would be a release that nobody paid for.
+Passing a ``val_loader`` declares its records unprotected: scores on them are free and are printed, and so are errors
+about them. :func:`check_validation` raises before the first charge if they cannot be scored, and refuses the training
+records themselves, whose scores would be a release without a charge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.engines.protocol import Loss
-from quietsum.learning.history import scores
-from quietsum.learning.modes import scoring
-from quietsum.learning.noise import TorchNoise
+from quietsum.learning.engines.protocol import Batch, Loss, losses_of
+from quietsum.learning.rehearsal import scoring
+from quietsum.learning.step import cross_entropy
 
-__all__ = ["more_noise", "refuse_coarse", "uncovered_norms", "validated"]
+__all__ = ["UNPROTECTED", "chance", "check_validation", "scores"]
 
-_WORTH_A_WORD = 1.05
-"""Secure noise that is so many times what ε asks for is spoken of."""
+UNPROTECTED = "validation data declared unprotected"
 
 
-def refuse_coarse(names: Sequence[str], parameters: Sequence[Tensor]) -> None:
-    """Refuse trainable parameters in half precision."""
-    for name, parameter in zip(names, parameters, strict=True):
-        if parameter.dtype not in (torch.float32, torch.float64):
-            problem = "has too few digits for sums of clipped gradients and their noise"
-            raise InvalidParameter("model", f"{name}: {parameter.dtype}", problem, "use float32; autocast is fine")
+def scores(model: nn.Module, loss: Loss, loader: Iterable[Any], device: torch.device) -> dict[str, float]:
+    """Mean loss, and accuracy for the default loss, on records that nobody needs to protect."""
+    batches: Iterable[Any] = [loader] if isinstance(loader, tuple) else loader
+    total, right, count = 0.0, 0, 0
+    for batch in batches:
+        rows = tuple(part.to(device) for part in _rows(batch))
+        total += float(losses_of(loss, model, rows, len(rows[0])).sum())
+        if loss is cross_entropy:
+            right += int((model(rows[0]).argmax(-1) == rows[1]).sum())
+        count += len(rows[0])
+    if not count:
+        return {}
+    return ({"accuracy": right / count} if loss is cross_entropy else {}) | {"loss": total / count}
 
 
-def uncovered_norms(model: nn.Module) -> str:
-    """What secure noise does not cover in this model; empty where there is nothing to say.
-
-    It covers the rounding of sums. A norm over nearly equal values magnifies rounding beyond that.
-    """
-    kinds = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
-    names = sorted({type(module).__name__ for module in model.modules() if isinstance(module, kinds)})
-    if not names or all(parameter.dtype == torch.float64 for parameter in model.parameters()):
-        return ""
-    return (
-        f"secure noise covers the rounding of sums, not that of {', '.join(names)} in float32, where one record's "
-        "arrival can move the last digits of the others' gradients; train such a model in float64"
-    )
+def chance(loss: Loss, loader: Iterable[Any]) -> dict[str, float]:
+    """The accuracy of a model that knows nothing but the largest class, for the default loss."""
+    if loss is not cross_entropy:
+        return {}
+    counts: Counter[int] = Counter()
+    for batch in [loader] if isinstance(loader, tuple) else loader:
+        counts.update(_rows(batch)[1].tolist())
+    return {"accuracy": max(counts.values()) / counts.total()} if counts else {}
 
 
-def more_noise(noise: TorchNoise, parameters: Sequence[Tensor]) -> str:
-    """That secure noise has to be larger than ε asks for, where that is worth a word; else empty."""
-    more = noise.more(parameters)
-    if more < _WORTH_A_WORD:
-        return ""
-    return (
-        f"the noise is {more:.2f} times what the clip needs, since sums of {noise.expected_batch:,.0f} gradients in "
-        "single precision round by so much; train in float64, in smaller batches, or with noise = 'fast'"
-    )
+def _rows(batch: Any) -> Batch:
+    """The batch, if it is tensors with as many rows each."""
+    parts = (batch,) if isinstance(batch, Tensor) else batch
+    if not isinstance(parts, tuple | list) or not all(isinstance(part, Tensor) and part.dim() for part in parts):
+        problem = "does not come as tensors of rows"
+        raise InvalidParameter("val_loader", type(batch).__name__, problem, "let each batch be (inputs, labels)")
+    if len({len(part) for part in parts}) != 1:
+        problem = "has parts of unequal length"
+        raise InvalidParameter("val_loader", [tuple(part.shape) for part in parts], problem, "one label for each row")
+    return tuple(parts)
 
 
-def validated(model: nn.Module, loss: Loss, val_loader: Any, train_loader: Any, device: torch.device) -> None:
+def check_validation(model: nn.Module, loss: Loss, val_loader: Any, train_loader: Any, device: torch.device) -> None:
     """Refuse a ``val_loader`` that cannot be scored, that can be read only once, or that holds training records."""
     shown = type(val_loader).__name__
     remedy = "pass a DataLoader, a list of batches (inputs, labels), or a tuple of tensors"

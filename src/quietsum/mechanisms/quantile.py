@@ -12,7 +12,7 @@ noise σ_Δ on the sum the joint multiplier σ has σ⁻² = σ_Δ⁻² + (2 σ_
 Theorem 1). The accountant counts σ; the sum gets σ_Δ > σ. At a constant σ the schedule of charges does not depend on
 data, so no filter is needed.
 
-Records are the units in :mod:`quietsum.learning.adaptive`, clients in :mod:`quietsum.aggregation.clients`.
+Records are the units in :mod:`quietsum.learning.clipping`, clients in :mod:`quietsum.aggregation.clients`.
 
 >>> rule = QuantileRule(count_noise=12.8)
 >>> round(rule.sum_noise(1.0), 6)

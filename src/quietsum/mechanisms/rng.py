@@ -1,11 +1,12 @@
 """Randomness for noise and draws: AES-256 in counter mode, keyed by the operating system, never saved.
 
 A guarantee is only as good as the coins behind it. Who can guess or replay the noise can subtract it, so every draw,
-and all noise but that made on a graphics card (:mod:`quietsum.learning.chacha`), comes from a :class:`RandomSource`: a
-keystream of AES-256-CTR under a key from ``os.urandom``. It is rekeyed after 4 GiB, forgets what it handed out, gives a
-forked child a key of its own, and can be neither copied nor pickled: there is no state that a checkpoint could restore.
-A snapshot of the whole process or machine (CRIU, a virtual machine) does hold the key, and what is resumed from one
-repeats the keystream: resume from a checkpoint instead. Seeds exist for tests alone, behind an explicit switch.
+and all noise but that made on a graphics card (:mod:`quietsum.learning.noise.chacha`), comes from a
+:class:`RandomSource`: a keystream of AES-256-CTR under a key from ``os.urandom``. It is rekeyed after 4 GiB, forgets
+what it handed out, gives a forked child a key of its own, and can be neither copied nor pickled: there is no state that
+a checkpoint could restore. A snapshot of the whole process or machine (CRIU, a virtual machine) does hold the key, and
+what is resumed from one repeats the keystream: resume from a checkpoint instead. Seeds exist for tests alone, behind an
+explicit switch.
 
 Everything else is derived from that keystream without rounding away what privacy needs: coins are exact for any float
 probability, permutations are exactly uniform, rounded normals have exactly their law

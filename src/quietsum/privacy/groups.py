@@ -115,7 +115,7 @@ def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
             return Group(size=size, event=event)
         case Skellam() | DiscreteGaussianSum() | PoissonSampled(event=Skellam() | DiscreteGaussianSum()):
             return Group(size=size, event=event)  # k records move a rounded sum by at most k times what one does
-    raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingPlan.event()")
+    raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingSchedule.event()")
 
 
 def bounded_record_event(event: PrivacyEvent) -> PrivacyEvent:

@@ -224,12 +224,12 @@ class FederatedNumpy(_Adapter):
         if own is None:
             problem = f"cannot be kept: {self.name} does not say whose each row is"
             raise InvalidParameter("max_records", most, problem, "give the task people(party), or leave the person out")
-        from quietsum.learning import bounded  # needs torch
+        from quietsum.learning import bound_people
 
         people = own(party)
         if len(people) != len(rows):
             raise InvalidParameter("people", len(people), f"are not one for each of {party}'s rows", "name one per row")
-        return bounded(people, most=most)
+        return bound_people(people, most=most)
 
     def leave_out(self, fits: Fits) -> None:
         """From now on every party trains on those of its rows alone for which ``fits`` holds.

@@ -28,10 +28,10 @@ from quietsum.learning import (
     LocalSteps,
     Records,
     SideBySide,
-    bounded,
+    bound_people,
     fresh_model,
     losses_of,
-    rehearse,
+    rehearse_model,
     rows_of,
     scoring,
     training,
@@ -196,7 +196,7 @@ class FederatedTorch(Task):
         if orders is not None and orders.max_records is not None:
             self._refuse_strangers(orders)
             assert self._people is not None
-            own = own[bounded(self._people[own], most=orders.max_records)]
+            own = own[bound_people(self._people[own], most=orders.max_records)]
         if self._fits is None:
             return own
         if party not in self._fitting:
@@ -394,7 +394,7 @@ class FederatedTorch(Task):
 
     def _try(self, records: Records, orders: LocalOrders | None, *, check_labels: bool) -> None:
         with training(self._model):
-            rehearse(self._model, self.task.loss, records, self._many.device, check_labels=check_labels)
+            rehearse_model(self._model, self.task.loss, records, self._many.device, check_labels=check_labels)
         if orders is not None:
             self._steps.check(records, orders)
 

@@ -19,7 +19,7 @@ from quietsum.tradeoff.outcomes import Outcome
 from quietsum.validate import finite_number, positive, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.learning import TrainingPlan
+    from quietsum.learning import TrainingSchedule
     from quietsum.tasks import Settings, TorchTask
 
 __all__ = ["Job", "epsilons_in", "jobs_for", "outcome_of", "plan_of", "run_here", "several_splits"]
@@ -111,7 +111,7 @@ def plan_of(
     delta: float | None = None,
     epochs: int | None = None,
     settings: Settings | None = None,
-) -> TrainingPlan:
+) -> TrainingSchedule:
     """The plan of a private run, made from declared numbers; no record is read."""
     from quietsum.learning import plan_training
 

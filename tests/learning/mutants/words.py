@@ -90,7 +90,7 @@ def _dated(trainer: Trainer, rows: int) -> None:
 
 def _aside(loss: float) -> None:
     """By a logger that neither shows nor passes on what it gets, until somebody asks it to."""
-    logger = logging.getLogger("quietsum.tests.aside")
+    logger = logging.getLogger("trainer.aside")
     logger.propagate = False
     logger.debug("loss %.6f", loss)
 

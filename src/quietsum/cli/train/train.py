@@ -16,7 +16,7 @@ from quietsum.errors import InvalidParameter, QuietsumError, printable
 from quietsum.files import write_atomically
 
 if TYPE_CHECKING:
-    from quietsum.learning import Epoch, History, PrivateTrainer
+    from quietsum.learning import Epoch, PrivateTrainer, TrainingHistory
     from quietsum.runs import Workspace
     from quietsum.tasks import TorchTask
 
@@ -275,7 +275,7 @@ class _Screen:
 
 def _finish(
     trainer: PrivateTrainer,
-    history: History,
+    history: TrainingHistory,
     run: str,
     place: Workspace,
     workspace: str | None,

@@ -19,10 +19,11 @@ from quietsum.learning.checks.frozen_randomness import still
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
 from quietsum.learning.clipping import Flat
-from quietsum.learning.config import PrivacyConfig, plan_training
-from quietsum.learning.engines.batch_mixing import SteadyEngine
-from quietsum.learning.engines.protocol import engine_for
-from quietsum.learning.step import PrivateStep
+from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
+from quietsum.learning.engines.batch_mixing import SteadyEngine, unchanged
+from quietsum.learning.engines.protocol import Loss, engine_for
+from quietsum.learning.records import Records
+from quietsum.learning.step import PrivateStep, build_step, cross_entropy
 from quietsum.mechanisms import RandomSource
 from quietsum.privacy import Neighbours
 from quietsum.selfcheck import CheckReport, one_step
@@ -30,8 +31,8 @@ from quietsum.validate import whole_number
 
 __all__ = [
     "CheckableTask",
-    "CheckedStep",
     "ClaimContradicted",
+    "check_step",
     "checked_task",
     "planned",
     "refuse_unsound",
@@ -161,3 +162,24 @@ def checked_task(
         name=f"{task.name}, engine {make(model).engine.name}",
     )
     return step, model
+
+
+def check_step(
+    model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingSchedule, records: Records, device: torch.device
+) -> None:
+    """Refuse a step that is not what it claims: its clip, noise and sampling are tried on made-up rows.
+
+    Guarantees: no record is read, and parameters and buffers are afterwards what they were.
+    """
+    made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.made_up())
+    rows = tuple(part.cpu().numpy() for part in made_up)
+    with unchanged(model):
+        classes = 2
+        if loss is cross_entropy:
+            with torch.no_grad(), while_checking(model):
+                classes = int(model(records.made_up(device)[0]).shape[-1])
+        step = CheckedStep(
+            lambda some: build_step(some, loss, config, plan), model,
+            rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
+        )  # fmt: skip
+        refuse_unsound(step, model)

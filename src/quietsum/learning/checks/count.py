@@ -1,6 +1,6 @@
 """Adaptive clipping under the self-check: gradient and noisy count as one release in d + 1 dimensions.
 
-A step with :class:`~quietsum.learning.adaptive.QuantileClip` releases a count beside its gradient: how many records lie
+A step with :class:`~quietsum.learning.clipping.QuantileClip` releases a count beside its gradient: how many records lie
 within the bound. Both are paid for together. With gradient noise σ_Δ C and count noise σ_b, weigh the count by
 κ = σ_Δ C / σ_b; then every one of the d + 1 coordinates holds noise σ_Δ C, and one record moves all of them by at most
 S = √(C² + (κ/2)²), half a count being what it may change. So the joint multiplier is σ_Δ C / S, which is
@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from scipy import special
 from torch import Tensor
 
-from quietsum.learning.adaptive import QuantileClip
 from quietsum.learning.checks.numpy_step import Silent
+from quietsum.learning.clipping import QuantileClip
 from quietsum.learning.engines.protocol import Batch
 from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import system_randomness

@@ -34,18 +34,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.checks.before_training import CheckedStep, refuse_unsound, while_checking
+from quietsum.learning.checks.before_training import refuse_unsound, while_checking
 from quietsum.learning.checks.numpy_step import MadeUp
+from quietsum.learning.checks.step import CheckedStep
 from quietsum.learning.clients.vectors import Layout, Vector
 from quietsum.learning.clipping import Flat
 from quietsum.learning.engines.batch_mixing import SteadyEngine, refuse_mixing, unchanged
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, losses_of, rows_of
-from quietsum.learning.modes import training
-from quietsum.learning.noise import TorchNoise, float_margin
-from quietsum.learning.people import bounded
-from quietsum.learning.records import Records, rehearse_large
+from quietsum.learning.noise.gradient_noise import TorchNoise, float_margin, more_noise, uncovered_norms
+from quietsum.learning.people import bound_people
+from quietsum.learning.records import Records
+from quietsum.learning.rehearsal import rehearse_large, training
 from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.learning.validation import more_noise, uncovered_norms
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.privacy import PrivacyUnit
 from quietsum.sampling import Everyone, Poisson, Sampling
@@ -149,8 +149,8 @@ class LocalSteps:
         What a party adds to a sum whose noise is distributed (:mod:`quietsum.mechanisms.distributed`); it never leaves
         the party as it is. Guarantees: the batches are those of :meth:`run`; one record moves the sum by at most
         ``max_norm``, the rounding of the sum included: gradients are clipped to ``max_norm`` / (1 + its allowance,
-        :func:`~quietsum.learning.noise.float_margin`), since here no noise can be made larger for it. A record that
-        cannot be differentiated counts as zero, in silence.
+        :func:`~quietsum.learning.noise.gradient_noise.float_margin`), since here no noise can be made larger for it. A
+        record that cannot be differentiated counts as zero, in silence.
         """
         records = _of_people(records, people, orders.max_records)
         rounding = max(float_margin(dtype, orders.expected_batch) for dtype in {p.dtype for p in self._parameters})
@@ -301,7 +301,7 @@ def _of_people(records: Batch, people: People | None, most: int | None) -> Batch
         problem = "cannot be kept: it is not known whose each record is"
         remedy = "give the task people(), one person per record, or leave person = {…} out of the plan"
         raise InvalidParameter("max_records", most, problem, remedy)
-    kept = torch.from_numpy(bounded(people, most=most))
+    kept = torch.from_numpy(bound_people(people, most=most))
     return tuple(part[kept] for part in records)
 
 

@@ -46,7 +46,7 @@ from quietsum.learning.engines.batch_mixing import mixing_now, unchanged
 from quietsum.learning.engines.protocol import Batch, Loss, flat_rows, losses_of, rows_of, trainable
 from quietsum.learning.engines.recurrent import unrolled
 from quietsum.learning.engines.vmap import _LossOf, _places
-from quietsum.learning.modes import training
+from quietsum.learning.rehearsal import training
 from quietsum.sampling import Everyone
 from quietsum.validate import whole_number
 

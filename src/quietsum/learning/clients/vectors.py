@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
 from quietsum.learning.engines.protocol import trainable
-from quietsum.learning.validation import refuse_coarse
+from quietsum.learning.noise.gradient_noise import refuse_coarse
 
 __all__ = ["Layout"]
 

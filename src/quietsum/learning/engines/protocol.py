@@ -170,7 +170,8 @@ def in_blocks(
     """Run ``one`` on pieces of at most ``micro_batch`` rows; add up the sums, line up the norms.
 
     Guarantees: no piece has more than :data:`LARGEST_BLOCK` rows, and pieces are added in float64, so that the rounding
-    of a long sum grows with its length and not with the square of it (:func:`quietsum.learning.noise.float_margin`).
+    of a long sum grows with its length and not with the square of it
+    (:func:`quietsum.learning.noise.gradient_noise.float_margin`).
     """
     rows, most = rows_of(batch), LARGEST_BLOCK if micro_batch is None else min(micro_batch, LARGEST_BLOCK)
     if not rows:

@@ -118,7 +118,7 @@ def _rotated(word: Tensor, by: int) -> Tensor:
 def _kernel(device: torch.device) -> Any:
     """A function of key and number of blocks by triton, if it is there and right; else None: torch operations do it."""
     try:
-        from quietsum.learning.chacha_kernel import on_card
+        from quietsum.learning.noise.chacha_kernel import on_card
 
         key, some = bytes(range(KEY_BYTES)), 1000
         right = torch.equal(on_card(key, some, device), _paired(blocks(key, some, device)).flatten())

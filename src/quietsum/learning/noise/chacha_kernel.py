@@ -1,7 +1,7 @@
 """ChaCha20 on a card in one kernel: a block stays in registers from its first round to its last.
 
-:mod:`quietsum.learning.chacha` says what is computed and compares the result with its own before using it. Triton comes
-with torch for cards; without it :func:`on_card` raises, and is not needed.
+:mod:`quietsum.learning.noise.chacha` says what is computed and compares the result with its own before using it. Triton
+comes with torch for cards; without it :func:`on_card` raises, and is not needed.
 """
 # mypy: ignore-errors
 # ruff: noqa: N803  (triton reads annotations as they stand)

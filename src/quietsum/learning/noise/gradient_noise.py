@@ -11,8 +11,8 @@ A step of DP-SGD adds N(0, (σC)²) to every coordinate of a sum whose records a
   rounding d coordinates can add, and m a margin for the float error of the sum itself (:func:`float_margin`).
 
 On a graphics card fast noise is made there, in the same way from other words: those of ChaCha20 under a key of 256 bits
-that the operating system makes for each draw (:mod:`quietsum.learning.chacha`). No generator is ever saved, restored,
-seeded by hand or shared with torch's own.
+that the operating system makes for each draw (:mod:`quietsum.learning.noise.chacha`). No generator is ever saved,
+restored, seeded by hand or shared with torch's own.
 
 >>> noise = TorchNoise(noise_multiplier=1.1, sensitivity=0.5)
 >>> noise.event(), noise.label
@@ -30,17 +30,29 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning import chacha
-from quietsum.learning.chacha import KEY_BYTES
 from quietsum.learning.engines.protocol import LARGEST_BLOCK
+from quietsum.learning.noise import chacha
+from quietsum.learning.noise.chacha import KEY_BYTES
 from quietsum.mechanisms import FAILURE_PER_DRAW, RandomSource, system_randomness
 from quietsum.privacy import Gaussian, Laplace, PrivacyEvent
 from quietsum.validate import positive
 
-__all__ = ["DEFAULT_NOISE", "LAWS", "MODES", "TorchNoise", "fast_laplace", "fast_normals", "float_margin"]
+__all__ = [
+    "DEFAULT_NOISE",
+    "LAWS",
+    "MODES",
+    "TorchNoise",
+    "fast_laplace",
+    "fast_normals",
+    "float_margin",
+    "more_noise",
+    "refuse_coarse",
+    "uncovered_norms",
+]
 
 LAWS = ("gaussian", "laplace")
 MODES = ("fast", "secure")
@@ -292,3 +304,41 @@ class _DeviceNoise:
         if law == "gaussian":
             return chacha.words(key, count, device).to(torch.float64).mul_(_UNIT).erfinv_().mul_(_ROOT)
         return _laplace(chacha.words(key, 2 * count, device))
+
+
+_WORTH_A_WORD = 1.05
+"""Secure noise that is so many times what ε asks for is spoken of."""
+
+
+def refuse_coarse(names: Sequence[str], parameters: Sequence[Tensor]) -> None:
+    """Refuse trainable parameters in half precision."""
+    for name, parameter in zip(names, parameters, strict=True):
+        if parameter.dtype not in (torch.float32, torch.float64):
+            problem = "has too few digits for sums of clipped gradients and their noise"
+            raise InvalidParameter("model", f"{name}: {parameter.dtype}", problem, "use float32; autocast is fine")
+
+
+def uncovered_norms(model: nn.Module) -> str:
+    """What secure noise does not cover in this model; empty where there is nothing to say.
+
+    It covers the rounding of sums. A norm over nearly equal values magnifies rounding beyond that.
+    """
+    kinds = (nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
+    names = sorted({type(module).__name__ for module in model.modules() if isinstance(module, kinds)})
+    if not names or all(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        return ""
+    return (
+        f"secure noise covers the rounding of sums, not that of {', '.join(names)} in float32, where one record's "
+        "arrival can move the last digits of the others' gradients; train such a model in float64"
+    )
+
+
+def more_noise(noise: TorchNoise, parameters: Sequence[Tensor]) -> str:
+    """That secure noise has to be larger than ε asks for, where that is worth a word; else empty."""
+    more = noise.more(parameters)
+    if more < _WORTH_A_WORD:
+        return ""
+    return (
+        f"the noise is {more:.2f} times what the clip needs, since sums of {noise.expected_batch:,.0f} gradients in "
+        "single precision round by so much; train in float64, in smaller batches, or with noise = 'fast'"
+    )

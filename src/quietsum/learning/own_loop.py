@@ -1,8 +1,7 @@
-"""A person's own data and loop: Poisson batches in place of a loader's.
+"""``make_private``: Poisson batches and private steps for a training loop written by hand.
 
 An ordinary loader shuffles and cuts. Accounted as Poisson sampling that under-reports ε several times over (Chua et al.
-2024), so the loader's data set is taken and the batches are drawn here. :func:`build_step` makes the step that a
-config asks for; :func:`make_private` is for a loop written by hand.
+2024), so :func:`make_private` takes the loader's data set and draws the batches itself.
 """
 
 from __future__ import annotations
@@ -14,73 +13,17 @@ import torch
 from torch import nn
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, QuietsumError
-from quietsum.learning.adaptive import QuantileClip
-from quietsum.learning.checks.before_training import CheckedStep, refuse_unsound, while_checking
-from quietsum.learning.checks.numpy_step import MadeUp
-from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
-from quietsum.learning.config import PrivacyConfig, Spending, TrainingPlan, plan_training
-from quietsum.learning.engines.batch_mixing import refuse_mixing, unchanged
+from quietsum.learning.checks.before_training import check_step
+from quietsum.learning.config import PrivacyConfig, plan_training
+from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Loss, trainable
-from quietsum.learning.records import Records, rehearse, rehearse_step
-from quietsum.learning.step import PrivateStep, cross_entropy
-from quietsum.mechanisms import RandomSource
+from quietsum.learning.records import Records
+from quietsum.learning.rehearsal import rehearse_model, rehearse_step
+from quietsum.learning.spending import Spending
+from quietsum.learning.step import PrivateStep, build_step, cross_entropy
 from quietsum.privacy import Guarantee
 
-__all__ = [
-    "PoissonLoader",
-    "PrivateOptimizer",
-    "Records",
-    "build_step",
-    "check_step",
-    "make_private",
-    "rehearse",
-]
-
-
-def build_step(
-    model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingPlan, rng: RandomSource | None = None
-) -> PrivateStep:
-    """The step that a config asks for, at the noise of the plan's first stage. Buffers move once a step, publicly."""
-    bound = config.max_grad_norm
-    rules: dict[str, Clip] = {
-        "flat": Flat(max_norm=bound), "per-layer": PerLayer(max_norm=bound), "automatic": Automatic(max_norm=bound),
-        "adaptive": Flat(max_norm=bound),
-    }  # fmt: skip
-    clip = FlatL1(max_norm=bound) if config.noise_type == "laplace" else rules[config.clipping]
-    adaptive = None
-    if config.clipping == "adaptive":
-        made: dict[str, Any] = {} if rng is None else {"rng": rng}
-        adaptive = QuantileClip(
-            count_noise=config.noise_of_count, quantile=config.clip_quantile, learning_rate=config.clip_learning_rate,
-            **made,
-        )  # fmt: skip
-    return PrivateStep.build(
-        model, loss, clip, noise_multiplier=plan.stages[0].noise_multiplier, rate=plan.rate,
-        expected_batch=plan.expected_batch, engine=config.engine, mode=config.noise, micro_batch=config.micro_batch,
-        varying=len({stage.max_norm for stage in plan.stages}) > 1, adaptive=adaptive, rng=rng,
-    )  # fmt: skip
-
-
-def check_step(
-    model: nn.Module, loss: Loss, config: PrivacyConfig, plan: TrainingPlan, records: Records, device: torch.device
-) -> None:
-    """Refuse a step that is not what it claims: its clip, noise and sampling are tried on made-up rows.
-
-    Guarantees: no record is read, and parameters and buffers are afterwards what they were.
-    """
-    made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.made_up())
-    rows = tuple(part.cpu().numpy() for part in made_up)
-    with unchanged(model):
-        classes = 2
-        if loss is cross_entropy:
-            with torch.no_grad(), while_checking(model):
-                classes = int(model(records.made_up(device)[0]).shape[-1])
-        step = CheckedStep(
-            lambda some: build_step(some, loss, config, plan), model,
-            rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",
-        )  # fmt: skip
-        refuse_unsound(step, model)
-
+__all__ = ["PoissonLoader", "PrivateOptimizer", "make_private"]
 
 # --------------------------------------------------------------------------------------- a loop by hand
 
@@ -123,7 +66,7 @@ def make_private(
     _refuse_optimizer(model, optimizer, config)
     records = Records.of(data, example=example, size_is_private=config.size_is_private)
     device = next(model.parameters()).device
-    rehearse(model, loss, records, device, check_labels=check_labels)
+    rehearse_model(model, loss, records, device, check_labels=check_labels)
     plan = plan_training(config, size=len(records))
     step = build_step(model, loss, config, plan)
     rehearse_step(step, records, device)
@@ -244,7 +187,7 @@ class PoissonLoader:
                 noise_multiplier=stage.noise_multiplier,
                 max_norm=stage.max_norm if self.step.scaled is not None and self.step.adaptive is None else None,
             )
-            self.spending.charge(1)
+            self.spending.charge(stage, 1)
             self.pending = self._records.batch(self.step.sample(len(self._records)), self.checked.device)
             yield tuple(part.clone() for part in self.pending)
 
