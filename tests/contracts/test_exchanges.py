@@ -13,7 +13,7 @@ from quietsum.contracts import ExchangesContract
 from quietsum.contracts.exchanges import KnownUpdates
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Answer, Federation, Question
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.federation.workers.keepers import Keepers
 from quietsum.ledger import Ledger
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, SiteDataset, SiteName

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quietsum.federation.flower.coordinator import FlowerTransport
 from quietsum.federation.flower.superlink import SuperLink
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.identity.greetings import roster_of
 from quietsum.identity.nodekeys import read_roster
 from quietsum.mechanisms.rng import randomness_for_tests

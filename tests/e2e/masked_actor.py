@@ -61,7 +61,7 @@ def site(folder: Path, name: str, address: str) -> None:
 def coordinator(folder: Path, mode: str) -> None:
     from quietsum.federation.flower.coordinator import FlowerTransport
     from quietsum.federation.flower.superlink import read_access
-    from quietsum.federation.remote.coordinator import RemoteFederation
+    from quietsum.federation.remote.federation import RemoteFederation
     from quietsum.identity.greetings import roster_of
     from quietsum.runs.folder import Workspace
     from quietsum.runs.progress import JsonLines

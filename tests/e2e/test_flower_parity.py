@@ -38,7 +38,7 @@ def here(plan: Plan, folder: Path) -> RunResult:
 def across(plan: Plan, folder: Path) -> RunResult:
     from quietsum.federation.flower.coordinator import FlowerTransport
     from quietsum.federation.flower.superlink import SuperLink
-    from quietsum.federation.remote.coordinator import RemoteFederation
+    from quietsum.federation.remote.federation import RemoteFederation
     from quietsum.identity.greetings import roster_of
     from quietsum.identity.keyring import make
     from quietsum.identity.nodekeys import read_roster

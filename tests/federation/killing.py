@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum import failpoints, wire
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quietsum.errors import QuietsumError
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName, UnitPolicy

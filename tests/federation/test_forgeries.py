@@ -186,7 +186,7 @@ def test_a_forged_ledger_of_a_site_is_found_at_the_next_exchange(
     assert entries(story, "north") == before, "nothing is signed on top of it"
     at_site = [one for one in caplog.records if one.name == "quietsum.party.service"]
     assert any("until the ledger is in order" in one.getMessage() for one in at_site)
-    here = [one.getMessage() for one in caplog.records if one.name == "quietsum.federation.remote.coordinator"]
+    here = [one.getMessage() for one in caplog.records if one.name == "quietsum.federation.remote"]
     assert any("its own ledger is not in order" in text or "the ledger of north" in text for text in here), here
 
 

@@ -16,7 +16,7 @@ from federation.sites import Carrier
 from quietsum.analytics import Column, Question, QuestionFile, plan_of
 from quietsum.analytics.questions import People, Promise
 from quietsum.errors import QuietsumError, TooFewParties
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.ledger import Ledger
 from quietsum.party.policy import (
     AllowedTask,

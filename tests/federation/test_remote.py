@@ -36,8 +36,8 @@ from federation.world import (
 from quietsum import wire
 from quietsum.errors import LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.federation.local import LocalFederation
-from quietsum.federation.remote import coordinator as remotes, doorway
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote import sites as known_sites
+from quietsum.federation.remote.federation import DEADLINE, RemoteFederation
 from quietsum.federation.remote.transport import Arrival
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.entries import Kind
@@ -51,17 +51,10 @@ from quietsum.plan import Plan, ResolvedPlan, load_plan
 from quietsum.privacy.units import PrivacyUnit
 
 
-def door(world: World) -> doorway.Doorway:
-    """What the coordinator has under way."""
-    found = world.federation._door
-    assert found is not None
-    return found
-
-
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG, logger="quietsum")
-    monkeypatch.setattr(doorway, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(known_sites, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 def test_all_sites_are_in_the_round_and_both_books_tell_the_same(tmp_path: Path) -> None:
@@ -169,7 +162,7 @@ def test_a_site_that_never_answers_costs_the_round_its_deadline_and_no_more(
     assert world.clock.now - began == pytest.approx(20.0, abs=1e-6)
     assert set(result.kept) == set(NAMES) - set(silent)
     assert world.dropped == dict.fromkeys(silent, "it had not replied by the deadline of 20 s")
-    assert not door(world).sent or all(sent.kind == "hello" for sent in door(world).sent.values())
+    assert not world.under_way or all(sent.kind == "hello" for sent in world.under_way.values())
     world.carrier.spoil = lambda node, reply: reply
     began = world.clock.now
     assert set(world.round(2).kept) == set(NAMES) and world.clock.now == began
@@ -177,7 +170,7 @@ def test_a_site_that_never_answers_costs_the_round_its_deadline_and_no_more(
 
 def test_a_round_does_not_wait_for_its_deadline_where_a_site_stays_away(tmp_path: Path) -> None:
     world = World(tmp_path, RECORDS.replace("deadline = 20.0", "deadline = 500.0"), start=OTHERS).join()
-    for number, lasts in ((1, remotes.ABSENT), (2, remotes.GRACE), (3, remotes.GRACE)):
+    for number, lasts in ((1, known_sites.ABSENT), (2, known_sites.GRACE), (3, known_sites.GRACE)):
         began = world.clock.now
         assert world.round(number).kept == OTHERS
         assert world.dropped == {"va": "it was not connected for 60 s"}
@@ -216,7 +209,7 @@ def test_a_site_at_work_is_waited_for_while_its_connection_comes_and_goes(tmp_pa
     def arrives(wait: float) -> Any:
         found = arrived(wait)
         if held and world.clock.now > late:
-            message = next(name for name, sent in door(world).sent.items() if sent.kind == "train")
+            message = next(name for name, sent in world.under_way.items() if sent.kind == "train")
             return [*found, Arrival(message=message, content=held.pop())]
         return found
 
@@ -268,7 +261,7 @@ def test_while_sites_are_awaited_a_message_that_goes_astray_is_sent_again_after_
 
     def arrives(wait: float) -> Any:
         found = arrived(wait)
-        lost = {name for name, sent in door(world).sent.items() if (sent.kind, sent.party) == ("enrol", "va")}
+        lost = {name for name, sent in world.under_way.items() if (sent.kind, sent.party) == ("enrol", "va")}
         if world.clock.now - began < 4.0:
             return [Arrival(message=one.message, problem="gone") if one.message in lost else one for one in found]
         return found
@@ -283,7 +276,7 @@ def test_without_a_deadline_in_the_plan_a_round_ends_all_the_same(tmp_path: Path
     world = World(tmp_path, RECORDS.replace("deadline = 20.0", "")).join()
     world.rogue(lambda letter, reply: None)
     began = world.clock.now
-    assert world.round().kept == OTHERS and world.clock.now - began == pytest.approx(remotes.DEADLINE, abs=1e-6)
+    assert world.round().kept == OTHERS and world.clock.now - began == pytest.approx(DEADLINE, abs=1e-6)
 
 
 def test_an_answer_after_the_deadline_is_for_nobody(tmp_path: Path) -> None:
@@ -370,7 +363,7 @@ def test_a_site_that_refuses_at_the_start_is_told_by_its_reason(
     with pytest.raises(TooFewParties, match=words):
         world.join()
     told = {record.name for record in caplog.records if words in record.message}
-    assert told == {"quietsum.party.service", "quietsum.federation.remote.coordinator"}
+    assert told == {"quietsum.party.service", "quietsum.federation.remote"}
     assert not world.entries(Kind.RESERVE) and not world.entries(Kind.RUN, "va")
 
 
@@ -396,7 +389,7 @@ def test_a_tampered_plan_is_refused_with_the_reason_in_both_logs(
     with pytest.raises(TooFewParties, match="0 of 4 sites take part"):
         world.join(change(world.resolved))
     told = {record.name for record in caplog.records if words in record.message}
-    assert told >= {"quietsum.party.service", "quietsum.federation.remote.coordinator"}
+    assert told >= {"quietsum.party.service", "quietsum.federation.remote"}
     assert all(len(list(service.books.ledger.entries())) == 1 for service in world.services.values())
 
 
@@ -614,7 +607,7 @@ def test_a_site_that_kept_a_head_which_our_ledger_lost_ends_the_run(tmp_path: Pa
     shorter = Ledger.open(tmp_path / "other.db", create=True)
     told = world.services["va"].books.last_seen(world.ledger.identity.ledger)
     assert told is not None and world.ledger.contains(told.head) and not shorter.contains(told.head)
-    door(world)._ledger = _Forgetful(world.ledger)  # type: ignore[assignment]
+    world.sites._ledger = _Forgetful(world.ledger)  # type: ignore[assignment]
     with pytest.raises(LedgerBroken, match="a head that it signed and a site has kept"):
         world.round(2)
 

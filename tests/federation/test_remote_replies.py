@@ -21,8 +21,8 @@ from federation.world import (
     kind_of,
 )
 from quietsum import wire
-from quietsum.federation.remote import doorway
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote import sites
+from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.federation.remote.transport import Arrival
 from quietsum.federation.round import limits_of
 from quietsum.ledger import Ledger
@@ -32,17 +32,10 @@ from quietsum.ledger.stores.protocol import MemoryStore
 from quietsum.party.service import SiteService
 
 
-def door(world: World) -> doorway.Doorway:
-    """What the coordinator has under way."""
-    found = world.federation._door
-    assert found is not None
-    return found
-
-
 @pytest.fixture(autouse=True)
 def logs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.DEBUG, logger="quietsum")
-    monkeypatch.setattr(doorway, "time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(sites, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 # --------------------------------------------------------------------------------------------------- spoilt replies
@@ -188,8 +181,8 @@ def test_a_greeting_that_was_overtaken_is_no_alarm(tmp_path: Path, caplog: pytes
 
     world.carrier.spoil = lambda node, reply: later(wire.read_letter(reply, most=2**26), reply)
     assert world.round(2).kept == NAMES
-    greeting = next(message for message, sent in door(world).sent.items() if sent.node == "node-va")
-    assert world.federation._take(Arrival(message=greeting, content=held[0])) is None
+    greeting = next(message for message, sent in world.under_way.items() if sent.node == "node-va")
+    assert world.sites._take(Arrival(message=greeting, content=held[0])) is None
     assert "tail was cut" not in caplog.text
     world.carrier.spoil = lambda node, reply: reply
     assert world.round(3).kept == NAMES

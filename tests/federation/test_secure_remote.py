@@ -136,9 +136,9 @@ def test_the_model_travels_with_the_step_that_asks_for_inputs_and_no_vector_come
 
 def test_a_site_never_answers_a_request_for_its_update_where_the_plan_asks_for_masks(tmp_path: Path) -> None:
     made = world(tmp_path).join()
-    door = made.federation._joined[0]
+    sites = made.sites
     body = {"run": "run", "round": 1, "attempt": 1, "plan": made.plan.digest}
-    door.post("train", body, LAST, lasting=5.0, vector=made.state.params)
+    sites.post("train", body, LAST, lasting=5.0, vector=made.state.params)
     replies = [wire.read_letter(arrival.content, most=2**26) for arrival in made.carrier.arrived(0.1)]
     assert [(letter.kind, letter.body["reason"]) for letter in replies] == [
         ("refused", "the plan asks for secure aggregation, so no update leaves this site unmasked")
@@ -269,8 +269,8 @@ def test_a_plan_that_shows_single_updates_is_refused_where_masks_are_required(tm
 
 def replaced(made: World, change: Callable[[dict[str, Any]], None], name: str = LAST) -> None:
     """The coordinator tells ``name`` something else in its first question, under its own signature."""
-    door = made.federation._joined[0]
-    post = door.post
+    sites = made.sites
+    post = sites.post
 
     def lie(kind: str, body: Any, party: str = "", **options: Any) -> None:
         if kind == "secure" and party == name and body.get("step") == "open":
@@ -278,7 +278,7 @@ def replaced(made: World, change: Callable[[dict[str, Any]], None], name: str = 
             change(body)
         post(kind, body, party, **options)
 
-    door.post = lie  # type: ignore[method-assign]
+    sites.post = lie  # type: ignore[method-assign]
 
 
 def test_a_peer_with_another_ledger_than_before_is_refused_by_name(tmp_path: Path) -> None:
@@ -335,15 +335,15 @@ def test_a_coordinator_that_lies_in_its_first_question_gets_no_vector(tmp_path: 
 
 def test_another_model_at_the_step_of_inputs_touches_nothing(tmp_path: Path) -> None:
     made = world(tmp_path).join()
-    door = made.federation._joined[0]
-    post = door.post
+    sites = made.sites
+    post = sites.post
 
     def lie(kind: str, body: Any, party: str = "", **options: Any) -> None:
         if party == LAST and options.get("vector") is not None:
             options["vector"] = options["vector"] + 1.0
         post(kind, body, party, **options)
 
-    door.post = lie  # type: ignore[method-assign]
+    sites.post = lie  # type: ignore[method-assign]
     assert LAST not in made.round().kept and "not the one of this session" in told(made)[LAST].reason
     assert not told(made)[LAST].refunded and not made.entries(Kind.RESERVE, LAST)
 

@@ -9,7 +9,8 @@ from typing import Any
 from federation.sites import Carrier, places_for
 from quietsum import wire
 from quietsum.federation.messages import Federation
-from quietsum.federation.remote.coordinator import RemoteFederation
+from quietsum.federation.remote.federation import RemoteFederation
+from quietsum.federation.remote.sites import SentLetter, Sites
 from quietsum.federation.remote.transport import Arrival
 from quietsum.federation.round import RoundResult, first_state, run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
@@ -92,6 +93,17 @@ class World:
             self.carrier, roster=options.pop("roster", None), patience=5.0, clock=self.clock, **options
         )
         self.state = first_state(self.resolved, self.task.initial())
+
+    @property
+    def sites(self) -> Sites:
+        """The sites as the coordinator knows them."""
+        assert self.federation._joined is not None
+        return self.federation._joined.sites
+
+    @property
+    def under_way(self) -> Mapping[str, SentLetter]:
+        """The letters without a reply so far."""
+        return self.sites._sent
 
     def answers(self, name: str) -> Callable[[bytes], bytes]:
         return lambda content: self.services[name].answer(content)

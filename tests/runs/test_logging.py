@@ -177,14 +177,14 @@ def test_no_record_update_or_key_is_in_a_log_an_event_or_a_report(everything: di
 def test_the_control_a_secret_that_is_logged_is_found(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quietsum.federation import round as rounds
+    from quietsum.federation import replies
 
-    honest = rounds._drop
+    honest = replies._drop
 
     def talkative(watchers: Any, number: int, party: str, reason: str, **more: Any) -> None:
         honest(watchers, number, party, f"{reason}: {FEATURE!r}", **more)
 
-    monkeypatch.setattr(rounds, "_drop", talkative)
+    monkeypatch.setattr(replies, "_drop", talkative)
     result = run("-v", text=REFUSING)
     assert repr(FEATURE) in result.stderr
     assert repr(FEATURE) in Path("quietsum-workspace/runs/run/events.jsonl").read_text()

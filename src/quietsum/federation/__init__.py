@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TrainRequest as TrainRequest,
         model_hash as model_hash,
     )
-    from quietsum.federation.remote.coordinator import RemoteFederation as RemoteFederation
+    from quietsum.federation.remote.federation import RemoteFederation as RemoteFederation
     from quietsum.federation.round import (
         first_state as first_state,
         limits_of as limits_of,

@@ -1,16 +1,17 @@
 """Sites on other machines: find them, enrol them, ask them, and be done on time.
 
-The coordinator's side of :mod:`quietsum.party.service`. Who is there, and whether they are who they say, is for the
-:class:`~quietsum.federation.remote.doorway.Doorway`; the head that comes with every reply goes into the coordinator's
-own ledger with the round's commit.
+The coordinator's side of :mod:`quietsum.party.service`. Who is there, and whether they are who they say, is for
+:class:`~quietsum.federation.remote.sites.Sites`; the head that comes with every reply goes into the coordinator's own
+ledger with the round's commit.
 
-A round ends at its deadline, whatever became of whom. A site that was started anew meanwhile is asked once more, for
-the same attempt: it answers if it had not reserved yet, and says so if it had. Nothing a site sends can end a round;
-what is unreadable, unsigned, of another run, or does not charge what the plan says, leaves that site out.
+A round ends at its deadline. A site that was started anew meanwhile is asked once more, for the same attempt: it
+answers if it had not reserved yet, and says so if it had. Nothing a site sends can end a round; a reply that is
+unreadable, unsigned, of another run, or does not charge what the plan says, leaves that site out.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,13 +22,11 @@ from quietsum.aggregation import Fold
 from quietsum.errors import CorruptState, LedgerBroken, PlanRefused, QuietsumError, TooFewParties
 from quietsum.failpoints import reach
 from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, Reply, TrainRequest, Update
-from quietsum.federation.remote.doorway import NAP, Doorway, NodeAccepts
-from quietsum.federation.remote.exchange import Asking, Found, Sent, lost, reason_of
-from quietsum.federation.remote.transport import Arrival, Transport
+from quietsum.federation.remote.sites import ABSENT, NAP, NodeAccepts, Received, SentLetter, Sites, reason_in
+from quietsum.federation.remote.transport import Transport
 from quietsum.federation.secure import ends_of_steps
-from quietsum.ledger import Charge, Ledger, Testimony, check_succession
+from quietsum.ledger import Charge, Ledger, Testimony
 from quietsum.party import (
-    LogOnce,
     UnknownPeer,
     charges_digest,
     enrolment_charges,
@@ -39,18 +38,46 @@ from quietsum.party import (
 from quietsum.plan import ResolvedPlan, fewest_groups
 from quietsum.secagg import Step
 
-__all__ = ["ABSENT", "DEADLINE", "NodeAccepts", "RemoteFederation"]
+__all__ = ["DEADLINE", "RemoteFederation"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("quietsum.federation.remote")  # one name for all lines about sites
 
 DEADLINE = 600.0
 """Seconds that a round may take where the plan states no deadline: across machines it must end some time."""
 _FAREWELL = 5.0
-ABSENT = 60.0
-"""Seconds that a round waits for a site that is not connected; a site tries again every fifteen."""
-_WORK = ("enrol", "train", "secure")
-GRACE = 1.0
-"""Seconds that a round gives a site that was away for longer than that already."""
+
+_Word = Update | Answer | Refusal | Lost
+"""What ends one request to a site."""
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Joined:
+    """The run that the sites were enrolled in."""
+
+    run: str
+    resolved: ResolvedPlan
+    ledger: Ledger
+    sites: Sites
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _Asking:
+    """A round under way: its request, and the hash of the charges that each site must report.
+
+    In a secure round it is one step of it: the ``question``, and the ``peers``: their certificates go with the first.
+    """
+
+    request: TrainRequest
+    expected: Mapping[str, str]
+    question: Question | None = None
+    peers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    requests: list[str] = dataclasses.field(default_factory=list)
+
+    def times_asked(self, party: str) -> int:
+        """How often the request went to ``party``: a process of it that is gone may have touched the data."""
+        return self.requests.count(party)
 
 
 @final
@@ -80,11 +107,7 @@ class RemoteFederation(Federation):
         """
         self._transport, self._roster, self._patience, self._most = transport, roster, patience, most
         self._clock = clock
-        self._logged = LogOnce()
-        self._run = ""
-        self._resolved: ResolvedPlan | None = None
-        self._ledger: Ledger | None = None
-        self._door: Doorway | None = None
+        self._joined: _Joined | None = None
         self._certificates: dict[str, Mapping[str, Any]] = {}
         self._begun = 0.0  # when the secure round that is under way began
 
@@ -101,36 +124,37 @@ class RemoteFederation(Federation):
         A site that refuses is asked again in every round: its owner may change the policy, or raise a budget.
         """
         self._refuse(resolved)
-        self._run, self._resolved, self._ledger = run, resolved, ledger
-        parties = [facts.name for facts in resolved.parties]
-        door = self._door = Doorway(self._transport, self._roster, self._clock, ledger, parties)
-        self._most = min(self._most, wire.LARGEST_HEADER + 8 * resolved.dimension + 2**16)
-        end, names, refused = self._clock() + self._patience, door.parties, dict[str, str]()
+        sites = Sites(
+            self._transport, self._roster, parties=[facts.name for facts in resolved.parties], ledger=ledger,
+            most=min(self._most, wire.LARGEST_HEADER + 8 * resolved.dimension + 2**16), clock=self._clock,
+        )  # fmt: skip
+        self._joined = _Joined(run=run, resolved=resolved, ledger=ledger, sites=sites)
+        end, names, refused = self._clock() + self._patience, sites.parties, dict[str, str]()
         while (left := end - self._clock()) > 0:
-            waiting = [name for name in names if name not in refused and not door.enrolled(name)]
+            waiting = [name for name in names if name not in refused and not sites.is_enrolled(name)]
             if not waiting:
                 break
-            door.greet(dict.fromkeys(waiting))
+            sites.greet(waiting)
             for name in waiting:
-                self._go_on(None, name, left)
-            for arrival in door.arrived(min(NAP, left)):
-                found = self._take(arrival)
-                if found is not None and isinstance(found.reply, Refusal | Lost):
-                    refused[found.party] = found.reply.reason
-        door.forget("enrol")  # a round begins with it again
+                self._send_next(None, name, left)
+            for received in sites.receive(min(NAP, left)):
+                reply = self._judge(received)
+                if isinstance(reply, Refusal | Lost):
+                    refused[reply.party] = reply.reason
+        sites.forget("enrol")  # a round begins with it again
         for name, reason in refused.items():
             log.warning("site %s refuses: %s", name, reason)
-        missing = [name for name in names if name not in refused and not door.enrolled(name)]
+        missing = [name for name in names if name not in refused and not sites.is_enrolled(name)]
         for name in missing:
             log.warning("site %s is not there; the rounds go on without it until it comes", name)
         there, needed = len(names) - len(missing) - len(refused), _needed(resolved)
         if there < needed:
-            told = [f"{name} refuses: {reason}" for name, reason in refused.items()]
-            told += [f"not there: {', '.join(missing[:8])}"] if missing else []
-            told += [f"a node refuses: {reason}" for reason in dict.fromkeys(door.turned_away.values())]
+            reasons = [f"{name} refuses: {reason}" for name, reason in refused.items()]
+            reasons += [f"not there: {', '.join(missing[:8])}"] if missing else []
+            reasons += [f"a node refuses: {reason}" for reason in sites.refusals()]
             raise TooFewParties(
                 f"{there} of {len(names)} sites take part, the plan needs {needed}; no data was touched. "
-                + "; ".join(told)
+                + "; ".join(reasons)
                 + (". Is `quietsum party serve` running there, and can it reach this machine?" if missing else "")
             )
 
@@ -153,38 +177,37 @@ class RemoteFederation(Federation):
     def ready(self) -> None:
         """Wait, ``patience`` at most, until as many sites are connected as a round needs. Nothing is reserved before.
 
-        Where the carrier or all sites are gone, rounds would be paid for and nobody asked. Who would be drawn plays no
+        If the carrier or all sites are gone, rounds would be paid for without a question. Who would be drawn plays no
         part in it.
         """
-        door, resolved = self._joined
-        names, needed = door.parties, _needed(resolved)
+        sites = self._here.sites
+        names, needed = sites.parties, _needed(self._here.resolved)
         end = self._clock() + self._patience
-        while (there := door.connected()) < needed:
+        while (there := sites.count_connected()) < needed:
             left = end - self._clock()
             if left <= 0:
                 raise TooFewParties(
                     f"{there} of {len(names)} sites are connected, a round needs {needed}; nothing was reserved. "
                     "Resume when they are back"
                 )
-            door.greet(dict.fromkeys(names))
-            for arrival in door.arrived(min(NAP, left)):
-                self._take(arrival)
+            sites.greet(names)
+            for received in sites.receive(min(NAP, left)):
+                self._judge(received)
 
     def leave(self, outcome: str) -> None:
         """Send every site the last head, and wait a moment for the word that it was kept."""
-        door = self._door
-        if self._ledger is None or door is None:
+        if self._joined is None:
             return
-        for name, site in door.known.items():
-            if site.enrolled:
-                door.post("farewell", {"run": self._run, "outcome": outcome}, name, lasting=_FAREWELL)
-        waiting = {message for message, sent in door.sent.items() if sent.kind == "farewell"}
+        run, sites = self._joined.run, self._joined.sites
+        for name in sites.parties:
+            if sites.is_enrolled(name):
+                sites.post("farewell", {"run": run, "outcome": outcome}, name, lasting=_FAREWELL)
         end = self._clock() + _FAREWELL
         try:
-            while waiting & door.sent.keys() and self._clock() < end:
-                for arrival in door.arrived(NAP):
-                    self._take(arrival)
-            self._ledger.witness(self._run, self.testimonies())
+            while sites.is_under_way("farewell") and self._clock() < end:
+                for received in sites.receive(NAP):
+                    self._judge(received)
+            self._joined.ledger.witness(run, self.testimonies())
         except LedgerBroken:
             raise
         except QuietsumError as error:
@@ -196,61 +219,60 @@ class RemoteFederation(Federation):
 
     def registered(self) -> Sequence[str]:
         """The parties of the plan, whether they are there or not."""
-        return self._joined[0].parties
+        return self._here.sites.parties
 
     def testimonies(self) -> Mapping[str, Testimony]:
         """The sites' heads that came since the last time."""
-        door = self._joined[0]
-        told, door.told = door.told, {}
-        return told
+        return self._here.sites.take_testimonies()
 
     @property
-    def _joined(self) -> tuple[Doorway, ResolvedPlan]:
-        assert self._door is not None and self._resolved is not None, "join() comes first"
-        return self._door, self._resolved
+    def _here(self) -> _Joined:
+        assert self._joined is not None, "join() comes first"
+        return self._joined
 
     # ------------------------------------------------------------------------------------------------- asking
 
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Fold[Any]) -> Iterator[Reply]:
         """One reply a site, as they arrive; those that are missing at the deadline, or stay away, are lost."""
-        limit = self._joined[1].plan.federation.deadline or DEADLINE
-        asking = Asking(request, {name: self._expected(name, request.round) for name in cohort})
+        limit = self._here.resolved.plan.federation.deadline or DEADLINE
+        asking = _Asking(request, {name: self._expected(name, request.round) for name in cohort})
         late = f"it had not replied by the deadline of {limit:g} s"
-        for found in self._heard_by(asking, cohort, self._clock() + limit, late):
-            if not isinstance(found, Answer):
-                yield found
+        for reply in self._collect(asking, cohort, self._clock() + limit, late):
+            if not isinstance(reply, Answer):
+                yield reply
 
-    def _heard_by(self, asking: Asking, cohort: Iterable[str], end: float, late: str) -> Iterator[Reply | Answer]:
+    def _collect(self, asking: _Asking, cohort: Iterable[str], end: float, late: str) -> Iterator[_Word]:
         """One word from each of ``cohort``, as they arrive, by ``end``."""
-        door = self._joined[0]
+        sites = self._here.sites
         waiting, began = dict.fromkeys(cohort), self._clock()
         invited = set[str]()
         while waiting and (left := end - self._clock()) > 0:
-            for name in self._away(waiting, door.greet(waiting), began):
+            for name in sites.find_absent(waiting, sites.greet(waiting), began):
                 del waiting[name]
                 yield Lost(party=name, reason=f"it was not connected for {ABSENT:g} s")
             for name in list(waiting):
-                self._go_on(asking, name, left)
-            for name in [one for one in self._strangers() if one in door.known and one not in invited]:
+                self._send_next(asking, name, left)
+            for name in [one for one in self._uncertified() if sites.knows(one) and one not in invited]:
                 invited.add(name)  # it came when the round had begun, and takes part from the next one on
-                self._go_on(None, name, left)
+                self._send_next(None, name, left)
             reach("remote:waiting")
-            for arrival in door.arrived(min(NAP, left)):
-                found = self._take(arrival, asking)
-                if found is not None and found.party in waiting:
-                    del waiting[found.party]
-                    yield found.reply
-        door.forget("enrol", "train", "secure")
+            for received in sites.receive(min(NAP, left)):
+                reply = self._judge(received, asking)
+                if reply is not None and reply.party in waiting:
+                    del waiting[reply.party]
+                    yield reply
+        sites.forget("enrol", "train", "secure")
         for name in waiting:
-            why = "" if name in door.known else "; it was not there"
+            why = "" if sites.knows(name) else "; it was not there"
             yield Lost(party=name, reason=f"{late}{why}")
 
     # --------------------------------------------------------------------------------------- secure rounds
 
-    def _strangers(self) -> list[str]:
-        """Sites that no certificate is known of, in a plan that needs one."""
-        door, resolved = self._joined
-        return [name for name in door.parties if resolved.secure is not None and name not in self._certificates]
+    def _uncertified(self) -> list[str]:
+        """Sites without a known certificate, in a plan that needs one."""
+        if self._here.resolved.secure is None:
+            return []
+        return [name for name in self._here.sites.parties if name not in self._certificates]
 
     def identities(self, cohort: Sequence[str]) -> Mapping[str, bytes]:
         """The keys of the sites that have come, by the certificates of their ledgers."""
@@ -264,12 +286,12 @@ class RemoteFederation(Federation):
         request, step = question.request, question.step
         if step is Step.OPEN:
             self._begun = self._clock()
-        resolved = self._joined[1]
+        resolved = self._here.resolved
         grouped = resolved.secure is not None and resolved.secure.grouping is not None
         end = self._begun + ends_of_steps(resolved.plan.federation.deadline or DEADLINE, drawn=grouped)[step]
         strangers = [name for name in question.letters if name not in self._certificates]
         yield from (Lost(party=name, reason="it has not come to this run") for name in strangers)
-        asking = Asking(
+        asking = _Asking(
             request,
             {name: self._expected(name, request.round) for name in question.letters},
             question=question,
@@ -277,42 +299,22 @@ class RemoteFederation(Federation):
         )
         late = f"it had not replied within the {end - self._clock():.3g} s of this step"
         there = [name for name in question.letters if name not in strangers]
-        for found in self._heard_by(asking, there, end, late):
-            if isinstance(found, Answer | Refusal | Lost):
-                yield found
+        for reply in self._collect(asking, there, end, late):
+            if isinstance(reply, Answer | Refusal | Lost):
+                yield reply
 
-    def _away(self, waiting: Mapping[str, None], nodes: Sequence[str] | None, began: float) -> list[str]:
-        """Those that have not been connected for a while, and are not at work on a request either.
-
-        Without a carrier nobody can be connected; and a node that has not said yet who it is may be any of them: a site
-        at work answers a greeting when it is done.
-        """
-        door, now, away = self._joined[0], self._clock(), []
-        at_work = {sent.party for sent in door.sent.values() if sent.kind in ("train", "secure")}
-        strange = nodes is not None and door.strangers(nodes)
-        for name in waiting:
-            site = door.known.get(name)
-            there = strange if site is None else nodes is not None and site.node in nodes
-            if nodes is None or there or name in at_work:
-                door.seen[name] = now
-            elif now - door.seen.setdefault(name, began) > ABSENT and now - began > GRACE:
-                away.append(name)
-        return away
+    # ------------------------------------------------------------------------------------------------- letters
 
     def _expected(self, party: str, number: int) -> str:
-        return charges_digest(site_charges(self._joined[1], party, number))
+        return charges_digest(site_charges(self._here.resolved, party, number))
 
-    def _go_on(self, asking: Asking | None, name: str, lasting: float) -> None:
-        """Send what comes next for ``name``: the plan, where its process has not seen it yet, then the request."""
-        door, resolved = self._joined
-        site = door.known.get(name)
-        if site is None or self._clock() < site.rests:
+    def _send_next(self, asking: _Asking | None, name: str, lasting: float) -> None:
+        """Send what comes next for ``name``: the plan if its process has not seen it yet, then the request."""
+        sites, resolved = self._here.sites, self._here.resolved
+        if not sites.can_ask(name):
             return
-        under_way = [sent for sent in door.sent.values() if sent.party == name and sent.kind in _WORK]
-        if any(sent.session == site.session for sent in under_way):
-            return
-        if not site.enrolled:
-            door.post("enrol", {"run": self._run, "resolved": resolved_to(resolved)}, name, lasting=lasting)
+        if not sites.is_enrolled(name):
+            sites.post("enrol", {"run": self._here.run, "resolved": resolved_to(resolved)}, name, lasting=lasting)
             return
         if asking is None:
             return
@@ -326,75 +328,47 @@ class RemoteFederation(Federation):
         reach("remote:before-request")
         asking.requests.append(name)
         if asking.question is None:
-            door.post("train", body, name, lasting=lasting, vector=request.params)
+            sites.post("train", body, name, lasting=lasting, vector=request.params)
         else:
             self._post_step(asking, asking.question, body, name, lasting)
         reach("remote:requested")
 
-    def _post_step(self, asking: Asking, question: Question, body: dict[str, Any], name: str, lasting: float) -> None:
+    def _post_step(self, asking: _Asking, question: Question, body: dict[str, Any], name: str, lasting: float) -> None:
         """The first step names the model and all certificates; the model goes along where inputs are asked for."""
         body["step"] = question.step.name.lower()
         if question.step is Step.OPEN:
             body["model"] = model_hash(question.request.params)
             body["server"], body["peers"] = question.server.hex(), dict(asking.peers)
         vector = question.request.params if question.step is Step.SHARES else None
-        self._joined[0].post("secure", body, name, lasting=lasting, vector=vector, payload=question.letters[name])
+        self._here.sites.post("secure", body, name, lasting=lasting, vector=vector, payload=question.letters[name])
 
     # ------------------------------------------------------------------------------------------------ replies
 
-    def _take(self, arrival: Arrival, asking: Asking | None = None) -> Found | None:
-        """What became of a message; a reply where it ends what a party was asked."""
-        door = self._joined[0]
-        sent = door.sent.pop(arrival.message, None)
-        if sent is None:  # forgotten, or never sent
-            return None
-        if arrival.problem:
-            door.astray(sent, arrival.problem)
-            if sent.kind == "secure":  # it is sent again, soon: a step is short, and the same question has one answer
-                if (site := door.known.get(sent.party)) is not None:
-                    site.rests = self._clock() + 2 * NAP
-                return None
-            asked = sent.kind == "train" or (sent.kind == "enrol" and asking is not None)
-            return lost(sent, "its reply did not arrive") if asked else None
-        try:
-            letter = wire.read_letter(arrival.content, most=self._most)
-            if letter.kind == "unreadable" and not letter.answers:
-                raise wire.UnreadableLetter(f"it could not read the {sent.kind}: {reason_of(letter)}")
-            if letter.answers != sent.digest:
-                raise wire.UnreadableLetter("it answers another request")
-            if wire.holds_huge_number(letter.body):
-                raise wire.UnreadableLetter(wire.HUGE_NUMBER)
-            door.check_ours(letter)
-            found = self._heard(letter, sent, asking)
-            return None if found is None else Found(party=sent.party, reply=found)
-        except (wire.UnreadableLetter, CorruptState) as error:
-            who = sent.party or f"node {sent.node}"
-            anew = self._logged.is_new(f"{sent.kind} {who}", str(error)) or sent.kind != "hello"  # greetings come often
-            log.log(logging.WARNING if anew else logging.DEBUG, "a reply of %s is left out: %s", who, error)
-            return lost(sent, f"its reply is left out: {error}") if sent.kind in _WORK else None
+    def _judge(self, received: Received, asking: _Asking | None = None) -> _Word | None:
+        """What ``received`` means for the round; None if it does not end what its party was asked."""
+        sent, party = received.sent, received.sent.party
+        if received.letter is not None:
+            try:
+                return self._read(received.letter, sent, asking)
+            except (wire.UnreadableLetter, CorruptState) as error:
+                received = Received(sent=sent, problem=self._here.sites.leave_out(sent, error))
+        waited_for = sent.kind in ("enrol", "train", "secure")
+        if received.astray:  # a step of a secure round is sent again, and so is an enrolment before the first round
+            waited_for = sent.kind == "train" or (sent.kind == "enrol" and asking is not None)
+        return Lost(party=party, reason=received.problem) if waited_for else None
 
-    def _heard(self, letter: wire.Letter, sent: Sent, asking: Asking | None) -> Reply | Answer | None:
-        door = self._joined[0]
-        if sent.kind == "hello":
-            door.welcome(letter, sent)
-            return None
+    def _read(self, letter: wire.Letter, sent: SentLetter, asking: _Asking | None) -> _Word | None:
         party = sent.party
-        check_succession(party, door.heads.get(party), letter.sender)
-        site = door.known.get(party)
-        if letter.kind == "refused":  # its head is not kept: the site may have found that its ledger was rewritten
-            if site is not None:
-                site.enrolled = False  # the next round begins with the plan again
-            if asking is not None and asking.question is None and asking.asked(party) > (sent.kind == "train"):
-                return Lost(party=party, reason=f"asked a second time, it refused: {reason_of(letter)}")
-            return Refusal(party=party, reason=reason_of(letter))
-        door.heads[party] = door.told[party] = letter.sender
+        if letter.kind == "refused":
+            if asking is not None and asking.question is None and asking.times_asked(party) > (sent.kind == "train"):
+                return Lost(party=party, reason=f"asked a second time, it refused: {reason_in(letter)}")
+            return Refusal(party=party, reason=reason_in(letter))
         if letter.kind == "lost":
-            return Lost(party=party, reason=reason_of(letter))
+            return Lost(party=party, reason=reason_in(letter))
         if sent.kind == "enrol" and letter.kind == "enrolled":
             self._check_enrolment(letter, party)
             self._certify(letter, party)
-            if site is not None and site.session == sent.session:
-                site.enrolled = True
+            self._here.sites.note_enrolled(sent)
             return None
         if sent.kind == "train" and letter.kind == "update" and asking is not None:
             return self._update(letter, party, asking)
@@ -404,7 +378,7 @@ class RemoteFederation(Federation):
             return None
         raise wire.UnreadableLetter(f"a {letter.kind[:20]!r} is no reply to a {sent.kind}")
 
-    def _update(self, letter: wire.Letter, party: str, asking: Asking) -> Reply:
+    def _update(self, letter: wire.Letter, party: str, asking: _Asking) -> Update:
         request, body = asking.request, letter.body
         if (body.get("round"), body.get("attempt")) != (request.round, request.attempt) or letter.vector is None:
             raise wire.UnreadableLetter("it is not about this round")
@@ -412,7 +386,7 @@ class RemoteFederation(Federation):
             raise wire.UnreadableLetter("it charged other events than the plan says")
         return Update(party=party, delta=letter.vector)
 
-    def _answer(self, letter: wire.Letter, party: str, asking: Asking, question: Question) -> Answer:
+    def _answer(self, letter: wire.Letter, party: str, asking: _Asking, question: Question) -> Answer:
         request, body = asking.request, letter.body
         told = body.get("round"), body.get("attempt"), body.get("step")
         if told != (request.round, request.attempt, question.step.name.lower()) or not letter.payload:
@@ -423,7 +397,7 @@ class RemoteFederation(Federation):
 
     def _certify(self, letter: wire.Letter, party: str) -> None:
         """Keep by which key the site is known in secure rounds, if its own ledger says so."""
-        if self._joined[1].secure is None:
+        if self._here.resolved.secure is None:
             return
         try:
             _, ledger = key_in(letter.body.get("identity"), party)
@@ -435,8 +409,10 @@ class RemoteFederation(Federation):
 
     def _check_enrolment(self, letter: wire.Letter, party: str) -> None:
         """A site that pays for the whole plan when it enrols has charged what the plan says, amplified or not."""
-        resolved, told = self._joined[1], _charged(letter)
-        if told not in {charges_digest(enrolment_charges(resolved, party, trusting=trust)) for trust in (True, False)}:
+        resolved, charged = self._here.resolved, _charged(letter)
+        if charged not in {
+            charges_digest(enrolment_charges(resolved, party, trusting=trust)) for trust in (True, False)
+        }:
             raise wire.UnreadableLetter("it enrolled with other events than the plan says")
 
 
