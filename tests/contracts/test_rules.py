@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,10 +24,10 @@ from quietsum.contracts import RuleContract
 
 PROMISES = sorted(name for name in dir(RuleContract) if name.startswith("test_"))
 CASES: dict[str, Callable[[], Rule]] = {
-    **{name: (lambda name=name: rule_named(name)) for name in RULES},
+    **{name: functools.partial(rule_named, name) for name in RULES},
     "norm-bounded, constant": lambda: NormBounded(bound=3.0),
     "centered-clipping, once": lambda: CenteredClipping(iterations=1),
-    **{f"{name} after nnm": (lambda name=name: rule_named(name, "nnm")) for name in ("trimmed-mean", "krum")},
+    **{f"{name} after nnm": functools.partial(rule_named, name, "nnm") for name in ("trimmed-mean", "krum")},
     "median after bucketing": lambda: rule_named("median", "bucketing"),
 }
 OPTIONS: dict[str, dict[str, bool]] = {

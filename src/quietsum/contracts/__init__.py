@@ -15,9 +15,17 @@ A contract is a plain class of ``test_…`` methods. Subclass it in your tests, 
 from __future__ import annotations
 
 from quietsum.contracts.accountant import AccountantContract
-from quietsum.contracts.aggregators import RuleContract
 from quietsum.contracts.exchanges import ExchangesContract
+from quietsum.contracts.folds import FoldContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
 from quietsum.contracts.mechanisms import MechanismContract
+from quietsum.contracts.rules import RuleContract
 
-__all__ = ["AccountantContract", "ExchangesContract", "LedgerStoreContract", "MechanismContract", "RuleContract"]
+__all__ = [
+    "AccountantContract",
+    "ExchangesContract",
+    "FoldContract",
+    "LedgerStoreContract",
+    "MechanismContract",
+    "RuleContract",
+]

@@ -1,4 +1,4 @@
-"""What every robust rule promises, as tests that anyone's rule can run."""
+"""The promises of every robust rule, as tests that a rule of your own can run as well."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quietsum.aggregation import Matrix, RobustFold, Rule, Sent, Trial, Vector, 
 from quietsum.errors import QuietsumError, TooFewParties
 from quietsum.mechanisms import TEST_SWITCH, RandomSource, randomness_for_tests
 
-__all__ = ["HonestTrial", "RuleContract"]
+__all__ = ["HonestTrial", "RuleContract", "coins"]
 
 HUGE = 1.7e308
 
@@ -80,7 +80,7 @@ class RuleContract:
         rule = self.make()
         registered = self.count + len(updates)
         return Sent(
-            updates=updates, attackers=attackers, registered=registered, rng=_coins(rng),
+            updates=updates, attackers=attackers, registered=registered, rng=coins(rng),
             places=np.arange(len(updates)) if places is None else places,
             memory=rule.memory(registered, updates.shape[1]),
             trial=self.trial(updates) if rule.facts.needs_trial else None,
@@ -177,7 +177,7 @@ class RuleContract:
             memory = self.check(sent, self.make().combine(sent)).memory
 
     def test_attackers_within_the_stated_number_cannot_carry_the_step_away(self) -> None:
-        """The step stays among honest updates, whatever up to f rows hold."""
+        """The step stays among honest updates, no matter what up to f rows hold."""
         most = self.most()
         if not self.withstands:
             raise unittest.SkipTest("the rule states no bound under attack")
@@ -243,7 +243,7 @@ class RuleContract:
         fold = RobustFold(rule=self.make(), registered=names, attackers=most + 1, dimension=self.dimension)
         state, _ = fold.add_many(fold.start(), names, self.honest())
         try:
-            fold.finish(state, _coins(1))
+            fold.finish(state, coins(1))
         except TooFewParties:
             return
         raise AssertionError(f"{most + 1} attackers among {self.count} are more than the rule withstands")
@@ -265,7 +265,7 @@ class RuleContract:
                 spoilt[1, column] = bad
                 state, broken = fold.add_many(fold.start(), names, spoilt)
                 assert set(broken) == {names[1]}
-                assert np.isfinite(fold.finish(state, _coins(1)).step).all()
+                assert np.isfinite(fold.finish(state, coins(1)).step).all()
                 if self.alone:
                     try:
                         step = rule.combine(self.sent(spoilt, few)).step
@@ -287,7 +287,8 @@ def _length(vector: Vector) -> float:
     return largest * float(np.linalg.norm(vector / largest)) if 0 < largest < np.inf else largest
 
 
-def _coins(seed: int) -> RandomSource:
+def coins(seed: int) -> RandomSource:
+    """Randomness that a test can repeat; never for anything that is released."""
     with _seeds_allowed():
         return randomness_for_tests(seed)
 
