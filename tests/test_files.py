@@ -15,7 +15,19 @@ import pytest
 
 import quietsum
 from quietsum import files
-from quietsum.files import DiskFull, NoRoom, drafted, rename, sync_folder, write_atomically, write_new, write_output
+from quietsum.files import (
+    DiskFull,
+    NoRoom,
+    draft_file,
+    draft_folder,
+    read_memory,
+    remember,
+    rename,
+    sync_folder,
+    write_atomically,
+    write_new,
+    write_output,
+)
 
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LASTING = (errno.EACCES, errno.EROFS, errno.EPERM)
@@ -79,7 +91,7 @@ def test_nothing_of_somebody_else_is_overwritten_without_replace() -> None:
 
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten_either() -> None:
-    with pytest.raises(FileExistsError), drafted(Path("file"), replace=False) as draft:
+    with pytest.raises(FileExistsError), draft_file(Path("file"), replace=False) as draft:
         draft.write(b"ours")
         Path("file").write_bytes(b"theirs")
     assert Path("file").read_bytes() == b"theirs" and left() == ["file"]
@@ -121,7 +133,7 @@ def test_a_new_file_that_cannot_be_finished_is_gone() -> None:
 
 
 def test_an_error_inside_the_block_leaves_nothing() -> None:
-    with pytest.raises(ZeroDivisionError), drafted(Path("file")) as draft:
+    with pytest.raises(ZeroDivisionError), draft_file(Path("file")) as draft:
         draft.write(b"half")
         raise ZeroDivisionError
     assert left() == []
@@ -166,12 +178,98 @@ def test_an_output_may_be_a_device_a_link_or_a_file_and_stays_what_it_is() -> No
         write_output(Path("no/such/folder"), "x")
 
 
+def test_what_can_be_made_again_is_whole_but_not_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, "fsync", errno.EIO)
+    write_atomically(Path("file"), b"whole", sync=False)
+    assert Path("file").read_bytes() == b"whole" and left() == ["file"]
+    with pytest.raises(DiskFull):  # the control
+        write_atomically(Path("file"), b"whole")
+
+
+def test_threads_that_write_one_file_do_not_share_a_draft() -> None:
+    contents = [bytes([number]) * 100_000 for number in range(8)]
+    barrier = threading.Barrier(len(contents))
+
+    def write(content: bytes) -> None:
+        with draft_file(Path("file")) as draft:
+            draft.write(content[:50_000])
+            barrier.wait(timeout=30)
+            draft.write(content[50_000:])
+
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Path("file").read_bytes() in contents and left() == ["file"]
+
+
+# ------------------------------------------------------------------------------------------------------- folders
+
+
+def test_a_folder_appears_with_all_that_is_in_it() -> None:
+    with draft_folder(Path("runs/first")) as draft:
+        (draft / "inner").mkdir()
+        write_new(draft / "inner" / "file", b"whole")
+        assert not Path("runs/first").exists()
+    assert Path("runs/first/inner/file").read_bytes() == b"whole" and os.listdir("runs") == ["first"]
+
+
+@pytest.mark.parametrize("number", [*PASSING, *LASTING])
+def test_a_folder_that_cannot_be_made_leaves_nothing_and_says_whether_it_may_pass(number: int) -> None:
+    with pytest.raises(NoRoom, match="keys cannot be made") as caught, draft_folder(Path("keys")) as draft:
+        write_new(draft / "file", b"whole")
+        raise OSError(number, os.strerror(number))
+    assert caught.value.exit_code == (1 if number in PASSING else 2) and left() == []
+
+
+def test_a_folder_never_takes_the_place_of_another() -> None:
+    Path("keys").mkdir()
+    with draft_folder(Path("keys")) as draft:  # an empty one is nobody's
+        write_new(draft / "file", b"first")
+    with pytest.raises(FileExistsError), draft_folder(Path("keys")):
+        pass
+    with pytest.raises(FileExistsError), draft_folder(Path("other")) as draft:
+        write_new(draft / "file", b"second")
+        Path("other").write_bytes(b"appeared meanwhile")
+    assert Path("keys/file").read_bytes() == b"first" and Path("other").is_file() and left() == ["keys", "other"]
+
+
+def test_a_private_folder_is_never_open_to_others() -> None:
+    before = os.umask(0)
+    try:
+        with draft_folder(Path("keys"), mode=0o700) as draft:
+            assert stat.S_IMODE(draft.stat().st_mode) == 0o700
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(Path("keys").stat().st_mode) == 0o700
+
+
+# ------------------------------------------------------------------------------------------------------- memory
+
+
+def test_a_user_s_memory_holds_each_line_once_and_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path.cwd() / "state"))
+    assert read_memory("ledgers") == frozenset()
+    for line in ("second", "first", "second"):
+        remember("ledgers", line)
+    kept = Path("state/quietsum/ledgers")
+    assert read_memory("ledgers") == {"first", "second"} and kept.read_text() == "first\nsecond\n"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+
+def test_a_memory_that_cannot_be_written_or_read_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path.cwd() / "state"))
+    Path("state").write_bytes(b"no folder")
+    remember("ledgers", "first")
+    assert read_memory("ledgers") == frozenset()
+
+
 WRITERS = {
     "files.py": "the writer",
     "alerts/auditlog.py": "a log that is chained and synced line by line",
     "alerts/sinks.py": "alerts for the operator, line by line",
     "ledger/chain/high_water_mark.py": "in place: the mark may be late, not slow",
-    "ledger/chain/snapshots.py": "a shortcut that may be lost, so it is not synced",
     "federation/flower/adapter.py": "a file for the library under it, for as long as a process lives",
     "ledger/stores/sqlite.py": "an empty file for SQLite, which writes the rest",
     "federation/flower/childlog.py": "a log",

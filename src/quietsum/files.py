@@ -1,13 +1,17 @@
 """Files that are there as a whole or not at all: the one place where quietsum writes what must outlive a crash.
 
 A file is written to a neighbour in the same folder first, synced, given its name, and then the folder is synced, so
-that the name outlives a power cut, too. Where the system refuses, one kind of error says which file and why:
-:class:`DiskFull` where it may work later (a full disk, a quota, a failing cable: exit code 1), :class:`NoRoom` where
-somebody has to change something (a missing permission, a read-only medium: exit code 2).
+that the name outlives a power cut, too. A folder is made in the same way (:func:`draft_folder`). If the system refuses,
+one kind of error says which file and why: :class:`DiskFull` if it may work later (a full disk, a quota, a failing
+cable: exit code 1), :class:`NoRoom` if somebody has to change something (a missing permission, a read-only medium:
+exit code 2).
 
-What a killed writer leaves is a hidden file ``.name.PID.part``, which nothing reads. SQLite writes its own files; the
-ledger's high-water mark is written in place, since it may be late but not slow
-(:mod:`quietsum.ledger.chain.high_water_mark`).
+A writer that is killed leaves a hidden file ``.name.PID.part``, which nothing reads.
+
+Three things are written elsewhere, since they follow other rules. Append-only logs (:mod:`quietsum.alerts.auditlog`,
+events of a run, logs of services) grow line by line, and readers expect a torn last line. SQLite writes and syncs its
+own files (:mod:`quietsum.ledger.stores.sqlite`). The ledger's high-water mark is written in place, since it may be late
+but not slow (:mod:`quietsum.ledger.chain.high_water_mark`).
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import secrets
+import shutil
 import stat
 import threading
 from collections.abc import Iterator
@@ -31,10 +38,15 @@ __all__ = [
     "NoRoom",
     "check_output",
     "check_room",
-    "drafted",
+    "draft_file",
+    "draft_folder",
     "no_room",
     "read_file",
+    "read_memory",
+    "reason_of",
+    "remember",
     "rename",
+    "state_file",
     "sync_folder",
     "write_atomically",
     "write_new",
@@ -52,27 +64,27 @@ class NoRoom(QuietsumError):
 
 
 class DiskFull(NoRoom):
-    """The same, for want of room: it may work later."""
+    """The file could not be written because the disk is full or fails: it may work later."""
 
     exit_code = 1
 
 
 def no_room(problem: str, error: OSError) -> NoRoom:
-    """The error for what the system refused, by its reason."""
+    """The error to raise for what the system refused: :class:`DiskFull` if it may pass, else :class:`NoRoom`."""
     return DiskFull(problem) if may_pass(error) else NoRoom(problem)
 
 
-def why(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """The system's reason in words."""
     reason = error.strerror or str(error)
     return f"the disk is full ({reason})" if error.errno in (errno.ENOSPC, errno.EDQUOT) else reason
 
 
 def read_file(path: Path, limit: int = LARGEST) -> bytes:
-    """What is in a plain file of at most ``limit`` bytes; OSError for any other.
+    """Read a plain file of at most ``limit`` bytes; raises OSError for any other.
 
-    For files whose names others choose: a pipe or a device under such a name would hold whoever reads it for ever, or
-    fill the memory.
+    For files that others may have put there: a pipe or a device of that name would block the reader for ever, or fill
+    the memory.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     with os.fdopen(descriptor, "rb") as file:
@@ -85,35 +97,47 @@ def read_file(path: Path, limit: int = LARGEST) -> bytes:
 
 
 def write_atomically(
-    path: Path, content: bytes, *, mode: int | None = None, replace: bool = True, remedy: str = RESUME
+    path: Path,
+    content: bytes,
+    *,
+    mode: int | None = None,
+    replace: bool = True,
+    sync: bool = True,
+    remedy: str = RESUME,
 ) -> None:
-    """Write ``content`` to ``path``; without ``replace`` FileExistsError where something is there.
+    """Write ``content`` to ``path``. Raises FileExistsError if something is there and ``replace`` is False.
 
     Guarantees: after a crash at any moment ``path`` holds its old content or the new one, never a part of either; when
-    this returns, the new one is on disk.
+    this returns, the new one is on disk. Without ``sync`` a power cut may take the file or leave a part of it, so it is
+    for files that can be made again and are checked when they are read.
     """
-    with drafted(path, mode=mode, replace=replace, remedy=remedy) as file:
+    with draft_file(path, mode=mode, replace=replace, sync=sync, remedy=remedy) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def drafted(path: Path, *, mode: int | None = None, replace: bool = True, remedy: str = RESUME) -> Iterator[IO[bytes]]:
-    """A file to write to, which becomes ``path`` when the block ends well; see :func:`write_atomically`."""
-    neighbour = path.with_name(f".{path.name}.{os.getpid()}.part")
+def draft_file(
+    path: Path, *, mode: int | None = None, replace: bool = True, sync: bool = True, remedy: str = RESUME
+) -> Iterator[IO[bytes]]:
+    """Open a file that becomes ``path`` when the block ends well, with the guarantees of :func:`write_atomically`."""
+    neighbour = _neighbour(path)
     try:
         try:
             with neighbour.open("wb") as file:
                 if mode is not None:
                     os.chmod(neighbour, mode)  # before there is anything to read
                 yield file
-                file.flush()
-                reach("file:written")
-                os.fsync(file.fileno())
-            reach("file:synced")
-            if replace or not _linked(neighbour, path):
+                if sync:
+                    file.flush()
+                    reach("file:written")
+                    os.fsync(file.fileno())
+            if sync:
+                reach("file:synced")
+            if replace or not _link(neighbour, path):
                 os.replace(neighbour, path)
-            reach("file:renamed")
-            sync_folder(path.parent)
+            if sync:
+                reach("file:renamed")
+                sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 neighbour.unlink()
@@ -121,12 +145,21 @@ def drafted(path: Path, *, mode: int | None = None, replace: bool = True, remedy
     except FileExistsError:
         raise
     except OSError as error:
-        problem = f"{path} cannot be written: {why(error)}; what was there before is untouched; {remedy}"
+        problem = f"{path} cannot be written: {reason_of(error)}; what was there before is untouched; {remedy}"
         raise no_room(problem, error) from None
 
 
-def _linked(draft: Path, path: Path) -> bool:
-    """Give ``draft`` its name: unlike a rename, this never takes the place of a file that has just appeared."""
+def _neighbour(path: Path) -> Path:
+    """The draft of ``path``; each thread has its own, and a process overwrites that of a dead one with its number."""
+    thread = "" if threading.current_thread() is threading.main_thread() else f"-{threading.get_ident()}"
+    return path.with_name(f".{path.name}.{os.getpid()}{thread}.part")
+
+
+def _link(draft: Path, path: Path) -> bool:
+    """Give ``draft`` its name; unlike a rename, this never replaces a file that has just appeared.
+
+    Returns False on a file system without links, where nothing was done.
+    """
     try:
         os.link(draft, path)
     except FileExistsError:
@@ -134,7 +167,7 @@ def _linked(draft: Path, path: Path) -> bool:
     except OSError as error:
         if may_pass(error):
             raise
-        if os.path.lexists(path):  # a file system without links
+        if os.path.lexists(path):
             raise FileExistsError from None
         return False
     draft.unlink()
@@ -142,10 +175,10 @@ def _linked(draft: Path, path: Path) -> bool:
 
 
 def write_new(path: Path, content: bytes, *, mode: int = PRIVATE, failpoint: str = "file:created") -> None:
-    """A new file, never readable by more than ``mode`` says, on disk when this returns.
+    """Write a new file, never readable by more than ``mode`` says, on disk when this returns.
 
-    For names that nothing looks for yet: after a crash it may be there in part. FileExistsError where something is
-    there; whatever else goes wrong leaves nothing.
+    For names that nothing looks for yet: after a crash a part of it may be there. Raises FileExistsError if something
+    is there; after any other error nothing is left.
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -164,17 +197,88 @@ def write_new(path: Path, content: bytes, *, mode: int = PRIVATE, failpoint: str
     except FileExistsError:
         raise
     except OSError as error:
-        raise no_room(f"{path} cannot be written: {why(error)}; make room and try again", error) from None
+        raise no_room(f"{path} cannot be written: {reason_of(error)}; make room and try again", error) from None
+
+
+@contextlib.contextmanager
+def draft_folder(folder: Path, *, mode: int = 0o777, failpoint: str = "") -> Iterator[Path]:
+    """Make a hidden folder that becomes ``folder`` when the block ends well.
+
+    Guarantees: after a crash at any moment ``folder`` is there with all that was put into it, or not at all. What
+    processes that died have left of it is removed by the next one. Raises FileExistsError if something other than an
+    empty folder is there; :class:`NoRoom` or :class:`DiskFull` if the system refuses, also inside the block.
+
+    The files in it are synced by their own writers, the names in it and in its folders here. ``failpoint`` begins the
+    names of its failpoints; without it there are none.
+    """
+    try:
+        if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _clear_drafts(folder)
+        draft = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.part")
+        draft.mkdir(mode=mode)
+        alive = _hold(draft)
+        try:
+            yield draft
+            for inner in (*(found for found in draft.iterdir() if found.is_dir()), draft):
+                sync_folder(inner)
+            if failpoint:
+                reach(f"{failpoint}:staged")
+            try:
+                draft.rename(folder)  # the system refuses if a file, or a folder with content, is there by now
+            except OSError:
+                if os.path.lexists(folder):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from None
+                raise
+            sync_folder(folder.parent)
+            if failpoint:
+                reach(f"{failpoint}:renamed")
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            if alive is not None:
+                os.close(alive)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise no_room(f"{folder} cannot be made: {reason_of(error)}; nothing of it is left, try again", error) from None
+
+
+def _clear_drafts(folder: Path) -> None:
+    """Remove what processes that died have left of a ``folder`` of this name: there may be private keys in it."""
+    ours = re.compile(rf"\.{re.escape(folder.name)}\.[a-z0-9_]{{8}}\.part")
+    with contextlib.suppress(OSError):  # a place that cannot be listed: then it stays
+        for left in [one for one in folder.parent.iterdir() if ours.fullmatch(one.name) and not one.is_symlink()]:
+            handle = _hold(left)
+            if handle is not None:  # no process is still filling it
+                shutil.rmtree(left, ignore_errors=True)
+                os.close(handle)
+
+
+def _hold(draft: Path) -> int | None:
+    """A lock that ends with the process; None if another process has it, or if the system has no such lock."""
+    try:
+        import fcntl
+
+        handle = os.open(draft, os.O_RDONLY)
+    except (ImportError, OSError):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def write_output(path: Path, text: str) -> None:
-    """What a user asked to have in a file: as a whole where that is a file, straight into a device or a pipe."""
+    """Write what a user asked to have in a file: as a whole if it is a file, straight into a device or a pipe."""
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
         kind = stat.S_IFREG
     except OSError as error:
-        raise no_room(f"{path} cannot be written: {why(error)}; choose another place", error) from None
+        raise no_room(f"{path} cannot be written: {reason_of(error)}; choose another place", error) from None
     if stat.S_ISREG(kind):
         target = path.resolve() if path.is_symlink() else path
         kept = stat.S_IMODE(target.stat().st_mode) if target.exists() else None
@@ -183,17 +287,17 @@ def write_output(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise no_room(f"{path} cannot be written: {why(error)}; choose another place", error) from None
+        raise no_room(f"{path} cannot be written: {reason_of(error)}; choose another place", error) from None
 
 
 def check_output(path: Path) -> None:
-    """OSError where :func:`write_output` could not write; nothing is left behind, and what is there stays.
+    """Raise OSError if :func:`write_output` could not write; nothing is left behind, and what is there stays.
 
-    To be asked before long work whose end it is.
+    To be called before long work that ends in this file.
     """
     if not path.exists() or path.is_file():
         target = path.resolve() if path.is_symlink() else path
-        neighbour = target.with_name(f".{target.name}.{os.getpid()}.part")
+        neighbour = _neighbour(target)
         with neighbour.open("wb"):
             neighbour.unlink()
     elif path.is_dir() or not os.access(path, os.W_OK):
@@ -202,10 +306,10 @@ def check_output(path: Path) -> None:
 
 
 def check_room(folder: Path, count: int) -> None:
-    """Raise :class:`DiskFull` where ``folder`` has no room for ``count`` more bytes.
+    """Raise :class:`DiskFull` if ``folder`` has no room for ``count`` more bytes.
 
-    Asked before something is reserved, for all that must be written before it is released: a disk that is full already
-    then costs no charge. Somebody else may fill it the moment after.
+    To be called before something is reserved, for all that must be written before it is released: a disk that is full
+    already then costs no charge. Another program may fill it the moment after.
     """
     path = folder / f".room.{os.getpid()}-{threading.get_ident()}.part"
     try:
@@ -217,20 +321,22 @@ def check_room(folder: Path, count: int) -> None:
             os.close(handle)
             path.unlink()
     except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):  # a file system that cannot say
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):  # a file system that cannot tell
             return
-        problem = f"{folder} has no room for the next {count:,} bytes: {why(error)}; nothing was charged; {RESUME}"
+        problem = (
+            f"{folder} has no room for the next {count:,} bytes: {reason_of(error)}; nothing was charged; {RESUME}"
+        )
         raise no_room(problem, error) from None
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give ``old`` the name ``new``, in the same folder and for good."""
+    """Give ``old`` the name ``new``, in the same folder; durable when this returns."""
     os.replace(old, new)
     sync_folder(new.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable, where the system can. A disk that fails while it does so is an error."""
+    """Make the names in ``folder`` durable if the system can. Raises OSError if the disk fails while it does so."""
     flags = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
     try:
         descriptor = os.open(folder, flags)
@@ -248,4 +354,36 @@ def sync_folder(folder: Path) -> None:
 
 
 _CANNOT = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EROFS)
-"""What a system says that does not sync folders, or not this one to us."""
+"""What a system answers that does not sync folders, or does not let us sync this one."""
+
+
+# ------------------------------------------------------------------------------------------- the user's own memory
+
+
+def state_file(name: str) -> Path | None:
+    """``$XDG_STATE_HOME/quietsum/NAME``, or that in ``~/.local/state``; None for a user without a home."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    return folder / "quietsum" / name
+
+
+def read_memory(name: str) -> frozenset[str]:
+    """The lines that this user's file ``name`` holds; none if it cannot be read."""
+    path = state_file(name)
+    try:
+        return frozenset() if path is None else frozenset(read_file(path).decode().splitlines())
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+def remember(name: str, line: str) -> None:
+    """Add ``line`` to this user's file ``name``. A convenience: if it cannot be written, nothing is lost."""
+    path, known = state_file(name), read_memory(name)
+    if path is None or line in known:
+        return
+    with contextlib.suppress(OSError, NoRoom):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, "".join(f"{one}\n" for one in sorted({*known, line})).encode(), mode=PRIVATE)

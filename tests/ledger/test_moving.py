@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from ledger.build import open_run, play, reserve, sample, tamper
 from ledger.postgres import server
+from quietsum import files
 from quietsum.cli.app import app
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger import Ledger
@@ -25,7 +26,6 @@ from quietsum.ledger.chain.export import verify_export
 from quietsum.ledger.chain.high_water_mark import mark_path
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.chain.verify import verify_file
-from quietsum.ledger.stores import trusted_servers
 from quietsum.ledger.stores.location import moved_path, open_store, url_path
 from quietsum.ledger.stores.moving import move_to_postgres, move_to_sqlite
 from quietsum.ledger.stores.postgres import PostgresStore
@@ -204,7 +204,7 @@ def test_where_nothing_can_be_remembered_a_writer_goes_on(
         (tmp_path / "state" / "quietsum").mkdir(parents=True)
         os.mkfifo(tmp_path / "state" / "quietsum" / "ledgers")
     else:
-        monkeypatch.setattr(trusted_servers, "_path", lambda: None)
+        monkeypatch.setattr(files, "state_file", lambda name: None)
     path, _ = moved(tmp_path / "books")
     Ledger.open(path).close()
 

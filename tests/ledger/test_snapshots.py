@@ -444,13 +444,11 @@ def test_readers_write_none_and_writers_only_now_and_then(tmp_path: Path, monkey
 def test_a_snapshot_that_cannot_be_written_costs_a_warning(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: Exception
 ) -> None:
-    from quietsum.ledger.chain import snapshots
-
     def fail(*_: object, **__: object) -> None:
         raise problem
 
     before = snapshot_path(path).read_bytes()
-    monkeypatch.setattr(snapshots.tempfile, "mkstemp", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with caplog.at_level(logging.WARNING), Ledger.open(path) as ledger:
         ledger.commit(reserve(ledger, "second", 3))
     assert "takes longer" in caplog.text

@@ -26,7 +26,7 @@ from typing import IO, Any, final
 from quietsum.alerts.alert import Alert, hash_of, moment
 from quietsum.errors import CorruptState, InvalidParameter, printable
 from quietsum.failpoints import reach
-from quietsum.files import PRIVATE, no_room, read_file, why, write_atomically
+from quietsum.files import PRIVATE, no_room, read_file, reason_of, write_atomically
 
 __all__ = ["AuditLog", "Line"]
 
@@ -106,7 +106,7 @@ class AuditLog:
                 write_atomically(self.head, json.dumps({"line": last, "hash": before}).encode() + b"\n", mode=PRIVATE)
                 return lines
         except OSError as error:
-            raise no_room(f"{self.path} cannot be written: {why(error)}; make room", error) from None
+            raise no_room(f"{self.path} cannot be written: {reason_of(error)}; make room", error) from None
 
     def _gone(self, number: int, digest: str) -> dict[str, Any]:
         """What the head says was written and is not there; empty where nothing is missing."""
@@ -228,7 +228,7 @@ class AuditLog:
                     left -= len(content)
                     yield content
         except OSError as error:
-            raise CorruptState(f"{self.path} cannot be read: {why(error)}") from None
+            raise CorruptState(f"{self.path} cannot be read: {reason_of(error)}") from None
 
     def _checked(self, number: int, content: bytes, before: str) -> tuple[Line, str]:
         where = f"{self.path}, line {number}"

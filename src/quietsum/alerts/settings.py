@@ -12,7 +12,6 @@ values say what they mean: :func:`reference` makes the tables of the reference p
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import enum
@@ -35,7 +34,7 @@ from quietsum.alerts.sending import Limits
 from quietsum.alerts.servers import Email, EmailSettings, Webhook, WebhookSettings
 from quietsum.alerts.sinks import JsonLines, Log, Sink, Terminal
 from quietsum.errors import InvalidParameter, PlanRefused
-from quietsum.files import PRIVATE, NoRoom, read_file, write_atomically
+from quietsum.files import read_file, read_memory, remember
 
 __all__ = ["VARIABLE", "FileSettings", "Found", "Settings", "TerminalSettings", "find", "keys", "reference", "trust"]
 
@@ -43,6 +42,8 @@ log = logging.getLogger(__name__)
 
 VARIABLE = "QUIETSUM_ALERTS"
 NAME = "alerts.toml"
+TRUSTED = "alerts"
+"""In the user's state folder: the hashes of the files that may be used."""
 LARGEST = 1 << 20
 LONGEST_SECRET = 4096
 
@@ -151,17 +152,14 @@ def find(workspace: Path) -> Found:
     if not said and not os.path.lexists(path):
         return Found(settings=Settings(), path=None, trusted=True)
     content = _content(path)
-    return Found(settings=_parsed(content, str(path)), path=path, trusted=bool(said) or _digest(content) in _known())
+    return Found(
+        settings=_parsed(content, str(path)), path=path, trusted=bool(said) or _digest(content) in read_memory(TRUSTED)
+    )
 
 
 def trust(path: Path) -> None:
     """From now on the file at ``path``, as it is, may be used; remembered in the user's own state folder."""
-    digest, kept = _digest(_content(path)), _kept()
-    if kept is None or digest in _known():
-        return
-    with contextlib.suppress(OSError, NoRoom):
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(kept, "".join(f"{one}\n" for one in sorted({*_known(), digest})).encode(), mode=PRIVATE)
+    remember(TRUSTED, _digest(_content(path)))
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -304,24 +302,6 @@ def _certificate(folder: Path, name: str) -> None:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _known() -> frozenset[str]:
-    kept = _kept()
-    try:
-        return frozenset() if kept is None else frozenset(read_file(kept, LARGEST).decode().split())
-    except (OSError, UnicodeDecodeError):
-        return frozenset()
-
-
-def _kept() -> Path | None:
-    """Where trusted files are remembered; None for a user without a home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    try:
-        folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    except RuntimeError:
-        return None
-    return folder / "quietsum" / "alerts"
 
 
 # ------------------------------------------------------------------------------------------------- reference

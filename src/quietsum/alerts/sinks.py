@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, final
 
 from quietsum.alerts.alert import Alert, Audience, Severity
+from quietsum.files import PRIVATE
 
 __all__ = ["JsonLines", "Log", "Refusal", "Sink", "Terminal", "append_line", "line_of"]
 
@@ -118,7 +119,7 @@ class JsonLines:
 def append_line(path: Path, line: str) -> None:
     """Append one line to a plain file that only this user may read; OSError for a pipe, a device, a full disk."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-    handle = os.open(path, flags, 0o600)
+    handle = os.open(path, flags, PRIVATE)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"{path} is no plain file")

@@ -28,13 +28,13 @@ import os
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from quietsum import files
 from quietsum.errors import InvalidParameter
 from quietsum.failpoints import reach
+from quietsum.files import PRIVATE
 from quietsum.identity.certificates import (
     Identity,
     NodeKey,
@@ -50,7 +50,7 @@ from quietsum.ledger import fold, label
 
 __all__ = ["CLIENTS", "ROSTER", "add", "admit", "folder_name", "make", "make_own"]
 
-PRIVATE, PUBLIC = 0o600, 0o644
+PUBLIC = 0o644
 ROSTER = "parties.toml"
 CLIENTS = "clients.crt"
 HEADER = "# Who may take part, by the public half of their node key. Keep this file from being changed by others.\n"
@@ -101,7 +101,7 @@ def make(
         _not_among(name, names[:position])
     authority = make_authority(days=days, now=now)
     server = make_server(authority, servers, days=days, now=now)
-    with _staged(folder) as draft:
+    with _new_folder(folder) as draft:
         _write(draft / "ca.key", authority.key, PRIVATE)
         _write(draft / "ca.crt", authority.certificate, PUBLIC)
         _write(draft / "server.key", server.key, PRIVATE)
@@ -120,7 +120,7 @@ def make(
 def make_own(folder: Path) -> str:
     """At a site: make ``folder`` with ``node.key`` and ``node.pub``; returns the public line."""
     key = make_node_key()
-    with _staged(folder) as draft:
+    with _new_folder(folder) as draft:
         _write(draft / "node.key", key.private, PRIVATE)
         _write(draft / "node.pub", f"{key.public}\n".encode(), PUBLIC)
     return key.public
@@ -138,7 +138,7 @@ def add(folder: Path, party: str) -> str:
         _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
         authority = _signing(folder)
         key = make_node_key()
-        with _staged(folder / name) as draft:
+        with _new_folder(folder / name) as draft:
             _fill(draft, (folder / "ca.crt").read_bytes(), key)
             _certify(draft, name, key.public, authority)
         _enter(folder, name, key.public)
@@ -174,7 +174,7 @@ def admit(folder: Path, party: str, public_key: Path) -> str:
         else:
             _not_among(name, [found.name for found in folder.iterdir() if found.is_dir()], where="a folder here")
             authority = _signing(folder)
-            with _staged(folder / name) as draft:
+            with _new_folder(folder / name) as draft:
                 _write(draft / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
                 _write(draft / "node.pub", f"{line}\n".encode(), PUBLIC)
                 _certify(draft, name, line, authority)
@@ -243,59 +243,14 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 @contextlib.contextmanager
-def _staged(folder: Path) -> Iterator[Path]:
-    """A hidden folder beside ``folder`` that takes its name at the end, unless something is there by then."""
-    taken = InvalidParameter("DIR", str(folder), "exists already", "choose another name; nothing is ever overwritten")
-    if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise taken
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _clear(folder)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent))  # mode 700
-    alive = _hold(draft)
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder that is filled in the block and takes its name at the end. Raises if something is there."""
     try:
-        yield draft
-        for inner in (*(found for found in draft.iterdir() if found.is_dir()), draft):
-            files.sync_folder(inner)
-        reach("keys:staged")
-        try:
-            draft.rename(folder)  # refused by the system where a file or a folder with content is
-        except OSError:
-            if os.path.lexists(folder):
-                raise taken from None
-            raise
-        files.sync_folder(folder.parent)
-        reach("keys:renamed")
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        if alive is not None:
-            os.close(alive)
-
-
-def _clear(folder: Path) -> None:
-    """Remove what processes that died have left of a ``folder`` of this name: private keys are in there."""
-    ours = re.compile(rf"\.{re.escape(folder.name)}\.[a-z0-9_]{{8}}\.part")
-    with contextlib.suppress(OSError):  # a place that cannot be listed: then it stays
-        for left in [one for one in folder.parent.iterdir() if ours.fullmatch(one.name) and not one.is_symlink()]:
-            handle = _hold(left)
-            if handle is not None:  # nobody is still filling it
-                shutil.rmtree(left, ignore_errors=True)
-                os.close(handle)
-
-
-def _hold(draft: Path) -> int | None:
-    """A lock that ends with the process; None where another one has it, or where there is no such lock."""
-    try:
-        import fcntl
-
-        handle = os.open(draft, os.O_RDONLY)
-    except (ImportError, OSError):
-        return None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
-        return None
-    return handle
+        with files.draft_folder(folder, mode=0o700, failpoint="keys") as draft:
+            yield draft
+    except FileExistsError:
+        remedy = "choose another name; nothing is ever overwritten"
+        raise InvalidParameter("DIR", str(folder), "exists already", remedy) from None
 
 
 @contextlib.contextmanager

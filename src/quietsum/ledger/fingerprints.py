@@ -28,7 +28,7 @@ from typing import Any, final
 import numpy as np
 
 from quietsum.errors import PlanRefused
-from quietsum.files import write_atomically
+from quietsum.files import PRIVATE, write_atomically
 
 __all__ = ["KEPT", "Fingerprints", "Parts", "as_array", "check_rows", "overlap"]
 
@@ -114,7 +114,7 @@ class Fingerprints:
             },
         }  # fmt: skip
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, (json.dumps(values) + "\n").encode(), mode=0o600)
+        write_atomically(self.path, (json.dumps(values) + "\n").encode(), mode=PRIVATE)
 
 
 def overlap(one: Sketch, other: Sketch) -> float:

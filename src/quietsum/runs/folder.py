@@ -27,14 +27,13 @@ import json
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import final
 
 from quietsum.errors import CorruptState, InvalidParameter, PlanRefused, QuietsumError
-from quietsum.files import NoRoom, no_room, read_file, sync_folder, write_atomically
+from quietsum.files import NoRoom, draft_folder, no_room, read_file, write_atomically
 from quietsum.ledger import Head
 from quietsum.plan import GuaranteeCard, Plan, load_plan
 from quietsum.runs.facts import TaskFacts
@@ -161,25 +160,22 @@ class Workspace:
         The ``card`` is written beside it, for people (``guarantee.md``) and programs (``guarantee.json``).
         """
         run = self.free_name(plan, name)
-        target, draft = self.runs / run, self.runs / f".{run}.{os.getpid()}.part"
+        target = self.runs / run
         about = {
             "format": FORMAT, "run": run, "plan": plan.digest, "created": now(),
             "ledger": head.ledger, "sequence": head.sequence, "sites": sites,
         }  # fmt: skip
         try:
-            shutil.rmtree(draft, ignore_errors=True)  # of a dead process with our number: in containers, 1
-            (draft / "checkpoints").mkdir(parents=True)
-            write_atomically(draft / "plan.toml", plan.to_toml().encode())
-            write_atomically(draft / "run.json", json.dumps(sealed(about), indent=2).encode() + b"\n")
-            if facts is not None:
-                facts.write(draft)
-            if card is not None:
-                write_atomically(draft / "guarantee.md", card.to_markdown().encode())
-                write_atomically(draft / "guarantee.json", json.dumps(card.to_dict(), indent=2).encode() + b"\n")
-            draft.rename(target)
-            sync_folder(self.runs)
+            with draft_folder(target) as draft:
+                (draft / "checkpoints").mkdir()
+                write_atomically(draft / "plan.toml", plan.to_toml().encode())
+                write_atomically(draft / "run.json", json.dumps(sealed(about), indent=2).encode() + b"\n")
+                if facts is not None:
+                    facts.write(draft)
+                if card is not None:
+                    write_atomically(draft / "guarantee.md", card.to_markdown().encode())
+                    write_atomically(draft / "guarantee.json", json.dumps(card.to_dict(), indent=2).encode() + b"\n")
         except (OSError, NoRoom) as error:
-            shutil.rmtree(draft, ignore_errors=True)
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split(";")[0]
             problem = f"the run folder {target} could not be made: {why}; nothing was spent, start it again"
             raise (type(error)(problem) if isinstance(error, NoRoom) else no_room(problem, error)) from None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.files import PRIVATE, drafted
+from quietsum.files import PRIVATE, draft_file
 from quietsum.ledger.chain.encoding import canonical, digest, entry_hash
 from quietsum.ledger.chain.entries import Entry, Head, Kind
 from quietsum.ledger.chain.verify import Reading, Verification
@@ -43,7 +43,7 @@ def export_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> tuple[int, in
     path = Path(path)
     _refuse_own_books(ledger)
     entries = withheld = 0
-    with drafted(path, mode=PRIVATE, remedy="choose another place") as file:
+    with draft_file(path, mode=PRIVATE, remedy="choose another place") as file:
         for entry in ledger.entries():
             secret = operator_only(entry)
             entries, withheld = entries + 1, withheld + secret

@@ -20,17 +20,14 @@ reservation and its result. It is written as a whole or not at all, and a disk t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import final
 
-from quietsum.files import read_file
+from quietsum.files import PRIVATE, read_file, write_atomically
 from quietsum.ledger.chain.encoding import canonical
 from quietsum.ledger.chain.keys import SigningKey, VerifyingKey
 from quietsum.ledger.chain.packing import layout, pack, unpack
@@ -132,19 +129,9 @@ class SnapshotFile:
 
     def write(self, state: State, key: SigningKey) -> bool:
         """Put the snapshot of ``state`` there; False where that fails, and the older one stays."""
-        name = ""
         try:
-            text = Snapshot.of(state, key).to_bytes()
-            handle, name = tempfile.mkstemp(prefix=self.path.name, suffix=".part", dir=self.path.parent)  # mode 0600
-            with os.fdopen(handle, "wb") as file:
-                file.write(text)
-            os.replace(name, self.path)
-            name = ""
-        except Exception as error:  # whatever it is: a ledger is whole without a snapshot
+            write_atomically(self.path, Snapshot.of(state, key).to_bytes(), mode=PRIVATE, sync=False)
+        except Exception as error:  # a ledger is whole without a snapshot
             log.warning("no snapshot of the ledger was written, so the next start takes longer: %s", error)
             return False
-        finally:
-            if name:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
         return True

@@ -35,7 +35,7 @@ from typing import final
 
 from quietsum import failpoints
 from quietsum.errors import LedgerBroken, QuietsumError
-from quietsum.files import sync_folder
+from quietsum.files import rename
 from quietsum.ledger.chain import keys
 from quietsum.ledger.chain.entries import Head
 from quietsum.ledger.chain.high_water_mark import Mark
@@ -138,11 +138,9 @@ def move_to_sqlite(ledger: Path, *, anchors: Iterable[Head] = ()) -> Moved:
     failpoints.reach("ledger.back:after-seal")
     try:
         if not ledger.exists():
-            os.rename(part, ledger)
-            sync_folder(ledger.parent)
+            rename(part, ledger)
         failpoints.reach("ledger.back:after-rename")
-        os.rename(location.url_path(ledger), kept)
-        sync_folder(ledger.parent)
+        rename(location.url_path(ledger), kept)
         failpoints.reach("ledger.back:after-url")
         note.unlink()
     except OSError as error:
@@ -222,8 +220,7 @@ def _put_away(ledger: Path, kept: Path) -> None:
             "move again"
         )
     try:
-        os.rename(ledger, kept)
-        sync_folder(ledger.parent)
+        rename(ledger, kept)
         os.chmod(kept, stat.S_IRUSR)
     except OSError as error:
         raise StoreFailed(f"{ledger} cannot be renamed: {error.strerror}; run the same move again") from None

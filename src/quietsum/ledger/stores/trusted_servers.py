@@ -14,23 +14,23 @@ What is remembered is a convenience: where it cannot be written, nothing is lost
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 from pathlib import Path
 
 from quietsum.errors import QuietsumError
-from quietsum.files import PRIVATE, NoRoom, read_file, write_atomically
+from quietsum.files import read_memory, remember
 
-__all__ = ["VARIABLE", "check_trust", "remember_server"]
+__all__ = ["MEMORY", "VARIABLE", "check_trust", "remember_server"]
 
 VARIABLE = "QUIETSUM_LEDGER_URL"
-LONGEST = 1 << 20
+MEMORY = "ledgers"
+"""In the user's state folder: the addresses that this user has written to, one a line."""
 
 
 def check_trust(url: str, *, place: str, file: Path) -> None:
-    """Refuse to call ``url``, which ``file`` names, unless the user said so; ``place`` is how messages call it."""
-    if url in (os.environ.get(VARIABLE, "").strip(), *_known_servers()):
+    """Refuse to call ``url``, which ``file`` names, unless the user said so; ``place`` is its name in messages."""
+    if url in (os.environ.get(VARIABLE, "").strip(), *read_memory(MEMORY)):
         return
     raise QuietsumError(
         f"{file} says that the ledger is at {place}, and nobody has been called: a command that only looks calls no "
@@ -39,30 +39,5 @@ def check_trust(url: str, *, place: str, file: Path) -> None:
 
 
 def remember_server(url: str) -> None:
-    """This user writes to the ledger at ``url``; harmless where it cannot be kept."""
-    path = _path()
-    if path is None or url in _known_servers():
-        return
-    with contextlib.suppress(OSError, NoRoom):
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_atomically(
-            path, "".join(f"{known}\n" for known in sorted({*_known_servers(), url})).encode(), mode=PRIVATE
-        )
-
-
-def _known_servers() -> frozenset[str]:
-    path = _path()
-    try:
-        return frozenset() if path is None else frozenset(read_file(path, LONGEST).decode().splitlines())
-    except (OSError, UnicodeDecodeError):
-        return frozenset()
-
-
-def _path() -> Path | None:
-    """Where addresses are remembered; None for a user without a home."""
-    state = os.environ.get("XDG_STATE_HOME", "")
-    try:
-        folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
-    except RuntimeError:
-        return None
-    return folder / "quietsum" / "ledgers"
+    """This user writes to the ledger at ``url``, so commands that only look may call it from now on."""
+    remember(MEMORY, url)

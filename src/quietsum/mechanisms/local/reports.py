@@ -29,7 +29,7 @@ from typing import IO, Any, final
 import numpy as np
 
 from quietsum.errors import InvalidParameter, Unreadable
-from quietsum.files import drafted
+from quietsum.files import draft_file
 from quietsum.mechanisms.local.choice import protocol_from_dict
 from quietsum.mechanisms.local.protocol import LocalProtocol, Reports
 
@@ -142,7 +142,7 @@ def reports_file(path: Path, header: Header) -> Iterator[ReportsWriter]:
     if not path.parent.is_dir():
         raise InvalidParameter("output", str(path), "lies in no folder", "make the folder first")
     try:
-        with drafted(path, replace=False, remedy="make room, or choose another place") as file:
+        with draft_file(path, replace=False, remedy="make room, or choose another place") as file:
             writer = ReportsWriter(file, header, lines=path.suffix == ".jsonl")
             yield writer
             if not writer.count:
