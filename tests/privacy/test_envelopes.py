@@ -28,7 +28,15 @@ from quietsum.privacy.exact.contour import Spectrum, log_tail, spectrum
 from quietsum.privacy.exact.envelopes import envelope_atom, envelope_moments
 from quietsum.privacy.exact.mixtures import Direction
 from quietsum.privacy.old_rules import SingleBatch
-from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, Pair, attained, reduce_event
+from quietsum.privacy.pairs import (
+    EnvelopePair,
+    GaussianPair,
+    MergedPair,
+    MixturePair,
+    Pair,
+    list_attained,
+    reduce_event,
+)
 from quietsum.privacy.pld.accountant import PldAccountant, pld_bounds
 from quietsum.privacy.pld.losses import cell_masses
 from quietsum.privacy.renyi.accountant import RenyiAccountant
@@ -387,9 +395,9 @@ def test_noise_far_too_small_is_no_error() -> None:
 
 def test_lower_bounds_come_from_pairs_that_real_data_attain() -> None:
     plain: dict[Pair, int] = {GaussianPair(1.0): 1, MixturePair(2.0, 0.1): 1}
-    assert attained(plain) == [plain]
-    assert attained({EnvelopePair(1.0, 0.1): 3, **plain}) == [{MixturePair(1.0, 0.1): 3, **plain}]
-    null, opposite = attained({EnvelopePair(1.0, 0.1, 0.5): 3, **plain})
+    assert list_attained(plain) == [plain]
+    assert list_attained({EnvelopePair(1.0, 0.1): 3, **plain}) == [{MixturePair(1.0, 0.1): 3, **plain}]
+    null, opposite = list_attained({EnvelopePair(1.0, 0.1, 0.5): 3, **plain})
     assert null == {MixturePair(2.0, 0.1): 4, GaussianPair(1.0): 1}
     assert opposite == {MergedPair(1.0, 0.1, 0.5): 3, **plain}
 

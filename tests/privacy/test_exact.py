@@ -28,7 +28,7 @@ from quietsum.privacy.exact import accountant as exact, sums as running
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 from quietsum.privacy.exact.contour import Spectrum
-from quietsum.privacy.exact.inversion import Inversion, Line
+from quietsum.privacy.exact.inversion import ContourLine, Inversion
 from quietsum.privacy.exact.mixtures import Direction
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.old_rules import SingleBatch
@@ -523,8 +523,8 @@ def test_a_history_of_mixed_scales_is_one_sum() -> None:
 def test_a_tail_that_is_cut_without_a_certificate_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight nodes and a tail bound that lies: the bounds are narrow, and wrong."""
 
-    def short(self: ExactAccountant, direction: Direction, rung: int, density: int, most: int) -> Line:
-        return Line(direction, float(exact.LADDER[rung]), density, 8)
+    def short(self: ExactAccountant, direction: Direction, rung: int, density: int, most: int) -> ContourLine:
+        return ContourLine(direction, float(exact.LADDER[rung]), density, 8)
 
     monkeypatch.setattr(ExactAccountant, "_line", short)
     monkeypatch.setattr(running, "_log_tail", lambda pair, direction, c, t: -1e6)
@@ -539,7 +539,7 @@ def test_a_tail_that_is_cut_without_a_certificate_is_noticed(monkeypatch: pytest
 def coarse(direction: Direction, accountant: ExactAccountant, density: int) -> Inversion:
     """A contour of few nodes, whose aliases matter."""
     rung, _ = accountant._chernoff(direction, math.log(1e-5))
-    line = Line(direction, float(exact.LADDER[rung]), density, 64)
+    line = ContourLine(direction, float(exact.LADDER[rung]), density, 64)
     sums = accountant._sums
     return Inversion(line, sums.spectrum(line), sums.tail(line), sums.above(direction, line.c))
 

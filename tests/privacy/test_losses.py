@@ -11,12 +11,12 @@ from hypothesis import given, settings, strategies as st
 
 from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
-from quietsum.privacy.pld.loss_cells import normal_cells
 from quietsum.privacy.pld.losses import (
     cell_masses,
     few_atoms,
     loss_lattice,
     loss_points,
+    normal_cells,
     refuse_unsupported,
     symmetric,
 )

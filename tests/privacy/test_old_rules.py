@@ -7,7 +7,7 @@ import pytest
 from quietsum.errors import CorruptState, InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev
 from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.old_rules import SingleBatch, by_old_rules
+from quietsum.privacy.old_rules import SingleBatch, restate_by_old_rules
 from quietsum.privacy.pairs import reduce_event
 from quietsum.privacy.renyi.accountant import RenyiAccountant
 from quietsum.privacy.units import Neighbours
@@ -45,7 +45,7 @@ STATED = [
 
 @pytest.mark.parametrize(("event", "neighbours", "exact", "renyi"), STATED)
 def test_fixed_size_batches_of_old_entries_cost_what_was_stated(event, neighbours, exact, renyi):
-    old = by_old_rules(event)
+    old = restate_by_old_rules(event)
     assert ExactAccountant(neighbours=neighbours).compose(old).epsilon(delta=1e-5).epsilon == exact
     assert RenyiAccountant(neighbours=neighbours).compose(old).epsilon(delta=1e-5).epsilon == renyi
 
@@ -55,16 +55,16 @@ def test_nested_batches_are_mapped_wherever_they_stand():
     event = ev.Group(size=1, event=ev.Composed(events=(ev.Repeated(times=2, event=batch(0.5, inner)), noise(3.0))))
     single = SingleBatch(rate=0.5, event=SingleBatch(rate=0.5, event=noise(1.0)))
     wanted = ev.Group(size=1, event=ev.Composed(events=(ev.Repeated(times=2, event=single), noise(3.0))))
-    assert by_old_rules(event) == wanted
+    assert restate_by_old_rules(event) == wanted
 
 
 def test_an_event_without_fixed_size_batches_is_itself():
     event = ev.Repeated(times=3, event=ev.PoissonSampled(rate=0.1, event=noise(1.0)))
-    assert by_old_rules(event) is event
+    assert restate_by_old_rules(event) is event
 
 
 def test_the_old_event_has_no_json_form():
-    old = by_old_rules(GAUSSIAN)
+    old = restate_by_old_rules(GAUSSIAN)
     with pytest.raises(InvalidParameter, match="is not an event"):
         ev.to_dict(old)
     with pytest.raises(CorruptState, match="unknown event kind"):

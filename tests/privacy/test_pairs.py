@@ -418,14 +418,14 @@ def test_a_sampled_statement_of_epsilon_and_delta_dominates_the_worst_mechanism_
             assert_dominated(pair, drawn(0.2, q, p), q)
     worst_p, worst_q = laws(pr.ApproximatePair(1.0, 0.05))
     assert_dominated(pair, drawn(0.2, worst_q, worst_p), worst_q, tight=True)
-    assert pr.amplified(0.2, 1.0, 0.05) == pytest.approx((math.log(1 + 0.2 * (math.e - 1)), 0.01))
+    assert pr.amplify(0.2, 1.0, 0.05) == pytest.approx((math.log(1 + 0.2 * (math.e - 1)), 0.01))
 
 
 def test_amplification_of_huge_epsilons_neither_overflows_nor_jumps() -> None:
-    below, above = (pr.amplified(0.01, epsilon, 0.0)[0] for epsilon in (699.999999, 700.000001))
+    below, above = (pr.amplify(0.01, epsilon, 0.0)[0] for epsilon in (699.999999, 700.000001))
     assert above - below == pytest.approx(2e-6, rel=1e-3)
-    assert pr.amplified(0.01, 1e6, 0.5) == (1e6 + math.log(0.01), 0.005)
-    assert pr.amplified(1e-300, 800.0, 0.0)[0] == pytest.approx(math.log1p(math.exp(800 - 300 * math.log(10))))
+    assert pr.amplify(0.01, 1e6, 0.5) == (1e6 + math.log(0.01), 0.005)
+    assert pr.amplify(1e-300, 800.0, 0.0)[0] == pytest.approx(math.log1p(math.exp(800 - 300 * math.log(10))))
 
 
 def test_sampling_at_rate_one_is_no_sampling() -> None:

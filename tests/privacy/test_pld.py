@@ -17,7 +17,7 @@ from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.pld.accountant import PldAccountant, pld_bounds, pld_delta_bounds
 from quietsum.privacy.pld.convolution import sum_losses
-from quietsum.privacy.pld.grid import GridLaw, dominating_law, merged_law
+from quietsum.privacy.pld.grid import GridPmf, dominated_pmf, dominating_pmf
 from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 
@@ -346,7 +346,7 @@ def test_sampling_an_approximate_event_samples_its_delta():
 # ------------------------------------------------------------------------------ soundness of the machinery
 
 
-def sum_of(law: GridLaw, steps: int):
+def sum_of(law: GridPmf, steps: int):
     return sum_losses([(law, steps)], tilt=2.0, orders=(4.0, -1.0), low=-40.0, points=1 << 13)
 
 
@@ -354,29 +354,29 @@ def test_a_law_rounded_down_is_caught_as_too_small_and_one_rounded_up_as_too_lar
     """Negative control: were losses simply rounded down, the 'upper' bound would lie below the truth by T·h/2."""
     pair, steps, spacing = pr.GaussianPair(4.0), 50, 0.02
     index = np.arange(-150, 151)
-    law = dominating_law(pair, "remove", spacing=spacing, offset=0.0, index=index)
+    law = dominating_pmf(pair, "remove", spacing=spacing, offset=0.0, index=index)
     truth = smallest_epsilon(lambda epsilon: gaussian_delta(math.sqrt(steps) / 4, epsilon), 1e-5)
     assert truth <= sum_of(law, steps).upper_epsilon(1e-5) <= truth + 0.1
-    shifted = GridLaw(
+    shifted = GridPmf(
         spacing=spacing, offset=-spacing / 2, index=law.index, log_mass=law.log_mass, infinite=0.0, width=law.width
     )
     assert sum_of(shifted, steps).upper_epsilon(1e-5) < truth - 0.2
-    merged, lost = merged_law(pair, "remove", spacing=spacing, offset=0.0, index=index, tilt=2.0)
+    merged, lost = dominated_pmf(pair, "remove", spacing=spacing, offset=0.0, index=index, tilt=2.0)
     assert lost < 1e-3 * spacing
     assert truth - 0.1 <= sum_of(merged, steps).lower_epsilon(1e-5) <= truth
 
 
 def test_dominating_masses_keep_both_measures():
     """Σ mass = 1 and Σ mass·e^{−loss} = 1: connecting dots moves mass without inventing any."""
-    law = dominating_law(pr.MixturePair(1.0, 0.3), "remove", spacing=0.05, offset=0.0, index=np.arange(-30, 400))
+    law = dominating_pmf(pr.MixturePair(1.0, 0.3), "remove", spacing=0.05, offset=0.0, index=np.arange(-30, 400))
     assert np.exp(law.log_mass).sum() + law.infinite == pytest.approx(1, abs=1e-12)
     assert np.exp(law.log_mass - law.loss).sum() == pytest.approx(1, abs=1e-12)
 
 
 def test_merged_laws_lose_information_and_never_gain_it():
     pair, index = pr.MixturePair(1.0, 0.3), np.arange(-10, 100)
-    better, _ = merged_law(pair, "remove", spacing=0.2, offset=0.0, index=index, tilt=1.0)
-    worse = dominating_law(pair, "remove", spacing=0.2, offset=0.0, index=index)
+    better, _ = dominated_pmf(pair, "remove", spacing=0.2, offset=0.0, index=index, tilt=1.0)
+    worse = dominating_pmf(pair, "remove", spacing=0.2, offset=0.0, index=index)
     for order in (0.5, 1.0, 3.0):
         mpmath.mp.dps = 20
         exact = mpmath.quad(
@@ -387,7 +387,7 @@ def test_merged_laws_lose_information_and_never_gain_it():
 
 def test_rounding_allowance_covers_the_real_rounding_error():
     """A direct convolution in long double is the truth; the transform's error must stay within the stated allowance."""
-    law = dominating_law(pr.MixturePair(1.0, 0.2), "remove", spacing=0.02, offset=0.0, index=np.arange(-20, 300))
+    law = dominating_pmf(pr.MixturePair(1.0, 0.2), "remove", spacing=0.02, offset=0.0, index=np.arange(-20, 300))
     steps, tilt, points = 6, 1.5, 1 << 12
     total = sum_losses([(law, steps)], tilt=tilt, orders=(4.0, -1.0), low=-3.0, points=points)
     weights = np.exp((law.log_mass + tilt * law.loss - law.log_moment(tilt)).astype(np.longdouble))
@@ -404,7 +404,7 @@ def test_rounding_allowance_covers_the_real_rounding_error():
 
 
 def test_a_window_that_is_too_small_is_paid_for():
-    law = dominating_law(pr.GaussianPair(1.0), "remove", spacing=0.02, offset=0.0, index=np.arange(-600, 601))
+    law = dominating_pmf(pr.GaussianPair(1.0), "remove", spacing=0.02, offset=0.0, index=np.arange(-600, 601))
     truth = gaussian_delta(3.0, 8.0)
     for low, points in ((-40.0, 1 << 13), (4.0, 1 << 9), (7.0, 1 << 8), (-30.0, 1 << 11)):
         total = sum_losses([(law, 9)], tilt=1.0, orders=(2.0, 0.0), low=low, points=points)

@@ -53,10 +53,10 @@ from quietsum.privacy import (
     best_order,
     bounded_contributions,
     bounded_record_event,
-    by_old_rules,
     failure_of,
     group_size,
     reduce_event,
+    restate_by_old_rules,
 )
 
 __all__ = [
@@ -208,7 +208,7 @@ def _change(counts: dict[Counted, int], key: Counted, by: int) -> None:
 @functools.lru_cache(maxsize=1 << 14)
 def as_priced_first(event: PrivacyEvent) -> PrivacyEvent:
     """What the first version priced ``event`` as; itself where nothing has changed."""
-    return by_old_rules(event)
+    return restate_by_old_rules(event)
 
 
 def _first(leaves: frozenset[tuple[PrivacyEvent, int]]) -> frozenset[tuple[PrivacyEvent, int]]:

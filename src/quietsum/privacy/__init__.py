@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         person_event as person_event,
     )
     from quietsum.privacy.guarantee import Budget as Budget, Guarantee as Guarantee
-    from quietsum.privacy.old_rules import by_old_rules as by_old_rules
+    from quietsum.privacy.old_rules import restate_by_old_rules as restate_by_old_rules
     from quietsum.privacy.pairs import (
         bounded_contributions as bounded_contributions,
         group_size as group_size,

@@ -244,7 +244,7 @@ def check_delta(delta: object) -> float:
 
 
 # Tables that depend on a grid of orders or nodes alone, not on any mechanism: constants of the method.
-_TABLES = frozenset({"_alpha", "_conversion_terms", "_frame", "_plan", "_stretching"})
+_TABLES = frozenset({"_binomial_terms", "_conversion_terms", "_frame", "_order_array", "_stretching"})
 
 
 def cache_clear() -> None:

@@ -18,7 +18,7 @@ from quietsum.privacy.events import FixedSizeSampled, Gaussian, PoissonSampled, 
 from quietsum.privacy.exact.closed_forms import log_gaussian_delta
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours
-from quietsum.validate import open_probability, positive, probability, whole_number
+from quietsum.validate import choice, open_probability, positive, probability, whole_number
 
 __all__ = [
     "calibrate",
@@ -38,15 +38,13 @@ _CLOSE = 1e-7  # how far below the target ε may stay, relative
 
 def _step_event(noise_multiplier: float, sample_rate: float, sampling: str) -> PrivacyEvent:
     noise = Gaussian(noise_multiplier=noise_multiplier)
-    match sampling:
+    match choice("sampling", sampling, ("poisson", "fixed", "none")):
         case "poisson":
             return PoissonSampled(rate=sample_rate, event=noise)
         case "fixed":
             return FixedSizeSampled(rate=sample_rate, event=noise)
-        case "none":
-            return noise
         case _:
-            raise InvalidParameter("sampling", sampling, "is unknown", "choose 'poisson', 'fixed' or 'none'")
+            return noise
 
 
 def _relation(neighbours: Neighbours | None, sampling: str) -> Neighbours:
@@ -175,7 +173,7 @@ def compute_noise_multiplier(
     )
 
 
-def _spent(
+def _price_steps(
     delta: float, noise: float, rate: float, steps: int, accounting: str, sampling: str, relation: Neighbours
 ) -> Guarantee:
     accountant = accountant_for(accounting, neighbours=relation)
@@ -206,7 +204,7 @@ def calibrate_steps(
     relation = _relation(neighbours, sampling)
 
     def spend(steps: int) -> Guarantee:
-        return _spent(delta, noise, rate, steps, accounting, sampling, relation)
+        return _price_steps(delta, noise, rate, steps, accounting, sampling, relation)
 
     each = 1.0 if sampling == "none" else rate
     cost = each * math.sqrt(_spread(noise)) * (2 if relation is Neighbours.REPLACE_ONE else 1)
@@ -268,7 +266,7 @@ def calibrate_rate(
         raise InvalidParameter("sampling", sampling, "has no rate to calibrate", "choose 'poisson' or 'fixed'")
 
     def spend(inverse: float) -> Guarantee:
-        return _spent(delta, noise, 1 / inverse, steps, accounting, sampling, relation)
+        return _price_steps(delta, noise, 1 / inverse, steps, accounting, sampling, relation)
 
     guess = math.sqrt(steps * _spread(noise)) / _central_limit_mu(target, delta)
     found = smallest_parameter(spend, target, min(max(guess, 1.0), 1 / _LEAST_RATE), 1.0, 1 / _LEAST_RATE)

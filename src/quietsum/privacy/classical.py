@@ -34,11 +34,12 @@ from quietsum.privacy import events as ev, pairs as pr
 from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import non_negative, open_probability, positive
+from quietsum.validate import choice, non_negative, open_probability, positive
 
 __all__ = ["ClassicalAccountant", "classical_gaussian_noise_multiplier"]
 
 Rule = Literal["optimal", "basic", "advanced"]
+RULES: tuple[Rule, ...] = ("optimal", "basic", "advanced")
 Losses = NDArray[np.float64]
 
 _MOST_COMBINATIONS = 2_000_000
@@ -71,9 +72,7 @@ class ClassicalAccountant:
         unit: PrivacyUnit | None = None,
         observer: Observer = Observer.RECIPIENTS,
     ) -> None:
-        if rule not in ("optimal", "basic", "advanced"):
-            raise InvalidParameter("rule", rule, "is no composition rule", "choose 'optimal', 'basic' or 'advanced'")
-        self.rule: Rule = rule
+        self.rule: Rule = choice("rule", rule, RULES)
         self.history = History(neighbours, unit, observer)
         self._worst_case = True
         self._totals: _Totals | None = None
@@ -279,12 +278,12 @@ class _LossSum:
     def of(cls, totals: _Totals) -> _LossSum | None:
         """Exact where all combinations can be listed, on a grid where that is affordable, else None."""
         if math.prod(count + 1 for _, count in totals.groups) <= _MOST_COMBINATIONS:
-            return cls._listed(totals.groups)
+            return cls._enumerate(totals.groups)
         steps = sum(count for _, count in totals.groups)
         return cls._on_grid(totals, steps) if steps * _GRID_CELLS <= _MOST_GRID_WORK else None
 
     @classmethod
-    def _listed(cls, groups: list[tuple[float, int]]) -> _LossSum:
+    def _enumerate(cls, groups: list[tuple[float, int]]) -> _LossSum:
         """Binomial losses of each distinct ε, and all their combinations."""
         loss, log_mass = np.zeros(1), np.zeros(1)
         magnitude = 0.0

@@ -20,17 +20,18 @@ import math
 from collections.abc import Callable
 from typing import Literal, Self, final
 
-from quietsum.errors import InvalidParameter, UnsupportedEvent
+from quietsum.errors import UnsupportedEvent
 from quietsum.privacy import pairs as pr
 from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent, RandomizedResponse
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import non_negative
+from quietsum.validate import choice, non_negative
 
 __all__ = ["ConcentratedAccountant", "concentrated_delta", "concentrated_epsilon", "pair_rho"]
 
 Conversion = Literal["tight", "standard"]
+CONVERSIONS: tuple[Conversion, ...] = ("tight", "standard")
 
 
 @final
@@ -57,9 +58,7 @@ class ConcentratedAccountant:
         unit: PrivacyUnit | None = None,
         observer: Observer = Observer.RECIPIENTS,
     ) -> None:
-        if conversion not in ("tight", "standard"):
-            raise InvalidParameter("conversion", conversion, "is not known", "choose 'tight' or 'standard'")
-        self.conversion: Conversion = conversion
+        self.conversion: Conversion = choice("conversion", conversion, CONVERSIONS)
         self.history = History(neighbours, unit, observer)
 
     @property

@@ -5,8 +5,14 @@ Mechanisms (``Gaussian``, ``Laplace``, …) say what was added, wrappers (``Pois
 how it was used. All noise is relative to C, the bound on one unit's contribution; see
 :mod:`quietsum.privacy.units` for what that means under each neighbouring relation.
 
-Events travel as JSON. The meaning of a kind and of its fields never changes once released: a new meaning
-gets a new kind, and :data:`VERSION` grows when kinds are added.
+Events travel as JSON and are kept for years. Four rules make old events readable for ever:
+
+1. **Kinds are never removed.** Whatever was once written can be read, priced and verified.
+2. **New fields are optional only**, with a default that means what the event meant without the field.
+3. **The meaning of a kind and of its fields never changes.** A new meaning gets a new kind, and :data:`VERSION` grows
+   when kinds are added.
+4. **Unknown means unsupported.** A kind, field or version that is not known here is refused by name; an accountant
+   without a sound bound for an event raises :class:`~quietsum.errors.UnsupportedEvent` and never guesses.
 
 >>> step = PoissonSampled(rate=0.01, event=Gaussian(noise_multiplier=1.0))
 >>> run = Repeated(times=10_000, event=step)
@@ -72,7 +78,7 @@ class PrivacyEvent:
 
 
 class Diagnostic:
-    """A measurement that promises nothing, such as a Bayesian ε. Whatever takes events refuses it by name."""
+    """A measurement that promises nothing, such as a Bayesian ε. Functions that take events refuse it by name."""
 
     __slots__ = ()
 

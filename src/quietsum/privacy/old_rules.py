@@ -13,7 +13,7 @@ from typing import Any, ClassVar, final
 from quietsum.privacy import events as ev
 from quietsum.validate import probability, set_fields
 
-__all__ = ["SingleBatch", "by_old_rules"]
+__all__ = ["SingleBatch", "restate_by_old_rules"]
 
 
 @final
@@ -34,25 +34,25 @@ class SingleBatch(ev.PrivacyEvent):
         ev.require_event("event", self.event, "pass an event")
 
 
-def by_old_rules(event: ev.PrivacyEvent) -> ev.PrivacyEvent:
+def restate_by_old_rules(event: ev.PrivacyEvent) -> ev.PrivacyEvent:
     """``event`` as the first rules priced it; what they priced as we do is itself.
 
     Every fixed-size batch cost what the worst single one does, and a record cost the same whether or not its person's
     contributions were bounded.
 
     >>> step = ev.FixedSizeSampled(rate=0.1, event=ev.Gaussian(noise_multiplier=2.0))
-    >>> by_old_rules(ev.Repeated(times=3, event=step)).event
+    >>> restate_by_old_rules(ev.Repeated(times=3, event=step)).event
     SingleBatch(rate=0.1, event=Gaussian(noise_multiplier=2.0))
     """
     if isinstance(event, ev.OneInOneOut):
-        return by_old_rules(event.event)
+        return restate_by_old_rules(event.event)
     parts: dict[str, Any] = {}
     for field in dataclasses.fields(event):  # type: ignore[arg-type]  # every event is a dataclass
         value = getattr(event, field.name)
         if isinstance(value, ev.PrivacyEvent):
-            value = by_old_rules(value)
+            value = restate_by_old_rules(value)
         elif isinstance(value, tuple):
-            value = tuple(by_old_rules(part) for part in value)
+            value = tuple(restate_by_old_rules(part) for part in value)
         parts[field.name] = value
     if isinstance(event, ev.FixedSizeSampled):
         return SingleBatch(**parts)

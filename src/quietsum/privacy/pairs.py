@@ -56,12 +56,12 @@ __all__ = [
     "SkellamPair",
     "VectorDiscreteGaussianPair",
     "ZcdpPair",
-    "attained",
     "bounded_contributions",
     "fixed_size_draws",
     "group_size",
     "has_no_lower",
     "has_only_moments",
+    "list_attained",
     "reduce_event",
     "unit_of",
 ]
@@ -307,7 +307,7 @@ def has_only_moments(event: ev.PrivacyEvent) -> bool:
     return False
 
 
-def attained(counts: Mapping[Pair, int]) -> list[dict[Pair, int]]:
+def list_attained(counts: Mapping[Pair, int]) -> list[dict[Pair, int]]:
     """``counts`` with envelopes replaced by pairs that two real datasets attain: each list is a lower bound.
 
     Under replace-one the record and its substitute point in opposite directions and all other records are like the
@@ -530,7 +530,7 @@ def _reduce_poisson(rate: float, inner: ev.PrivacyEvent, neighbours: Neighbours,
         case LaplacePair() | DiscreteLaplacePair() | DiscreteGaussianPair() | ApproximatePair() if size == 1:
             return [(SampledPair(rate, base), 1)]
         case LaplacePair() | DiscreteLaplacePair() | ApproximatePair():
-            return [(_group_pair(*amplified(rate, *_as_approximate(base)), size), 1)]
+            return [(_group_pair(*amplify(rate, *_as_approximate(base)), size), 1)]
         case _:
             raise UnsupportedEvent(
                 f"Poisson sampling of {among} has no sound bound here; use Gaussian noise, or charge the event without "
@@ -571,7 +571,7 @@ def _reduce_fixed(
         case LaplacePair() | DiscreteLaplacePair() | ResponsePair() | ApproximatePair():
             # Balle, Barthe, Gaboardi 2018, Theorem 9: sampling without replacement under substitution. It holds in both
             # directions at once, and (ε, δ)-private steps compose in any order, so this is an envelope too.
-            return [(ApproximatePair(*amplified(rate, *_as_approximate(base))), 1)]
+            return [(ApproximatePair(*amplify(rate, *_as_approximate(base))), 1)]
         case _:
             raise UnsupportedEvent(
                 f"fixed-size sampling of {type(inner).__name__} has no sound bound here; use Gaussian noise, or no "
@@ -579,7 +579,7 @@ def _reduce_fixed(
             )
 
 
-def amplified(rate: float, epsilon: float, delta: float) -> tuple[float, float]:
+def amplify(rate: float, epsilon: float, delta: float) -> tuple[float, float]:
     """(ln(1 + q (e^ε − 1)), q δ): what sampling at rate q makes of an (ε, δ)-private event."""
     if epsilon > 700:
         return epsilon + math.log(rate) + math.log1p((1 - rate) / rate * math.exp(-epsilon)), rate * delta

@@ -37,9 +37,9 @@ class Observer(enum.StrEnum):
     """Against whom a guarantee holds."""
 
     SERVER = "server"
-    """Whoever runs the rounds and sees what each party sends."""
+    """The server: it runs the rounds and sees what each party sends."""
     RECIPIENTS = "recipients"
-    """Whoever receives the models of all rounds, and nothing else."""
+    """All who receive the models of all rounds, and nothing else."""
 
 
 class Neighbours(enum.StrEnum):

@@ -29,12 +29,20 @@ from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.exact.closed_forms import GaussianCurve, SingleStepCurve, exponentials, joint_mu
 from quietsum.privacy.exact.contour import has_contour
 from quietsum.privacy.exact.envelopes import least_epsilon
-from quietsum.privacy.exact.inversion import Inversion, Line, log_weight
+from quietsum.privacy.exact.inversion import ContourLine, Inversion, log_weight
 from quietsum.privacy.exact.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.exact.moments import LADDER
 from quietsum.privacy.exact.sums import RunningSums
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.pairs import EnvelopePair, GaussianPair, MergedPair, MixturePair, OppositePair, Pair, attained
+from quietsum.privacy.pairs import (
+    EnvelopePair,
+    GaussianPair,
+    MergedPair,
+    MixturePair,
+    OppositePair,
+    Pair,
+    list_attained,
+)
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.validate import finite_number
 
@@ -124,38 +132,38 @@ class ExactAccountant:
             return self.history.guarantee(epsilon=0.0, delta=delta, method="exact: nothing composed", certified=True)
         if all(isinstance(pair, GaussianPair) for pair in counts):
             bounds = GaussianCurve(self._gaussian_mu()).epsilon_bounds(delta)
-            return self._certified(bounds, delta, "exact: closed form of the Gaussian")
-        if self._enveloped() and self._single_step() is None:
+            return self._certify(bounds, delta, "exact: closed form of the Gaussian")
+        if self._has_envelopes() and self._single_step() is None:
             return self._between(delta)
         single = self._single_step()
         if single is not None:
-            return self._certified(single.epsilon_bounds(delta), delta, "exact: closed form of one sampled step")
+            return self._certify(single.epsilon_bounds(delta), delta, "exact: closed form of one sampled step")
         if not all(map(has_contour, counts)):
             return self._fallback(delta, "not all events are Gaussian")
         if self._total_variation() <= delta:
-            return self._certified((0.0, 0.0), delta, "exact: total variation below δ")
+            return self._certify((0.0, 0.0), delta, "exact: total variation below δ")
         try:
-            return self._certified(self._contour_epsilon(delta), delta, "exact: contour")
+            return self._certify(self._contour_epsilon(delta), delta, "exact: contour")
         except (_Inconclusive, OverflowError) as reason:
             return self._fallback(delta, f"contour inconclusive: {reason}")
 
     def _between(self, delta: float) -> Guarantee:
         """ε of envelopes from above, ε of pairs that real datasets attain from below."""
-        lower = self._shown(delta)
+        lower = self._lower_epsilon(delta)
         if not all(map(has_contour, self.history.counts)):
             return self._fallback(delta, "not all events are Gaussian", lower)
         if self._total_variation() <= delta:
-            return self._certified((0.0, 0.0), delta, "exact: total variation below δ")
+            return self._certify((0.0, 0.0), delta, "exact: total variation below δ")
         try:
             try:
                 upper, method = self._contour_epsilon(delta)[1], "exact: contour of the envelope"
             except _TooSlow:
-                upper, method = self._smoothed(delta), "exact: contour of the envelope, smoothed"
+                upper, method = self._smooth_epsilon(delta), "exact: contour of the envelope, smoothed"
         except (_Inconclusive, OverflowError) as reason:
             return self._fallback(delta, f"contour inconclusive: {reason}", lower)
-        return self._certified((min(lower, upper), upper), delta, method)
+        return self._certify((min(lower, upper), upper), delta, method)
 
-    def _smoothed(self, delta: float) -> float:
+    def _smooth_epsilon(self, delta: float) -> float:
         """An upper bound on ε for few steps, whose moments hardly fall along the contour because of the atoms at 0.
 
         One more Gaussian step of little μ never lowers ε, makes moments fall like e^{−μ²t²/2}, and costs about
@@ -173,20 +181,20 @@ class ExactAccountant:
                 return smooth._contour_epsilon(delta)[1]
         raise _Inconclusive("moments fall too slowly, smoothed or not")
 
-    def _enveloped(self) -> bool:
+    def _has_envelopes(self) -> bool:
         return any(isinstance(pair, EnvelopePair) for pair in self.history.counts)
 
-    def _attained(self) -> Iterator[ExactAccountant]:
+    def _attained_accountants(self) -> Iterator[ExactAccountant]:
         """The same history with pairs that real datasets attain in the place of envelopes."""
-        for counts in attained(self.history.counts):
+        for counts in list_attained(self.history.counts):
             other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
             for pair, count in counts.items():
                 other.history.add_pair(pair, count)
             yield other
 
-    def _shown(self, delta: float) -> float:
+    def _lower_epsilon(self, delta: float) -> float:
         """A lower bound on ε: the best of what real datasets attain, as far as the contour can tell."""
-        first, *others = self._attained()
+        first, *others = self._attained_accountants()
         lower = first.epsilon(delta=delta).epsilon_lower
         lower = max(
             lower, *(least_epsilon(pair, delta) for pair in self.history.counts if isinstance(pair, EnvelopePair))
@@ -212,8 +220,11 @@ class ExactAccountant:
         single = self._single_step()
         if single is not None:
             return single.delta_bounds(epsilon)
-        if self._enveloped():
-            lower, upper = next(self._attained()).delta_bounds(epsilon=epsilon)[0], self._worst_delta(epsilon)[1]
+        if self._has_envelopes():
+            lower, upper = (
+                next(self._attained_accountants()).delta_bounds(epsilon=epsilon)[0],
+                self._worst_delta(epsilon)[1],
+            )
             return min(lower, upper), upper
         return self._worst_delta(epsilon)
 
@@ -264,7 +275,7 @@ class ExactAccountant:
             log_hidden += count * max(spared, math.log1p(-shown) if shown < 1 else -math.inf)
         return -math.expm1(log_hidden * (1 + 1e-9))
 
-    def _certified(self, bounds: tuple[float, float], delta: float, method: str) -> Guarantee:
+    def _certify(self, bounds: tuple[float, float], delta: float, method: str) -> Guarantee:
         lower, upper = bounds
         return self.history.guarantee(epsilon=upper, epsilon_lower=lower, delta=delta, method=method, certified=True)
 
@@ -396,7 +407,7 @@ class ExactAccountant:
                     line, self._sums.spectrum(line), self._sums.tail(line), self._sums.above(direction, line.c)
                 )
 
-    def _line(self, direction: Direction, rung: int, density: int, most: int) -> Line | None:
+    def _line(self, direction: Direction, rung: int, density: int, most: int) -> ContourLine | None:
         """The line with the fewest nodes whose tail certificate is good to about 1e-8 of the sum."""
         ladder = self._sums.ladder(direction)
         c = float(LADDER[rung])
@@ -407,7 +418,7 @@ class ExactAccountant:
             while nodes * s < math.sqrt(70 / curvature) and nodes < most:
                 nodes *= 2
         while nodes <= most:
-            line = Line(direction, c, density, nodes)
+            line = ContourLine(direction, c, density, nodes)
             decay = self._sums.tail(line) - float(ladder[rung])
             wanted = -24 - math.log((c + 1) / (s * nodes))
             if decay <= wanted:

@@ -57,7 +57,7 @@ def envelope_atom(pair: EnvelopePair) -> float:
 
 
 def least_epsilon(pair: EnvelopePair, delta: float) -> float:
-    """A lower bound on the ε of one step: whatever lies above a threshold, δ ≥ P(x > a) − e^ε Q(x > a) for every a."""
+    """A lower bound on the ε of one step: δ ≥ P(x > a) − e^ε Q(x > a) for every threshold a."""
     start = crossing(pair)
     at = np.linspace(start, 1 + 12 * pair.sigma, 4001)
     common, far, half = (ndtr((shift - at) / pair.sigma) for shift in (0.0, 1.0, pair.near))

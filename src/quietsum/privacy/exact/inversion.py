@@ -18,12 +18,12 @@ from quietsum.privacy.exact.contour import Spectrum
 from quietsum.privacy.exact.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.exact.moments import STEPS
 
-__all__ = ["Inversion", "Line", "log_weight"]
+__all__ = ["ContourLine", "Inversion", "log_weight"]
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class Line:
+class ContourLine:
     """One contour: Re z = c, nodes k·c/density for k < nodes."""
 
     direction: Direction
@@ -57,7 +57,7 @@ def _frame(c: float, density: int, nodes: int) -> tuple[Array, Array, Array, Arr
 class Inversion:
     """δ(ε) along one line. ``tail`` bounds ln|φ| beyond the last node, ``above`` bounds K at c · STEPS."""
 
-    def __init__(self, line: Line, total: Spectrum, tail: float, above: Array) -> None:
+    def __init__(self, line: ContourLine, total: Spectrum, tail: float, above: Array) -> None:
         self.line = line
         self._t, self._z, self._weights, self._sizes = _frame(line.c, line.density, line.nodes)
         self._centre = float(total.log_phi[0].real)

@@ -13,7 +13,7 @@ import numpy as np
 
 from quietsum.privacy.accounting import History
 from quietsum.privacy.exact.contour import Spectrum, directions, log_tail, spectrum
-from quietsum.privacy.exact.inversion import Line
+from quietsum.privacy.exact.inversion import ContourLine
 from quietsum.privacy.exact.mixtures import ROUNDING, Array, Direction
 from quietsum.privacy.exact.moments import LADDER, STEPS, ladder_moments, step_moments
 from quietsum.privacy.pairs import Pair
@@ -32,9 +32,9 @@ class RunningSums:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._spectra: dict[Line, tuple[int, Array, Array]] = {}
+        self._spectra: dict[ContourLine, tuple[int, Array, Array]] = {}
         self._ladders: dict[Direction, tuple[int, Array]] = {}
-        self._tails: dict[Line, tuple[int, float]] = {}
+        self._tails: dict[ContourLine, tuple[int, float]] = {}
         self._steps: dict[tuple[Direction, float], tuple[int, Array]] = {}
 
     def copy(self, history: History) -> RunningSums:
@@ -73,7 +73,7 @@ class RunningSums:
         self._steps[direction, c] = (len(self._history.log), total)
         return total
 
-    def tail(self, line: Line) -> float:
+    def tail(self, line: ContourLine) -> float:
         """An upper bound on ln|φ| beyond the last node."""
         since, total = self._tails.get(line, (0, 0.0))
         t = line.s * line.nodes
@@ -83,7 +83,7 @@ class RunningSums:
         self._tails[line] = (len(self._history.log), total)
         return total
 
-    def spectrum(self, line: Line) -> Spectrum:
+    def spectrum(self, line: ContourLine) -> Spectrum:
         """Σ ln φ at the nodes of a line, with error bounds."""
         since, values, errors = self._spectra.get(line, (0, None, None))
         if values is None or errors is None:

@@ -20,9 +20,9 @@ from quietsum.errors import MixedUnits, QuietsumError, UnsupportedEvent
 from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Guarantee
-from quietsum.privacy.pairs import Pair, attained
+from quietsum.privacy.pairs import Pair, list_attained
 from quietsum.privacy.pld.losses import Direction, cell_masses, refuse_unsupported, symmetric
-from quietsum.privacy.pld.refinement import AtDelta, AtEpsilon, Bounds, Question, refine
+from quietsum.privacy.pld.refinement import AtDelta, AtEpsilon, BoundQuery, Bounds, refine
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.validate import non_negative, positive, whole_number
 
@@ -107,8 +107,8 @@ class PldAccountant:
         counts = self.history.counts
         found = _epsilon_bounds(counts, delta=delta, grid=self._grid)
         lower = found.lower
-        if attained(counts) != [counts]:  # an envelope's own ε bounds no mechanism from below
-            lower = max(_epsilon_bounds(real, delta=delta, grid=self._grid).lower for real in attained(counts))
+        if list_attained(counts) != [counts]:  # an envelope's own ε bounds no mechanism from below
+            lower = max(_epsilon_bounds(real, delta=delta, grid=self._grid).lower for real in list_attained(counts))
         return self.history.guarantee(
             epsilon=found.upper,
             epsilon_lower=min(lower, found.upper),
@@ -131,7 +131,7 @@ def _epsilon_bounds(
     grid: float | None = None,
 ) -> Bounds:
     delta = check_delta(delta)
-    counts = _checked(counts)
+    counts = _check_counts(counts)
     if not counts:
         return Bounds(0.0, 0.0, 0.0)
     with _representable():
@@ -153,7 +153,7 @@ def _delta_bounds(
     grid: float | None = None,
 ) -> Bounds:
     epsilon = non_negative("epsilon", epsilon)
-    counts = _checked(counts)
+    counts = _check_counts(counts)
     if not counts:
         return Bounds(0.0, 0.0, 0.0)
     with _representable():
@@ -175,7 +175,7 @@ def _representable() -> Iterator[None]:
         ) from problem
 
 
-def _worse_direction(counts: Mapping[Pair, int], question: Question, max_points: int, grid: float | None) -> Bounds:
+def _worse_direction(counts: Mapping[Pair, int], question: BoundQuery, max_points: int, grid: float | None) -> Bounds:
     limit = _FIXED_POINTS if grid is not None else whole_number("max_points", max_points, 1 << 10)
     worst = Bounds(0.0, 0.0, 0.0)
     for direction in _directions(counts):
@@ -187,7 +187,7 @@ def _worse_direction(counts: Mapping[Pair, int], question: Question, max_points:
     return Bounds(min(worst.lower, worst.upper), worst.upper, worst.spacing)
 
 
-def _checked(counts: Mapping[Pair, int]) -> dict[Pair, int]:
+def _check_counts(counts: Mapping[Pair, int]) -> dict[Pair, int]:
     for pair, count in counts.items():
         refuse_unsupported(pair)
         whole_number("count", count)

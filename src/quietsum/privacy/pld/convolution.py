@@ -24,8 +24,8 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.privacy.pld.grid import GridLaw
-from quietsum.privacy.pld.loss_cells import Array
+from quietsum.privacy.pld.grid import GridPmf
+from quietsum.privacy.pld.losses import Array
 
 __all__ = ["LossSum", "sum_losses"]
 
@@ -148,7 +148,7 @@ class LossSum:
 
 
 def sum_losses(
-    laws: Sequence[tuple[GridLaw, int]],
+    laws: Sequence[tuple[GridPmf, int]],
     *,
     tilt: float,
     orders: tuple[float, float],
@@ -191,7 +191,7 @@ def sum_losses(
     )
 
 
-def _transform(laws: Sequence[tuple[GridLaw, int]], tilt: float, points: int, small: float) -> Transform:
+def _transform(laws: Sequence[tuple[GridPmf, int]], tilt: float, points: int, small: float) -> Transform:
     """The transform of the tilted sum; without the sums of losses of at most ``small`` each, unless that is −∞.
 
     With B for the small losses and t for the others, Π (B + t)^T − Π B^T = Π B^T · (e^{Σ T log(1 + t/B)} − 1), whose
@@ -227,7 +227,7 @@ def _log(transform: Transform) -> Transform:
 
 
 def _beyond(
-    laws: Sequence[tuple[GridLaw, int]], tilt: float, orders: tuple[float, float], low: float, high: float
+    laws: Sequence[tuple[GridPmf, int]], tilt: float, orders: tuple[float, float], low: float, high: float
 ) -> tuple[float, float]:
     """Chernoff bounds on log P(S ≥ high) and log E[e^{tilt·S}; S ≤ low or S ≥ high], from moments near ``orders``."""
     log_lost = log_up = log_down = math.inf

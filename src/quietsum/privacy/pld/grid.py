@@ -1,4 +1,4 @@
-"""Losses on a grid: one law that is certainly worse than the pair, one that is certainly better.
+"""Losses on a grid: a mass function that dominates the pair, and one that the pair dominates.
 
 *Dominating* (connect the dots; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, arXiv 2207.04380). Cut the loss at
 grid points. The P-mass p and Q-mass r of a cell (a, a + w] go to its two ends so that both are kept: the
@@ -6,12 +6,12 @@ upper end gets (p − r e^a) / (1 − e^{−w}). Since E[e^{−L'} | L] = e^{−
 falls; the same holds after composition. What lies above the last edge goes to +∞, what lies below the first goes up
 to it.
 
-*Merged*. Cut the loss anywhere and publish only the cell: that is post-processing, so the pair of masses (p, r) is
+*Dominated*. Cut the loss anywhere and publish only the cell: that is post-processing, so the pair of masses (p, r) is
 dominated by (P, Q). Its loss log(p/r) is then rounded *down* to the grid, which lowers δ once more. With edges half-way
 between grid points log(p/r) misses the grid by O(w²) only; two corrections move each edge against that miss, and moving
 the whole grid a little keeps the rest on the upper side. So rounding costs next to nothing, and the error stays
 quadratic in the spacing where plain rounding down loses half a spacing a step. Where atoms sit between grid points that
-trick is impossible; :meth:`GridLaw.log_spread` serves there.
+trick is impossible; :meth:`GridPmf.log_spread` serves there.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.privacy.pairs import Pair
-from quietsum.privacy.pld.loss_cells import Array
-from quietsum.privacy.pld.losses import Direction, cell_masses
+from quietsum.privacy.pld.losses import Array, Direction, cell_masses
 
-__all__ = ["GridLaw", "dominating_law", "edge_index", "merged_law"]
+__all__ = ["GridPmf", "dominated_pmf", "dominating_pmf", "edge_index"]
 
 SNAP = 1e-9
 """A loss this share of a spacing below a grid point counts as being on it; the lower bound pays for it."""
@@ -35,11 +34,11 @@ SNAP = 1e-9
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class GridLaw:
+class GridPmf:
     """Mass e^{log_mass[i]} at loss offset + spacing · index[i], and ``infinite`` at +∞.
 
     ``width[i]`` is the widest cell whose mass may have come to point i, and ``moved`` the mass that came to the
-    first point from anywhere below; both are zero in a merged law.
+    first point from anywhere below; both are zero in a dominated one.
     """
 
     spacing: float
@@ -100,7 +99,7 @@ def edge_index(core: tuple[int, int], reach: tuple[int, int]) -> npt.NDArray[np.
     return np.concatenate([below[::-1], np.arange(low, high + 1), above])
 
 
-def dots(pair: Pair, direction: Direction, edges: Array) -> tuple[Array, float, float]:
+def connect_dots(pair: Pair, direction: Direction, edges: Array) -> tuple[Array, float, float]:
     """Connect the dots at ``edges``: the masses at the edges, at +∞, and what came up to the first edge."""
     cells = cell_masses(pair, edges, direction)
     inside = cells.p[1:-1]
@@ -113,15 +112,15 @@ def dots(pair: Pair, direction: Direction, edges: Array) -> tuple[Array, float, 
     return mass, min(1.0, cells.p_infinite + float(cells.p[-1])), float(cells.p[0])
 
 
-def dominating_law(
+def dominating_pmf(
     pair: Pair, direction: Direction, *, spacing: float, offset: float, index: npt.NDArray[np.int64]
-) -> GridLaw:
+) -> GridPmf:
     """Connect the dots at the grid points ``index``: an upper bound on every δ(ε)."""
-    mass, infinite, moved = dots(pair, direction, grid_points(spacing, offset, index))
+    mass, infinite, moved = connect_dots(pair, direction, grid_points(spacing, offset, index))
     widths = spacing * np.diff(index)
     width = np.maximum(np.append(0.0, widths), np.append(widths, 0.0))
     kept = mass > 0
-    return GridLaw(
+    return GridPmf(
         spacing=spacing,
         offset=offset,
         index=index[kept],
@@ -132,7 +131,7 @@ def dominating_law(
     )
 
 
-def merged_law(
+def dominated_pmf(
     pair: Pair,
     direction: Direction,
     *,
@@ -141,7 +140,7 @@ def merged_law(
     index: npt.NDArray[np.int64],
     tilt: float,
     atoms: tuple[float, ...] = (),
-) -> tuple[GridLaw, float]:
+) -> tuple[GridPmf, float]:
     """Cells about the grid points ``index``, merged and rounded down: a lower bound on every δ(ε).
 
     The grid's own offset is moved to where rounding throws least away, ``tilt`` saying which part of the law matters
@@ -149,19 +148,19 @@ def merged_law(
     """
     grid = grid_points(spacing, offset, index)
     p_mass, centre = _merge(pair, direction, (grid[1:] + grid[:-1]) / 2)
-    weight = _tilted(p_mass, centre, tilt)
+    weight = _tilt(p_mass, centre, tilt)
     heavy = int(np.argmax(weight))
     if weight[heavy] > 0.05:  # a bulk within one cell has its own place; let the grid pass through it
         grid, offset = grid + (centre - grid)[heavy], offset + float((centre - grid)[heavy])
     edges = _even_edges(pair, direction, grid, regular=np.diff(index) == 1)
     isolated = [atom + sign * 1e-12 * abs(atom) for atom in atoms for sign in (-1, 1)]
-    law, lost = _rounded_down(pair, direction, np.union1d(edges, isolated), spacing, offset, tilt)
+    law, lost = _round_down(pair, direction, np.union1d(edges, isolated), spacing, offset, tilt)
     for size in (16, 64):
         if lost > 0.01 * spacing and len(edges) > 2 * size and not atoms:
             low = _recut(pair, direction, grid[:size], edges[size - 1], up=True)
             high = _recut(pair, direction, grid[-size:], edges[-size], up=False)
             again = np.unique(np.concatenate([low, edges[size:-size], high]))
-            other, less = _rounded_down(pair, direction, again, spacing, offset, tilt)
+            other, less = _round_down(pair, direction, again, spacing, offset, tilt)
             law, lost = (other, less) if less < lost else (law, lost)
     return law, lost
 
@@ -177,13 +176,13 @@ def _even_edges(pair: Pair, direction: Direction, grid: Array, regular: npt.NDAr
     return edges
 
 
-def _rounded_down(
+def _round_down(
     pair: Pair, direction: Direction, edges: Array, spacing: float, offset: float, tilt: float
-) -> tuple[GridLaw, float]:
+) -> tuple[GridPmf, float]:
     """The merged cells on the grid, moved up as a whole to where rounding down costs least, and that cost."""
     p_mass, centre = _merge(pair, direction, edges)
     p_mass, centre = p_mass[p_mass > 0], centre[p_mass > 0]
-    weight = _tilted(p_mass, centre, tilt)
+    weight = _tilt(p_mass, centre, tilt)
     # a grid moved up by t spacings loses E[(share − t) mod 1] = E[share mod 1] − t + P(share mod 1 < t) of one
     shares = np.mod((centre - offset) / spacing + SNAP, 1.0)
     order = np.argsort(shares)
@@ -192,7 +191,7 @@ def _rounded_down(
     up = float(shares[order[best]])
     offset += spacing * (up - SNAP) if up > 2 * SNAP else 0.0
     down = np.floor((centre - offset) / spacing + SNAP)
-    law = GridLaw(
+    law = GridPmf(
         spacing=spacing,
         offset=offset,
         index=down.astype(np.int64),
@@ -216,7 +215,7 @@ def _merge(pair: Pair, direction: Direction, edges: Array) -> tuple[Array, Array
     return np.where(nothing, 0.0, cells.p), np.where(nothing, edges[0], centre)
 
 
-def _tilted(mass: Array, loss: Array, tilt: float) -> Array:
+def _tilt(mass: Array, loss: Array, tilt: float) -> Array:
     with np.errstate(divide="ignore"):
         exponents = np.log(mass) + tilt * loss
     return np.asarray(np.exp(exponents - log_sum(exponents)))

@@ -17,42 +17,42 @@ import numpy as np
 from quietsum.errors import InvalidParameter
 from quietsum.privacy.pairs import Pair
 from quietsum.privacy.pld.convolution import LossSum, sum_losses
-from quietsum.privacy.pld.grid import SNAP, GridLaw, dominating_law, log_sum, merged_law
+from quietsum.privacy.pld.grid import SNAP, GridPmf, dominated_pmf, dominating_pmf, log_sum
 from quietsum.privacy.pld.losses import Direction
 from quietsum.privacy.pld.windows import (
     NEGLIGIBLE,
     TILTS,
-    Outline,
-    Outlines,
-    Plan,
+    CoarseLoss,
+    CoarseLosses,
+    WindowPlan,
+    coarsen,
     common_unit,
     cut_points,
     first_spacing,
-    outline_of,
     plan_window,
 )
 
-__all__ = ["AtDelta", "AtEpsilon", "Bounds", "Question", "refine"]
+__all__ = ["AtDelta", "AtEpsilon", "BoundQuery", "Bounds", "refine"]
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bounds:
-    """Lower and upper bound on what was asked, and the grid spacing they were found on."""
+    """Lower and upper bound on what was asked, and the grid spacing that gave them."""
 
     lower: float
     upper: float
     spacing: float
 
 
-class Question(Protocol):
+class BoundQuery(Protocol):
     """ε at a δ, or δ at an ε: what the loop needs to know of either."""
 
     def reach(self, steps: int) -> float:
         """How many standard deviations of a single loss can matter."""
         ...
 
-    def guess(self, outlines: Outlines) -> tuple[float, float]:
+    def guess(self, losses: CoarseLosses) -> tuple[float, float]:
         """(ε, log δ), roughly."""
         ...
 
@@ -64,7 +64,7 @@ class Question(Protocol):
         """The lower bound that a dominated sum gives; its losses may be too large by ``shift``."""
         ...
 
-    def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
+    def narrow(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
         """A better guess, once bounds are known."""
         ...
 
@@ -72,7 +72,7 @@ class Question(Protocol):
         """The gap between the bounds as a multiple of the tolerated one."""
         ...
 
-    def allowed(self, epsilon: float, slope: float) -> float:
+    def tolerated_gap(self, epsilon: float, slope: float) -> float:
         """The tolerated gap as a change of ε, where log δ falls by ``slope`` for each unit of ε."""
         ...
 
@@ -90,9 +90,9 @@ class AtDelta:
         """As far as δ reaches."""
         return min(38.0, math.sqrt(2 * (math.log(steps) - self.log_delta - NEGLIGIBLE)) + 2)
 
-    def guess(self, outlines: Outlines) -> tuple[float, float]:
+    def guess(self, losses: CoarseLosses) -> tuple[float, float]:
         """A bit less than a Rényi bound."""
-        log_moment = outlines.tilt_moments(self.log_delta)
+        log_moment = losses.tilt_moments(self.log_delta)
         renyi = (log_moment - self.log_delta - np.log(TILTS + 1)) / TILTS + np.log(TILTS / (TILTS + 1))
         best = float(renyi.min())
         return max(0.0, 0.5 * best, best - 4 / float(TILTS[np.argmin(renyi)])), self.log_delta
@@ -105,7 +105,7 @@ class AtDelta:
         """ε from below."""
         return max(0.0, total.lower_epsilon(self.delta) - shift)
 
-    def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
+    def narrow(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
         """The lower bound, or something smaller than before."""
         return (found.lower if found.lower > 0 else 0.75 * min(guess[0], found.upper)), self.log_delta
 
@@ -114,7 +114,7 @@ class AtDelta:
         gap = found.upper - found.lower if math.isfinite(found.upper) else math.inf
         return gap / (self.tolerance * max(1.0, min(found.upper, 1e300)))
 
-    def allowed(self, epsilon: float, slope: float) -> float:
+    def tolerated_gap(self, epsilon: float, slope: float) -> float:
         """What was asked for."""
         return self.tolerance * max(1.0, epsilon)
 
@@ -131,15 +131,15 @@ class AtEpsilon:
         """As far as a double can tell; how small δ is, we do not know yet."""
         return 38.0
 
-    def guess(self, outlines: Outlines) -> tuple[float, float]:
-        """Between what one step alone reveals and a Chernoff bound, from outlines trimmed to fit."""
+    def guess(self, losses: CoarseLosses) -> tuple[float, float]:
+        """Between what one step alone reveals and a Chernoff bound, from losses trimmed to fit."""
         alone = max(
-            log_sum(outline.log_mass + np.log(-np.expm1(np.minimum(self.epsilon - outline.loss, -1e-300))))
-            for outline in outlines.whole
+            log_sum(coarse.log_mass + np.log(-np.expm1(np.minimum(self.epsilon - coarse.loss, -1e-300))))
+            for coarse in losses.whole
         )
         log_delta = 0.0
         for _ in range(25):
-            chernoff = float((outlines.tilt_moments(log_delta) - TILTS * self.epsilon).min())
+            chernoff = float((losses.tilt_moments(log_delta) - TILTS * self.epsilon).min())
             log_delta, before = max(alone - 2, min(0.0, chernoff) - 8, -690.0), log_delta
             if before - log_delta < 2:
                 break
@@ -153,7 +153,7 @@ class AtEpsilon:
         """δ from below."""
         return total.lower_delta(self.epsilon + shift)
 
-    def narrowed(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
+    def narrow(self, found: Bounds, guess: tuple[float, float]) -> tuple[float, float]:
         """The lower bound, or something smaller than before."""
         return self.epsilon, math.log(found.lower) if found.lower > 0 else max(-690.0, guess[1] - 10)
 
@@ -163,7 +163,7 @@ class AtEpsilon:
             return 0.0
         return math.log(found.upper / found.lower) / self.tolerance if found.lower > 0 else math.inf
 
-    def allowed(self, epsilon: float, slope: float) -> float:
+    def tolerated_gap(self, epsilon: float, slope: float) -> float:
         """A factor of δ is worth this much ε."""
         return self.tolerance / slope
 
@@ -171,7 +171,7 @@ class AtEpsilon:
 def refine(
     counts: Mapping[Pair, int],
     direction: Direction,
-    question: Question,
+    question: BoundQuery,
     *,
     max_points: int,
     spacing: float | None = None,
@@ -183,13 +183,15 @@ def refine(
     direction can no longer be the worse one.
     """
     reach, points = question.reach(sum(counts.values())), 513 if len(counts) <= 8 else 129
-    known = Outlines([outline_of(pair, count, direction, reach=reach, points=points) for pair, count in counts.items()])
+    known = CoarseLosses(
+        [coarsen(pair, count, direction, reach=reach, points=points) for pair, count in counts.items()]
+    )
     guess = question.guess(known)
     unit, exact = common_unit(known.whole)
     best, step, before, in_vain = Bounds(0.0, math.inf, 0.0), spacing or 0.0, math.inf, 0
     for attempt in range(8):
-        outlines, log_moment = known.trimmed(guess[1])
-        widest = max(float(np.ptp(outline.loss)) for outline in outlines) or 1.0
+        losses, log_moment = known.trim(guess[1])
+        widest = max(float(np.ptp(coarse.loss)) for coarse in losses) or 1.0
         plan = plan_window(log_moment, known.steps, *guess, margin=1e-3 * widest)
         finest = max(plan.high - plan.low, widest / 4) / max_points * 1.01
         if spacing is not None and finest > spacing:
@@ -200,13 +202,13 @@ def refine(
                 "use a larger one, or None",
             )
         if spacing is None:
-            slope = 1 + min(plan.lenses)
-            step = max(finest, step or first_spacing(outlines, plan, allowed=question.allowed(guess[0], slope)))
+            slope = 1 + min(plan.tilt_exponents)
+            step = max(finest, step or first_spacing(losses, plan, allowed=question.tolerated_gap(guess[0], slope)))
             step = unit if exact and unit >= finest else unit / math.ceil(unit / step) if unit > step else step
-        lower, upper = _evaluate(outlines, direction, question, plan, step, guess, unit, at_least)
+        lower, upper = _evaluate(losses, direction, question, plan, step, guess, unit, at_least)
         best = Bounds(max(best.lower, lower), min(best.upper, upper), step)
         excess = question.excess(best)
-        guess, old_guess = question.narrowed(best, guess), guess
+        guess, old_guess = question.narrow(best, guess), guess
         in_vain += excess > 0.9 * before
         stable = abs(guess[1] - old_guess[1]) < 3  # else the plan was at fault, not the grid
         if excess <= 1 or best.upper <= at_least or in_vain > 2 or (attempt and stable and step <= 1.3 * finest):
@@ -223,10 +225,10 @@ def _shrinkage(excess: float, before: float) -> float:
 
 
 def _evaluate(
-    outlines: list[Outline],
+    losses: list[CoarseLoss],
     direction: Direction,
-    question: Question,
-    plan: Plan,
+    question: BoundQuery,
+    plan: WindowPlan,
     step: float,
     guess: tuple[float, float],
     unit: float,
@@ -235,34 +237,34 @@ def _evaluate(
     """Lower and upper bound from one grid; no lower one where the upper is below ``at_least`` anyway."""
     aligned = unit > 0 and abs(unit / step - round(unit / step)) < 1e-9
     points = _fast_length((plan.high - plan.low) / step + 2)
-    floor = 0.999 * guess[0] if plan.lenses[plan.tilt] > 20 and guess[0] > 0 else -math.inf
+    floor = 0.999 * guess[0] if plan.tilt_exponents[plan.tilt] > 20 and guess[0] > 0 else -math.inf
 
-    def summed(laws: list[tuple[GridLaw, int]]) -> LossSum:
+    def sum_window(laws: list[tuple[GridPmf, int]]) -> LossSum:
         return sum_losses(laws, tilt=plan.tilt, orders=plan.orders, low=plan.low, points=points, floor=floor)
 
-    offsets = [outline.lattice[0] if outline.lattice is not None and aligned else 0.0 for outline in outlines]
-    cuts = [cut_points(outline, plan, step, offset) for outline, offset in zip(outlines, offsets, strict=True)]
-    worse: list[tuple[GridLaw, int]] = []
-    for outline, offset, index in zip(outlines, offsets, cuts, strict=True):
-        law = dominating_law(outline.pair, direction, spacing=step, offset=offset, index=index)
-        worse.append((law, outline.count))
-    upper = summed(worse)
+    offsets = [coarse.lattice[0] if coarse.lattice is not None and aligned else 0.0 for coarse in losses]
+    cuts = [cut_points(coarse, plan, step, offset) for coarse, offset in zip(losses, offsets, strict=True)]
+    worse: list[tuple[GridPmf, int]] = []
+    for coarse, offset, index in zip(losses, offsets, cuts, strict=True):
+        law = dominating_pmf(coarse.pair, direction, spacing=step, offset=offset, index=index)
+        worse.append((law, coarse.count))
+    upper = sum_window(worse)
     if question.upper(upper) <= at_least:
         return 0.0, question.upper(upper)
-    better: list[tuple[GridLaw, int]] = []
-    for outline, offset, index, (law, count) in zip(outlines, offsets, cuts, worse, strict=True):
+    better: list[tuple[GridPmf, int]] = []
+    for coarse, offset, index, (law, count) in zip(losses, offsets, cuts, worse, strict=True):
         atoms: tuple[float, ...] = ()
-        if outline.lattice is not None and not outline.lattice[2]:
-            atoms = outline.lattice[0], outline.lattice[0] + outline.lattice[1]
-        merged, lost = merged_law(
-            outline.pair, direction, spacing=step, offset=offset, index=index, tilt=plan.tilt, atoms=atoms
+        if coarse.lattice is not None and not coarse.lattice[2]:
+            atoms = coarse.lattice[0], coarse.lattice[0] + coarse.lattice[1]
+        merged, lost = dominated_pmf(
+            coarse.pair, direction, spacing=step, offset=offset, index=index, tilt=plan.tilt, atoms=atoms
         )
         # rounding down loses ``lost`` a step; two-sided rounding loses about 3 √T spacings in all
         spread = 4 * step * math.sqrt(count) < count * lost
         better.append((dataclasses.replace(law, infinite=merged.infinite) if spread else merged, count))
     shift, log_error = _spread(better, plan.tilt, guess[1] - math.log(1e3) + plan.tilt * guess[0])
-    shift += SNAP * step * sum(outline.count for outline in outlines)
-    lower = summed(better)
+    shift += SNAP * step * sum(coarse.count for coarse in losses)
+    lower = sum_window(better)
     lower = dataclasses.replace(lower, log_stray=float(np.logaddexp(lower.log_stray, log_error)))
     return question.lower(lower, shift), question.upper(upper)
 
@@ -273,11 +275,11 @@ def _fast_length(points: float) -> int:
     return 3 * power // 4 if 3 * power // 4 >= points else power
 
 
-def _spread(laws: list[tuple[GridLaw, int]], tilt: float, log_allowed: float) -> tuple[float, float]:
+def _spread(laws: list[tuple[GridPmf, int]], tilt: float, log_allowed: float) -> tuple[float, float]:
     """(η, λ): where ``laws`` connect dots, S ≥ S' − η but for an error of at most e^{λ − tilt·(ε+η)} in δ(ε).
 
     δ(ε) = E(1 − e^{ε−S})₊ ≥ E(1 − e^{ε+η−S'})₊ − P(S' > ε + η, S' − S > η), and by Markov's inequality the last term is
-    at most e^{−tilt(ε+η) − sη} E[e^{tilt·S' + s(S'−S)}], which :meth:`GridLaw.log_spread` bounds for every s > 0. Steps
+    at most e^{−tilt(ε+η) − sη} E[e^{tilt·S' + s(S'−S)}], which :meth:`GridPmf.log_spread` bounds for every s > 0. Steps
     whose mass was moved up to the first grid point are charged as errors altogether.
     """
     if all(not law.width.any() for law, _ in laws):

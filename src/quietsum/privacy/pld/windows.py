@@ -1,9 +1,9 @@
-"""A coarse look at losses, to plan a fine one: where their sum matters for a question, and how finely to cut it.
+"""Coarse losses, to plan fine ones: where the sum of losses matters for a question, and how finely to cut it.
 
-An *outline* is a pair's loss at a few hundred points, connected by dots. Its moments at a ladder of orders give
-Chernoff bounds, and these say which tilt and which window of the sum a question needs, and which losses of a single
-step. Nothing here can make a bound wrong, only loose: every grid, window and tilt gives valid bounds, and
-:mod:`~quietsum.privacy.pld.convolution` charges whatever a bad choice leaves out.
+A :class:`CoarseLoss` is a pair's loss at a few hundred points, by connecting the dots. Its moments at a ladder of
+orders give Chernoff bounds, and these say which tilt and which window of the sum a question needs, and which losses of
+a single step. A bad choice here makes a bound loose, never wrong: every grid, window and tilt gives valid bounds, and
+:mod:`~quietsum.privacy.pld.convolution` charges what the choice leaves out.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from quietsum.privacy.pairs import Pair
-from quietsum.privacy.pld.grid import dots, edge_index, log_sum
-from quietsum.privacy.pld.loss_cells import Array
-from quietsum.privacy.pld.losses import Direction, few_atoms, loss_lattice, loss_points
+from quietsum.privacy.pld.grid import connect_dots, edge_index, log_sum
+from quietsum.privacy.pld.losses import Array, Direction, few_atoms, loss_lattice, loss_points
 
 __all__ = [
     "NEGLIGIBLE",
     "TILTS",
-    "Outline",
-    "Outlines",
-    "Plan",
+    "CoarseLoss",
+    "CoarseLosses",
+    "WindowPlan",
+    "coarsen",
     "common_unit",
     "cut_points",
     "first_spacing",
-    "outline_of",
     "plan_window",
 ]
 
@@ -44,7 +43,7 @@ _ORDERS = np.concatenate([-(2.0 ** np.arange(8, -8, -1)), [0.0], TILTS])
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outline:
+class CoarseLoss:
     """One pair seen coarsely: losses with log-masses, how often it is used, and the lattice of its atoms."""
 
     pair: Pair
@@ -58,7 +57,7 @@ class Outline:
         exponent = self.log_mass + tilt * self.loss
         return np.asarray(np.exp(exponent - log_sum(exponent)))
 
-    def trimmed(self, log_delta: float) -> Outline:
+    def trim(self, log_delta: float) -> CoarseLoss:
         """Without the largest losses, where their mass, over all steps, is negligible: heavy tails spoil moments."""
         tail = np.cumsum(np.exp(self.log_mass[::-1]))
         kept = len(tail) - int(np.searchsorted(tail, math.exp(log_delta + _TRIMMED) / self.count))
@@ -71,52 +70,52 @@ class Outline:
         return np.asarray(top[:, 0] + np.log(np.exp(exponents - top).sum(axis=1)))
 
 
-def outline_of(pair: Pair, count: int, direction: Direction, *, reach: float, points: int) -> Outline:
+def coarsen(pair: Pair, count: int, direction: Direction, *, reach: float, points: int) -> CoarseLoss:
     """``pair`` at about ``points`` losses out to ``reach`` standard deviations."""
     losses = loss_points(pair, direction, reach=reach, count=points)
-    mass, _, _ = dots(pair, direction, losses)
-    return Outline(pair, count, losses[mass > 0], np.log(mass[mass > 0]), loss_lattice(pair, direction))
+    mass, _, _ = connect_dots(pair, direction, losses)
+    return CoarseLoss(pair, count, losses[mass > 0], np.log(mass[mass > 0]), loss_lattice(pair, direction))
 
 
 @final
-class Outlines:
-    """The outlines of all pairs, trimmed for one δ at a time."""
+class CoarseLosses:
+    """The coarse losses of all pairs, trimmed for one δ at a time."""
 
-    def __init__(self, whole: list[Outline]) -> None:
+    def __init__(self, whole: list[CoarseLoss]) -> None:
         self.whole = whole
-        self.steps = sum(outline.count for outline in whole)
-        self._trimmed: dict[float, tuple[list[Outline], Array]] = {}
+        self.steps = sum(coarse.count for coarse in whole)
+        self._trimmed: dict[float, tuple[list[CoarseLoss], Array]] = {}
 
-    def trimmed(self, log_delta: float) -> tuple[list[Outline], Array]:
-        """Outlines without tails that are negligible against δ, and log E[e^{order · S}] of their sum S."""
+    def trim(self, log_delta: float) -> tuple[list[CoarseLoss], Array]:
+        """Coarse losses without tails that are negligible against δ, and log E[e^{order · S}] of their sum S."""
         if log_delta not in self._trimmed:
-            parts = [outline.trimmed(log_delta) for outline in self.whole]
-            moments = np.sum([outline.count * outline.log_moment() for outline in parts], axis=0)
+            parts = [coarse.trim(log_delta) for coarse in self.whole]
+            moments = np.sum([coarse.count * coarse.log_moment() for coarse in parts], axis=0)
             self._trimmed = {log_delta: (parts, np.asarray(moments))}
         return self._trimmed[log_delta]
 
     def tilt_moments(self, log_delta: float) -> Array:
         """The moments at ``TILTS`` alone."""
-        return self.trimmed(log_delta)[1][-len(TILTS) :]
+        return self.trim(log_delta)[1][-len(TILTS) :]
 
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class WindowPlan:
     """A tilt, the window of the sum that a question needs, and the orders whose moments bound what lies outside.
 
-    ``lenses`` are tilts (this one and that of the best Rényi bound) with log(e^{K − tilt·ε} / δ): a share of mass, seen
-    through a lens, is worth that much more as a share of δ.
+    ``tilt_exponents`` are tilts (this one and that of the best Rényi bound) with log(e^{K − tilt·ε} / δ): a share of
+    the mass tilted so is worth that much more as a share of δ.
     """
 
     tilt: float
-    lenses: dict[float, float]
+    tilt_exponents: dict[float, float]
     orders: tuple[float, float]
     low: float
     high: float
 
 
-def plan_window(log_moment: Array, steps: int, epsilon: float, log_delta: float, *, margin: float) -> Plan:
+def plan_window(log_moment: Array, steps: int, epsilon: float, log_delta: float, *, margin: float) -> WindowPlan:
     """The tilt with the narrowest window, among those that leave rounding error far below δ.
 
     With tilt c, E[e^{c(S−ε)}; S > high] ≤ e^{K(u) − (u−c)·high − cε} for each u > c, and likewise below; the window is
@@ -134,58 +133,58 @@ def plan_window(log_moment: Array, steps: int, epsilon: float, log_delta: float,
     cost = np.log(high - low) + 0.3 * np.maximum(0.0, exponent - 20 + math.log(steps))
     cost += 0.1 * np.abs(np.log(TILTS / TILTS[focus]))
     best = int(np.argmin(cost[:-1]))  # the last rung has no order above it
-    return Plan(
+    return WindowPlan(
         tilt=float(TILTS[best]),
-        lenses={float(TILTS[at]): float(exponent[at]) for at in (best, focus)},
+        tilt_exponents={float(TILTS[at]): float(exponent[at]) for at in (best, focus)},
         orders=(float(_ORDERS[np.argmin(reached_up[best])]), float(_ORDERS[np.argmax(reached_down[best])])),
         low=float(low[best]),
         high=float(high[best]),
     )
 
 
-def first_spacing(outlines: list[Outline], plan: Plan, *, allowed: float) -> float:
+def first_spacing(losses: list[CoarseLoss], plan: WindowPlan, *, allowed: float) -> float:
     """A spacing h at which ε should come out to within about ``allowed``.
 
     Connecting dots adds and merging removes variance of order h² a step, worth (c + 1) T h²/8 in ε together; and cells
     should be finer than the bulk of a single loss.
     """
-    steps = sum(outline.count for outline in outlines)
+    steps = sum(coarse.count for coarse in losses)
     extent = plan.high - plan.low
-    spacing = math.sqrt(4 * allowed / ((1 + min(plan.lenses)) * steps))
-    for outline in outlines:
-        weights = outline.weights(plan.tilt)
-        spread = math.sqrt(float(weights @ (outline.loss - weights @ outline.loss) ** 2))
+    spacing = math.sqrt(4 * allowed / ((1 + min(plan.tilt_exponents)) * steps))
+    for coarse in losses:
+        weights = coarse.weights(plan.tilt)
+        spread = math.sqrt(float(weights @ (coarse.loss - weights @ coarse.loss) ** 2))
         spacing = min(spacing, max(spread / 6, extent / (1 << 14)))
     return min(spacing, extent / 512)
 
 
-def common_unit(outlines: list[Outline]) -> tuple[float, bool]:
+def common_unit(losses: list[CoarseLoss]) -> tuple[float, bool]:
     """The largest spacing that holds the atoms of all pairs, 0 without one, and whether there is nothing but atoms."""
-    units = [outline.lattice[1] for outline in outlines if outline.lattice is not None]
+    units = [coarse.lattice[1] for coarse in losses if coarse.lattice is not None]
     if not units:
         return 0.0, False
     ratios = [Fraction(unit / units[0]).limit_denominator(1000) for unit in units]
     if any(abs(float(ratio) * units[0] - unit) > 1e-13 * unit for ratio, unit in zip(ratios, units, strict=True)):
         return 0.0, False
     unit = units[0] * math.gcd(*(r.numerator for r in ratios)) / math.lcm(*(r.denominator for r in ratios))
-    return unit, all(outline.lattice is not None and outline.lattice[2] for outline in outlines)
+    return unit, all(coarse.lattice is not None and coarse.lattice[2] for coarse in losses)
 
 
-def cut_points(outline: Outline, plan: Plan, spacing: float, offset: float) -> npt.NDArray[np.int64]:
+def cut_points(coarse: CoarseLoss, plan: WindowPlan, spacing: float, offset: float) -> npt.NDArray[np.int64]:
     """Grid points to cut a pair's loss at: all where it matters for δ, ever fewer beyond, none where nothing counts."""
-    loss, last = outline.loss, len(outline.loss) - 1
+    loss, last = coarse.loss, len(coarse.loss) - 1
     low, high, bottom = -math.inf, math.inf, -math.inf
-    for tilt, excess in plan.lenses.items():
-        weights = outline.weights(tilt)
+    for tilt, excess in plan.tilt_exponents.items():
+        weights = coarse.weights(tilt)
         below, above = np.cumsum(weights), np.cumsum(weights[::-1])
         worth = math.exp(min(0.0, -excess))
-        share = worth * min(1e-3, max(1e-9, 1e-5 / (outline.count * spacing)))
+        share = worth * min(1e-3, max(1e-9, 1e-5 / (coarse.count * spacing)))
         low = max(low, float(loss[max(0, int(np.searchsorted(below, share)) - 1)]))
         high = min(high, float(loss[min(last, last + 1 - int(np.searchsorted(above, share)))]))
-        bottom = max(bottom, float(loss[max(0, int(np.searchsorted(below, 1e-9 * worth / outline.count)) - 1)]))
+        bottom = max(bottom, float(loss[max(0, int(np.searchsorted(below, 1e-9 * worth / coarse.count)) - 1)]))
     reach = min(bottom, low), float(loss[-1])
-    core = reach if outline.lattice is not None else (low, max(low, high))
-    if few_atoms(outline.pair):  # the points just below and just above each atom
+    core = reach if coarse.lattice is not None else (low, max(low, high))
+    if few_atoms(coarse.pair):  # the points just below and just above each atom
         index = np.floor((loss[loss >= reach[0]] - offset) / spacing + 1e-9).astype(np.int64)
         return np.unique(np.concatenate([index - 1, index, index + 1, index + 2]))
     (low_core, high_core), (low_reach, high_reach) = (

@@ -21,9 +21,9 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.pairs import Pair
 from quietsum.privacy.renyi.curves import DEFAULT_ORDERS, MOMENTS_ORDERS, failure_of, rdp_of, require_rdp
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import finite_number, non_negative, whole_number
+from quietsum.validate import choice, finite_number, non_negative, whole_number
 
-__all__ = ["RenyiAccountant", "gaussian_rdp"]
+__all__ = ["RenyiAccountant", "check_order", "gaussian_rdp"]
 
 _MOST_TIMES = 10**300  # what a float can multiply
 
@@ -36,12 +36,13 @@ def gaussian_rdp(order: float, noise_multiplier: float) -> float:
     >>> gaussian_rdp(2.0, 4.0), gaussian_rdp(2.0, 0.0)
     (0.0625, inf)
     """
-    order = _order(order)
+    order = check_order(order)
     noise = non_negative("noise_multiplier", noise_multiplier, "0 means no noise and costs infinitely much")
     return order / (2 * noise) / noise if noise > 1e-150 else math.inf
 
 
-def _order(value: object) -> float:
+def check_order(value: object) -> float:
+    """``value`` as a Rényi order: a finite float above 1."""
     order = finite_number("order", value, "Rényi orders are finite numbers above 1")
     if order <= 1:
         raise InvalidParameter("order", value, "must be greater than 1", "use for instance 2.0 or 32")
@@ -87,12 +88,10 @@ class RenyiAccountant:
         if orders is None:
             self._orders = DEFAULT_ORDERS
         else:
-            self._orders = tuple(_order(order) for order in orders)
+            self._orders = tuple(check_order(order) for order in orders)
             if not self._orders:
                 raise InvalidParameter("orders", list(orders), "is empty", "leave it out for the standard grid")
-        if conversion not in ("improved", "mironov"):
-            raise InvalidParameter("conversion", conversion, "is unknown", "choose 'improved' or 'mironov'")
-        self._conversion = conversion
+        self._conversion = choice("conversion", conversion, ("improved", "mironov"))
         self._curve = np.zeros(len(self._orders))
         self._log_success = 0.0  # Σ ln(1 − δ_i) of approximate events
         self.history = History(neighbours, unit, observer)
@@ -132,7 +131,7 @@ class RenyiAccountant:
         >>> accountant.rdp_at(2), accountant.compose_rdp([0.5, 0.75]).rdp_curve()
         (3.125, (3.625, 13.25))
         """
-        order = _order(order)
+        order = check_order(order)
         if order not in self._orders:
             nearest = min(self._orders, key=lambda other: abs(other - order))
             raise InvalidParameter("order", order, "is not tracked", f"the nearest tracked order is {nearest:g}")

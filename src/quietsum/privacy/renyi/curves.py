@@ -105,35 +105,35 @@ def rdp_of(pair: Pair, orders: tuple[float, ...]) -> Array:
 
 
 def _curve(pair: Pair, orders: tuple[float, ...]) -> Array:
-    alpha = _alpha(orders)
+    alpha = _order_array(orders)
     match pair:
         case GaussianPair(sigma=sigma):
-            return _line(alpha, 1 / sigma)
+            return _gaussian_curve(alpha, 1 / sigma)
         case DiscreteGaussianPair(sigma=sigma, shift=shift) | VectorDiscreteGaussianPair(sigma=sigma, shift=shift):
-            return _line(alpha, shift / sigma)
+            return _gaussian_curve(alpha, shift / sigma)
         case ZcdpPair(rho=rho):
             return np.asarray(alpha * rho)
         case LaplacePair(scale=scale):
-            return _laplace(alpha, 1 / scale)
+            return _laplace_curve(alpha, 1 / scale)
         case SampledSumPair():
             return sampled_sum_curve(pair, alpha, _whole_orders)
         case DiscreteGaussianSumPair():
-            return _discrete_gaussian_sum(pair, alpha)
+            return _discrete_gaussian_sum_curve(pair, alpha)
         case SkellamPair(variance=variance, l1=l1, l2=l2):
             whole = np.ceil(alpha)  # shown for integer orders; divergences grow with the order
             one, two = l1 / variance, l2 / variance
             extra = np.minimum(((2 * whole - 1) * two * two + 6 * one / variance) / 4, 1.5 * one)
             return np.asarray(whole * two * l2 / 2 + extra)
         case MixturePair(size=1):
-            return _sampled_gaussian(pair.sigma, pair.rate, orders)
+            return _sampled_gaussian_curve(pair.sigma, pair.rate, orders)
         case MixturePair():
             return np.maximum(mixture_curve(pair, Direction.REMOVE, alpha), mixture_curve(pair, Direction.ADD, alpha))
         case OppositePair():
             return mixture_curve(pair, Direction.REMOVE, alpha)
         case EnvelopePair():
-            return _envelope(pair, orders)
+            return _envelope_curve(pair, orders)
         case SampledPair(rate=rate, base=DiscreteGaussianPair(sigma=sigma, shift=shift)):
-            return _sampled_gaussian(sigma / shift, rate, orders, lattice=1 / shift)
+            return _sampled_gaussian_curve(sigma / shift, rate, orders, lattice=1 / shift)
         case SampledPair(rate=rate, base=base):
             return atomic_curve(base, rate, alpha)
         case _:
@@ -146,26 +146,26 @@ def _whole_orders(pair: Pair, most: int) -> Array:
 
 
 @functools.lru_cache(maxsize=64)
-def _alpha(orders: tuple[float, ...]) -> Array:
+def _order_array(orders: tuple[float, ...]) -> Array:
     return np.array(orders)
 
 
-def _envelope(pair: EnvelopePair, orders: tuple[float, ...]) -> Array:
+def _envelope_curve(pair: EnvelopePair, orders: tuple[float, ...]) -> Array:
     """K(α − 1)/(α − 1) by quadrature, rounded up; where that takes too many points, two bounds that always hold.
 
     With φ the moment of the sampled Gaussian, E_P[e^{cL}] ≤ φ(c) + 1: losses above 0 are (at most) its own, and all
     others have e^{cL} ≤ 1. And sampling does not make worse: the Gaussian dominates.
     """
-    alpha = _alpha(orders)
-    above = np.logaddexp(0.0, (alpha - 1) * _sampled_gaussian(pair.sigma, pair.rate, orders)) * (1 + 1e-12)
+    alpha = _order_array(orders)
+    above = np.logaddexp(0.0, (alpha - 1) * _sampled_gaussian_curve(pair.sigma, pair.rate, orders)) * (1 + 1e-12)
     ascending = np.argsort(alpha)
     moments = np.empty_like(alpha)
     moments[ascending] = envelope_moments(pair, Direction.REMOVE, alpha[ascending] - 1)
     curve = divergence(np.minimum(moments, above), alpha)
-    return np.minimum(curve, _line(alpha, 1 / pair.sigma) * (1 + 1e-12))
+    return np.minimum(curve, _gaussian_curve(alpha, 1 / pair.sigma) * (1 + 1e-12))
 
 
-def _line(alpha: Array, distance: float) -> Array:
+def _gaussian_curve(alpha: Array, distance: float) -> Array:
     return np.asarray(alpha * (0.5 * distance * distance))
 
 
@@ -183,7 +183,7 @@ def sum_distance(sigma: float, shares: int) -> float:
     return (apart + 1e-300) * max(1.0, (shares - 1) / 9_999)  # later shares cost less each than the first ones
 
 
-def _discrete_gaussian_sum(pair: DiscreteGaussianSumPair, alpha: Array) -> Array:
+def _discrete_gaussian_sum_curve(pair: DiscreteGaussianSumPair, alpha: Array) -> Array:
     """αΔ²/2nσ² + c d (2α − 1)/(α − 1): the discrete Gaussian of variance nσ², and how far the sum is from it.
 
     By Poisson summation the weight of x in a sum of two discrete Gaussians of variances a and b is that of variance
@@ -195,10 +195,10 @@ def _discrete_gaussian_sum(pair: DiscreteGaussianSumPair, alpha: Array) -> Array
     """
     apart = sum_distance(pair.sigma, pair.shares) * pair.dimension
     distance = pair.shift / pair.sigma / math.sqrt(pair.shares)
-    return np.asarray((_line(alpha, distance) + apart * (2 * alpha - 1) / (alpha - 1)) * (1 + 1e-14))
+    return np.asarray((_gaussian_curve(alpha, distance) + apart * (2 * alpha - 1) / (alpha - 1)) * (1 + 1e-14))
 
 
-def _laplace(alpha: Array, reach: float) -> Array:
+def _laplace_curve(alpha: Array, reach: float) -> Array:
     """ln((α e^{(α−1)t} + (α−1) e^{−αt}) / (2α − 1)) / (α − 1), where e^x − 1 − x ≥ 0 keeps anything from cancelling."""
     up, down = (alpha - 1) * reach, -alpha * reach
     if float(up.max()) > 1:
@@ -208,11 +208,11 @@ def _laplace(alpha: Array, reach: float) -> Array:
     else:
         large = up
     small = np.minimum(up, 1.0)
-    excess = (alpha * _second(small) + (alpha - 1) * _second(down)) / (2 * alpha - 1)
+    excess = (alpha * _exp_minus_1_minus_x(small) + (alpha - 1) * _exp_minus_1_minus_x(down)) / (2 * alpha - 1)
     return divergence(np.where(up > 1, large, np.log1p(excess)), alpha)
 
 
-def _second(x: Array) -> Array:
+def _exp_minus_1_minus_x(x: Array) -> Array:
     """e^x − 1 − x ≥ 0."""
     near = np.clip(x, -0.1, 0.1)
     series = (
@@ -229,7 +229,7 @@ def _second(x: Array) -> Array:
 
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Plan:
+class _BinomialTerms:
     """How a list of orders is split: integers from 12 on by binomial sums, the others by quadrature."""
 
     whole: Array  # indices into the orders
@@ -250,7 +250,7 @@ _SHORT_UP_TO = 4.0  # the noise up to which its middle lies below both ends
 
 
 @functools.lru_cache(maxsize=64)
-def _plan(orders: tuple[float, ...], short: bool) -> _Plan:
+def _binomial_terms(orders: tuple[float, ...], short: bool) -> _BinomialTerms:
     """With ``short``, sums of more than 128 terms keep both ends, and bound the middle by α times its two end terms.
 
     ln of term k has second differences ≥ 1/σ² − 1/k − 1/(α − k), which is > 0 between k = 64 and α − 31 for
@@ -272,7 +272,7 @@ def _plan(orders: tuple[float, ...], short: bool) -> _Plan:
     k = np.concatenate(terms) if terms else np.zeros(0, int)
     a = np.repeat(alpha[whole], sizes)
     top = int(alpha[whole].max()) if whole.size else 1
-    return _Plan(
+    return _BinomialTerms(
         whole=whole,
         rest=np.flatnonzero(~is_whole),
         starts=np.cumsum(sizes) - sizes,
@@ -287,7 +287,7 @@ def _plan(orders: tuple[float, ...], short: bool) -> _Plan:
     )
 
 
-def _sampled_gaussian(sigma: float, rate: float, orders: tuple[float, ...], lattice: float = 0.0) -> Array:
+def _sampled_gaussian_curve(sigma: float, rate: float, orders: tuple[float, ...], lattice: float = 0.0) -> Array:
     """max over directions is the remove direction (Mironov, Talwar, Zhang 2019, Theorem 5).
 
     With a ``lattice`` the noise lives on its multiples only. The discrete Gaussian has the same integer moments
@@ -297,25 +297,25 @@ def _sampled_gaussian(sigma: float, rate: float, orders: tuple[float, ...], latt
     if sigma < 1e-100:
         return np.full(len(orders), np.inf)
     sigma = min(sigma, 1e100)  # curves fall with the noise
-    plan = _plan(orders, sigma <= _SHORT_UP_TO)
+    split = _binomial_terms(orders, sigma <= _SHORT_UP_TO)
     curve = np.empty(len(orders))
-    if plan.whole.size:
+    if split.whole.size:
         # Σ_k C(α,k) (1−q)^{α−k} q^k e^{k(k−1)/2σ²} = 1 + Σ_{k≥2} C(α,k) (1−q)^{α−k} q^k (e^{k(k−1)/2σ²} − 1)
-        k = np.arange(plan.top + 1)
+        k = np.arange(split.top + 1)
         v = k * (k - 1) / (2 * sigma**2)
         v[:2] = 1.0  # not used
         each = k * math.log(rate) + v + np.log(-np.expm1(-v))
-        terms = plan.log_choose + each[plan.k] + plan.remaining * math.log1p(-rate)
-        peak = np.maximum.reduceat(terms, plan.starts)
-        total = np.add.reduceat(np.exp(terms - np.repeat(peak, plan.sizes)), plan.starts)
-        slack = plan.slack - 1e-15 * plan.top * (math.log(rate) + math.log1p(-rate))
-        curve[plan.whole] = divergence(np.logaddexp(0.0, peak + np.log(total) + slack), plan.whole_alpha)
-    if plan.rest.size:
-        curve[plan.rest] = _fractional(sigma, rate, plan.rest_alpha, lattice)
+        terms = split.log_choose + each[split.k] + split.remaining * math.log1p(-rate)
+        peak = np.maximum.reduceat(terms, split.starts)
+        total = np.add.reduceat(np.exp(terms - np.repeat(peak, split.sizes)), split.starts)
+        slack = split.slack - 1e-15 * split.top * (math.log(rate) + math.log1p(-rate))
+        curve[split.whole] = divergence(np.logaddexp(0.0, peak + np.log(total) + slack), split.whole_alpha)
+    if split.rest.size:
+        curve[split.rest] = _sampled_gaussian_quadrature(sigma, rate, split.rest_alpha, lattice)
     return curve
 
 
-def _fractional(sigma: float, rate: float, alpha: Array, lattice: float) -> Array:
+def _sampled_gaussian_quadrature(sigma: float, rate: float, alpha: Array, lattice: float) -> Array:
     """One trapezoid rule for all orders, or the sum over the lattice where that is coarser than the rule.
 
     The rule's error is below e^-34 of the integral, m^α being analytic where |Im x| < πσ² (Trefethen, Weideman 2014); a

@@ -1,15 +1,15 @@
-"""Runs that look before they leap: budgets and gauges that stay valid when the next step depends on the last answers.
+"""Filters and odometers: budgets and readings that stay valid when the next step depends on the last answers.
 
-An accountant's ε holds for a schedule fixed in advance. Choosing the next noise, rate or plan after seeing results,
-or stopping when the gauge shows a good moment, is another game: there the "natural" filter on privacy-loss
-distributions or trade-off functions is *invalid* (Tran, Koskela, Räisä, Honkela 2026, arXiv 2602.06756), while Rényi
-divergences of one order still just add up. Two tools:
+An accountant's ε holds for a schedule fixed in advance. Choosing the next noise, rate or plan after seeing results, or
+stopping when the reading is favourable, breaks that assumption: the "natural" filter on privacy-loss distributions or
+trade-off functions is then *invalid* (Tran, Koskela, Räisä, Honkela 2026, arXiv 2602.06756), while Rényi divergences of
+one order still just add up. Two tools:
 
 :class:`RenyiFilter`
-    A gate in front of every step. Whatever it let through is (ε, δ)-private, no matter how steps were chosen or why
-    one stopped (Feldman, Zrnic 2021, arXiv 2008.11193, section 4).
+    A gate in front of every step. All that it let through is (ε, δ)-private, however steps were chosen and when the run
+    stopped (Feldman, Zrnic 2021, arXiv 2008.11193, section 4).
 :class:`RenyiOdometer`
-    A gauge that may be read at any time, also to decide when to stop (Rogers, Roth, Ullman, Vadhan 2016).
+    A reading of ε that may be taken at any time, also to decide when to stop (Rogers, Roth, Ullman, Vadhan 2016).
 
 Both rest on one fact. Let L_t be the privacy loss after t steps and R_t(α) the sum of their Rényi divergences of
 order α, each chosen before its step. Then exp((α − 1)(L_t − R_t(α))) is a supermartingale that starts at 1: no
@@ -31,10 +31,10 @@ from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.events import PrivacyEvent
 from quietsum.privacy.guarantee import Budget, Guarantee
 from quietsum.privacy.pairs import Pair
-from quietsum.privacy.renyi.accountant import RenyiAccountant
+from quietsum.privacy.renyi.accountant import RenyiAccountant, check_order
 from quietsum.privacy.renyi.curves import failure_of
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
-from quietsum.validate import finite_number, whole_number
+from quietsum.validate import whole_number
 
 __all__ = ["RenyiFilter", "RenyiOdometer"]
 
@@ -56,9 +56,9 @@ class RenyiFilter:
     it is the best one for the ``expected`` event (say, one planned run), else the best for Gaussian noise. A poor
     order wastes budget; it never breaks the promise.
 
-    Guarantees: everything ever let through is (ε, δ)-private together, whatever decided noise, rate, number and end
-    of the steps. ``guarantee()`` is the whole budget even when part of it is unspent: what remains may have steered
-    the run.
+    Guarantees: all that was ever let through is (ε, δ)-private together, however noise, rate, number and end of the
+    steps were decided. ``guarantee()`` is the whole budget even when part of it is unspent: what remains may have
+    steered the run.
 
     >>> from quietsum.privacy.events import Gaussian
     >>> gate = RenyiFilter(budget=Budget(epsilon=8.0, delta=1e-5))
@@ -83,7 +83,7 @@ class RenyiFilter:
         self.budget = budget
         self.history = History(neighbours, budget.unit, observer)
         if order is not None:
-            self.order = _check_order(order)
+            self.order = check_order(order)
         elif expected is not None:
             self.order = _best_order_for(expected, budget, neighbours)
         else:
@@ -169,7 +169,7 @@ class RenyiOdometer:
         observer: Observer = Observer.RECIPIENTS,
     ) -> None:
         self.delta = check_delta(delta)
-        self.orders = tuple(sorted({_check_order(order) for order in (ODOMETER_ORDERS if orders is None else orders)}))
+        self.orders = tuple(sorted({check_order(order) for order in (ODOMETER_ORDERS if orders is None else orders)}))
         if not self.orders:
             raise InvalidParameter("orders", orders, "is empty", "pass at least one order above 1")
         self._accountant = RenyiAccountant(orders=self.orders, neighbours=neighbours, unit=unit, observer=observer)
@@ -220,13 +220,6 @@ def _reduce(history: History, event: PrivacyEvent, times: int) -> list[tuple[Pai
 
 
 # -------------------------------------------------------------------------------------------- orders
-
-
-def _check_order(order: object) -> float:
-    value = finite_number("order", order, "pass an order above 1, such as 8")
-    if value <= 1:
-        raise InvalidParameter("order", order, "must be greater than 1", "pass an order above 1, such as 8")
-    return value
 
 
 def _rdp_budget(orders: Array, budget: Budget) -> Array:

@@ -134,7 +134,7 @@ def mixture_curve(pair: MixturePair | OppositePair, direction: Direction, alpha:
         curve = np.minimum(curve, -float(log_share[0]))  # m ≥ (1 − q)^k
     ascending = np.argsort(alpha)
     while ascending.size:
-        x, step = _grid(pair, direction, log_share, float(alpha[ascending[-1]]) - 1)
+        x, step = _quadrature_nodes(pair, direction, log_share, float(alpha[ascending[-1]]) - 1)
         if x.size:
             break
         ascending = ascending[: ascending.size * 9 // 10]
@@ -158,7 +158,9 @@ def mixture_curve(pair: MixturePair | OppositePair, direction: Direction, alpha:
     return curve
 
 
-def _grid(pair: MixturePair | OppositePair, direction: Direction, log_share: Array, top: float) -> tuple[Array, float]:
+def _quadrature_nodes(
+    pair: MixturePair | OppositePair, direction: Direction, log_share: Array, top: float
+) -> tuple[Array, float]:
     """Nodes that serve all c = α − 1 up to ``top``, none where that takes too many.
 
     The step makes the rule's error e^-34 (Trefethen, Weideman 2014, Theorem 5.1): m has no zero where |Im x| < πσ²/k,

@@ -41,7 +41,7 @@ from quietsum.privacy.pairs import (
 
 __all__ = ["sampled_sum_curve"]
 
-Shifted: TypeAlias = SkellamPair | VectorDiscreteGaussianPair | DiscreteGaussianSumPair
+IntegerNoisePair: TypeAlias = SkellamPair | VectorDiscreteGaussianPair | DiscreteGaussianSumPair
 
 _MOST_ORDER = 4096
 """Beyond it sums would be long: the unsampled curve is used."""
@@ -51,17 +51,17 @@ _MOST_UNITS = 512
 def sampled_sum_curve(pair: SampledSumPair, alpha: Array, whole: Callable[[Pair, int], Array]) -> Array:
     """D_α for each order; ``whole(pair, n)`` gives D_2 … D_n of an unsampled pair."""
     links = pair.size * (2 if pair.replaced else 1)
-    bound = _unsampled(_shifted(pair.base, links), alpha, whole)
+    bound = _unsampled_curve(_scale_shift(pair.base, links), alpha, whole)
     single = dataclasses.replace(pair, size=1, replaced=False)
-    bound = np.minimum(bound, _chain(links, alpha, lambda orders: _joined(single, orders, whole)))
+    bound = np.minimum(bound, _chain_curve(links, alpha, lambda orders: _chord_curve(single, orders, whole)))
     if pair.size > 1:
         group = dataclasses.replace(pair, replaced=False)
         both = 2 if pair.replaced else 1
-        bound = np.minimum(bound, _chain(both, alpha, lambda orders: _joined(group, orders, whole)))
+        bound = np.minimum(bound, _chain_curve(both, alpha, lambda orders: _chord_curve(group, orders, whole)))
     return np.asarray(bound)
 
 
-def _chain(links: int, alpha: Array, one: Callable[[Array], Array]) -> Array:
+def _chain_curve(links: int, alpha: Array, one: Callable[[Array], Array]) -> Array:
     """D_α over ``links`` links, each of which has the curve ``one`` in both directions."""
     total, orders = np.zeros(alpha.shape), alpha
     for m in range(links, 1, -1):
@@ -73,7 +73,7 @@ def _chain(links: int, alpha: Array, one: Callable[[Array], Array]) -> Array:
     return np.asarray((total + one(orders)) * (1 + 1e-15 * links))
 
 
-def _joined(pair: SampledSumPair, alpha: Array, whole: Callable[[Pair, int], Array]) -> Array:
+def _chord_curve(pair: SampledSumPair, alpha: Array, whole: Callable[[Pair, int], Array]) -> Array:
     """The curve at any orders from its values at whole ones, by chords of (α − 1) D_α; infinite beyond the last."""
     usable = alpha <= _MOST_ORDER
     if not usable.any():
@@ -88,7 +88,7 @@ def _joined(pair: SampledSumPair, alpha: Array, whole: Callable[[Pair, int], Arr
     return np.asarray(np.where(usable, chord / (alpha - 1) * (1 + 1e-12), np.inf))
 
 
-def _unsampled(pair: Pair, alpha: Array, whole: Callable[[Pair, int], Array]) -> Array:
+def _unsampled_curve(pair: Pair, alpha: Array, whole: Callable[[Pair, int], Array]) -> Array:
     """The unsampled curve at ⌈α⌉, which bounds it at α; beyond what is listed, at each order by itself."""
     orders = np.maximum(np.ceil(alpha), 2).astype(int)
     listed = orders <= 2 * _MOST_ORDER
@@ -134,7 +134,7 @@ def _log_excess(pair: SampledSumPair, most: int, log_drawn: float, whole: Callab
             log_choose = math.lgamma(pair.size + 1) - math.lgamma(j + 1) - math.lgamma(pair.size - j + 1)
             log_weight = log_choose + j * math.log(pair.rate) + (pair.size - j) * math.log1p(-pair.rate) - log_drawn
             log_weight += 1e-15 * (4 * math.lgamma(pair.size + 1) + 10)
-        found = np.logaddexp(found, log_weight + _log_expm1((k - 1) * whole(_shifted(pair.base, j), most)))
+        found = np.logaddexp(found, log_weight + _log_expm1((k - 1) * whole(_scale_shift(pair.base, j), most)))
     return found
 
 
@@ -145,7 +145,7 @@ def _log_expm1(x: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shifted(base: Shifted, times: int) -> Pair:
+def _scale_shift(base: IntegerNoisePair, times: int) -> Pair:
     """``base`` with its shift ``times`` as long."""
     if isinstance(base, SkellamPair):
         return dataclasses.replace(base, l1=base.l1 * times, l2=base.l2 * times)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any
 
 import pytest
 
 from quietsum.errors import InvalidParameter, MixedUnits, UnsupportedEvent
-from quietsum.privacy import events as ev
+from quietsum.privacy import accounting, events as ev
 from quietsum.privacy.accounting import History, check_delta
 from quietsum.privacy.pairs import GaussianPair, LaplacePair
 from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
@@ -124,3 +126,17 @@ def test_delta_lies_strictly_between_zero_and_one() -> None:
     for delta in (0, 1, None):
         with pytest.raises(InvalidParameter, match="delta"):
             check_delta(delta)
+
+
+def test_the_tables_that_stay_when_caches_are_cleared_exist() -> None:
+    """A renamed table would be cleared, and the next timing would count what belongs to the method."""
+    for module in ("exact.accountant", "pld.accountant", "renyi.accountant"):
+        importlib.import_module(f"quietsum.privacy.{module}")
+    cached = {
+        name
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("quietsum.privacy.")
+        for name, value in vars(module).items()
+        if hasattr(value, "cache_clear")
+    }
+    assert cached >= accounting._TABLES
