@@ -30,7 +30,7 @@ import robustness as many
 from numpy.typing import NDArray
 
 from quietsum import calibrate_noise
-from quietsum.aggregation.robust import Sent, TrustedByTrial, most_attackers, rule_named
+from quietsum.aggregation.robust import Sent, TrustedByTrial, find_rule, most_attackers
 from quietsum.defence import Seen, attack_named, flip_labels
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.tasks.gallery.heart import HeartTask, made_up_patients, pool
@@ -156,7 +156,7 @@ def train(cell: Cell) -> tuple[Cell, float]:
     if attack == "label-flip":
         rows[:bad] = [(some, flip_labels(labels, classes=problem.classes)) for some, labels in rows[:bad]]
     name = cell.rule.removesuffix(" made-up")
-    rule = None if name == "mean" else TrustedByTrial(reaches=(1.0,)) if name == "trust near" else rule_named(name)
+    rule = None if name == "mean" else TrustedByTrial(reaches=(1.0,)) if name == "trust near" else find_rule(name)
     stated = min(bad, max(most_attackers(rule, count), 0)) if rule is not None else bad
     clip, noise = (CLIP, noise_multiplier()) if cell.noise else (None, 0.0)
     tried = Tried(problem, clip)

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from robustness import DIMENSION, Floats, Setting, Step, percent, train
 
-from quietsum.aggregation.robust import Sent, most_attackers, rule_named
+from quietsum.aggregation.robust import Sent, find_rule, most_attackers
 from quietsum.defence.attribution import Flag, Rates, scores
 from quietsum.plan.groups import CONTAMINATED, chances
 
@@ -61,7 +61,7 @@ class Judged:
 
 def between(name: str, size: int, attackers: int, seed: int, judged: Judged) -> Step:
     """A step from group means: what :mod:`quietsum.federation.groups` makes of opened sums."""
-    rule, count = rule_named(name), PARTIES // size
+    rule, count = find_rule(name), PARTIES // size
     told = min(chances(PARTIES, count, attackers=attackers).likely(), max(most_attackers(rule, count), 0))
     draws, memory = np.random.default_rng([seed, 6]), dict(rule.memory(count, DIMENSION))
 
@@ -91,7 +91,7 @@ def cell(job: tuple[int, int, str, str, int, int]) -> tuple[float, float, float,
     judged = Judged()
     setting = Setting(parties=PARTIES, attackers=attackers, steps=steps)
     found = train(
-        rule_named(name), attack, strength, seed=seed, setting=setting,
+        find_rule(name), attack, strength, seed=seed, setting=setting,
         step=between(name, size, attackers, seed, judged),
     )  # fmt: skip
     if not attack:

@@ -32,7 +32,7 @@ os.environ["QUIETSUM_TEST_SEEDS"] = "1"  # published digits; seeds make the tabl
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust import RULES, Before, Rule, Sent, most_attackers, rule_named
+from quietsum.aggregation.robust import RULES, Before, Rule, Sent, find_rule, most_attackers
 from quietsum.defence import Seen, Trigger, attack_named, backdoored, flip_labels
 from quietsum.mechanisms.rng import randomness_for_tests
 
@@ -290,8 +290,8 @@ def named(name: str) -> Rule | None:
     """The rule of that name, "nnm + krum" with what comes before it; the mean may be none of them."""
     before, _, after = name.partition(" + ")
     if after:
-        return Before(kind=before, rule=rule_named(after))
-    return None if name == "mean" and name not in RULES else rule_named(name)
+        return Before(kind=before, rule=find_rule(after))
+    return None if name == "mean" and name not in RULES else find_rule(name)
 
 
 def cell(job: tuple[str, str, int, Setting]) -> tuple[str, str, int, Outcome]:

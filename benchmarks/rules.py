@@ -49,7 +49,7 @@ from typing import Any
 
 import numpy as np
 
-from quietsum.aggregation.robust import RULES, CenteredClipping, Sent, most_attackers, rule_named
+from quietsum.aggregation.robust import RULES, CenteredClipping, Sent, find_rule, most_attackers
 from quietsum.mechanisms.rng import system_randomness
 
 Call = Callable[[], Any]
@@ -144,7 +144,7 @@ def agrees(name: str, library: str, rows: np.ndarray, other: np.ndarray) -> str:
     if name == "centered-clipping":
         ours = CenteredClipping(radius=100.0).combine(sent(rows, CenteredClipping(), f)).step
     else:
-        rule = rule_named(name)
+        rule = find_rule(name)
         ours = rule.combine(sent(rows, rule, f - 1 if (name, library) == ("krum", "byzfl") else f)).step
     return "equal" if np.allclose(ours, other, rtol=1e-9, atol=1e-12) else "DIFFERS"
 
@@ -172,7 +172,7 @@ def alone(job: tuple[str, int, int, bool]) -> tuple[float, float]:
     """CPU seconds, and MiB beside the updates, of one rule in a process of its own; updates all ``alike`` or not."""
     name, count, dimension, alike = job
     before, _, after = name.rpartition(" + ")
-    rule = rule_named(after, before)
+    rule = find_rule(after, before)
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((count, dimension))
     rows += rng.standard_normal(dimension)
@@ -233,7 +233,7 @@ def main() -> None:
     mean()
     print(f"| mean | {min(seconds(mean)[0] for _ in range(OPTIONS.repeats)):.3f} | 1 | | | | |", flush=True)
     for name in names:
-        rule = rule_named(name)
+        rule = find_rule(name)
         assert name in RULES
         call = lambda rule=rule: rule.combine(sent(rows, rule, OPTIONS.attackers))  # noqa: E731
         call()

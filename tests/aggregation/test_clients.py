@@ -40,7 +40,7 @@ def folded(fold: ClientSum, rows: Floats, first: int = 0) -> ClientState:
 
 def silent(fold: ClientSum, rows: Floats) -> Floats:
     """The step without its noise."""
-    return fold.finish(folded(fold, rows), Silent()).step  # type: ignore[arg-type]
+    return fold.finish(folded(fold, rows), Silent()).step
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -121,7 +121,7 @@ def test_a_misshapen_update_is_no_update(update: object) -> None:
     fold = client_sum()
     assert fold.problem_with(update)
     with pytest.raises(InvalidParameter):
-        fold.add(fold.start(), "a", update)  # type: ignore[arg-type]
+        fold.add(fold.start(), "a", update)
 
 
 def test_a_client_counts_once() -> None:
@@ -193,7 +193,7 @@ def tracked(start: float, *, rounds: int, rate: float = 0.2, quantile: float = 0
         mechanism = ClippedSum(max_norm=clip, noise_multiplier=1.0)
         fold = ClientSum(mechanism=mechanism, denominator=1000.0, dimension=2, adaptive=rule)
         state, _broken = fold.add_many(fold.start(), names, rows)
-        moved = fold.finish(state, Silent()).clip  # type: ignore[arg-type]
+        moved = fold.finish(state, Silent()).clip
         assert moved is not None
         clip = moved
     return clip
@@ -216,7 +216,7 @@ def test_other_quantiles_are_found_too() -> None:
 def test_the_count_is_divided_by_the_public_cohort_not_by_the_replies() -> None:
     """Twenty of forty reply, all within the bound: b̃ = ½ + 20 · ½ / 40 = ¾, not 1."""
     fold = client_sum(dimension=1, clip=2.0, adaptive=QuantileRule(count_noise=2.0, learning_rate=0.2))
-    combined = fold.finish(folded(fold, np.full((20, 1), 0.1)), Silent())  # type: ignore[arg-type]
+    combined = fold.finish(folded(fold, np.full((20, 1), 0.1)), Silent())
     assert combined.clip == pytest.approx(2.0 * np.exp(-0.2 * 0.25), rel=1e-12)
 
 

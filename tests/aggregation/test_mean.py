@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quietsum.aggregation import WeightedMean
-from quietsum.aggregation.mean import State
+from quietsum.aggregation.mean import MeanState
 from quietsum.errors import InvalidParameter, TooFewParties
 from quietsum.mechanisms.rng import system_randomness
 
@@ -18,7 +18,7 @@ MEAN = WeightedMean(weights={"a": 3.0, "b": 1.0, "c": 4.0}, dimension=2)
 RNG = system_randomness()
 
 
-def folded(*updates: tuple[str, list[float]]) -> State:
+def folded(*updates: tuple[str, list[float]]) -> MeanState:
     state = MEAN.start()
     for party, values in updates:
         state = MEAN.add(state, party, np.array(values))
@@ -102,20 +102,20 @@ def test_a_broken_row_among_many_is_named_and_left_out() -> None:
 
 def test_a_merge_believes_no_weight_but_its_own() -> None:
     """A worker that says it has folded a weight of 1000 has the weight of the parties it names."""
-    lying = State(total=np.array([4.0, 4.0]), weight=1000.0, kept={"c": None})
+    lying = MeanState(total=np.array([4.0, 4.0]), weight=1000.0, kept={"c": None})
     np.testing.assert_allclose(MEAN.finish(MEAN.merge(MEAN.start(), lying), RNG).step, [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
     ("other", "problem"),
     [
-        (State(total=np.zeros(2), weight=3.0, kept={"a": None}), "already replied"),
-        (State(total=np.zeros(2), weight=3.0, kept={"z": None}), "not registered"),
-        (State(total=np.zeros(3), weight=1.0, kept={"b": None}), "shape"),
-        (State(total=np.array([np.nan, 0.0]), weight=1.0, kept={"b": None}), "not finite"),
+        (MeanState(total=np.zeros(2), weight=3.0, kept={"a": None}), "already replied"),
+        (MeanState(total=np.zeros(2), weight=3.0, kept={"z": None}), "not registered"),
+        (MeanState(total=np.zeros(3), weight=1.0, kept={"b": None}), "shape"),
+        (MeanState(total=np.array([np.nan, 0.0]), weight=1.0, kept={"b": None}), "not finite"),
     ],
 )
-def test_a_merge_that_cannot_be_is_refused_and_changes_nothing(other: State, problem: str) -> None:
+def test_a_merge_that_cannot_be_is_refused_and_changes_nothing(other: MeanState, problem: str) -> None:
     state = folded(("a", [1.0, 2.0]))
     with pytest.raises(InvalidParameter, match=problem):
         MEAN.merge(state, other)

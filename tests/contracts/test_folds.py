@@ -18,11 +18,11 @@ from quietsum.aggregation import (
     ClientSum,
     Combined,
     Fold,
-    Noted,
+    NotingFold,
     RobustFold,
     Vector,
     WeightedMean,
-    rule_named,
+    find_rule,
 )
 from quietsum.contracts import FoldContract
 from quietsum.errors import InvalidParameter, TooFewParties
@@ -44,7 +44,7 @@ def client_sum(mode: Mode, adaptive: QuantileRule | None = None) -> ClientSum:
 
 
 def robust(rule: str, before: str = "", attackers: int = 0) -> RobustFold:
-    chosen = rule_named(rule, before)
+    chosen = find_rule(rule, before)
     memory = chosen.memory(len(NAMES), DIMENSION)
     return RobustFold(rule=chosen, registered=NAMES, attackers=attackers, dimension=DIMENSION, memory=memory)
 
@@ -58,8 +58,8 @@ CASES: dict[str, tuple[Callable[[], Fold[Any]], dict[str, Any]]] = {
     "clients, secure": (lambda: client_sum(Mode.SECURE), {"tolerance": 0.0}),
     "clients, fast": (lambda: client_sum(Mode.FAST), {}),
     "clients, adaptive": (lambda: client_sum(Mode.SECURE, QUANTILE), {"tolerance": 0.0}),
-    "noted": (lambda: Noted(fold=mean(), towards=np.ones(DIMENSION)), {"bytes_a_party": 200}),
-    "noted, rows kept": (lambda: Noted(fold=mean(), parts=(slice(0, 2),), keep=True), {"grows": True}),
+    "noted": (lambda: NotingFold(fold=mean(), towards=np.ones(DIMENSION)), {"bytes_a_party": 200}),
+    "noted, rows kept": (lambda: NotingFold(fold=mean(), parts=(slice(0, 2),), keep=True), {"grows": True}),
     **{name: (functools.partial(robust, name), {"grows": True, "tolerance": 0.0}) for name in COMPARED},
     **{
         f"median after {before}": (functools.partial(robust, "median", before), {"grows": True, "tolerance": 0.0})

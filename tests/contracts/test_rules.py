@@ -18,17 +18,17 @@ from quietsum.aggregation.robust import (
     Rule,
     Sent,
     Verdict,
-    rule_named,
+    find_rule,
 )
 from quietsum.contracts import RuleContract
 
 PROMISES = sorted(name for name in dir(RuleContract) if name.startswith("test_"))
 CASES: dict[str, Callable[[], Rule]] = {
-    **{name: functools.partial(rule_named, name) for name in RULES},
+    **{name: functools.partial(find_rule, name) for name in RULES},
     "norm-bounded, constant": lambda: NormBounded(bound=3.0),
     "centered-clipping, once": lambda: CenteredClipping(iterations=1),
-    **{f"{name} after nnm": functools.partial(rule_named, name, "nnm") for name in ("trimmed-mean", "krum")},
-    "median after bucketing": lambda: rule_named("median", "bucketing"),
+    **{f"{name} after nnm": functools.partial(find_rule, name, "nnm") for name in ("trimmed-mean", "krum")},
+    "median after bucketing": lambda: find_rule("median", "bucketing"),
 }
 OPTIONS: dict[str, dict[str, bool]] = {
     "norm-bounded, constant": {"averages": False},

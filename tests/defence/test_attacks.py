@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scipy.stats import norm
 
-from quietsum.aggregation.robust import Sent, rule_named
+from quietsum.aggregation.robust import Sent, find_rule
 from quietsum.defence.attacks import ATTACKS, DIRECTIONS, Seen, attack_named, lie_deviations, perturbation, widest
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import randomness_for_tests
@@ -48,7 +48,7 @@ def by_bisection(keeps: object) -> float:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_sends_one_finite_update_for_each_attacker_and_changes_nothing_it_was_shown(name: str) -> None:
-    shown = seen(last=np.arange(6.0), rule=rule_named("median"))
+    shown = seen(last=np.arange(6.0), rule=find_rule("median"))
     before = shown.honest.copy(), shown.own.copy()
     sent = attack_named(name)(shown)
     assert sent.shape == (3, 6)
@@ -179,10 +179,10 @@ def test_the_adaptive_attack_costs_a_rule_no_less_than_ipm_and_lie_do() -> None:
     for rule, attackers in (("median", 6), ("median", 9), ("trimmed-mean", 4)):
         found = {}
         for name in ("adaptive", "ipm", "lie"):
-            shown = seen(parties=20, attackers=attackers, dimension=40, rule=rule_named(rule), stated=attackers)
+            shown = seen(parties=20, attackers=attackers, dimension=40, rule=find_rule(rule), stated=attackers)
             rows = np.concatenate([shown.honest, attack_named(name)(shown)])
             sent = Sent(updates=rows, attackers=attackers, places=np.arange(20), registered=20, rng=shown.rng)
-            step, mean = rule_named(rule).combine(sent).step, shown.mean
+            step, mean = find_rule(rule).combine(sent).step, shown.mean
             found[name] = 1 - float(step @ mean) / float(mean @ mean), float(np.linalg.norm(step - mean))
         measure = 0 if found["adaptive"][0] >= 0.5 else 1
         assert found["adaptive"][measure] >= max(found["ipm"][measure], found["lie"][measure])
@@ -191,7 +191,7 @@ def test_the_adaptive_attack_costs_a_rule_no_less_than_ipm_and_lie_do() -> None:
 def test_the_adaptive_attack_gives_the_rule_its_rows_in_registered_order() -> None:
     places = np.array([4, 0, 2, 3, 1])
     looked: list[tuple[list[int], Floats]] = []
-    median = rule_named("median")
+    median = find_rule("median")
 
     class Looking:
         name, facts, memory = median.name, median.facts, median.memory

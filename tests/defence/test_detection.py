@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from quietsum.aggregation import ClientSum, WeightedMean
 from quietsum.aggregation.fold import length_of
-from quietsum.aggregation.noted import Noted
-from quietsum.aggregation.robust import RobustFold, rule_named
+from quietsum.aggregation.notes import NotingFold
+from quietsum.aggregation.robust import RobustFold, find_rule
 from quietsum.defence.detection import Detector, Finding
 from quietsum.defence.detection.copies import clusters, repeated
 from quietsum.defence.detection.detector import against_others
@@ -244,7 +244,7 @@ def test_large_updates_are_judged_by_what_was_noted_as_they_arrived(monkeypatch:
 
 def test_rows_of_a_robust_rule_are_looked_at_where_they_are() -> None:
     detector, chance = Detector(NAMES, dimension=200), np.random.default_rng(1)
-    fold = RobustFold(rule=rule_named("median"), registered=NAMES, attackers=2, dimension=200)
+    fold = RobustFold(rule=find_rule("median"), registered=NAMES, attackers=2, dimension=200)
     rows = honest(chance, 1)
     rows[1] *= -1
     state = folded(detector, fold, rows)
@@ -288,7 +288,7 @@ def test_extreme_updates_are_looked_at_without_an_error(row: Rows) -> None:
 def test_a_noted_fold_makes_the_same_step_and_carries_notes_of_those_it_folded() -> None:
     chance = np.random.default_rng(3)
     rows, rng = chance.normal(size=(10, 6)), system_randomness()
-    plain, around = mean(6), Noted(fold=mean(6), towards=np.ones(6), parts=(slice(0, 2),), keep=True)
+    plain, around = mean(6), NotingFold(fold=mean(6), towards=np.ones(6), parts=(slice(0, 2),), keep=True)
     whole, _ = plain.add_many(plain.start(), NAMES, rows)
     one, _ = around.add_many(around.start(), NAMES[:4], rows[:4])
     broken = rows[4:].copy()
@@ -303,7 +303,7 @@ def test_a_noted_fold_makes_the_same_step_and_carries_notes_of_those_it_folded()
 
 
 def test_notes_from_elsewhere_that_are_none_are_left_out_and_the_sum_is_taken() -> None:
-    around = Noted(fold=mean(6), keep=True)
+    around = NotingFold(fold=mean(6), keep=True)
     other, _ = around.add_many(around.start(), NAMES[:2], np.ones((2, 6)))
     other.notes = {NAMES[0]: np.full((1, 2), np.nan), NAMES[1]: np.ones((5, 5)), "stranger": np.ones((1, 2))}
     other.rows = {NAMES[0]: np.ones(3), "stranger": np.ones(6)}
@@ -428,7 +428,7 @@ def test_show_lists_findings_for_the_operator_and_no_report_or_exported_ledger_h
 def test_between_groups_the_subject_is_a_group() -> None:
     names = tuple(f"group {place + 1}" for place in range(8))
     detector = Detector(names, dimension=50, subject_kind="group", windows=(1,))
-    fold = RobustFold(rule=rule_named("median"), registered=names, attackers=1, dimension=50)
+    fold = RobustFold(rule=find_rule("median"), registered=names, attackers=1, dimension=50)
     rows = 1.0 + 0.3 * np.random.default_rng(1).normal(size=(8, 50))
     rows[2] *= -1
     found = detector.look(1, fold.add_many(fold.start(), names, rows)[0])

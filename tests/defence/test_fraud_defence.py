@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quietsum.aggregation.robust import Sent, rule_named
+from quietsum.aggregation.robust import Sent, find_rule
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import (
     AggregationPlan,
@@ -141,7 +141,7 @@ def seen_by_signs(epsilon: float, rule: str = "signguard", rounds: int = 400) ->
         updates[:2] *= (np.median(lengths[2:]) / lengths[:2])[:, None]
         memory = {"last": updates[2:].mean(axis=0)}
         sent = Sent(updates=updates, attackers=2, places=np.arange(BANKS), registered=BANKS, rng=own, memory=memory)
-        out += ~rule_named(rule).combine(sent).kept
+        out += ~find_rule(rule).combine(sent).kept
     return float(out[:2].mean() / rounds), float(out[2:].mean() / rounds)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quietsum.aggregation.robust import rule_named
+from quietsum.aggregation.robust import find_rule
 
 SEEDS = (0, 1, 2)
 
@@ -37,7 +37,7 @@ def test_client_level_noise_defeats_sign_statistics(bench: Any) -> None:
     for seed in SEEDS:
         calm, noisy = (
             bench.train(
-                rule_named("signguard"), "lie", 1.0, seed=seed, setting=dataclasses.replace(setting, client_noise=noise)
+                find_rule("signguard"), "lie", 1.0, seed=seed, setting=dataclasses.replace(setting, client_noise=noise)
             )
             for noise in (0.0, 1.0)
         )

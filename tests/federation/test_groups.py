@@ -16,7 +16,7 @@ from federation.masked import AT_PARTY, CLIENTS, NONE, RECORDS, Losing, Watched,
 from federation.sites import places_for
 from federation.world import World
 from quietsum import failpoints, wire
-from quietsum.aggregation.robust import rule_named
+from quietsum.aggregation.robust import find_rule
 from quietsum.errors import PlanRefused, TooFewParties
 from quietsum.federation.groups import Between, between
 from quietsum.federation.local import LocalFederation
@@ -326,7 +326,7 @@ def test_the_rule_is_told_of_fewer_bad_means_where_fewer_groups_are_left(tmp_pat
     assert found.resolved.secure is not None
     seated = found.resolved.secure.grouping
     assert seated is not None
-    assert [seated.bad(rule_named("median"), opened) for opened in (1, 2, 3)] == [0, 0, 1]
+    assert [seated.bad(find_rule("median"), opened) for opened in (1, 2, 3)] == [0, 0, 1]
 
 
 def sized_plan(privacy: Mapping[str, object], **tables: Mapping[str, object]) -> Plan:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from quietsum import failpoints
 from quietsum.aggregation import ServerState
-from quietsum.aggregation.robust import RULES, bytes_remembered
+from quietsum.aggregation.robust import RULES, measure_memory
 from quietsum.errors import CorruptState, PlanRefused
 from quietsum.federation.messages import model_hash
 from quietsum.learning.checks.numpy_step import Silent
@@ -97,7 +97,7 @@ def test_a_checkpoint_holds_nothing_of_single_parties_and_the_operator_s_file_is
 
 def test_rules_that_remember_parties_say_so_and_no_other_memory_grows_with_them() -> None:
     for name, rule in RULES.items():
-        few, many = bytes_remembered(rule, 4, 10), bytes_remembered(rule, 9, 10)
+        few, many = measure_memory(rule, 4, 10), measure_memory(rule, 9, 10)
         assert (few != many) == rule.facts.remembers, name
     assert {name for name, rule in RULES.items() if rule.facts.remembers} == {"foolsgold", "trust"}
 
@@ -264,7 +264,7 @@ def asked(rule: str, parties: int, dimension: int) -> Any:
 def test_what_a_rule_remembers_is_counted_without_making_it() -> None:
     for name, rule in RULES.items():
         made = sum(vector.nbytes for vector in rule.memory(7, 11).values())
-        assert bytes_remembered(rule, 7, 11) == made, name
+        assert measure_memory(rule, 7, 11) == made, name
 
 
 def test_a_plan_whose_rule_would_remember_too_much_is_refused_with_the_nearest_possible_one() -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         problem_with_update as problem_with_update,
     )
     from quietsum.aggregation.mean import WeightedMean as WeightedMean
-    from quietsum.aggregation.noted import Noted as Noted, NotedState as NotedState, Part as Part
+    from quietsum.aggregation.notes import NotingFold as NotingFold, NotingState as NotingState, Part as Part
     from quietsum.aggregation.optimizers import (
         RULE as RULE,
         FedAdam as FedAdam,
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
         Trial as Trial,
         Verdict as Verdict,
         beyond_memory as beyond_memory,
-        bytes_remembered as bytes_remembered,
+        find_rule as find_rule,
+        measure_memory as measure_memory,
         most_attackers as most_attackers,
         refuse_beyond_memory as refuse_beyond_memory,
-        rule_named as rule_named,
     )
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

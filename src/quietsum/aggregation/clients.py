@@ -1,8 +1,8 @@
 """The clipped and noised sum of client updates: what a promise to whole clients rests on.
 
-Every update is clipped to C, all count the same, and noise of σ·C goes on the *sum*, however many replied: also where
-half of the cohort dropped out, also where nobody did reply (a step of noise alone). The divisor is the expected
-cohort, a public number. So one client, whatever it holds and however much of it, moves the step by at most
+Every update is clipped to C, all count the same, and noise of σ·C is added to the *sum*, however many replied: also if
+half of the cohort dropped out, and also if no client replied (a step of noise alone). The divisor is the expected
+cohort, a public number. So one client, with any data and any amount of it, moves the step by at most
 C / denominator, and neither the noise nor the divisor tells who took part (McMahan, Ramage, Talwar, Zhang 2018,
 Algorithm 1, "fixed-denominator estimator" f̃_f).
 
@@ -13,7 +13,7 @@ Algorithm 1, "fixed-denominator estimator" f̃_f).
 >>> state, broken = fold.add_many(fold.start(), ("a", "b"), np.array([[3.0, 4.0], [np.nan, 0.0]]))
 >>> broken, (state.total * fold.mechanism.grid_unit).round(3)
 ({'b': 'holds a value that is not finite'}, array([0.6, 0.8]))
->>> fold.finish(fold.start(), system_randomness()).kept  # nobody replied: noise alone
+>>> fold.finish(fold.start(), system_randomness()).kept  # no reply: noise alone
 ()
 """
 
@@ -39,7 +39,7 @@ _CHUNK = 1 << 17  # numbers of updates that are clipped at a time, so that they 
 @final
 @dataclasses.dataclass(kw_only=True)
 class ClientState:
-    """The sum of clipped updates (integers of the grid in secure mode), twice Σ (b_i − ½), and whose they were."""
+    """The sum of clipped updates (integers of the grid in secure mode), twice Σ (b_i − ½), and the parties in it."""
 
     total: Vectors
     doubled: int
@@ -52,7 +52,7 @@ class ClientSum:
     """(Σ clip(update, C) + noise) / denominator, with the noise of ``mechanism`` once, on the sum.
 
     Guarantees: one client moves the released sum by at most ``mechanism.max_norm``, in secure mode verified in
-    integers, and the same bits come out in whatever order, and in however many parts, the updates were folded. The
+    integers, and the result has the same bits for every order and every partition of the updates. The
     noise depends on the mechanism alone, never on the number of replies. With ``adaptive`` the number of norms within C
     is a further coordinate with noise of its own (:mod:`quietsum.mechanisms.quantile`); ``mechanism`` then carries
     σ_Δ and both together cost ``adaptive.joint_noise(σ_Δ)``.
@@ -96,14 +96,14 @@ class ClientSum:
             total += self.mechanism.sum(self.mechanism.bound(some))
             if self.adaptive is not None:
                 doubled += 2 * within(some, self.mechanism.max_norm) - len(some)
-        return self._joined(state, total, doubled, dict.fromkeys(parties[index] for index in usable)), broken
+        return self._join(state, total, doubled, dict.fromkeys(parties[index] for index in usable)), broken
 
     def merge(self, one: ClientState, other: ClientState) -> ClientState:
         """Both together; a sum that so many clipped updates cannot have is refused."""
         refuse_twice(other.kept, one.kept)
         if problem := self._problem_with_sum(other):
             raise InvalidParameter("sum", f"of {len(other.kept)} parties", problem, "leave these parties out")
-        return self._joined(one, other.total, other.doubled, other.kept)
+        return self._join(one, other.total, other.doubled, other.kept)
 
     def finish(self, state: ClientState, rng: RandomSource) -> Combined:
         """The noisy sum over the public denominator, and the next bound where it adapts."""
@@ -117,7 +117,7 @@ class ClientSum:
             )
         return Combined(step=step, kept=tuple(state.kept), clip=clip)
 
-    def _joined(self, state: ClientState, total: Vectors, doubled: int, kept: dict[str, None]) -> ClientState:
+    def _join(self, state: ClientState, total: Vectors, doubled: int, kept: dict[str, None]) -> ClientState:
         state.total += total  # within 2^62 by the check of every sum, and of the whole in release()
         state.doubled += doubled
         state.kept.update(kept)

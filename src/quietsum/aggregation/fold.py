@@ -1,6 +1,6 @@
-"""A fold over updates: what the server does with each as it arrives, so that memory does not grow with the cohort.
+"""A fold over updates: the server takes each as it arrives, so that memory does not grow with the cohort.
 
-A fold is a value that holds public numbers only; what has been folded so far is a state of its own. States are plain
+A fold is a value that holds public numbers only; the updates that it has folded are a separate state. States are plain
 data: they can be pickled, and two of them merged, so that a worker process may fold the updates of its own clients and
 send one sum. The state that is passed to ``add``, ``add_many`` or ``merge`` is used up; go on with the one returned.
 """
@@ -27,10 +27,10 @@ Vector = NDArray[np.float64]
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Combined:
-    """The result of a fold: the step, and whose updates are in it (which only the operator may see).
+    """The result of a fold: the step, and the parties in it (``kept``, which only the operator may see).
 
-    ``clip`` is the bound for the next round where it adapts, else None. A robust rule also says whom it left out and
-    why, by name one number a party (both operator only), and what its next round starts from.
+    ``clip`` is the bound for the next round if it adapts, else None. A robust rule also states which parties it
+    ``rejected`` and why, ``statistics`` by name and party (both operator only), and the ``memory`` of its next round.
     """
 
     step: Vector
@@ -46,7 +46,7 @@ class FoldState(Protocol):
 
     @property
     def kept(self) -> Mapping[str, None]:
-        """Whose updates are in it, in the order of their arrival."""
+        """The parties in it, in the order of their arrival."""
         ...
 
 
@@ -56,8 +56,9 @@ S = TypeVar("S", bound=FoldState)
 class Fold(Protocol[S]):
     """How updates become one step.
 
-    Guarantees asked of every implementation: ``merge`` of two states is the state of all their updates together; an
-    update with a problem raises in ``add`` and is named by ``add_many``, and changes nothing either way.
+    Guarantees asked of every implementation, and tested by :class:`quietsum.contracts.FoldContract`: ``merge`` of two
+    states is the state of all their updates together; an update with a problem raises in ``add`` and is named by
+    ``add_many``, and changes nothing either way.
     """
 
     @property
@@ -67,12 +68,12 @@ class Fold(Protocol[S]):
 
     @property
     def needs_individuals(self) -> bool:
-        """Whether it must see single updates, which secure aggregation does not show."""
+        """Whether it needs single updates, which secure aggregation does not show."""
         ...
 
     @property
     def needs_updates(self) -> bool:
-        """Whether there is no step without an update. One that adds noise has a step all the same."""
+        """Whether there is no step without an update; a fold that adds noise has a step all the same."""
         ...
 
     def start(self) -> S:
@@ -88,11 +89,11 @@ class Fold(Protocol[S]):
         ...
 
     def add_many(self, state: S, parties: Sequence[str], updates: Vector) -> tuple[S, dict[str, str]]:
-        """``state`` with the rows of ``updates``, and what is wrong with those that were left out."""
+        """``state`` with the usable rows of ``updates``, and by party the problem of each other row."""
         ...
 
     def merge(self, one: S, other: S) -> S:
-        """Both together; a party in both, or a sum that cannot be one, raises and changes nothing."""
+        """Both together. Raises if a party is in both, or if ``other`` cannot be a state; then nothing changes."""
         ...
 
     def finish(self, state: S, rng: RandomSource) -> Combined:
@@ -100,7 +101,7 @@ class Fold(Protocol[S]):
         ...
 
 
-# ---------------------------------------------------------------------------------- what folds share
+# ------------------------------------------------------------------------------------ shared by folds
 
 
 def problem_with_update(update: object, dimension: int) -> str:
@@ -117,7 +118,7 @@ def problem_with_update(update: object, dimension: int) -> str:
 
 
 def length_of(update: Vector) -> float:
-    """|update|, also where its square is beyond float64."""
+    """|update|, also if its square is beyond float64."""
     largest = float(np.abs(update).max(initial=0.0))
     if not 0 < largest < np.inf:
         return largest
@@ -127,9 +128,9 @@ def length_of(update: Vector) -> float:
 def usable_rows(
     parties: Sequence[str], updates: object, dimension: int, kept: Mapping[str, None]
 ) -> tuple[list[int], dict[str, str]]:
-    """Which rows of ``updates`` can be folded, and by party what is wrong with the others.
+    """The places of the rows of ``updates`` that can be folded, and by party the problem of each other row.
 
-    A name that stands twice, or was folded before, makes a mistake of the caller's: it raises.
+    Raises :class:`~quietsum.errors.InvalidParameter` if a party is named twice or was folded before.
     """
     refuse_twice(parties, kept)
     shape = (len(parties), dimension)
@@ -143,7 +144,7 @@ def usable_rows(
 
 
 def refuse_twice(parties: Iterable[str], kept: Mapping[str, None]) -> None:
-    """Every party counts once: a second update of one would double what it may change."""
+    """Raises if a party is named twice: a second update would double its influence."""
     seen: set[str] = set()
     for party in parties:
         if party in kept or party in seen:

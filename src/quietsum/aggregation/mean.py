@@ -1,7 +1,7 @@
 """The weighted mean of the updates that arrived, as a fold: memory does not grow with the cohort.
 
-Weights are *declared* numbers (a party's public size, or one for each). A weight computed from private rows would be a
-release of its own. For a promise to whole clients see :mod:`quietsum.aggregation.clients`.
+Weights are *declared* numbers: a party's public size, or 1 for each. A weight that is computed from private rows would
+be a release of its own. For a promise to whole clients see :mod:`quietsum.aggregation.clients`.
 
 >>> import numpy as np
 >>> from quietsum.mechanisms.rng import system_randomness
@@ -26,15 +26,15 @@ from quietsum.errors import InvalidParameter, TooFewParties
 from quietsum.mechanisms import RandomSource
 from quietsum.validate import positive, whole_number
 
-__all__ = ["State", "WeightedMean"]
+__all__ = ["MeanState", "WeightedMean"]
 
 _ROOM = 1 + 1e-9  # for rounding in the norm of a sum
 
 
 @final
 @dataclasses.dataclass(kw_only=True)
-class State:
-    """What has been folded so far: the weighted sum, the sum of weights, and whose updates they were."""
+class MeanState:
+    """What has been folded so far: the weighted sum, the sum of weights, and the parties in it."""
 
     total: Vector
     weight: float
@@ -62,9 +62,9 @@ class WeightedMean:
         for party, weight in self.weights.items():
             positive(f"weights[{party!r}]", weight, "weights are declared sizes, or 1 for each party")
 
-    def start(self) -> State:
+    def start(self) -> MeanState:
         """Nothing folded yet."""
-        return State(total=np.zeros(self.dimension), weight=0.0, kept={})
+        return MeanState(total=np.zeros(self.dimension), weight=0.0, kept={})
 
     def problem_with(self, update: object, party: str = "") -> str:
         """Why ``update`` of ``party`` cannot be used, or an empty text."""
@@ -73,9 +73,9 @@ class WeightedMean:
             problem = _too_long(update, self.limits[party])
         return problem
 
-    def add(self, state: State, party: str, update: Vector) -> State:
+    def add(self, state: MeanState, party: str, update: Vector) -> MeanState:
         """``state`` with one more update; a misshapen or non-finite one raises and changes nothing."""
-        self._registered((party,))
+        self._check_registered((party,))
         refuse_twice((party,), state.kept)
         if problem := self.problem_with(update, party):
             raise InvalidParameter("update", f"of {party}", problem)
@@ -86,13 +86,13 @@ class WeightedMean:
         state.kept[party] = None
         return state
 
-    def add_many(self, state: State, parties: Sequence[str], updates: Vector) -> tuple[State, dict[str, str]]:
+    def add_many(self, state: MeanState, parties: Sequence[str], updates: Vector) -> tuple[MeanState, dict[str, str]]:
         """``state`` with the usable rows of ``updates``, and by party what is wrong with the others."""
-        self._registered(parties)
+        self._check_registered(parties)
         usable, broken = usable_rows(parties, updates, self.dimension, state.kept)
         for place in usable:
-            if (limit := self.limits.get(parties[place])) is not None and (told := _too_long(updates[place], limit)):
-                broken[parties[place]] = told
+            if (limit := self.limits.get(parties[place])) is not None and (problem := _too_long(updates[place], limit)):
+                broken[parties[place]] = problem
         usable = [place for place in usable if parties[place] not in broken]
         weights = np.array([self.weights[parties[index]] for index in usable])
         with np.errstate(over="ignore", invalid="ignore"):
@@ -101,9 +101,9 @@ class WeightedMean:
         state.kept.update(dict.fromkeys(parties[index] for index in usable))
         return state, broken
 
-    def merge(self, one: State, other: State) -> State:
+    def merge(self, one: MeanState, other: MeanState) -> MeanState:
         """Both together, ``one`` first; the weights are added up anew from the names."""
-        self._registered(other.kept)
+        self._check_registered(other.kept)
         refuse_twice(other.kept, one.kept)
         if problem := self.problem_with(other.total):
             raise InvalidParameter("sum", "of several parties", problem)
@@ -116,13 +116,13 @@ class WeightedMean:
         one.kept.update(other.kept)
         return one
 
-    def finish(self, state: State, rng: RandomSource) -> Combined:
-        """The mean; no updates at all raise :class:`~quietsum.errors.TooFewParties`. No noise is added here."""
+    def finish(self, state: MeanState, rng: RandomSource) -> Combined:
+        """The mean, without noise. Raises :class:`~quietsum.errors.TooFewParties` if there is no update."""
         if not state.kept:
             raise TooFewParties("no update arrived, so there is nothing to average; the round is charged all the same")
         return Combined(step=state.total / state.weight, kept=tuple(state.kept))
 
-    def _registered(self, parties: Iterable[str]) -> None:
+    def _check_registered(self, parties: Iterable[str]) -> None:
         for party in parties:
             if party not in self.weights:
                 known = ", ".join(list(self.weights)[:8]) + (", …" if len(self.weights) > 8 else "")
@@ -130,6 +130,6 @@ class WeightedMean:
 
 
 def _too_long(update: Vector, limit: float) -> str:
-    """What is wrong with an update that is longer than ``limit``; empty where it is not."""
+    """The problem of an update that is longer than ``limit``; empty if it is not."""
     length = length_of(update)
     return "" if length <= limit else f"has length {length:.3g}, and an honest one has at most {limit:.3g}"

@@ -253,7 +253,7 @@ def check_slots(state: ServerState, fresh: ServerState) -> None:
     """Refuse a saved state that is not of the form of ``fresh``, the one a new run of the same plan starts from."""
     if set(state.slots) != set(fresh.slots):
         raise CorruptState(
-            f"it holds {_listed(state)} beside the model, the plan's optimizer needs {_listed(fresh)}; "
+            f"it holds {_list_slots(state)} beside the model, the plan's optimizer needs {_list_slots(fresh)}; "
             "use the version that wrote it"
         )
     for name, vector in (("params", state.params), *state.slots.items()):
@@ -266,7 +266,7 @@ def check_slots(state: ServerState, fresh: ServerState) -> None:
         raise CorruptState(f"its bound is {state.clip:g}, and a bound is positive")
 
 
-def _listed(state: ServerState) -> str:
+def _list_slots(state: ServerState) -> str:
     return ", ".join(sorted(state.slots)) or "nothing"
 
 

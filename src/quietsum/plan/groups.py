@@ -385,11 +385,11 @@ def grouping(plan: Plan, cohort: int, *, in_shares: bool) -> Grouping | None:
 @lru_cache(maxsize=64)
 def _borne(parties: int, groups: int, rule: str, before: str) -> int:
     """The most attackers within the bound that touch more groups than ``rule`` withstands in 1 % of rounds at most."""
-    from quietsum.aggregation import RULES, most_attackers, rule_named
+    from quietsum.aggregation import RULES, find_rule, most_attackers
 
     most = most_in_bound(parties, groups)
     if rule not in RULES or (before == "bucketing" and RULES[rule].facts.remembers):
         return most
-    withstood = most_attackers(rule_named(rule, before), groups)
+    withstood = most_attackers(find_rule(rule, before), groups)
     able = (f for f in range(most, 0, -1) if chances(parties, groups, attackers=f).beyond(withstood) <= UNLIKELY)
     return next(able, 0) if withstood >= 0 else 0

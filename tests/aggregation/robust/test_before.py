@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quietsum.aggregation.robust import RULES, Before, Verdict, rule_named
+from quietsum.aggregation.robust import RULES, Before, Verdict, find_rule
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import system_randomness
 
@@ -23,7 +23,7 @@ class Seen:
     """A rule that keeps what it saw, and the rows that ``kept`` names."""
 
     name = "seen"
-    facts = rule_named("median").facts
+    facts = find_rule("median").facts
 
     def __init__(self, *kept: int) -> None:
         self.kept, self.rows = kept, np.zeros(0)
@@ -68,18 +68,18 @@ def test_buckets_hold_every_row_once_and_are_drawn_anew() -> None:
 
 
 def test_facts_are_those_of_both_together() -> None:
-    bucketing, mixing = Before(rule=rule_named("median"), kind="bucketing"), rule_named("median", "nnm")
+    bucketing, mixing = Before(rule=find_rule("median"), kind="bucketing"), find_rule("median", "nnm")
     for attackers in range(5):
         least = bucketing.facts.least(attackers)
         buckets = lambda count: -(-count // 2)  # noqa: E731
-        assert buckets(least) >= rule_named("median").facts.least(attackers) > buckets(least - 1)
+        assert buckets(least) >= find_rule("median").facts.least(attackers) > buckets(least - 1)
         assert mixing.facts.least(attackers) == 2 * attackers + 1
-    assert rule_named("foolsgold", "nnm").facts.least(4) == 9  # mixing needs a majority, whatever the rule does
+    assert find_rule("foolsgold", "nnm").facts.least(4) == 9  # mixing needs a majority, whatever the rule does
     assert "after" in mixing.facts.title and "Allouah" in mixing.facts.source and mixing.facts.sensitivity is None
     with pytest.raises(InvalidParameter, match="remembers each of them"):
-        rule_named("foolsgold", "bucketing")
+        find_rule("foolsgold", "bucketing")
     with pytest.raises(InvalidParameter, match="choose among nnm, bucketing"):
-        rule_named("median", "blur")
+        find_rule("median", "blur")
 
 
 @pytest.mark.parametrize("kind", ["nnm", "bucketing"])
@@ -87,7 +87,7 @@ def test_facts_are_those_of_both_together() -> None:
 def test_mixing_goes_with_every_rule_and_whatever_arrives(name: str, kind: str) -> None:
     if kind == "bucketing" and RULES[name].facts.remembers:
         return
-    rule, rng = rule_named(name, kind), np.random.default_rng(3)
+    rule, rng = find_rule(name, kind), np.random.default_rng(3)
     memory = rule.memory(15, 5)
     for rows in (rng.normal(size=(15, 5)), np.zeros((15, 5)), np.full((15, 5), 8e307), np.ones((1, 5))):
         if len(rows) < rule.facts.least(0):

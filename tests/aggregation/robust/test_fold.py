@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from quietsum.aggregation.robust import RobustFold, rule_named
+from quietsum.aggregation.robust import RobustFold, find_rule
 from quietsum.errors import InvalidParameter, TooFewParties
 from quietsum.mechanisms.rng import system_randomness
 
@@ -15,7 +15,7 @@ NAMES = ("a", "b", "c", "d", "e")
 
 
 def fold_of(**fields: object) -> RobustFold:
-    values = {"rule": rule_named("median"), "registered": NAMES, "attackers": 2, "dimension": 3, **fields}
+    values = {"rule": find_rule("median"), "registered": NAMES, "attackers": 2, "dimension": 3, **fields}
     return RobustFold(**values)  # type: ignore[arg-type]
 
 

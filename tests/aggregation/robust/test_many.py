@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aggregation.robust.naive import verdict_of
-from quietsum.aggregation.robust import RULES, Rule, most_attackers, rule_named
+from quietsum.aggregation.robust import RULES, Rule, find_rule, most_attackers
 from quietsum.aggregation.robust.rows import distances
 from quietsum.aggregation.robust.rows.blocks import LARGEST, mixture, mixtures
 from quietsum.aggregation.robust.rows.distances import TABLES, cosines, gram, pair_bytes, pairwise_distances
@@ -17,6 +17,7 @@ from quietsum.aggregation.robust.rules import dnc
 from quietsum.aggregation.robust.rules.dnc import outlier_scores
 from quietsum.aggregation.robust.rules.flame import densest_majority
 from quietsum.errors import InvalidParameter, PlanRefused
+from quietsum.mechanisms import RandomSource
 
 N, D = 96, 30
 PAIRS = [name for name, rule in RULES.items() if rule.facts.pairs]
@@ -119,10 +120,15 @@ def test_dncs_scores_are_those_of_numpys_singular_vectors(
 def test_dnc_decomposes_no_matrix_larger_than_the_smaller_side(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[tuple[int, ...]] = []
     first = dnc._first
-    monkeypatch.setattr(dnc, "_first", lambda products, rng: (sizes.append(products.shape), first(products, rng))[1])
+
+    def watch(products: np.ndarray, rng: RandomSource | None) -> tuple[float, np.ndarray]:
+        sizes.append(products.shape)
+        return first(products, rng)
+
+    monkeypatch.setattr(dnc, "_first", watch)
     rows = np.random.default_rng(0).normal(size=(300, 8))
-    verdict_of(rule_named("dnc"), rows, 60)
-    verdict_of(rule_named("dnc"), rows.T, 1)
+    verdict_of(find_rule("dnc"), rows, 60)
+    verdict_of(find_rule("dnc"), rows.T, 1)
     assert set(sizes) == {(8, 8)}
 
 
@@ -152,7 +158,7 @@ def test_a_chain_of_directions_is_one_cluster() -> None:
 @pytest.mark.parametrize("kind", ["", "nnm"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_rules_that_compare_pairs_hold_no_more_tables_than_is_said(name: str, kind: str) -> None:
-    count, rule = 1100, rule_named(name, kind)
+    count, rule = 1100, find_rule(name, kind)
     rng = np.random.default_rng(5)
     rows = np.repeat(rng.normal(size=(11, 4)), 100, axis=0) + 1e-7 * rng.normal(size=(count, 4))
     rows[: count // 5] *= 1e250
@@ -170,7 +176,7 @@ def _on_a_small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distances, "this_memory", lambda: pair_bytes(20))
 
 
-@pytest.mark.parametrize("rule", [*RULES.values(), rule_named("median", "nnm")], ids=lambda rule: rule.facts.title)
+@pytest.mark.parametrize("rule", [*RULES.values(), find_rule("median", "nnm")], ids=lambda rule: rule.facts.title)
 def test_pairs_that_cannot_fit_are_refused_with_what_they_take_and_no_other_rule_is(
     rule: Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aggregation.robust.naive import sent_of, verdict_of
-from quietsum.aggregation.robust import RULES, Rule, rule_named
+from quietsum.aggregation.robust import RULES, Rule, find_rule
 
 PAGE = Path(__file__).parents[3] / "docs" / "explanation" / "robust-rules.md"
 HEAD = ["| rule | source | n for f = 1, 2 | what holds | what it does not do |", "|---|---|---|---|---|"]
@@ -40,7 +40,7 @@ def test_signguard_needs_numpy_alone(name: str, monkeypatch: pytest.MonkeyPatch)
     for module in ("sklearn", "sklearn.cluster", "torch", "flwr"):
         monkeypatch.setitem(sys.modules, module, None)
     rows = np.random.default_rng(0).normal(size=(8, 50)) + 1
-    assert verdict_of(rule_named(name), rows, 2).kept.any()
+    assert verdict_of(find_rule(name), rows, 2).kept.any()
     assert len(sent_of(rows)) == 8
 
 

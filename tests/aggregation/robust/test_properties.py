@@ -8,7 +8,7 @@ from hypothesis import example, given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from aggregation.robust.naive import Fixed, sent_of, verdict_of
-from quietsum.aggregation.robust import RULES, rule_named
+from quietsum.aggregation.robust import RULES, find_rule
 from quietsum.errors import InvalidParameter, TooFewParties
 
 CORE = [
@@ -35,7 +35,7 @@ def matrices(numbers: st.SearchStrategy[float], least: int = 1) -> st.SearchStra
 @example(rows=np.array([[1e-300], [1e300], [-1e300], [2e-300]]), place=0.5)
 @example(rows=np.array([[0.0], [5e-324], [1e-323], [2e-323], [1e-322], [1e300]]), place=0.5)
 def test_finite_updates_have_a_finite_step_within_their_range(name: str, rows: np.ndarray, place: float) -> None:
-    verdict = verdict_of(rule_named(name), rows, 0, rng=Fixed(place))
+    verdict = verdict_of(find_rule(name), rows, 0, rng=Fixed(place))
     assert np.isfinite(verdict.step).all()
     low, high = np.minimum(rows.min(axis=0), 0), np.maximum(rows.max(axis=0), 0)
     room = 1e-9 * np.maximum(-low / 2, high / 2)
@@ -50,7 +50,7 @@ def test_finite_updates_have_a_finite_step_within_their_range(name: str, rows: n
 def test_the_order_of_updates_changes_nothing(name: str, rows: np.ndarray, data: st.DataObject | None) -> None:
     count = len(rows)
     order = np.arange(count)[::-1] if data is None else np.array(data.draw(st.permutations(range(count))))
-    rule = rule_named(name)
+    rule = find_rule(name)
     straight, turned = (verdict_of(rule, part, 0, rng=Fixed(0.3)) for part in (rows, rows[order]))
     np.testing.assert_allclose(turned.step, straight.step, rtol=0, atol=1e-6 * (1 + np.abs(rows).max()))
 
@@ -65,7 +65,7 @@ def test_the_order_of_updates_changes_nothing(name: str, rows: np.ndarray, data:
 def test_f_attackers_leave_the_step_bounded_by_honest_updates(
     name: str, honest: np.ndarray, attack: np.ndarray, attackers: int
 ) -> None:
-    rule = rule_named(name)
+    rule = find_rule(name)
     rows = np.concatenate([attack[:attackers], honest])
     count = len(rows)
     if count < rule.facts.least(attackers):
@@ -85,21 +85,21 @@ def test_f_attackers_leave_the_step_bounded_by_honest_updates(
 @pytest.mark.parametrize("name", CORE)
 def test_a_row_that_is_not_finite_is_left_out_and_counts_as_an_attacker(name: str) -> None:
     rows = np.random.default_rng(2).normal(size=(11, 30)) + 1
-    clean = verdict_of(rule_named(name), rows[1:], 1, rng=Fixed(0.2))
+    clean = verdict_of(find_rule(name), rows[1:], 1, rng=Fixed(0.2))
     for bad in (np.nan, np.inf, -np.inf):
         for column in (0, 13, 29):
             spoilt = rows.copy()
             spoilt[0, column] = bad
-            got = verdict_of(rule_named(name), spoilt, 2, rng=Fixed(0.2))
+            got = verdict_of(find_rule(name), spoilt, 2, rng=Fixed(0.2))
             np.testing.assert_allclose(got.step, clean.step, rtol=1e-12)
             assert not got.kept[0] and got.reasons[0] == "holds a value that is not finite"
     with pytest.raises(InvalidParameter, match="hold no row that is finite"):
-        verdict_of(rule_named(name), np.full((5, 3), np.nan), 0)
+        verdict_of(find_rule(name), np.full((5, 3), np.nan), 0)
 
 
 @pytest.mark.parametrize("name", CORE)
 def test_too_large_an_f_is_refused_by_the_rule_itself(name: str) -> None:
-    rule = rule_named(name)
+    rule = find_rule(name)
     for attackers in range(1, 5):
         count = rule.facts.least(attackers) - 1
         with pytest.raises(TooFewParties, match=f"needs {count + 1} to withstand {attackers}"):
@@ -108,20 +108,20 @@ def test_too_large_an_f_is_refused_by_the_rule_itself(name: str) -> None:
 
 def test_signguards_bounds_on_length_are_exclusive() -> None:
     rows = np.ones((7, 4)) * np.array([1, 1, 1, 0.1, 3.0, 0.1001, 2.999])[:, None]
-    kept = verdict_of(rule_named("signguard"), rows, 2).kept
+    kept = verdict_of(find_rule("signguard"), rows, 2).kept
     assert kept.tolist() == [True, True, True, False, False, True, True]
-    step = verdict_of(rule_named("signguard"), rows, 2).step
+    step = verdict_of(find_rule("signguard"), rows, 2).step
     np.testing.assert_allclose(step, np.mean([1, 1, 1, 0.1001, 1]), rtol=1e-12)  # shortened to the median
 
 
 def test_signguard_with_nobody_left_leaves_the_model_as_it_is() -> None:
     """The largest cluster is too long, those of ordinary length have other signs."""
     rows = np.array([[9.0, 9.0]] * 3 + [[1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0], [1.0, 0.0]])
-    verdict = verdict_of(rule_named("signguard"), rows, 2, rng=Fixed(0.0))
+    verdict = verdict_of(find_rule("signguard"), rows, 2, rng=Fixed(0.0))
     if not verdict.kept.any():
         np.testing.assert_array_equal(verdict.step, 0)
     long = np.array([[1.0, 1.0]] * 4 + [[0.01, 0.01]] * 4)  # lengths 4 × 1 and 4 × 0.01: M lies between
-    verdict = verdict_of(rule_named("signguard"), long, 1, rng=Fixed(0.0))
+    verdict = verdict_of(find_rule("signguard"), long, 1, rng=Fixed(0.0))
     assert np.isfinite(verdict.step).all() and verdict.kept.tolist() == [True] * 4 + [False] * 4
 
 
@@ -129,7 +129,7 @@ def test_signguard_of_zeros_is_zero_and_of_mostly_zeros_too() -> None:
     rows = np.zeros((5, 4))
     rows[0] = 1e9
     for name in ("signguard", "signguard-sim", "signguard-dist"):
-        verdict = verdict_of(rule_named(name), rows, 2)
+        verdict = verdict_of(find_rule(name), rows, 2)
         np.testing.assert_array_equal(verdict.step, 0)
         assert verdict.kept.tolist() == [False, True, True, True, True]
 
@@ -138,7 +138,7 @@ def test_signguards_run_of_coordinates_is_drawn_anew_from_the_source() -> None:
     """Half of the coordinates have flipped signs in some rows: whether they are seen depends on the draw."""
     rows = np.random.default_rng(4).normal(size=(20, 1000)) * 0.1 + 1
     rows[:5, 500:] *= -1
-    rule = rule_named("signguard")
+    rule = find_rule("signguard")
     assert verdict_of(rule, rows, 5, rng=Fixed(0.0)).kept.sum() > 15
     assert not verdict_of(rule, rows, 5, rng=Fixed(0.99)).kept[:5].any()
 

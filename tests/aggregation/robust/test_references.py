@@ -14,7 +14,7 @@ from aggregation.robust.naive import (
     signguard,
     verdict_of,
 )
-from quietsum.aggregation.robust import CenteredClipping, NormBounded, rule_named
+from quietsum.aggregation.robust import CenteredClipping, NormBounded, find_rule
 from quietsum.aggregation.robust.rows.distances import pairwise_distances, rough_distances
 from quietsum.aggregation.robust.rows.meanshift import bandwidth_of, largest_cluster, mean_shift
 from quietsum.aggregation.robust.rules.krum import krum_scores
@@ -39,10 +39,10 @@ def test_median_and_trimmed_mean_are_numpys_and_flowers(
     from flwr.server.strategy.aggregate import aggregate_median, aggregate_trimmed_avg
 
     rows = matrix(count, dimension, dtype=dtype)
-    median = verdict_of(rule_named("median"), rows, attackers)
+    median = verdict_of(find_rule("median"), rows, attackers)
     np.testing.assert_array_equal(median.step, np.median(rows.astype(np.float64), axis=0))
     np.testing.assert_allclose(median.step, aggregate_median(as_flower(rows))[0], rtol=1e-6)
-    trimmed = verdict_of(rule_named("trimmed-mean"), rows, attackers)
+    trimmed = verdict_of(find_rule("trimmed-mean"), rows, attackers)
     ordered = np.sort(rows.astype(np.float64), axis=0)
     np.testing.assert_allclose(trimmed.step, ordered[attackers : count - attackers].mean(axis=0), rtol=1e-12)
     flower = aggregate_trimmed_avg(as_flower(rows.astype(np.float64)), attackers / count + 1e-9)[0]
@@ -55,10 +55,10 @@ def test_krum_is_flowers_with_n_minus_f_minus_two_neighbours(count: int, attacke
     from flwr.server.strategy.aggregate import aggregate_krum
 
     rows = matrix(count, dimension, seed=1)
-    krum = verdict_of(rule_named("krum"), rows, attackers)
+    krum = verdict_of(find_rule("krum"), rows, attackers)
     np.testing.assert_array_equal(krum.step, rows[krum_order(rows, attackers)[0]])
     np.testing.assert_allclose(krum.step, aggregate_krum(as_flower(rows), attackers, 0)[0])
-    multi = verdict_of(rule_named("multi-krum"), rows, attackers)
+    multi = verdict_of(find_rule("multi-krum"), rows, attackers)
     chosen = krum_order(rows, attackers)[: count - attackers]
     np.testing.assert_array_equal(np.flatnonzero(multi.kept), np.sort(chosen))
     np.testing.assert_allclose(multi.step, rows[chosen].mean(axis=0), rtol=1e-12)
@@ -71,7 +71,7 @@ def test_byzfl_counts_one_neighbour_more_and_can_choose_another_update() -> None
     rows = np.array([[0.0], [1.0], [2.1], [5.0], [6.4]])
     squares = np.sort((rows - rows.T) ** 2, axis=1)
     assert np.argmin(squares[:, 1:3].sum(axis=1)) == 1  # n − f − 2 = 2 for f = 1
-    np.testing.assert_array_equal(verdict_of(rule_named("krum"), rows, 1).step, rows[1])
+    np.testing.assert_array_equal(verdict_of(find_rule("krum"), rows, 1).step, rows[1])
     assert np.argmin(squares[:, 1:4].sum(axis=1)) == 2  # n − f − 1 = 3
 
 
@@ -80,7 +80,7 @@ def test_byzfl_counts_one_neighbour_more_and_can_choose_another_update() -> None
 def test_the_geometric_median_is_weiszfelds_in_the_space_of_updates(count: int, far: int, shift: float) -> None:
     rows = matrix(count, 60, seed=2) + shift
     rows[:far] += 1e4 * matrix(1, 60, seed=3)
-    got = verdict_of(rule_named("geometric-median"), rows, far)
+    got = verdict_of(find_rule("geometric-median"), rows, far)
     expected = geometric_median(rows)
     np.testing.assert_allclose(got.step - shift, expected - shift, atol=2e-9 if shift else 1e-10)
     assert got.weights is not None and abs(got.weights.sum() - 1) < 1e-12
@@ -144,14 +144,14 @@ def test_large_matrices_are_ranked_in_single_precision_only_where_it_tells(monke
     off_diagonal = ~np.eye(42, dtype=bool)
     assert np.abs(rough[off_diagonal] / exact[off_diagonal] - 1).max() < 1e-6
     order = np.argsort(krum_scores(exact, 8))
-    assert np.flatnonzero(verdict_of(rule_named("krum"), rows, 8).kept).tolist() == [order[0]]
-    chosen = np.flatnonzero(verdict_of(rule_named("multi-krum"), rows, 8).kept)
+    assert np.flatnonzero(verdict_of(find_rule("krum"), rows, 8).kept).tolist() == [order[0]]
+    chosen = np.flatnonzero(verdict_of(find_rule("multi-krum"), rows, 8).kept)
     np.testing.assert_array_equal(chosen, np.sort(order[:34]))
     rows[:20] = rows[0] + 1e-6 * rows[:20]
     rows[20:] = rows[20] + 1e-6 * rows[20:]
     assert rough_distances(rows) is None, "rows that are closer to each other than to the centre"
     order = np.argsort(krum_scores(pairwise_distances(rows), 8))
-    assert verdict_of(rule_named("krum"), rows, 8).kept[order[0]]
+    assert verdict_of(find_rule("krum"), rows, 8).kept[order[0]]
 
 
 def test_clusters_within_clusters_are_resolved_one_after_another() -> None:
@@ -176,7 +176,7 @@ def test_distances_at_the_ends_of_float64_do_not_leave_it(scale: float) -> None:
 @pytest.mark.parametrize("form", ["", "sim", "dist"])
 @pytest.mark.parametrize("place", [0.0, 1 - 2**-53])
 def test_signguard_is_the_authors_with_scikit_learns_mean_shift(form: str, place: float) -> None:
-    rule = rule_named(f"signguard-{form}" if form else "signguard")
+    rule = find_rule(f"signguard-{form}" if form else "signguard")
     for seed, (count, attackers) in enumerate([(10, 2), (60, 12)]):
         rows = 0.3 * matrix(count, 2000, seed=seed)
         rows[:attackers] *= -1

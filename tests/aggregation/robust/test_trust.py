@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from quietsum.aggregation.robust import Rule, TrustedByTrial, rule_named
+from quietsum.aggregation.robust import Rule, TrustedByTrial, find_rule
 from quietsum.errors import InvalidParameter
 
 from .test_more_rules import sent_of
@@ -68,7 +69,7 @@ def test_trust_arrives_also_against_a_majority(attack: str, count: int, attacker
 def test_the_median_does_not() -> None:
     """The negative control: the same attacks carry it away."""
     for attack in ("sign flip", "somewhere else"):
-        away = trained(rule_named("median"), ATTACKS[attack], count=4, attackers=3, stated=1)
+        away = trained(find_rule("median"), ATTACKS[attack], count=4, attackers=3, stated=1)
         assert np.linalg.norm(away - BEST) > np.linalg.norm(BEST)
 
 
@@ -80,23 +81,24 @@ def test_fltrust_is_the_published_formula() -> None:
     cosine = rows @ root / np.linalg.norm(rows, axis=1) / np.linalg.norm(root)
     trust = np.maximum(cosine, 0)
     scaled = rows * (np.linalg.norm(root) / np.linalg.norm(rows, axis=1))[:, None]
-    found = rule_named("fltrust").combine(sent_of(rows, 1, trial=trial))
+    found = find_rule("fltrust").combine(sent_of(rows, 1, trial=trial))
     np.testing.assert_allclose(found.step, trust @ scaled / trust.sum(), atol=1e-12)
     np.testing.assert_allclose(found.statistics["root_cosine"], cosine, atol=1e-12)
     assert not found.kept[0] and "away from the root update" in found.reasons[0]
-    nobody = rule_named("fltrust").combine(sent_of(-np.tile(root, (3, 1)), 0, trial=trial))
+    nobody = find_rule("fltrust").combine(sent_of(-np.tile(root, (3, 1)), 0, trial=trial))
     np.testing.assert_array_equal(nobody.step, np.zeros(DIMENSION))
 
 
 def test_where_nobody_is_trusted_the_root_decides_alone() -> None:
-    trial, rule = Bowl(np.zeros(DIMENSION)), rule_named("trust")
+    trial, rule = Bowl(np.zeros(DIMENSION)), find_rule("trust")
     found = rule.combine(sent_of(-np.tile(BEST, (4, 1)), 3, trial=trial))
     np.testing.assert_array_equal(found.step, trial.update())
     assert not found.kept.any() and set(found.reasons) == {0, 1, 2, 3}
 
 
 def test_trust_cannot_be_saved_up() -> None:
-    rule, memory = TrustedByTrial(), {}
+    rule = TrustedByTrial()
+    memory: Mapping[str, np.ndarray] = {}
     good = 0.1 * np.tile(BEST, (4, 1))
     for _ in range(30):
         memory = rule.combine(sent_of(good, 1, memory=memory, trial=Bowl(np.zeros(DIMENSION)))).memory
@@ -133,7 +135,7 @@ def test_what_does_not_hurt_the_root_set_is_not_noticed() -> None:
     rows = np.tile(0.1 * BEST, (4, 1))
     rows[0] += 5 * (1 - half)
     found = TrustedByTrial().combine(sent_of(rows, 1, trial=HalfBlind(np.zeros(DIMENSION))))
-    assert found.kept.all() and "backdoor" in rule_named("trust").facts.limits
+    assert found.kept.all() and "backdoor" in find_rule("trust").facts.limits
 
 
 @pytest.mark.parametrize("name", ["fltrust", "trust"])
@@ -144,7 +146,7 @@ def test_whatever_arrives_has_a_finite_step_in_any_order(name: str, seed: int, c
     rows = rng.normal(size=(count, DIMENSION)) * 10.0 ** rng.integers(-3, 3, size=(count, 1))
     rows[rng.random(count) < 0.2] = 0
     rows[rng.random(count) < 0.2] = 1.7e308 * rng.choice([-1, 1])
-    rule, trial, order = rule_named(name), Bowl(np.zeros(DIMENSION)), rng.permutation(count)
+    rule, trial, order = find_rule(name), Bowl(np.zeros(DIMENSION)), rng.permutation(count)
     attackers = min(attackers, count - 1)
     one = rule.combine(sent_of(rows, attackers, trial=trial))
     other = rule.combine(sent_of(rows[order], attackers, trial=trial, places=order))
@@ -157,23 +159,23 @@ def test_whatever_arrives_has_a_finite_step_in_any_order(name: str, seed: int, c
 @pytest.mark.parametrize("name", ["fltrust", "trust"])
 def test_a_root_set_that_wants_no_step_or_has_no_loss_ends_nothing(name: str) -> None:
     rows = np.ones((3, DIMENSION))
-    still = rule_named(name).combine(sent_of(rows, 1, trial=Bowl(BEST)))
+    still = find_rule(name).combine(sent_of(rows, 1, trial=Bowl(BEST)))
     np.testing.assert_array_equal(still.step, np.zeros(DIMENSION))
 
     class Broken(Bowl):
         def losses(self, steps: np.ndarray) -> np.ndarray:
             return np.full(len(steps), np.nan)
 
-    assert np.isfinite(rule_named(name).combine(sent_of(rows, 1, trial=Broken(np.zeros(DIMENSION)))).step).all()
+    assert np.isfinite(find_rule(name).combine(sent_of(rows, 1, trial=Broken(np.zeros(DIMENSION)))).step).all()
 
 
 @pytest.mark.parametrize("name", ["fltrust", "trust"])
 def test_without_a_root_set_there_is_an_error_that_says_what_to_do(name: str) -> None:
     with pytest.raises(InvalidParameter, match=r"options = \{ root = 100 \}"):
-        rule_named(name).combine(sent_of(np.ones((3, 4)), 1))
+        find_rule(name).combine(sent_of(np.ones((3, 4)), 1))
 
 
 def test_odd_settings_are_refused() -> None:
     for fields in ({"keeps": 1.0}, {"keeps": -0.1}, {"directions": 1}, {"reaches": ()}, {"reaches": (0.0,)}):
         with pytest.raises(InvalidParameter):
-            TrustedByTrial(**fields)  # type: ignore[arg-type]
+            TrustedByTrial(**fields)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from quietsum.aggregation.robust.before import BEFORE, Before
 from quietsum.aggregation.robust.fold import RobustFold, RobustState
-from quietsum.aggregation.robust.registry import RULES, most_attackers, rule_named
+from quietsum.aggregation.robust.registry import RULES, find_rule, most_attackers
 from quietsum.aggregation.robust.rows.distances import beyond_memory, refuse_beyond_memory
-from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Trial, Vector, Verdict, bytes_remembered
+from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Trial, Vector, Verdict, measure_memory
 from quietsum.aggregation.robust.rules.clipped import CenteredClipping, NormBounded
 from quietsum.aggregation.robust.rules.trust import TrustedByTrial
 
@@ -27,8 +27,8 @@ __all__ = [
     "Vector",
     "Verdict",
     "beyond_memory",
-    "bytes_remembered",
+    "find_rule",
+    "measure_memory",
     "most_attackers",
     "refuse_beyond_memory",
-    "rule_named",
 ]

@@ -1,4 +1,4 @@
-"""What may be done with updates before a rule looks at them, so that honest ones differ less.
+"""Mixing updates before a rule sees them, so that honest ones differ less.
 
 * ``nnm``, nearest-neighbour mixing (Allouah, Farhadkhani, Guerraoui, Gupta, Pinot, Stephan 2023): each update is
   replaced by the mean of the n − f nearest to it, itself included.
@@ -19,7 +19,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import finite_rows, judged, steady_order
+from quietsum.aggregation.robust.judge import judge_rows, require_finite, steady_order
 from quietsum.aggregation.robust.rows.blocks import mixtures
 from quietsum.aggregation.robust.rows.distances import pairwise_distances
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
@@ -28,7 +28,7 @@ from quietsum.errors import InvalidParameter
 __all__ = ["BEFORE", "Before"]
 
 BEFORE = ("nnm", "bucketing")
-"""What a plan may ask for before a rule."""
+"""The kinds of mixing that a plan may name."""
 BUCKET = 2
 
 
@@ -38,7 +38,7 @@ class Before:
     """``rule`` on updates that were mixed by ``kind`` first.
 
     Guarantees: the facts are those of both together. A row is kept where it is part of a mixed row that the rule keeps;
-    statistics are those of mixed rows, each told for all rows in it, under names that begin with ``mixed_``.
+    statistics are those of mixed rows, each stated for all rows in it, under names that begin with ``mixed_``.
     """
 
     rule: Rule
@@ -60,7 +60,7 @@ class Before:
 
     @functools.cached_property
     def facts(self) -> Facts:
-        """What both state together."""
+        """The facts of both together."""
         inner, bucketing = self.rule.facts, self.kind == "bucketing"
 
         def least(attackers: int) -> int:
@@ -72,23 +72,23 @@ class Before:
             (f"buckets of {BUCKET}", "Karimireddy, He, Jaggi 2022") if bucketing
             else ("mixing with the n − f nearest", "Allouah et al. 2023")
         )  # fmt: skip
-        told = (
+        breakdown = (
             f"of the ⌈n/{BUCKET}⌉ bucket means as many may be anything as there are attackers: {inner.breakdown}"
             if bucketing
             else f"as long as fewer than half of the updates are anything: {inner.breakdown}"
         )
         return dataclasses.replace(
-            inner, title=f"{inner.title} after {first}", source=f"{inner.source}; {paper}", breakdown=told, least=least,
-            needs_individuals=True, sensitivity=None, pairs=inner.pairs or not bucketing,
+            inner, title=f"{inner.title} after {first}", source=f"{inner.source}; {paper}", breakdown=breakdown,
+            least=least, needs_individuals=True, sensitivity=None, pairs=inner.pairs or not bucketing,
         )  # fmt: skip
 
     def memory(self, registered: int, dimension: int) -> Mapping[str, Vector]:
-        """What the rule remembers."""
+        """The memory of the rule."""
         return self.rule.memory(registered, dimension)
 
     def combine(self, sent: Sent) -> Verdict:
-        """The rule's step on mixed rows, told for the rows that were sent."""
-        return judged(self, sent, finite_rows(self._combine))
+        """The rule's step on mixed rows, stated for the rows that were sent."""
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         mixing = self._nearest(sent) if self.kind == "nnm" else self._buckets(sent)
@@ -98,13 +98,13 @@ class Before:
         found = self.rule.combine(dataclasses.replace(sent, updates=mixed, places=places, registered=registered))
         part = mixing > 0
         kept = np.asarray(part[found.kept].any(axis=0))
-        share = part / part.sum(axis=0)  # how a mixed row's number is told for the rows in it: their mean
-        told = {row: f"no mixed update that it is part of was kept ({self.kind})" for row in np.flatnonzero(~kept)}
+        share = part / part.sum(axis=0)  # a row's number is the mean over the mixed rows that it is part of
+        reasons = {row: f"no mixed update that it is part of was kept ({self.kind})" for row in np.flatnonzero(~kept)}
         with np.errstate(over="ignore", invalid="ignore"):
             statistics = {f"mixed_{name}": np.nan_to_num(values @ share) for name, values in found.statistics.items()}
         return Verdict(
             step=found.step, kept=kept, weights=None if found.weights is None else found.weights @ mixing,
-            statistics=statistics, reasons={int(row): why for row, why in told.items()}, memory=found.memory,
+            statistics=statistics, reasons={int(row): why for row, why in reasons.items()}, memory=found.memory,
         )  # fmt: skip
 
     @staticmethod

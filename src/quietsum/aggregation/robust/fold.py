@@ -3,9 +3,9 @@
 Memory grows with the cohort, since such rules compare updates with each other. The order in which updates arrived, and
 in how many parts, changes nothing: the rule sees the same matrix.
 
->>> from quietsum.aggregation.robust import rule_named
+>>> from quietsum.aggregation.robust import find_rule
 >>> from quietsum.mechanisms.rng import system_randomness
->>> fold = RobustFold(rule=rule_named("median"), registered=("a", "b", "c"), attackers=1, dimension=1)
+>>> fold = RobustFold(rule=find_rule("median"), registered=("a", "b", "c"), attackers=1, dimension=1)
 >>> state, broken = fold.add_many(fold.start(), ("a", "b", "c"), np.array([[1.0], [2.0], [1e300]]))
 >>> fold.finish(state, system_randomness()).step
 array([2.])
@@ -34,7 +34,7 @@ __all__ = ["RobustFold", "RobustState"]
 @final
 @dataclasses.dataclass(kw_only=True)
 class RobustState:
-    """The updates that arrived, and whose they are, in the same order; and who sent what no honest party sends."""
+    """The updates that arrived, with their parties in the same order; and the parties with an unusable update."""
 
     rows: list[Vector]
     kept: dict[str, None]
@@ -44,7 +44,7 @@ class RobustState:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RobustFold:
-    """What ``rule`` makes of the updates of the ``registered`` parties, ``attackers`` of which may be anything.
+    """The step of ``rule`` on the updates of the ``registered`` parties, ``attackers`` of which may be anything.
 
     Guarantees: none of privacy (post-processing of updates that carry their own noise, rule 13). No update longer than
     its party's limit reaches the rule. With fewer updates than the rule needs to withstand ``attackers``, there is no
@@ -64,9 +64,9 @@ class RobustFold:
         whole_number("dimension", self.dimension, 1)
         whole_number("attackers", self.attackers, 0)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # whoever folds elsewhere needs neither the memory nor the trial
+    def __reduce__(self) -> tuple[Any, ...]:  # another process that folds needs neither the memory nor the trial
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return _made, ({**fields, "memory": {}, "trial": None},)
+        return _make_fold, ({**fields, "memory": {}, "trial": None},)
 
     @property
     def needs_individuals(self) -> bool:
@@ -86,7 +86,7 @@ class RobustFold:
 
     def add(self, state: RobustState, party: str, update: Vector) -> RobustState:
         """``state`` with one more update; a misshapen, non-finite or overlong one raises and changes nothing."""
-        self._known((party,))
+        self._check_known((party,))
         refuse_twice((party,), state.kept)
         if problem := self.problem_with(update, party):
             raise InvalidParameter("update", f"of {party}", problem)
@@ -98,11 +98,11 @@ class RobustFold:
         self, state: RobustState, parties: Sequence[str], updates: Vector
     ) -> tuple[RobustState, dict[str, str]]:
         """``state`` with the usable rows of ``updates``, and by party what is wrong with the others."""
-        self._known(parties)
+        self._check_known(parties)
         usable, broken = usable_rows(parties, updates, self.dimension, state.kept)
         for place in usable:
-            if told := self._too_long(updates[place], parties[place]):
-                broken[parties[place]] = told
+            if problem := self._too_long(updates[place], parties[place]):
+                broken[parties[place]] = problem
                 continue
             state.rows.append(updates[place])
             state.kept[parties[place]] = None
@@ -110,13 +110,13 @@ class RobustFold:
         return state, broken
 
     def spoil(self, state: RobustState, party: str) -> None:
-        """Note that ``party`` sent what no honest party sends: it is one of the attackers that were counted on."""
-        self._known((party,))
+        """Note that ``party`` sent an unusable update, as no honest party does: it is one of the stated attackers."""
+        self._check_known((party,))
         state.spoilt[party] = None
 
     def merge(self, one: RobustState, other: RobustState) -> RobustState:
         """Both together."""
-        self._known(other.kept)
+        self._check_known(other.kept)
         refuse_twice(other.kept, one.kept)
         if len(other.rows) != len(other.kept):
             raise InvalidParameter("updates", f"of {len(other.kept)} parties", "are not one row a party")
@@ -129,10 +129,10 @@ class RobustFold:
         return one
 
     def finish(self, state: RobustState, rng: RandomSource) -> Combined:
-        """The rule's step; :class:`~quietsum.errors.TooFewParties` where too few updates arrived for it.
+        """The rule's step. Raises :class:`~quietsum.errors.TooFewParties` if too few updates arrived for the rule.
 
-        Whoever sent what no honest party sends is left out already, and was one of the attackers: so many fewer may be
-        among the rest. Otherwise an attacker could end every round by an update that is left out.
+        A party with an unusable update is left out already, and was one of the attackers: there are so many fewer among
+        the rest. Otherwise an attacker could end every round by an update that is left out.
         """
         attackers = max(self.attackers - len(state.spoilt.keys() - state.kept.keys()), 0)
         count, least = len(state.rows), max(self.rule.facts.least(attackers), 1)
@@ -170,7 +170,7 @@ class RobustFold:
         length = length_of(update)
         return "" if length <= limit else f"has length {length:.3g}, and an honest one has at most {limit:.3g}"
 
-    def _known(self, parties: Iterable[str]) -> None:
+    def _check_known(self, parties: Iterable[str]) -> None:
         for party in parties:
             if party not in self._names:
                 raise InvalidParameter("party", party, "is not registered", f"{len(self._names)} parties are")
@@ -180,5 +180,5 @@ class RobustFold:
         return frozenset(self.registered)
 
 
-def _made(fields: dict[str, Any]) -> RobustFold:
+def _make_fold(fields: dict[str, Any]) -> RobustFold:
     return RobustFold(**fields)

@@ -1,6 +1,6 @@
-"""What all rules do alike: refuse too few rows, leave out rows that are no numbers, break ties by what was sent.
+"""Shared by all rules: refuse too few rows, leave out rows that are not finite, break ties by the values sent.
 
-A fold never hands on a row that is not finite. Who calls a rule directly is protected all the same: such rows are left
+A fold never passes on a row that is not finite. A direct call of a rule is protected all the same: such rows are left
 out, with a reason, and the rule works on the others; each counts as one of the f that may be anything.
 """
 
@@ -17,12 +17,12 @@ from quietsum.aggregation.robust.rows.blocks import NotFinite
 from quietsum.aggregation.robust.rule import Matrix, Rule, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter, TooFewParties
 
-__all__ = ["finite_rows", "judged", "lowest", "steady_order"]
+__all__ = ["judge_rows", "lowest", "require_finite", "steady_order"]
 
 _TIE = 1e-9  # relative: scores closer than this differ by rounding
 
 
-def judged(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:
+def judge_rows(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:
     """``work(sent)``, refused below ``least(f)`` rows, and without the rows that are not finite.
 
     Raises :class:`~quietsum.errors.TooFewParties` for too few rows, :class:`~quietsum.errors.InvalidParameter` if no
@@ -48,18 +48,18 @@ def judged(rule: Rule, sent: Sent, work: Callable[[Sent], Verdict]) -> Verdict:
     rest = dataclasses.replace(
         sent, updates=sent.updates[finite], places=sent.places[finite], attackers=max(sent.attackers - broken, 0)
     )
-    return _spread(judged(rule, rest, work), finite)
+    return _spread(judge_rows(rule, rest, work), finite)
 
 
-def finite_rows(work: Callable[[Sent], Verdict]) -> Callable[[Sent], Verdict]:
-    """``work`` for :func:`judged`, of a rule whose own arithmetic would not notice a row that is not finite."""
+def require_finite(work: Callable[[Sent], Verdict]) -> Callable[[Sent], Verdict]:
+    """``work`` for :func:`judge_rows`, of a rule whose own arithmetic would not notice a row that is not finite."""
 
-    def looked_at(sent: Sent) -> Verdict:
+    def check_first(sent: Sent) -> Verdict:
         if not np.isfinite(sent.updates).all():
             raise NotFinite
         return work(sent)
 
-    return looked_at
+    return check_first
 
 
 def _spread(verdict: Verdict, finite: NDArray[np.bool_]) -> Verdict:

@@ -17,7 +17,7 @@ from quietsum.aggregation.robust.rules.signguard import SignGuard
 from quietsum.aggregation.robust.rules.trust import TrustedByTrial
 from quietsum.errors import InvalidParameter
 
-__all__ = ["RULES", "most_attackers", "rule_named"]
+__all__ = ["RULES", "find_rule", "most_attackers"]
 
 _RULES: tuple[Rule, ...] = (
     NormBounded(),
@@ -42,14 +42,14 @@ RULES: dict[str, Rule] = {rule.name: rule for rule in _RULES}
 """Every rule but the mean, with its defaults."""
 
 
-def rule_named(name: str, before: str = "") -> Rule:
+def find_rule(name: str, before: str = "") -> Rule:
     """The rule that a plan names, with what it does to updates ``before`` the rule sees them.
 
-    >>> rule_named("bulyan", "bucketing").facts.least(1)
+    >>> find_rule("bulyan", "bucketing").facts.least(1)
     13
     """
     if before:
-        return Before(rule=rule_named(name), kind=before)
+        return Before(rule=find_rule(name), kind=before)
     if name not in RULES:
         raise InvalidParameter("rule", name, "is unknown", f"choose among mean, {', '.join(RULES)}")
     return RULES[name]
@@ -58,7 +58,7 @@ def rule_named(name: str, before: str = "") -> Rule:
 def most_attackers(rule: Rule, parties: int) -> int:
     """The largest f that ``rule`` works with among ``parties``; −1 where it does not work with so few at all.
 
-    >>> most_attackers(rule_named("median"), 10)
+    >>> most_attackers(find_rule("median"), 10)
     4
     """
     found = -1

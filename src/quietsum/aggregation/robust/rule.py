@@ -1,8 +1,8 @@
-"""What a robust rule is: from updates, some of which may be anything, to one step, and what it says of itself.
+"""A robust rule: from updates, some of which may be anything, to one step, and the facts that it states.
 
-A rule looks at one matrix, a row an update, and gives a :class:`Verdict`: the step, which rows are in it, and one
-number a row for whatever it measured. "Not in the step" is all that a verdict says about a row; it is no statement
-about whoever sent it. Rules never see declared or reported sizes: a weight that nobody can verify is a lever.
+A rule takes one matrix, a row an update, and returns a :class:`Verdict`: the step, the rows that are in it, and one
+number a row for everything that it measured. A verdict says of a row that it is not in the step; it is no statement
+about its sender. Rules never see declared or reported sizes: a weight that cannot be verified is a lever.
 
 None of this is privacy. Where updates carry noise of their own, a rule is post-processing (rule 13); noise *after* a
 rule needs a sensitivity, and :attr:`Facts.sensitivity` says whether there is one.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource
 
-__all__ = ["Facts", "Matrix", "Rule", "Sent", "Trial", "Vector", "Verdict", "bytes_remembered"]
+__all__ = ["Facts", "Matrix", "Rule", "Sent", "Trial", "Vector", "Verdict", "measure_memory"]
 
 Matrix = NDArray[Any]
 Vector = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Sent:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Verdict:
-    """What a rule made of them.
+    """The result of a rule.
 
     ``kept`` marks the rows that are in the step, wholly or in part; a rule that looks at each coordinate alone keeps
     all. ``weights`` are each row's share where the step is a weighted mean, else None. ``statistics`` holds one number
@@ -83,7 +83,7 @@ class Facts:
     """What a rule states about itself, for plans, refusals and pages.
 
     ``least`` is the smallest n that it works with for f attackers, and what a plan is held to; ``breakdown`` says in
-    words up to which share of attackers its result stays bounded, or that nobody has proved one. ``sensitivity`` says
+    words up to which share of attackers its result stays bounded, or that none is proved. ``sensitivity`` says
     by how much one update moves the step, None where there is no bound. ``remembers``: it keeps a record of each party
     from round to round. ``pairs``: it compares every two updates, so memory grows with n². ``source`` names the paper.
     """
@@ -103,9 +103,9 @@ class Facts:
 class Rule(Protocol):
     """From updates to a step.
 
-    Guarantees asked of every implementation (:mod:`quietsum.contracts`): the step is finite whatever finite numbers
-    arrive; it does not depend on the order of rows, nor on names; a single row, identical rows and rows of zeros have a
-    step; nothing is changed in place. Randomness comes from ``sent.rng`` alone.
+    Guarantees asked of every implementation (:mod:`quietsum.contracts`): the step is finite for all finite numbers
+    that arrive; it does not depend on the order of rows, nor on names; a single row, identical rows and rows of zeros
+    have a step; nothing is changed in place. Randomness comes from ``sent.rng`` alone.
     """
 
     @property
@@ -127,8 +127,8 @@ class Rule(Protocol):
         ...
 
 
-def bytes_remembered(rule: Rule, registered: int, dimension: int) -> int:
-    """How large :meth:`Rule.memory` is, without making it: it grows in proportion to parties, parameters, or both."""
+def measure_memory(rule: Rule, registered: int, dimension: int) -> int:
+    """The bytes of :meth:`Rule.memory`, without making it: it grows in proportion to parties, parameters, or both."""
 
     def numbers(parties: int, parameters: int) -> int:
         return sum(vector.size for vector in rule.memory(parties, parameters).values())

@@ -52,7 +52,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation import ClientSum, Fold, Noted, NotedState, Part, RobustState, length_of
+from quietsum.aggregation import ClientSum, Fold, NotingFold, NotingState, Part, RobustState, length_of
 from quietsum.defence.detection.confusion import confused
 from quietsum.defence.detection.copies import SAME, clusters, repeated
 from quietsum.defence.detection.drift import Drift
@@ -176,7 +176,7 @@ class Detector:
             return fold
         small = len(self._places) * self._dimension * 8 <= ROOM
         self._keeps = small or fold.needs_individuals
-        return Noted(
+        return NotingFold(
             fold=fold,
             towards=self._past if self._past.any() else None,
             parts=tuple(self._parts.values()),
@@ -191,9 +191,9 @@ class Detector:
         ``noise`` tells by party the deviation of the noise in each coordinate of its update, and of that of its last
         step, as far as they are known.
         """
-        notes: Mapping[str, Vector] = state.notes if isinstance(state, NotedState) else {}
-        rows: Mapping[str, Vector] = state.rows if isinstance(state, NotedState) else {}
-        inner = state.inner if isinstance(state, NotedState) else state
+        notes: Mapping[str, Vector] = state.notes if isinstance(state, NotingState) else {}
+        rows: Mapping[str, Vector] = state.rows if isinstance(state, NotingState) else {}
+        inner = state.inner if isinstance(state, NotingState) else state
         if isinstance(inner, RobustState):
             rows = dict(zip(inner.kept, inner.rows, strict=True))
         names = sorted({*notes, *rows} & self._places.keys(), key=self._places.__getitem__)

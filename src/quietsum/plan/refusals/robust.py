@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.aggregation import RULES, Rule, most_attackers, rule_named
+from quietsum.aggregation import RULES, Rule, find_rule, most_attackers
 from quietsum.plan.refusals.row import Refusal, taking_part
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def rule_of(plan: Plan) -> Rule | None:
     name, before = plan.aggregation.rule, plan.aggregation.before
     if name not in RULES or (before == "bucketing" and RULES[name].facts.remembers):
         return None
-    return rule_named(name, before)
+    return find_rule(name, before)
 
 
 def cohort_of(plan: Plan, parties: Sequence[PartyFacts]) -> int:

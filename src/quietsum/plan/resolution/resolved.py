@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.aggregation import Rule, bytes_remembered, rule_named
+from quietsum.aggregation import Rule, find_rule, measure_memory
 from quietsum.errors import InvalidParameter
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.promises import AdaptivePlan, ClientPlan, RecordPlan
@@ -510,7 +510,7 @@ class ResolvedPlan:
     def robust(self) -> Rule | None:
         """The robust rule between updates; None for the mean."""
         asked = self.plan.aggregation
-        return None if asked.rule == "mean" else rule_named(asked.rule, asked.before)
+        return None if asked.rule == "mean" else find_rule(asked.rule, asked.before)
 
     @property
     def remembered(self) -> int:
@@ -518,7 +518,7 @@ class ResolvedPlan:
         rule = self.robust
         if rule is None or not rule.facts.remembers:
             return 0
-        return bytes_remembered(rule, len(self.parties), self.dimension)
+        return measure_memory(rule, len(self.parties), self.dimension)
 
     @property
     def attackers(self) -> int:

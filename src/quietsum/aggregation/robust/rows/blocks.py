@@ -16,7 +16,7 @@ import numpy as np
 from quietsum.aggregation.robust.rule import Matrix, Vector
 
 __all__ = [
-    "LARGEST", "NotFinite", "each_block", "lengths", "mixture", "mixtures", "shares", "signs", "tamed", "unit_rows",
+    "LARGEST", "NotFinite", "each_block", "lengths", "mixture", "mixtures", "shares", "signs", "tame_rows", "unit_rows",
 ]  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def _length(row: Vector, centre: Vector | None) -> float:
     return float(min(4 * (largest * float(np.linalg.norm(quarter / largest))), LARGEST)) if largest > 0 else 0.0
 
 
-def tamed(updates: Matrix, centre: Vector | None = None, *, few: bool = True) -> tuple[Matrix, Vector]:
+def tame_rows(updates: Matrix, centre: Vector | None = None, *, few: bool = True) -> tuple[Matrix, Vector]:
     """``updates`` and their :func:`lengths`; rows whose length is beyond float64 are shrunk by 2⁻⁶⁴.
 
     With ``few``, only if fewer than half are: else the median length is beyond, too, and nothing is shortened.

@@ -41,7 +41,7 @@ _UNIT = np.float64(2.0**600)  # what is too short times it, and what is too long
 _MANY = 1024  # rows from which on a table is filled tile by tile, in place
 _TILE = 256  # rows of a tile
 _FEW = 8  # lost pairs a row, up to which each is measured by itself
-_ASKED = 4096  # rows below which nobody asks for memory: a table of 128 MiB
+_ASKED = 4096  # rows below which memory is not checked: a table of 128 MiB
 
 
 def pairwise_distances(updates: Matrix) -> Matrix:
@@ -285,9 +285,9 @@ def _each_tile(rows: int, work: Callable[[slice, int], None], *, alone: bool = F
 
 def refuse_beyond_memory(rows: int) -> None:
     """Raise :class:`~quietsum.errors.InvalidParameter` where the pairs of ``rows`` cannot fit this machine's memory."""
-    if told := beyond_memory(rows):
+    if problem := beyond_memory(rows):
         remedy = "draw fewer parties a round, or choose a rule that compares no pairs, signguard for instance"
-        raise InvalidParameter("updates", f"{rows:,} rows", f"are compared two by two, {told}", remedy)
+        raise InvalidParameter("updates", f"{rows:,} rows", f"are compared two by two, {problem}", remedy)
 
 
 def beyond_memory(rows: int) -> str:
@@ -312,9 +312,9 @@ def this_memory() -> int:
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")] if hasattr(os, "sysconf") else []
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            told = Path(path).read_text(encoding="ascii").strip()
+            limit = Path(path).read_text(encoding="ascii").strip()
         except OSError:
             continue
-        if told.isdigit():
-            found.append(int(told))
+        if limit.isdigit():
+            found.append(int(limit))
     return min(found, default=1 << 62)

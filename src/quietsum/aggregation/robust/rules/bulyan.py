@@ -14,7 +14,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import finite_rows, judged, lowest
+from quietsum.aggregation.robust.judge import judge_rows, lowest, require_finite
 from quietsum.aggregation.robust.rows.blocks import LARGEST
 from quietsum.aggregation.robust.rows.distances import pairwise_distances
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
@@ -45,7 +45,7 @@ class Bulyan:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and Krum's score of each row."""
-        return judged(self, sent, finite_rows(self._combine))
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         count, attackers = len(sent), sent.attackers
@@ -57,10 +57,10 @@ class Bulyan:
         step = by_coordinate(sent.updates[chosen], lambda ordered: _around_median(ordered, near))
         with np.errstate(over="ignore"):
             scores = np.minimum(roots**2, LARGEST)
-        told = "its distance to the updates nearest to it is among the largest"
+        reason = "its distance to the updates nearest to it is among the largest"
         return Verdict(
             step=step, kept=kept, statistics={"krum_score": scores},
-            reasons={int(row): told for row in np.flatnonzero(~kept)},
+            reasons={int(row): reason for row in np.flatnonzero(~kept)},
         )  # fmt: skip
 
 

@@ -12,8 +12,8 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import judged
-from quietsum.aggregation.robust.rows.blocks import lengths, mixture, tamed
+from quietsum.aggregation.robust.judge import judge_rows
+from quietsum.aggregation.robust.rows.blocks import lengths, mixture, tame_rows
 from quietsum.aggregation.robust.rule import Facts, Sent, Vector, Verdict
 from quietsum.errors import InvalidParameter
 from quietsum.validate import positive, whole_number
@@ -69,10 +69,10 @@ class NormBounded:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step; ``length`` is each update's."""
-        return judged(self, sent, self._combine)
+        return judge_rows(self, sent, self._combine)
 
     def _combine(self, sent: Sent) -> Verdict:
-        updates, found = tamed(sent.updates, few=self.bound is None)
+        updates, found = tame_rows(sent.updates, few=self.bound is None)
         bound = float(np.median(found / 2)) * 2 if self.bound is None else self.bound
         weights = np.minimum(1.0, np.divide(bound, found, out=np.ones_like(found), where=found > 0)) / len(sent)
         return Verdict(
@@ -90,7 +90,7 @@ class NormBounded:
             raise InvalidParameter("bound", None, "is the median of all lengths, so all rows are needed", "state one")
         total, count = np.zeros(1), 0
         for row in rows:
-            kept, found = tamed(np.asarray(row)[None, :], few=False)
+            kept, found = tame_rows(np.asarray(row)[None, :], few=False)
             total = total + kept[0] * min(1.0, self.bound / found[0] if found[0] > 0 else 1.0)
             count += 1
         if not count:
@@ -104,7 +104,7 @@ class CenteredClipping:
     """v ← v + (1/n) Σ (g_i − v) · min(1, τ/|g_i − v|), ``iterations`` times, from the step of the round before
     (Karimireddy, He, Jaggi 2021, eq. CClip).
 
-    The radius τ is the median of |g_i − v| in each iteration if ``radius`` is omitted: nobody needs to know the scale
+    The radius τ is the median of |g_i − v| in each iteration if ``radius`` is omitted: the scale need not be known
     of updates, and fewer than half of the updates cannot move it beyond honest distances.
     """
 
@@ -137,11 +137,11 @@ class CenteredClipping:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step; ``distance`` is each update's from the centre before the last iteration."""
-        return judged(self, sent, self._combine)
+        return judge_rows(self, sent, self._combine)
 
     def _combine(self, sent: Sent) -> Verdict:
         centre = sent.memory.get(LAST, np.zeros(sent.updates.shape[1]))
-        updates, found = tamed(sent.updates, centre, few=self.radius is None)
+        updates, found = tame_rows(sent.updates, centre, few=self.radius is None)
         for iteration in range(self.iterations):
             if iteration:
                 found = lengths(updates, centre)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import finite_rows, judged, steady_order
+from quietsum.aggregation.robust.judge import judge_rows, require_finite, steady_order
 from quietsum.aggregation.robust.rows.blocks import LARGEST, mixture
 from quietsum.aggregation.robust.rows.distances import gram
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
@@ -105,7 +105,7 @@ class DivideAndConquer:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and in how many draws each row was left."""
-        return judged(self, sent, finite_rows(self._combine))
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         count, dimension = sent.updates.shape
@@ -120,8 +120,8 @@ class DivideAndConquer:
             left[order[np.argsort(scores, kind="stable")[: count - dropped]]] += 1
             worst[order] = np.maximum(worst[order], scores)
         kept = left == left.max()  # those of every draw; of most draws where no row is left in all of them
-        told = "it stands out along the direction in which updates differ most"
+        reason = "it stands out along the direction in which updates differ most"
         return Verdict(
             step=mixture(sent.updates, kept / kept.sum()), kept=kept, weights=kept / kept.sum(),
-            statistics={"projection": worst}, reasons={int(row): told for row in np.flatnonzero(~kept)},
+            statistics={"projection": worst}, reasons={int(row): reason for row in np.flatnonzero(~kept)},
         )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.judge import judge_rows, require_finite
 from quietsum.aggregation.robust.rows.blocks import lengths, mixture
 from quietsum.aggregation.robust.rows.distances import cosines
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
@@ -96,7 +96,7 @@ class Flame:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, the length of each row and its median cosine to the others."""
-        return judged(self, sent, finite_rows(self._combine))
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         apart, size = cosines(sent.updates), lengths(sent.updates)
@@ -108,9 +108,9 @@ class Flame:
         shares = kept / kept.sum()
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             cut = np.where(size > middle, middle / size, 1.0)
-        told = "its direction is not in the cluster of the majority"
+        reason = "its direction is not in the cluster of the majority"
         return Verdict(
             step=mixture(sent.updates, shares * cut), kept=kept, weights=shares,
             statistics={"length": size, "median_cosine": middling},
-            reasons={int(row): told for row in np.flatnonzero(~kept)},
+            reasons={int(row): reason for row in np.flatnonzero(~kept)},
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """FLTrust: updates are trusted as far as they point where the server's own does (Cao, Fang, Liu, Gong 2021).
 
 The server trains on a small root set by itself. With g₀ its update, each gᵢ has the trust TSᵢ = max(0, cos(gᵢ, g₀)), is
-brought to the length of g₀, and the step is Σ TSᵢ·gᵢ·|g₀|/|gᵢ| / Σ TSᵢ. Where nobody is trusted there is no step: the
+brought to the length of g₀, and the step is Σ TSᵢ·gᵢ·|g₀|/|gᵢ| / Σ TSᵢ. If no site is trusted, there is no step: the
 model stays as it is.
 
 Record noise hides the cosine: in d coordinates a noisy update is nearly at right angles to everything, and what is left
@@ -18,7 +18,7 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.fold import length_of
-from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.judge import judge_rows, require_finite
 from quietsum.aggregation.robust.rows.blocks import mixture, unit_rows
 from quietsum.aggregation.robust.rule import Facts, Sent, Trial, Vector, Verdict
 from quietsum.errors import InvalidParameter
@@ -59,7 +59,7 @@ class FLTrust:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and the cosine of each row with the root update."""
-        return judged(self, sent, finite_rows(self._combine))
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         root = np.asarray(trial_of(sent, self.name).update(), dtype=np.float64)

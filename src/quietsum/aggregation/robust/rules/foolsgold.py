@@ -18,7 +18,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.judge import judge_rows, require_finite
 from quietsum.aggregation.robust.rows.blocks import LARGEST, mixture
 from quietsum.aggregation.robust.rows.distances import cosines
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
@@ -76,7 +76,7 @@ class FoolsGold:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and α of each row."""
-        return judged(self, sent, finite_rows(self._combine))
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         count, dimension = sent.updates.shape
@@ -89,8 +89,8 @@ class FoolsGold:
             weights = np.ones(count)
         kept = weights > 0
         shares = weights / weights.sum()
-        told = "the sum of its updates so far points where another party's does"
+        reason = "the sum of its updates so far points where another party's does"
         return Verdict(
             step=mixture(sent.updates, shares), kept=kept, weights=shares, statistics={"say": weights},
-            reasons={int(row): told for row in np.flatnonzero(~kept)}, memory={"history": history.ravel()},
+            reasons={int(row): reason for row in np.flatnonzero(~kept)}, memory={"history": history.ravel()},
         )  # fmt: skip

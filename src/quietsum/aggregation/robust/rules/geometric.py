@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import judged
+from quietsum.aggregation.robust.judge import judge_rows
 from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, lengths, mixture
 from quietsum.aggregation.robust.rows.distances import central_row, gram
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
@@ -60,7 +60,7 @@ class GeometricMedian:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step; ``distance`` is each update's from it, ``weights`` its share of it."""
-        return judged(self, sent, self._combine)
+        return judge_rows(self, sent, self._combine)
 
     def _combine(self, sent: Sent) -> Verdict:
         updates, everyone = sent.updates, np.ones(len(sent), dtype=np.bool_)

@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import judged, lowest
+from quietsum.aggregation.robust.judge import judge_rows, lowest
 from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, mixture
 from quietsum.aggregation.robust.rows.distances import pairwise_distances, rough_distances
 from quietsum.aggregation.robust.rule import Facts, Matrix, Rule, Sent, Vector, Verdict
@@ -25,7 +25,7 @@ _CLEAR = 1e-5  # relative: a hundred times what single precision is off by
 
 
 def _least(attackers: int) -> int:
-    """n > 2f + 2 (the paper's condition); with nobody to withstand, any number will do."""
+    """n > 2f + 2 (the paper's condition); without attackers, any number will do."""
     return 2 * attackers + 3 if attackers else 1
 
 
@@ -56,7 +56,7 @@ class Krum:
 
     def combine(self, sent: Sent) -> Verdict:
         """The update with the lowest score; ``score`` is each update's, as the root of its sum of squares."""
-        return judged(self, sent, lambda part: _closest(self, part, 1))
+        return judge_rows(self, sent, lambda part: _closest(self, part, 1))
 
 
 @final
@@ -86,7 +86,7 @@ class MultiKrum:
 
     def combine(self, sent: Sent) -> Verdict:
         """The mean of the n − f with the lowest scores; ``score`` as for :class:`Krum`."""
-        return judged(self, sent, lambda part: _closest(self, part, len(part) - part.attackers))
+        return judge_rows(self, sent, lambda part: _closest(self, part, len(part) - part.attackers))
 
 
 def krum_scores(distances: Matrix, attackers: int) -> Vector:

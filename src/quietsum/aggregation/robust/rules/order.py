@@ -12,7 +12,7 @@ from typing import final
 
 import numpy as np
 
-from quietsum.aggregation.robust.judge import judged
+from quietsum.aggregation.robust.judge import judge_rows
 from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, each_block
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Vector, Verdict
 
@@ -44,7 +44,7 @@ class CoordinateMedian:
 
     def combine(self, sent: Sent) -> Verdict:
         """The median; every row is in it."""
-        return judged(self, sent, self._combine)
+        return judge_rows(self, sent, self._combine)
 
     def _combine(self, sent: Sent) -> Verdict:
         low, high = (len(sent) - 1) // 2, len(sent) // 2
@@ -80,7 +80,7 @@ class TrimmedMean:
 
     def combine(self, sent: Sent) -> Verdict:
         """The trimmed mean; every row counts as kept, since each is cut in some coordinates only."""
-        return judged(self, sent, self._combine)
+        return judge_rows(self, sent, self._combine)
 
     def _combine(self, sent: Sent) -> Verdict:
         first, last = sent.attackers, len(sent) - sent.attackers

@@ -25,7 +25,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.aggregation.robust.judge import judged
+from quietsum.aggregation.robust.judge import judge_rows
 from quietsum.aggregation.robust.rows.blocks import LARGEST, NotFinite, lengths, mixture, signs
 from quietsum.aggregation.robust.rows.distances import cosines, cosines_with
 from quietsum.aggregation.robust.rows.meanshift import largest_cluster
@@ -91,7 +91,7 @@ class SignGuard:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step. ``length`` and the features are reported for every update."""
-        return judged(self, sent, self._combine)
+        return judge_rows(self, sent, self._combine)
 
     def _combine(self, sent: Sent) -> Verdict:
         found = lengths(sent.updates)
@@ -130,7 +130,7 @@ class SignGuard:
     def _reasons(
         self, passed: NDArray[np.bool_], alike: NDArray[np.bool_], found: Vector, middle: float
     ) -> dict[int, str]:
-        told = {}
+        reasons = {}
         for row in np.flatnonzero(~(passed & alike)).tolist():
             parts = []
             if not passed[row]:
@@ -138,8 +138,8 @@ class SignGuard:
                 parts.append(f"its length {found[row]:.3g} is not between {bounds}")
             if not alike[row]:
                 parts.append("its shares of signs are not like those of most updates")
-            told[row] = "; ".join(parts)
-        return told
+            reasons[row] = "; ".join(parts)
+        return reasons
 
 
 def _near(sent: Sent, found: Vector, last: Vector) -> Vector:

@@ -1,7 +1,7 @@
 """Trust from trials, for four to ten sites: each update is tried on a small root set, and remembered over rounds.
 
-Where few sites take part, signs and distances have nothing to count, and where attackers are the majority, whatever is
-nearest to the others is theirs. A root set that the server holds, public or made up, is on nobody's side. Bant (arXiv
+With few sites there are too few signs and distances to compare, and if attackers are the majority, the updates that are
+nearest to the others are theirs. A root set that the server holds, public or made up, depends on no site. Bant (arXiv
 2505.07614) and server learning (2604.03226) go that way; only their abstracts were at hand, so this is a design of our
 own. Per round, with g₀ the root set's own update, L the mean loss on the root set and ℓ = max(|g₀|, the (n − f)-th
 shortest length):
@@ -16,11 +16,11 @@ shortest length):
 * **Memory.** merit = gain / max(gain of g₀, spread), the smaller of near and far, cut to [−1, 1], is averaged over
   rounds with a factor of ``keeps``; the spread is averaged in the same way, which gives a standard error. Trust is the
   average plus one standard error, so a site is left out once it harms *consistently*, and noise averages out.
-* **Veto.** Whoever gains less than −3 spreads in this round is left out of it whatever it did before, so trust cannot
-  be saved up and spent.
+* **Veto.** An update that gains less than −3 spreads is left out of this round in spite of earlier merit, so trust
+  cannot be saved up and spent.
 * **Step.** The mean of updates weighed by trust², none longer than ℓ: with at most f attackers that is never more than
   the longest honest update or |g₀|, also where they are the majority. Where they are not, no trust counts for more than
-  the (n − f)-th least. Where nobody is trusted the step is g₀, never the mean.
+  the (n − f)-th least. If no site is trusted, the step is g₀, never the mean.
 
 What it cannot see is what does not hurt the loss on the root set: a backdoor, a free rider (who is left in, with
 a small weight where it sends noise), a class that is missing from the root set, a wrong that the root set shares.
@@ -35,7 +35,7 @@ from typing import final
 import numpy as np
 
 from quietsum.aggregation.fold import length_of
-from quietsum.aggregation.robust.judge import finite_rows, judged
+from quietsum.aggregation.robust.judge import judge_rows, require_finite
 from quietsum.aggregation.robust.rows.blocks import lengths, mixture, unit_rows
 from quietsum.aggregation.robust.rule import Facts, Matrix, Sent, Trial, Vector, Verdict
 from quietsum.aggregation.robust.rules.fltrust import trial_of
@@ -92,7 +92,7 @@ class TrustedByTrial:
 
     def combine(self, sent: Sent) -> Verdict:
         """The step, and each row's merit in this round, its average, and its trust."""
-        return judged(self, sent, finite_rows(self._combine))
+        return judge_rows(self, sent, require_finite(self._combine))
 
     def _combine(self, sent: Sent) -> Verdict:
         trial = trial_of(sent, self.name)
@@ -103,7 +103,7 @@ class TrustedByTrial:
         memory = {slot: np.array(sent.memory.get(slot, np.zeros(sent.registered))) for slot in _SLOTS}
         merit, chance, new, here = np.zeros(len(sent)), 1.0, 1 - self.keeps, sent.places
         if length_of(root) > 0:  # else the root set wants no step at all, and this round tells nothing
-            merit, chance = self._tried(trial, sent, root, limit)
+            merit, chance = self._try_rows(trial, sent, root, limit)
             memory["merit"][here] = self.keeps * memory["merit"][here] + new * np.clip(merit, -1.0, 1.0)
             memory["evidence"][here] = self.keeps * memory["evidence"][here] + new
             memory["chance"][here] = self.keeps**2 * memory["chance"][here] + (new * min(chance, 1.0)) ** 2
@@ -127,7 +127,7 @@ class TrustedByTrial:
             reasons={int(row): _REASONS[int(vetoed[row])] for row in np.flatnonzero(~kept)},
         )  # fmt: skip
 
-    def _tried(self, trial: Trial, sent: Sent, root: Vector, length: float) -> tuple[Vector, float]:
+    def _try_rows(self, trial: Trial, sent: Sent, root: Vector, length: float) -> tuple[Vector, float]:
         """The merit of each row, the smallest of all reaches, and what chance has at most."""
         count = len(sent)
         chance = unit_rows(sent.rng.normals((self.directions, sent.updates.shape[1])))
@@ -136,7 +136,7 @@ class TrustedByTrial:
         for reach in self.reaches:
             gains = _gains(trial, steps * reach)
             spread = float(np.sqrt(np.mean(gains[count + 1 :] ** 2)))
-            whole = max(float(gains[count]), spread) or 1.0  # nothing moves the loss: nobody has a merit
+            whole = max(float(gains[count]), spread) or 1.0  # nothing moves the loss: no update has merit
             with np.errstate(over="ignore"):
                 merits.append(np.clip(gains[:count] / whole, -_LARGEST, _LARGEST))
             spreads.append(spread / whole)

@@ -1,16 +1,16 @@
 """A fold that also notes, of each update that it folds, its length and how far it goes along the last step.
 
-Whoever looks for odd updates needs a number or two of each, and a mean keeps none. :class:`Noted` wraps the round's
-fold: two numbers an update and part of the model, taken as it arrives, wherever that is, a worker process included.
-Where all updates of a round are small together (``keep``), the rows are kept as well, until the round is over.
+A search for odd updates needs a few numbers of each, and a mean keeps none. :class:`NotingFold` wraps the round's fold
+and notes two numbers for each update and part of the model when the update arrives, also in a worker process. With
+``keep`` the updates themselves are kept until the round is over; that is for rounds which fit into memory.
 
 Guarantees: the step is the wrapped fold's own, to the last bit. Nothing is noted of an update that was not folded, and
-nothing that is noted can stop a round. Notes tell who took part and how long each update was: operator only (rule 5).
+no note can stop a round. Notes reveal who took part and how long each update was: operator only (rule 5).
 
 >>> import numpy as np
 >>> from quietsum.aggregation import WeightedMean
 >>> from quietsum.mechanisms.rng import system_randomness
->>> fold = Noted(fold=WeightedMean(weights={"a": 1.0, "b": 1.0}, dimension=2), towards=np.array([1.0, 0.0]))
+>>> fold = NotingFold(fold=WeightedMean(weights={"a": 1.0, "b": 1.0}, dimension=2), towards=np.array([1.0, 0.0]))
 >>> state, _ = fold.add_many(fold.start(), ("a", "b"), np.array([[3.0, 4.0], [0.0, 2.0]]))
 >>> state.notes["a"]  # |update|, and its component along the last step
 array([[5., 3.]])
@@ -33,7 +33,7 @@ from quietsum.errors import InvalidParameter
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource
 
-__all__ = ["Noted", "NotedState"]
+__all__ = ["NotingFold", "NotingState", "Part"]
 
 Part = slice | NDArray[np.int64]
 """Which numbers of an update belong together: a class's row of the last layer, for instance."""
@@ -41,8 +41,8 @@ Part = slice | NDArray[np.int64]
 
 @final
 @dataclasses.dataclass(kw_only=True)
-class NotedState:
-    """What the wrapped fold has folded, the notes by party, and the rows where they are kept."""
+class NotingState:
+    """The wrapped fold's state, the notes by party, and the updates if they are kept."""
 
     inner: Any
     notes: dict[str, Vector]
@@ -50,14 +50,14 @@ class NotedState:
 
     @property
     def kept(self) -> dict[str, None]:
-        """Whose updates are in it."""
-        found: dict[str, None] = self.inner.kept
-        return found
+        """The parties in it."""
+        kept: dict[str, None] = self.inner.kept
+        return kept
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Noted:
+class NotingFold:
     """``fold``, and (length, component along ``towards``) of each update: of all of it, then of each of the parts."""
 
     fold: Fold[Any]
@@ -80,29 +80,31 @@ class Noted:
         """As the wrapped fold says."""
         return self.fold.needs_updates
 
-    def start(self) -> NotedState:
+    def start(self) -> NotingState:
         """Nothing folded yet."""
-        return NotedState(inner=self.fold.start(), notes={}, rows={})
+        return NotingState(inner=self.fold.start(), notes={}, rows={})
 
     def problem_with(self, update: object, party: str = "") -> str:
-        """What the wrapped fold says of it."""
+        """Why the wrapped fold cannot use ``update``, or an empty text."""
         return self.fold.problem_with(update, party)
 
-    def add(self, state: NotedState, party: str, update: Vector) -> NotedState:
+    def add(self, state: NotingState, party: str, update: Vector) -> NotingState:
         """``state`` with one more update."""
         state.inner = self.fold.add(state.inner, party, update)
         self._note(state, (party,), (update,))
         return state
 
-    def add_many(self, state: NotedState, parties: Sequence[str], updates: Vector) -> tuple[NotedState, dict[str, str]]:
+    def add_many(
+        self, state: NotingState, parties: Sequence[str], updates: Vector
+    ) -> tuple[NotingState, dict[str, str]]:
         """``state`` with the usable rows of ``updates``, and by party what is wrong with the others."""
         state.inner, broken = self.fold.add_many(state.inner, parties, updates)
         there = [place for place, party in enumerate(parties) if party not in broken]
         self._note(state, [parties[place] for place in there], (updates[place] for place in there))
         return state, broken
 
-    def merge(self, one: NotedState, other: NotedState) -> NotedState:
-        """Both together. Notes that are none are left out; the sum is taken or refused by the wrapped fold alone."""
+    def merge(self, one: NotingState, other: NotingState) -> NotingState:
+        """Both together. Malformed notes are left out; the wrapped fold alone takes or refuses the sum."""
         if type(other.inner) is not type(one.inner):
             raise InvalidParameter("sum", "of several parties", "is no sum of this round")
         kept = dict(other.kept)
@@ -116,11 +118,11 @@ class Noted:
                 one.rows[party] = row
         return one
 
-    def finish(self, state: NotedState, rng: RandomSource) -> Combined:
+    def finish(self, state: NotingState, rng: RandomSource) -> Combined:
         """The wrapped fold's step."""
         return self.fold.finish(state.inner, rng)
 
-    def _note(self, state: NotedState, parties: Sequence[str], updates: Iterable[Vector]) -> None:
+    def _note(self, state: NotingState, parties: Sequence[str], updates: Iterable[Vector]) -> None:
         everything: tuple[Part, ...] = (slice(None), *self.parts)
         for party, update in zip(parties, updates, strict=True):
             with np.errstate(all="ignore"):
@@ -141,7 +143,7 @@ def _note_of(update: Vector, towards: Vector | None) -> tuple[float, float]:
 
 
 def _pairs(values: object) -> Iterable[tuple[str, Vector]]:
-    """What a sum from elsewhere carries beside it, as far as it is arrays by name."""
+    """The float64 arrays by name in what another process sent beside its sum."""
     if not isinstance(values, Mapping):
         return ()
     return [
