@@ -12,8 +12,9 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
-from quietsum.identity.certificates import read_certificates, read_roster
-from quietsum.identity.keyring import make as make_keys
+from quietsum.identity.certificates import read_certificates
+from quietsum.identity.keyring import make_keyring
+from quietsum.identity.nodekeys import read_parties
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
@@ -39,7 +40,7 @@ def test_a_trial_from_the_first_folder_to_a_party_with_its_own_key() -> None:
     assert shown.exit_code == 0 and "fl.example.org" in shown.output and "WARN" not in shown.output
     for party in ("Basel", "Zürich Nord", "Cleveland", "Own"):
         assert party in shown.output
-    assert list(read_roster(Path("keys/parties.toml"))) == ["Basel", "Zürich Nord", "Cleveland", "Own"]
+    assert list(read_parties(Path("keys/parties.toml"))) == ["Basel", "Zürich Nord", "Cleveland", "Own"]
     server, authority = (read_certificates(Path(f"keys/{name}.crt"))[0] for name in ("server", "ca"))
     assert (server.not_valid_after_utc - server.not_valid_before_utc).days == 90
     assert server.issuer == authority.subject
@@ -116,7 +117,7 @@ def test_a_certificate_that_has_ended_is_an_exit_code_for_monitoring() -> None:
     today = datetime.datetime.now(datetime.UTC)
     for days, code, told in ((10.5, 2, "has expired"), (9.5, 0, "in less than a day"), (8.5, 0, "in 1 day\n")):
         folder = Path(f"keys-{days}")
-        make_keys(folder, servers=[], parties=["Basel"], days=10, now=today - datetime.timedelta(days=days))
+        make_keyring(folder, servers=[], parties=["Basel"], days=10, now=today - datetime.timedelta(days=days))
         shown = quietsum("keys", "show", folder)
         assert shown.exit_code == code and told in shown.output, shown.output
         values = quietsum("keys", "show", folder, "--json")

@@ -16,8 +16,8 @@ from click.testing import Result
 from party.asking import FACTS, Server, Watched, plan as plan_for_points, wire
 from quietsum.cli.sites.check import alone
 from quietsum.errors import QuietsumError
-from quietsum.identity.certificates import Identity, make_authority, make_client
-from quietsum.identity.nodekeys import fresh_key, read_node_key
+from quietsum.identity.certificates import Credentials, make_authority, make_client
+from quietsum.identity.nodekeys import generate_key, read_node_key
 from quietsum.ledger import Ledger
 from quietsum.party.books import resolved_to
 from quietsum.party.policy import CoordinatorAddress
@@ -61,7 +61,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
-def certify(path: Path, authority: Identity, *, name: str = "north", key: Any = None, now: Any = None) -> None:
+def certify(path: Path, authority: Credentials, *, name: str = "north", key: Any = None, now: Any = None) -> None:
     """A certificate beside the node key."""
     own = key or read_node_key(path.with_name("node.key")).public_key()
     path.with_name("node.crt").write_bytes(make_client(authority, name, own, now=now))
@@ -77,7 +77,7 @@ SERVED: dict[str, tuple[Callable[[Path], object], str]] = {
         "has expired on 2020-01-02: no coordinator would be believed",
     ),
     "a certificate of another key": (
-        lambda path: certify(path, make_authority(), key=fresh_key().public_key()),
+        lambda path: certify(path, make_authority(), key=generate_key().public_key()),
         "is no certificate that could be shown: it is for another key than the node key beside it; take node.crt anew",
     ),
     "a certificate of the past": (

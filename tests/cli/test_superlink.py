@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from quietsum.federation.flower.superlink import SuperLink, SuperLinkFailed
-from quietsum.identity.certificates import make_authority, make_server, read_roster
-from quietsum.identity.keyring import make
+from quietsum.identity.certificates import make_authority, make_server
+from quietsum.identity.keyring import make_keyring
+from quietsum.identity.nodekeys import read_parties
 from scenes import invoke
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -28,7 +29,7 @@ QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "FLWR_TELEMETRY_EN
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    make(Path("keys"), servers=["fl.example.org"], parties=["Basel"])
+    make_keyring(Path("keys"), servers=["fl.example.org"], parties=["Basel"])
 
 
 def words(text: str) -> str:
@@ -171,7 +172,7 @@ def test_a_certificate_without_the_name_that_sites_dial_is_warned_of(
         raise SuperLinkFailed("far enough")
 
     monkeypatch.setattr("quietsum.federation.flower.superlink.SuperLink", nobody)
-    make(Path("others"), servers=names, parties=["Basel"])
+    make_keyring(Path("others"), servers=names, parties=["Basel"])
     ended = invoke("superlink", "--keys", "others", "--listen", listen)
     assert "far enough" in ended.stderr
     assert warned in words(ended.stderr) and ("warning:" in ended.stderr) == bool(warned)
@@ -179,11 +180,11 @@ def test_a_certificate_without_the_name_that_sites_dial_is_warned_of(
 
 def test_a_certificate_needs_no_name_but_the_one_that_sites_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quietsum.identity.certificates.OWN_NAMES", ())
-    make(Path("bare"), servers=["fl.example.org"], parties=["Basel"])
+    make_keyring(Path("bare"), servers=["fl.example.org"], parties=["Basel"])
     files = {name: Path("bare", file) for name, file in
              (("certificate", "server.crt"), ("key", "server.key"), ("authority", "ca.crt"))}  # fmt: skip
     with SuperLink(Path("link"), host="0.0.0.0", **files) as link:
-        link.admit(read_roster(Path("bare/parties.toml")))
+        link.admit(read_parties(Path("bare/parties.toml")))
         assert link.running
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from quietsum.federation.flower.coordinator import FlowerTransport
 from quietsum.federation.flower.superlink import SuperLink
 from quietsum.federation.remote.federation import RemoteFederation
-from quietsum.identity.greetings import roster_of
-from quietsum.identity.nodekeys import read_roster
+from quietsum.identity.nodekeys import read_parties, read_verifiers
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.plan import load_plan
 from quietsum.runs.folder import Workspace
@@ -28,8 +27,8 @@ def main() -> None:
         authority=keys / "ca.crt",
         clients=keys / "clients.crt",
     ) as link:
-        link.admit(read_roster(keys / "parties.toml"))
-        roster = roster_of(keys / "parties.toml")
+        link.admit(read_parties(keys / "parties.toml"))
+        roster = read_verifiers(keys / "parties.toml")
         federation = RemoteFederation(FlowerTransport(link.access), roster=roster, patience=600.0)
         try:
             result = start(

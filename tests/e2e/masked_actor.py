@@ -35,7 +35,7 @@ def obey(folder: Path, who: str) -> None:
 
 def site(folder: Path, name: str, address: str) -> None:
     from quietsum.federation.flower.node import serve_node
-    from quietsum.identity.greetings import signing_with
+    from quietsum.identity.nodekeys import read_signer
     from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName
     from quietsum.party.service import SiteService
 
@@ -51,7 +51,7 @@ def site(folder: Path, name: str, address: str) -> None:
         folder=keys / name,
     )
     with Ledger.open(keys / name / "ledger.db", create=True) as ledger:
-        service = SiteService(policy, ledger, node_key=signing_with(keys / name / "node.key"))
+        service = SiteService(policy, ledger, node_key=read_signer(keys / name / "node.key"))
         serve_node(
             service.answer, address=address, root_certificate=keys / "ca.crt", node_key=keys / name / "node.key",
             stop=stop,
@@ -62,13 +62,13 @@ def coordinator(folder: Path, mode: str) -> None:
     from quietsum.federation.flower.coordinator import FlowerTransport
     from quietsum.federation.flower.superlink import read_access
     from quietsum.federation.remote.federation import RemoteFederation
-    from quietsum.identity.greetings import roster_of
+    from quietsum.identity.nodekeys import read_verifiers
     from quietsum.runs.folder import Workspace
     from quietsum.runs.progress import JsonLines
     from quietsum.runs.run import resume, start
 
     workspace = Workspace.at(folder / "workspace")
-    roster = roster_of(folder / "keys" / "parties.toml")
+    roster = read_verifiers(folder / "keys" / "parties.toml")
     federation = RemoteFederation(FlowerTransport(read_access(folder / "link")), roster=roster, patience=300.0)
     try:
         with JsonLines(folder / "events.jsonl") as lines:

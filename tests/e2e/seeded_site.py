@@ -12,7 +12,7 @@ from pathlib import Path
 
 from federation.sites import facts_of, plan_of, policy_for
 from quietsum.federation.flower.node import serve_node
-from quietsum.identity.greetings import signing_with
+from quietsum.identity.nodekeys import read_signer
 from quietsum.ledger import Kind, Ledger
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.party.policy import SiteDataset
@@ -28,7 +28,7 @@ def main() -> None:
     public = SiteDataset(name=facts.dataset, size=facts.size, public=facts.public)
     policy = policy_for(name, keys / name, record=None, dataset=public)
     with Ledger.open(keys / name / "ledger.db", create=True) as ledger:
-        service = SiteService(policy, ledger, node_key=signing_with(key), rng=randomness_for_tests(seed))
+        service = SiteService(policy, ledger, node_key=read_signer(key), rng=randomness_for_tests(seed))
 
         def answer(content: bytes) -> bytes:
             reply = service.answer(content)

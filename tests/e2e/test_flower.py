@@ -18,7 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from quietsum.cli.app import app
-from quietsum.identity.certificates import Identity, make_client, read_node_key, read_public_key
+from quietsum.identity.certificates import Credentials, make_client
+from quietsum.identity.nodekeys import read_node_key, read_public_key
 from quietsum.ledger import Kind, Ledger
 
 pytest.importorskip("flwr")
@@ -275,7 +276,7 @@ def test_a_site_whose_lifetime_is_spent_refuses_in_both_logs_and_the_others_go_o
 @pytest.mark.timeout(600)
 def test_an_unregistered_key_is_refused(stage: Stage, stranger: Path) -> None:
     (stranger.parent / "ca.crt").write_bytes((stage.keys / "ca.crt").read_bytes())
-    authority = Identity(certificate=(stage.keys / "ca.crt").read_bytes(), key=(stage.keys / "ca.key").read_bytes())
+    authority = Credentials(certificate=(stage.keys / "ca.crt").read_bytes(), key=(stage.keys / "ca.key").read_bytes())
     line = read_public_key((stranger.parent / "node.pub").read_bytes(), where="node.pub")
     (stranger.parent / "node.crt").write_bytes(make_client(authority, "va", line))  # even so: the roster decides
     stage.start("stranger", "party", "serve", "--policy", str(stranger))

@@ -39,18 +39,17 @@ def across(plan: Plan, folder: Path) -> RunResult:
     from quietsum.federation.flower.coordinator import FlowerTransport
     from quietsum.federation.flower.superlink import SuperLink
     from quietsum.federation.remote.federation import RemoteFederation
-    from quietsum.identity.greetings import roster_of
-    from quietsum.identity.keyring import make
-    from quietsum.identity.nodekeys import read_roster
+    from quietsum.identity.keyring import make_keyring
+    from quietsum.identity.nodekeys import read_parties, read_verifiers
 
     keys = folder / "keys"
-    make(keys, servers=(), parties=tuple(SEEDS), days=2)
+    make_keyring(keys, servers=(), parties=tuple(SEEDS), days=2)
     link = SuperLink(
         folder / "link", certificate=keys / "server.crt", key=keys / "server.key", authority=keys / "ca.crt"
     )
     processes = []
     with link:
-        link.admit(read_roster(keys / "parties.toml"))
+        link.admit(read_parties(keys / "parties.toml"))
         tests = Path(__file__).parent.parent
         environment = {**os.environ, "PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
         try:
@@ -58,7 +57,7 @@ def across(plan: Plan, folder: Path) -> RunResult:
                 words = [str(tests / "e2e" / "seeded_site.py"), str(keys), name, link.address, str(seed)]
                 processes.append(subprocess.Popen([sys.executable, *words], env=environment))
             federation = RemoteFederation(
-                FlowerTransport(link.access), roster=roster_of(keys / "parties.toml"), patience=300.0
+                FlowerTransport(link.access), roster=read_verifiers(keys / "parties.toml"), patience=300.0
             )
             try:
                 return start(

@@ -22,7 +22,7 @@ import pytest
 from e2e.test_flower_parity import SEEDS, here
 from federation.sites import PLAN, plan_of
 from quietsum.errors import QuietsumError
-from quietsum.identity.keyring import make
+from quietsum.identity.keyring import make_keyring
 from quietsum.ledger import Head, Kind, Ledger
 from quietsum.runs.checkpoint import load_model
 
@@ -172,7 +172,7 @@ def test_over_a_line_that_delays_breaks_and_goes_silent_the_model_and_the_books_
     machines.add("hub", coordinator)
     machines.add("line", line)
     keys = tmp_path / "keys"
-    make(keys, servers=[NAME, line], parties=tuple(SEEDS), days=2)
+    make_keyring(keys, servers=[NAME, line], parties=tuple(SEEDS), days=2)
     (tmp_path / "run.toml").write_text(LASTING, encoding="utf-8")
     signs = tmp_path / "signs.json"
     address = {name: f"{net}.{11 + number}" for number, name in enumerate(SEEDS)}

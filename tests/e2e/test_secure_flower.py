@@ -58,19 +58,19 @@ class Stage:
 
     def __init__(self, folder: Path, text: str) -> None:
         from quietsum.federation.flower.superlink import SuperLink
-        from quietsum.identity.keyring import make
-        from quietsum.identity.nodekeys import read_roster
+        from quietsum.identity.keyring import make_keyring
+        from quietsum.identity.nodekeys import read_parties
 
         self.folder, self.keys = folder, folder / "keys"
         for name in ("die", "hold", "held"):
             (folder / name).mkdir(parents=True)
         (folder / "run.toml").write_text(text, encoding="utf-8")
-        make(self.keys, servers=(), parties=NAMES, days=2)
+        make_keyring(self.keys, servers=(), parties=NAMES, days=2)
         self.link = SuperLink(
             folder / "link", certificate=self.keys / "server.crt", key=self.keys / "server.key",
             authority=self.keys / "ca.crt",
         )  # fmt: skip
-        self.link.admit(read_roster(self.keys / "parties.toml"))
+        self.link.admit(read_parties(self.keys / "parties.toml"))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @property

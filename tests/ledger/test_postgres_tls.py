@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from ledger.postgres import server
 from quietsum.cli.app import app
 from quietsum.errors import QuietsumError
-from quietsum.identity.certificates import Identity, make_authority, make_server
+from quietsum.identity.certificates import Credentials, make_authority, make_server
 from quietsum.ledger.stores.postgres import PostgresStore, complete_address, read_address
 from quietsum.ledger.stores.protocol import StoreFailed
 
@@ -31,7 +31,7 @@ REFUSAL = b"SFATAL\0VFATAL\0C28000\0Mno pg_hba.conf entry for this host, no encr
 class Front:
     """A server with TLS on a loopback port, and a plain one behind it; who comes without TLS is sent away."""
 
-    def __init__(self, folder: Path, authority: Identity) -> None:
+    def __init__(self, folder: Path, authority: Credentials) -> None:
         identity = make_server(authority, ["db.test"])
         (folder / "server.crt").write_bytes(identity.certificate)
         (folder / "server.key").write_bytes(identity.key)

@@ -3,9 +3,8 @@
 Two questions, two answers. *Is this the server I mean?* The site checks the server's TLS certificate against one
 authority that it was given beforehand (``ca.crt``), for the host name or address that it dials. *Is this the site it
 says it is?* The site signs with its node key, and the coordinator holds the public halves in a roster
-(:mod:`quietsum.identity.nodekeys`; its functions can be had from here too). A certificate for that same key keeps
-whoever has none from being heard at all. All keys that are made are
-elliptic-curve keys on P-384.
+(:mod:`quietsum.identity.nodekeys`). TLS asks for a client certificate of that same key, so that a caller without one is
+turned away before anything is read from it. All keys that are made are elliptic-curve keys on P-384.
 
 Everything here is a value made from values; :mod:`quietsum.identity.keyring` puts them into files.
 """
@@ -22,18 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import InvalidParameter, QuietsumError, Unreadable
-from quietsum.identity.nodekeys import (
-    NodeKey,
-    content_of,
-    fingerprint,
-    fresh_key,
-    make_node_key,
-    public_line,
-    read_node_key,
-    read_public_key,
-    read_roster,
-    require_private,
-)
+from quietsum.identity.nodekeys import generate_key, read_small_file
 from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
@@ -43,13 +31,12 @@ if TYPE_CHECKING:
     Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 __all__ = [
-    "LONGEST_DAYS", "OWN_NAMES", "Identity", "NodeKey", "check_client", "check_server", "fingerprint", "host",
-    "make_authority", "make_client", "make_node_key", "make_server", "name_in", "names_of", "public_line",
-    "read_certificates", "read_node_key", "read_public_key", "read_roster", "read_server_key", "require_private",
+    "LONGEST_DAYS", "OWN_NAMES", "Credentials", "check_client", "check_server", "common_name", "host_names",
+    "make_authority", "make_client", "make_server", "parse_host", "read_certificates", "read_server_key",
 ]  # fmt: skip
 
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
-"""By these a site on the coordinator's own machine calls: in a trial, and in tests."""
+"""The names by which a site on the coordinator's own machine calls it: in a trial, and in tests."""
 LONGEST_DAYS = 3650
 CLOCK_SLACK = datetime.timedelta(hours=1)
 _DNS_LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
@@ -57,7 +44,7 @@ _DNS_LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Identity:
+class Credentials:
     """A certificate and the private key that belongs to it, both as PEM texts. The key is never printed."""
 
     certificate: bytes
@@ -67,21 +54,21 @@ class Identity:
 # ---------------------------------------------------------------------------------------------------- making
 
 
-def make_authority(*, days: int = 365, now: datetime.datetime | None = None) -> Identity:
+def make_authority(*, days: int = 365, now: datetime.datetime | None = None) -> Credentials:
     """A self-signed authority for a trial. It may sign servers and sites, and nothing below them (path length 0)."""
     from cryptography import x509
 
-    key = fresh_key()
+    key = generate_key()
     name = _name(f"quietsum trial authority {os.urandom(4).hex()}")
-    builder = _builder(name, name, key.public_key(), _starting(now), _days(days))
+    builder = _builder(name, name, key.public_key(), _now_or(now), _days(days))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-    return Identity(certificate=_signed(builder, key), key=_pem(key))
+    return Credentials(certificate=_sign(builder, key), key=_pem(key))
 
 
 def make_server(
-    authority: Identity, names: Sequence[str] = (), *, days: int = 365, now: datetime.datetime | None = None
-) -> Identity:
+    authority: Credentials, names: Sequence[str] = (), *, days: int = 365, now: datetime.datetime | None = None
+) -> Credentials:
     """A server certificate for host ``names`` and addresses, always for :data:`OWN_NAMES` too, signed by ``authority``.
 
     Guarantees: it ends no later than its authority, and it can sign nothing.
@@ -90,13 +77,13 @@ def make_server(
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    hosts = list(dict.fromkeys(host(name) for name in (*names, *OWN_NAMES)))
+    hosts = list(dict.fromkeys(parse_host(name) for name in (*names, *OWN_NAMES)))
     issuer = x509.load_pem_x509_certificate(authority.certificate)
     signer: Any = load_pem_private_key(authority.key, password=None)
-    start, span = _starting(now), _days(days)
+    start, span = _now_or(now), _days(days)
     if start >= issuer.not_valid_after_utc:
         raise QuietsumError(f"the authority has expired on {issuer.not_valid_after_utc:%Y-%m-%d}; make a new one")
-    key = fresh_key()
+    key = generate_key()
     builder = _builder(
         _name(str(hosts[0])[:64]),
         issuer.subject,
@@ -114,15 +101,15 @@ def make_server(
     builder = builder.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
     )
-    return Identity(certificate=_signed(builder, signer), key=_pem(key))
+    return Credentials(certificate=_sign(builder, signer), key=_pem(key))
 
 
 def make_client(
-    authority: Identity, party: str, key: EllipticCurvePublicKey, *, now: datetime.datetime | None = None
+    authority: Credentials, party: str, key: EllipticCurvePublicKey, *, now: datetime.datetime | None = None
 ) -> bytes:
     """A certificate (PEM) for a site's node ``key``, signed by ``authority``; it ends with its authority.
 
-    Guarantees: it serves to call and not to be called: no site takes its holder for a server, and it can sign nothing.
+    Guarantees: it is good for a client only. No site takes its holder for a server, and it can sign nothing.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -132,7 +119,7 @@ def make_client(
     signer: Any = load_pem_private_key(authority.key, password=None)
     if signer.public_key() != issuer.public_key():
         raise QuietsumError("the authority's key does not belong to its certificate; put the right one back")
-    start = _starting(now)
+    start = _now_or(now)
     if start >= issuer.not_valid_after_utc:
         raise QuietsumError(f"the authority has expired on {issuer.not_valid_after_utc:%Y-%m-%d}; make a new one")
     subject = _name(party.encode()[:64].decode(errors="ignore"))
@@ -143,13 +130,13 @@ def make_client(
     builder = builder.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
     )
-    return _signed(builder, signer)
+    return _sign(builder, signer)
 
 
-def host(name: str) -> str | Address:
-    """A host name in its ASCII form, or an address; anything that a certificate cannot carry is refused.
+def parse_host(name: str) -> str | Address:
+    """A host name in its ASCII form, or an address. Raises InvalidParameter if a certificate cannot carry it.
 
-    >>> host("Bücher.example"), host("[::1]")
+    >>> parse_host("Bücher.example"), parse_host("[::1]")
     ('xn--bcher-kva.example', IPv6Address('::1'))
     """
     text = name.strip()
@@ -176,7 +163,7 @@ def _days(days: int) -> datetime.timedelta:
     return datetime.timedelta(days=number)
 
 
-def _starting(now: datetime.datetime | None) -> datetime.datetime:
+def _now_or(now: datetime.datetime | None) -> datetime.datetime:
     return now or datetime.datetime.now(datetime.UTC)
 
 
@@ -213,7 +200,7 @@ def _usage(**wanted: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**{use: wanted.get(use, False) for use in every})
 
 
-def _signed(builder: x509.CertificateBuilder, signer: EllipticCurvePrivateKey) -> bytes:
+def _sign(builder: x509.CertificateBuilder, signer: EllipticCurvePrivateKey) -> bytes:
     from cryptography.hazmat.primitives import hashes, serialization
 
     return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
@@ -232,7 +219,7 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     """The certificates in a PEM file, at least one."""
     from cryptography import x509
 
-    content = content_of(path)
+    content = read_small_file(path)
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
@@ -240,11 +227,11 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
 
 
 def read_server_key(path: Path) -> Any:
-    """The server's private key, of whatever kind its authority allows, without a passphrase."""
+    """The server's private key, of any kind, without a passphrase."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    content = content_of(path)
+    content = read_small_file(path)
     try:
         return load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -253,7 +240,7 @@ def read_server_key(path: Path) -> Any:
         ) from None
 
 
-def names_of(certificate: x509.Certificate) -> list[str]:
+def host_names(certificate: x509.Certificate) -> list[str]:
     """The host names and addresses that a server certificate is good for."""
     from cryptography import x509
 
@@ -271,15 +258,15 @@ def check_server(
     name: str | None = None,
     now: datetime.datetime | None = None,
 ) -> None:
-    """Refuse a server certificate that a site would refuse: expired, of another authority, for another ``name``.
+    """Raise QuietsumError if a site would refuse the certificate: expired, of another authority, for another ``name``.
 
-    ``chain`` begins with the server's own certificate; without a ``name`` the first one of its own names is taken
-    (for ``*.example.org``, one that it stands for).
+    ``chain`` begins with the server's own certificate. If ``name`` is omitted, the first of its own names is taken (for
+    ``*.example.org``, one that it stands for).
     """
     from cryptography import x509
     from cryptography.x509 import verification
 
-    server, moment = chain[0], _starting(now)
+    server, moment = chain[0], _now_or(now)
     for what, found in (("server certificate", server), *(("authority", root) for root in roots)):
         if moment > found.not_valid_after_utc:
             raise QuietsumError(f"the {what} has expired on {found.not_valid_after_utc:%Y-%m-%d}; make a new one")
@@ -287,8 +274,8 @@ def check_server(
             raise QuietsumError(
                 f"the {what} does not hold before {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check this clock"
             )
-    known = names_of(server)
-    wanted = host(name) if name else host(known[0].replace("*", "any")) if known else None
+    known = host_names(server)
+    wanted = parse_host(name) if name else parse_host(known[0].replace("*", "any")) if known else None
     if wanted is None:
         raise QuietsumError("the server certificate names no host; ask for a subject alternative name (SAN)")
     subject = x509.DNSName(wanted) if isinstance(wanted, str) else x509.IPAddress(wanted)
@@ -310,15 +297,14 @@ def check_server(
 def check_client(
     chain: Sequence[x509.Certificate], key: EllipticCurvePublicKey, *, now: datetime.datetime | None = None
 ) -> None:
-    """Refuse a site's own certificate that no SuperLink takes: of another key, expired, or not made for callers.
+    """Raise QuietsumError if no SuperLink would take a site's certificate: of another key, expired, not for clients.
 
-    ``chain`` begins with the site's certificate. Whether its authority is one that the SuperLink asks for is known
-    there alone.
+    ``chain`` begins with the site's certificate. Only the SuperLink knows whether it asks for this authority.
     """
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    own, moment = chain[0], _starting(now)
+    own, moment = chain[0], _now_or(now)
     if own.public_key() != key:
         raise QuietsumError("it is for another key than the node key beside it")
     for what, found in (("it", own), *(("an authority in it", other) for other in chain[1:])):
@@ -336,8 +322,8 @@ def check_client(
         raise QuietsumError("it is not made for callers (extended key usage clientAuth)")
 
 
-def name_in(certificate: x509.Certificate) -> str:
-    """Whom a certificate calls its holder; empty where it names nobody."""
+def common_name(certificate: x509.Certificate) -> str:
+    """The common name of a certificate's holder; empty if it has none."""
     from cryptography.x509.oid import NameOID
 
     return " ".join(str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME))

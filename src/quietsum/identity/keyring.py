@@ -5,14 +5,15 @@
     keys/
       ca.crt  ca.key          the authority; ca.key signs, so lock it away once the certificates are made
       server.crt  server.key  what the coordinator's SuperLink shows to sites
-      clients.crt             whose certificates the SuperLink asks sites for; without this file it asks for none
+      clients.crt             the authority of the certificates that the SuperLink asks sites for; if omitted, none
       parties.toml            the roster: the public key of every party
       Basel/                  what one hands to Basel, by a safe way, and nothing else
         ca.crt  node.pub  node.key  node.crt
 
-A party that made its own key sends ``node.pub`` only (:func:`admit`); then no private key travels, and its folder here
-holds none. With an existing PKI ``ca.key`` is not here at all. ``node.crt`` is a certificate for the node key: who has
-none of ``clients.crt``'s authority ends before a word of his is read. Who is who is said by the roster, not by it.
+A party that made its own key sends ``node.pub`` only (:func:`admit_party`); then no private key travels, and its folder
+here holds none. With an existing PKI ``ca.key`` is not here at all. ``node.crt`` is a certificate for the node key: a
+caller without one from ``clients.crt``'s authority is turned away before anything is read from it. Which party a caller
+is, is decided by the roster alone.
 
 Guarantees: nothing that is here is ever overwritten; folders appear with all that is in them or not at all, and the
 roster holds all old parties or all old ones and the new one, whenever the power fails; private keys are readable by
@@ -22,33 +23,52 @@ their owner only from their first byte on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import json
 import os
 import re
 import shlex
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, final
 
 from quietsum import files
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.files import PRIVATE
 from quietsum.identity.certificates import (
-    Identity,
-    NodeKey,
+    OWN_NAMES,
+    Credentials,
+    check_server,
+    host_names,
     make_authority,
     make_client,
-    make_node_key,
     make_server,
+    read_certificates,
+    read_server_key,
+)
+from quietsum.identity.nodekeys import (
+    NodeKey,
+    fingerprint,
+    make_node_key,
     public_line,
+    read_node_key,
+    read_parties,
     read_public_key,
-    read_roster,
+    require_private,
 )
 from quietsum.ledger import fold, label
 
-__all__ = ["CLIENTS", "ROSTER", "add", "admit", "folder_name", "make", "make_own"]
+if TYPE_CHECKING:
+    from cryptography import x509
+
+__all__ = [
+    "CLIENTS", "ROSTER", "SOON", "Holder", "Keyring", "Validity", "add_party", "admit_party", "check_serving",
+    "folder_name", "inspect_keyring", "make_keyring", "make_site_keys",
+]  # fmt: skip
 
 PUBLIC = 0o644
 ROSTER = "parties.toml"
@@ -87,7 +107,7 @@ def folder_name(party: str) -> str:
 # ---------------------------------------------------------------------------------------------------- making
 
 
-def make(
+def make_keyring(
     folder: Path,
     *,
     servers: Sequence[str],
@@ -117,7 +137,7 @@ def make(
         _write(draft / ROSTER, roster.encode(), PUBLIC)
 
 
-def make_own(folder: Path) -> str:
+def make_site_keys(folder: Path) -> str:
     """At a site: make ``folder`` with ``node.key`` and ``node.pub``; returns the public line."""
     key = make_node_key()
     with _new_folder(folder) as draft:
@@ -126,11 +146,11 @@ def make_own(folder: Path) -> str:
     return key.public
 
 
-def add(folder: Path, party: str) -> str:
+def add_party(folder: Path, party: str) -> str:
     """Make a key and a folder for one more ``party`` and take it into the roster; returns the public line."""
     name = folder_name(party)
     with _locked(folder):
-        _not_among(name, read_roster(folder / ROSTER) if (folder / ROSTER).exists() else ())
+        _not_among(name, read_parties(folder / ROSTER) if (folder / ROSTER).exists() else ())
         begun = folder / name / "node.pub"
         if begun.is_file():  # as after a crash between its making and the roster
             remedy = f"take it in with: quietsum keys admit {shlex.join((str(folder), str(begun), '--party', name))}"
@@ -145,7 +165,7 @@ def add(folder: Path, party: str) -> str:
     return key.public
 
 
-def admit(folder: Path, party: str, public_key: Path) -> str:
+def admit_party(folder: Path, party: str, public_key: Path) -> str:
     """Take the public key that a ``party`` made itself into the roster; returns the public line.
 
     Its folder gets ``ca.crt`` and ``node.pub``, and ``node.crt`` where sites are asked for certificates.
@@ -160,7 +180,7 @@ def admit(folder: Path, party: str, public_key: Path) -> str:
     key = read_public_key(public_key.read_bytes(), where=str(public_key))
     line = public_line(key)
     with _locked(folder):
-        known = read_roster(folder / ROSTER) if (folder / ROSTER).exists() else {}
+        known = read_parties(folder / ROSTER) if (folder / ROSTER).exists() else {}
         _not_among(name, known)
         for other, held in known.items():
             if public_line(held) == line:
@@ -188,7 +208,7 @@ def _fill(folder: Path, authority: bytes, key: NodeKey) -> None:
     _write(folder / "ca.crt", authority, PUBLIC)
 
 
-def _signing(folder: Path) -> Identity | None:
+def _signing(folder: Path) -> Credentials | None:
     """The authority that signs sites' certificates; None where a SuperLink asks for none."""
     if not (folder / CLIENTS).is_file():
         return None
@@ -198,11 +218,11 @@ def _signing(folder: Path) -> Identity | None:
             "asked for no certificate"
         )
         raise InvalidParameter("ca.key", str(folder / "ca.key"), "is not here to sign this site's certificate", remedy)
-    return Identity(certificate=(folder / CLIENTS).read_bytes(), key=(folder / "ca.key").read_bytes())
+    return Credentials(certificate=(folder / CLIENTS).read_bytes(), key=(folder / "ca.key").read_bytes())
 
 
 def _certify(
-    folder: Path, party: str, line: str, authority: Identity | None, now: datetime.datetime | None = None
+    folder: Path, party: str, line: str, authority: Credentials | None, now: datetime.datetime | None = None
 ) -> None:
     if authority is not None:
         key = read_public_key(line, where=f"the key of {party}")
@@ -230,7 +250,7 @@ def _enter(folder: Path, name: str, line: str) -> None:
     draft.unlink(missing_ok=True)
     _write(draft, (before.rstrip("\n") + "\n" + _table(name, line)).encode(), PUBLIC)
     try:
-        read_roster(draft)  # it must read back before it takes the old one's place
+        read_parties(draft)  # it must read back before it takes the old one's place
         files.rename(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -266,8 +286,145 @@ def _locked(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        for left in folder.glob(".*.part"):  # by a process that died: whoever makes one now holds the lock
+        for left in folder.glob(".*.part"):  # of a process that died: one that is alive would hold the lock
             shutil.rmtree(left) if left.is_dir() else left.unlink()
         yield
     finally:
         os.close(handle)
+
+
+# -------------------------------------------------------------------------------------------- inspecting
+
+SOON = datetime.timedelta(days=30)
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Validity:
+    """A certificate as people compare it."""
+
+    fingerprint: str
+    until: datetime.datetime
+    names: tuple[str, ...] = ()
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A party of the roster, and whether its private key still lies in this folder."""
+
+    party: str
+    fingerprint: str
+    private_key_here: bool
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Keyring:
+    """What a folder of keys holds, with warnings about what should be mended."""
+
+    authority: Validity
+    server: Validity | None
+    parties: tuple[Holder, ...]
+    warnings: tuple[str, ...]
+    expired: bool = False
+
+
+def inspect_keyring(folder: Path, *, now: datetime.datetime | None = None) -> Keyring:
+    """Read every file of ``folder`` and check that they fit together. Raises if one is broken or foreign."""
+    moment = now or datetime.datetime.now(datetime.UTC)
+    if not (folder / "ca.crt").is_file():
+        raise InvalidParameter("DIR", str(folder), "has no ca.crt", "make one with: quietsum keys make DIR")
+    warnings: list[str] = []
+    roots = read_certificates(folder / "ca.crt")
+    authority = Validity(fingerprint=fingerprint(roots[0]), until=roots[0].not_valid_after_utc)
+    warnings += _ending("the authority's certificate", authority.until, moment)
+    server = None
+    if (folder / "server.crt").exists():
+        chain = read_certificates(folder / "server.crt")
+        found = chain[0]
+        server = Validity(
+            fingerprint=fingerprint(found), until=found.not_valid_after_utc, names=tuple(host_names(found))
+        )
+        _require_belongs(folder, chain)
+        warnings += _ending("the server's certificate", server.until, moment)
+        if min(server.until, authority.until) > moment:
+            check_server(roots, chain, now=moment)
+    else:
+        warnings.append("there is no server.crt: no SuperLink can be started from this folder")
+    roster = read_parties(folder / ROSTER) if (folder / ROSTER).exists() else {}
+    if (folder / CLIENTS).exists():
+        ends = min(found.not_valid_after_utc for found in read_certificates(folder / CLIENTS))
+        warnings += [] if ends == authority.until else _ending(f"{CLIENTS}, for sites' certificates,", ends, moment)
+        bare = [
+            name
+            for name in roster
+            if (folder / name / "node.pub").exists() and not (folder / name / "node.crt").exists()
+        ]
+        if bare:
+            said = f"have no node.crt, and {CLIENTS} makes the SuperLink ask for one"
+            warnings.append(f"{', '.join(bare)} {said}: make their folders anew, or remove {CLIENTS}")
+    holders = []
+    for party, key in roster.items():
+        here = folder / party / "node.key"
+        holders.append(Holder(party=party, fingerprint=fingerprint(key), private_key_here=here.exists()))
+        if here.exists() and _mode(here) & 0o077 == 0 and read_node_key(here).public_key() != key:
+            warnings.append(f"{here} is not the key that the roster holds for {party}")
+    for here in sorted((*folder.glob("*.key"), *folder.glob("[!.]*/node.key"))):
+        if _mode(here) & 0o077:
+            warnings.append(f"{here} can be read by others (mode {_mode(here):o}): chmod 600, or make a new key")
+    for other in sorted(folder.glob("[!.]*/node.pub")):
+        if other.parent.name not in roster:
+            warnings.append(f"{other.parent.name} has a folder and is not in the roster: quietsum keys admit")
+    expired = min(authority.until, authority.until if server is None else server.until) <= moment
+    return Keyring(
+        authority=authority, server=server, parties=tuple(holders), warnings=tuple(warnings), expired=expired
+    )
+
+
+def check_serving(folder: Path, *, host: str, now: datetime.datetime | None = None) -> tuple[str, ...]:
+    """Raise if no site could be served with the files in ``folder``; returns warnings about what may keep sites away.
+
+    ``host`` is where a SuperLink is to listen. Guarantees: the certificate holds now and leads to ``ca.crt``, the key
+    belongs to it, and only its owner can read the key.
+    """
+    roots, chain = read_certificates(folder / "ca.crt"), read_certificates(folder / "server.crt")
+    check_server(roots, chain, now=now)
+    _require_belongs(folder, chain)
+    require_private(folder / "server.key")
+    if (folder / CLIENTS).exists():
+        ends = min(found.not_valid_after_utc for found in read_certificates(folder / CLIENTS))
+        if ends <= (now or datetime.datetime.now(datetime.UTC)):
+            raise QuietsumError(
+                f"{folder / CLIENTS} has expired on {ends:%Y-%m-%d}; no site could show a certificate of it"
+            )
+    names = host_names(chain[0])
+    if host in ("0.0.0.0", "::"):
+        if set(names) <= set(OWN_NAMES):
+            said = f"the server's certificate is for {', '.join(names)} only"
+            return (f"{said}; sites on other machines will refuse it: it must hold the name or address that they dial",)
+        return ()
+    try:
+        check_server(roots, chain, name=host, now=now)
+    except QuietsumError:
+        return (f"the server's certificate is for {', '.join(names)}; a site that dials {host} will refuse it",)
+    return ()
+
+
+def _require_belongs(folder: Path, chain: Sequence[x509.Certificate]) -> None:
+    if read_server_key(folder / "server.key").public_key() != chain[0].public_key():
+        raise QuietsumError(f"{folder / 'server.key'} does not belong to server.crt; put the right one back")
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode) if os.name == "posix" else 0o600
+
+
+def _ending(what: str, until: datetime.datetime, now: datetime.datetime) -> list[str]:
+    if until <= now:
+        return [f"{what} has expired on {until:%Y-%m-%d}"]
+    if until - now <= SOON:
+        days = (until - now).days
+        left = "less than a day" if days < 1 else "1 day" if days == 1 else f"{days} days"
+        return [f"{what} expires on {until:%Y-%m-%d}, in {left}"]
+    return []

@@ -5,6 +5,9 @@ makes. The private half stays at the site; the public one is a line of text in t
 
     [parties.Basel]
     node_key = "ecdsa-sha2-nistp384 AAAA…"
+
+Flower admits a node by its registered key. Which of the admitted nodes is *Basel* is shown by a signature in its first
+message: ECDSA with SHA-384 (FIPS 186-5).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import dataclasses
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, final
@@ -26,8 +29,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
 
 __all__ = [
-    "NodeKey", "content_of", "fingerprint", "fresh_key", "make_node_key", "public_line", "read_node_key",
-    "read_public_key", "read_roster", "require_private",
+    "NodeKey", "fingerprint", "generate_key", "make_node_key", "make_signer", "make_verifier", "public_line",
+    "read_node_key", "read_parties", "read_public_key", "read_signer", "read_small_file", "read_verifiers",
+    "require_private",
 ]  # fmt: skip
 
 LARGEST_FILE = 1 << 20
@@ -47,12 +51,12 @@ def make_node_key() -> NodeKey:
     """A fresh key pair for one site."""
     from cryptography.hazmat.primitives import serialization as form
 
-    key = fresh_key()
+    key = generate_key()
     private = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     return NodeKey(public=public_line(key.public_key()), private=private)
 
 
-def fresh_key() -> EllipticCurvePrivateKey:
+def generate_key() -> EllipticCurvePrivateKey:
     """A private key on P-384 from the operating system's randomness."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -107,7 +111,7 @@ def read_node_key(path: Path) -> EllipticCurvePrivateKey:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    content = content_of(path)
+    content = read_small_file(path)
     require_private(path)
     made = "make one with quietsum keys node, or ssh-keygen -t ecdsa -b 384 without a passphrase"
     try:
@@ -125,14 +129,14 @@ def require_private(path: Path) -> None:
         raise QuietsumError(f"{path} can be read by others (mode {mode:o}); chmod 600 {path}")
 
 
-def read_roster(path: Path) -> Mapping[str, EllipticCurvePublicKey]:
+def read_parties(path: Path) -> Mapping[str, EllipticCurvePublicKey]:
     """The public key of every party, by name, in the file's order.
 
     Guarantees: no two parties share a key, and no two names differ only by what people overlook; either would let one
     party speak for another.
     """
     try:
-        parsed = tomllib.loads(content_of(path).decode("utf-8"))
+        parsed = tomllib.loads(read_small_file(path).decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Unreadable(f"{path} is not whole ({error}); put it back from a copy") from None
     tables = parsed.get("parties", {})
@@ -155,8 +159,8 @@ def read_roster(path: Path) -> Mapping[str, EllipticCurvePublicKey]:
     return MappingProxyType(found)
 
 
-def content_of(path: Path) -> bytes:
-    """A small file's bytes; an error that names the file where it is missing or far too large."""
+def read_small_file(path: Path) -> bytes:
+    """The bytes of a small file; raises an error that names the file if it is missing or far too large."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise Unreadable(f"{path} is far too large for keys or certificates; name another file")
@@ -165,3 +169,40 @@ def content_of(path: Path) -> bytes:
         raise InvalidParameter(
             "file", str(path), f"cannot be read ({error.strerror})", "quietsum keys pki says what lies where"
         ) from None
+
+
+# -------------------------------------------------------------------------------------------- signatures
+
+
+def make_signer(key: EllipticCurvePrivateKey) -> Callable[[bytes], bytes]:
+    """A function that signs a message with ``key``."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
+    return lambda message: key.sign(message, ECDSA(hashes.SHA384()))
+
+
+def read_signer(path: Path) -> Callable[[bytes], bytes]:
+    """A function that signs a message with the node key in the file at ``path``."""
+    return make_signer(read_node_key(path))
+
+
+def make_verifier(key: EllipticCurvePublicKey) -> Callable[[bytes, bytes], bool]:
+    """A function of a signature and a message: whether ``key`` made that signature under that message."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+
+    def accepts(signature: bytes, message: bytes) -> bool:
+        try:
+            key.verify(signature, message, ECDSA(hashes.SHA384()))
+        except InvalidSignature:
+            return False
+        return True
+
+    return accepts
+
+
+def read_verifiers(path: Path) -> Mapping[str, Callable[[bytes, bytes], bool]]:
+    """The sites in ``parties.toml``, each with the function that checks its signature."""
+    return {name: make_verifier(key) for name, key in read_parties(path).items()}

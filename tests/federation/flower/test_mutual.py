@@ -18,18 +18,16 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.federation.flower.adapter import show, trusting
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.superlink import SuperLink
-from quietsum.identity.certificates import (
-    Identity,
-    check_server,
-    make_authority,
-    make_client,
-    read_certificates,
-    read_node_key,
-    read_public_key,
+from quietsum.identity.certificates import Credentials, check_server, make_authority, make_client, read_certificates
+from quietsum.identity.keyring import (
+    add_party,
+    admit_party,
+    check_serving,
+    inspect_keyring,
+    make_keyring,
+    make_site_keys,
 )
-from quietsum.identity.keyring import add, admit, make, make_own
-from quietsum.identity.keyring_report import check_serving, look
-from quietsum.identity.nodekeys import read_roster
+from quietsum.identity.nodekeys import read_node_key, read_parties, read_public_key
 
 NAMES = ("Basel", "Porto", "Zurich")
 
@@ -37,7 +35,7 @@ NAMES = ("Basel", "Porto", "Zurich")
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mutual") / "keys"
-    make(folder, servers=(), parties=NAMES)
+    make_keyring(folder, servers=(), parties=NAMES)
     (folder / "Porto" / "node.crt").unlink()
     key = read_public_key((folder / "Zurich" / "node.pub").read_bytes(), where="node.pub")
     (folder / "Zurich" / "node.crt").write_bytes(make_client(make_authority(), "Zurich", key))  # of somebody else
@@ -53,7 +51,7 @@ def link(keys: Path) -> Iterator[SuperLink]:
         authority=keys / "ca.crt",
         clients=keys / "clients.crt",
     ) as made:
-        made.admit(read_roster(keys / "parties.toml"))
+        made.admit(read_parties(keys / "parties.toml"))
         yield made
 
 
@@ -153,37 +151,37 @@ def test_a_certificate_for_another_key_is_refused_before_anything_is_dialled(key
 
 def test_admit_and_add_make_certificates_where_sites_are_asked_for_them(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    make(folder, servers=(), parties=["Basel"])
-    make_own(tmp_path / "own")
-    admit(folder, "Porto", tmp_path / "own" / "node.pub")
-    add(folder, "Zurich")
+    make_keyring(folder, servers=(), parties=["Basel"])
+    make_site_keys(tmp_path / "own")
+    admit_party(folder, "Porto", tmp_path / "own" / "node.pub")
+    add_party(folder, "Zurich")
     for name in ("Basel", "Porto", "Zurich"):
         (found,) = read_certificates(folder / name / "node.crt")
-        assert found.public_key() == read_roster(folder / "parties.toml")[name]
-    assert not look(folder).warnings
+        assert found.public_key() == read_parties(folder / "parties.toml")[name]
+    assert not inspect_keyring(folder).warnings
     (folder / "ca.key").rename(tmp_path / "locked-away")
     with pytest.raises(InvalidParameter, match=r"ca\.key.*is not here to sign"):
-        add(folder, "Bern")
-    assert not (folder / "Bern").exists() and "Bern" not in read_roster(folder / "parties.toml")
+        add_party(folder, "Bern")
+    assert not (folder / "Bern").exists() and "Bern" not in read_parties(folder / "parties.toml")
     (folder / "clients.crt").unlink()
-    add(folder, "Bern")
+    add_party(folder, "Bern")
     assert not (folder / "Bern" / "node.crt").exists()
 
 
 def test_a_folder_of_keys_from_before_asks_for_none_and_a_missing_one_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "keys"
-    make(folder, servers=(), parties=["Basel"])
+    make_keyring(folder, servers=(), parties=["Basel"])
     (folder / "Basel" / "node.crt").unlink()
-    assert any("Basel have no node.crt" in one for one in look(folder).warnings)
+    assert any("Basel have no node.crt" in one for one in inspect_keyring(folder).warnings)
     (folder / "clients.crt").unlink()
-    assert not look(folder).warnings and not check_serving(folder, host="127.0.0.1")
+    assert not inspect_keyring(folder).warnings and not check_serving(folder, host="127.0.0.1")
     shown = CliRunner().invoke(app, ["keys", "pki"])
     assert "clients.crt" in shown.output and max(map(len, shown.output.splitlines())) <= 80
 
 
 def test_a_key_that_is_not_the_authoritys_signs_nothing(tmp_path: Path) -> None:
     one, other = make_authority(), make_authority()
-    make_own(tmp_path / "own")
+    make_site_keys(tmp_path / "own")
     key = read_public_key((tmp_path / "own" / "node.pub").read_bytes(), where="node.pub")
     with pytest.raises(QuietsumError, match="does not belong to its certificate"):
-        make_client(Identity(certificate=one.certificate, key=other.key), "Basel", key)
+        make_client(Credentials(certificate=one.certificate, key=other.key), "Basel", key)

@@ -319,7 +319,7 @@ def _missing_data(policy: Policy) -> Iterator[str]:
 
 def _certificate_hints(policy: Policy) -> Iterator[str]:
     """Whom ``node.crt`` calls its holder, and how long it holds, where either may surprise."""
-    from quietsum.identity import SOON, name_in, read_certificates
+    from quietsum.identity import SOON, common_name, read_certificates
 
     path = _own_certificate(policy)
     if path is None:
@@ -328,7 +328,7 @@ def _certificate_hints(policy: Policy) -> Iterator[str]:
         own = read_certificates(path)[0]
     except QuietsumError:
         return  # an error, and told as one
-    name, left = name_in(own), own.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    name, left = common_name(own), own.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
     if name and name != policy.name:
         yield f"{path.name} calls its holder {name}, and this site is {policy.name}: is it the right one?"
     if datetime.timedelta(0) <= left <= SOON:

@@ -79,10 +79,10 @@ def make(
 
     Example: quietsum keys make keys --server fl.example.org --party Basel
     """
-    from quietsum.identity import look, make as make_keys
+    from quietsum.identity import inspect_keyring, make_keyring
 
-    make_keys(folder, servers=server or (), parties=party or (), days=days)
-    found = look(folder)
+    make_keyring(folder, servers=server or (), parties=party or (), days=days)
+    found = inspect_keyring(folder)
     if as_json:
         print_json(_values(folder, found))
         return
@@ -95,7 +95,7 @@ def make(
 @app.command()
 def add(folder: FolderArgument, party: PartyOption, as_json: opt.JsonOption = False) -> None:
     """Make a node key for one more party."""
-    from quietsum.identity import add as add_party, folder_name
+    from quietsum.identity import add_party, folder_name
 
     _print_entered(folder, party, add_party(folder, party), as_json)
     if not as_json:
@@ -112,7 +112,7 @@ def admit(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Take a public key that a party made itself into the roster."""
-    from quietsum.identity import admit as admit_party, folder_name
+    from quietsum.identity import admit_party, folder_name
 
     _print_entered(folder, party, admit_party(folder, party, file), as_json)
     if not as_json:
@@ -124,9 +124,9 @@ def admit(
 @app.command()
 def node(folder: FolderArgument, as_json: opt.JsonOption = False) -> None:
     """At a site: make its own node key. Only node.pub leaves."""
-    from quietsum.identity import make_own
+    from quietsum.identity import make_site_keys
 
-    line = make_own(folder)
+    line = make_site_keys(folder)
     if as_json:
         print_json({"folder": str(folder), "node_key": line, "fingerprint": _fingerprint(line)})
         return
@@ -143,9 +143,9 @@ def show(folder: FolderArgument, as_json: opt.JsonOption = False) -> int:
 
     Exit code 2: a certificate has expired, or files do not fit together.
     """
-    from quietsum.identity import look
+    from quietsum.identity import inspect_keyring
 
-    found = look(folder)
+    found = inspect_keyring(folder)
     code = UNUSABLE if found.expired else 0
     if as_json:
         print_json(_values(folder, found))

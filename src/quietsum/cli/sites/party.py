@@ -203,7 +203,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     loaded = load_policy(policy)
     require_flower()
     from quietsum.federation import serve_node
-    from quietsum.identity import read_node_key, signing
+    from quietsum.identity import make_signer, read_node_key
     from quietsum.ledger import Ledger, ledger_exists
     from quietsum.party import SiteAlerts, SiteBooks, SiteService, status_of
 
@@ -211,7 +211,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
         raise problem
     coordinator, place = loaded.coordinator, loaded.path(loaded.site.ledger)
     key = loaded.path(coordinator.node_key)
-    sign = signing(read_node_key(key))
+    sign = make_signer(read_node_key(key))
     with alone(place, coordinator):
         begun = not ledger_exists(place)
         with Ledger.open(place, create=True) as ledger, contextlib.ExitStack() as stack:

@@ -86,7 +86,7 @@ def flower(
     """The sites of the roster in ``keys``, by a SuperLink of our own (``listen``) or a running one (``folder``)."""
     require_flower()
     from quietsum.federation import FlowerTransport, RemoteFederation, read_access
-    from quietsum.identity import roster_of
+    from quietsum.identity import read_verifiers
 
     if keys is None:
         raise QuietsumError("--on flower needs the roster of the sites: say --keys DIR; quietsum keys make makes it")
@@ -97,7 +97,7 @@ def flower(
         )
     if not wait > 0:
         raise InvalidParameter("wait", wait, "is no time", "say how many seconds the sites may take to come")
-    roster = roster_of(keys / "parties.toml")
+    roster = read_verifiers(keys / "parties.toml")
     with contextlib.ExitStack() as stack:
         if listen is not None:
             link = stack.enter_context(_link(keys, listen, own, insecure))
@@ -141,10 +141,10 @@ def _link(
     keys: Path, listen: str, folder: Path, insecure: bool, *, give_up: threading.Event | None = None
 ) -> SuperLink:
     from quietsum.federation import SuperLink
-    from quietsum.identity import CLIENTS, check_serving, read_roster
+    from quietsum.identity import CLIENTS, check_serving, read_parties
 
     host, port = _place(listen, insecure)
-    roster = read_roster(keys / "parties.toml")
+    roster = read_parties(keys / "parties.toml")
     certificate, key, authority = (keys / name for name in ("server.crt", "server.key", "ca.crt"))
     if not insecure:
         for warning in check_serving(keys, host=host):
@@ -236,7 +236,7 @@ def _serve(link: SuperLink, asked: _Asked, roster: Path, folder: Path) -> None:
     Guarantees: a roster that cannot be read, or was not taken, leaves those let in who were let in before.
     """
     from quietsum.federation import SuperLinkFailed
-    from quietsum.identity import read_roster
+    from quietsum.identity import read_parties
 
     while not asked.end.wait(0.5):
         if not link.running:
@@ -245,7 +245,7 @@ def _serve(link: SuperLink, asked: _Asked, roster: Path, folder: Path) -> None:
             continue
         asked.again.clear()
         try:
-            found = read_roster(roster)
+            found = read_parties(roster)
             link.admit(found)
         except (QuietsumError, OSError) as problem:
             _warn(f"the roster was not taken, and the one from before still holds: {problem}")

@@ -17,34 +17,36 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.identity.certificates import (
-    Identity,
+    Credentials,
     check_client,
     check_server,
-    fingerprint,
-    host,
+    common_name,
+    host_names,
     make_authority,
     make_client,
-    make_node_key,
     make_server,
-    name_in,
-    names_of,
-    public_line,
+    parse_host,
     read_certificates,
-    read_node_key,
-    read_public_key,
-    read_roster,
     read_server_key,
 )
-from quietsum.identity.nodekeys import fresh_key
+from quietsum.identity.nodekeys import (
+    fingerprint,
+    generate_key,
+    make_node_key,
+    public_line,
+    read_node_key,
+    read_parties,
+    read_public_key,
+)
 
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
 
-def certificate(identity: Identity) -> x509.Certificate:
+def certificate(identity: Credentials) -> x509.Certificate:
     return x509.load_pem_x509_certificate(identity.certificate)
 
 
-def greet(folder: Path, server: Identity, authority: Identity, name: str) -> str:
+def greet(folder: Path, server: Credentials, authority: Credentials, name: str) -> str:
     """One TLS handshake over a socket pair, the client as strict as OpenSSL can be; what was said, or the refusal."""
     (folder / "server.crt").write_bytes(server.certificate)
     (folder / "server.key").write_bytes(server.key)
@@ -77,12 +79,12 @@ def greet(folder: Path, server: Identity, authority: Identity, name: str) -> str
 
 
 @pytest.fixture(scope="module")
-def authority() -> Identity:
+def authority() -> Credentials:
     return make_authority()
 
 
 @pytest.fixture(scope="module")
-def server(authority: Identity) -> Identity:
+def server(authority: Credentials) -> Credentials:
     return make_server(authority, ["fl.example.org", "10.1.2.3"])
 
 
@@ -91,20 +93,22 @@ def server(authority: Identity) -> Identity:
 
 @pytest.mark.parametrize("name", ["fl.example.org", "10.1.2.3", "localhost", "127.0.0.1", "::1"])
 def test_a_tls_client_accepts_every_name_of_the_server(
-    tmp_path: Path, authority: Identity, server: Identity, name: str
+    tmp_path: Path, authority: Credentials, server: Credentials, name: str
 ) -> None:
     assert greet(tmp_path, server, authority, name) == "welcome"
     check_server([certificate(authority)], [certificate(server)], name=name)
 
 
 @pytest.mark.parametrize("name", ["other.example.org", "example.org", "10.1.2.4"])
-def test_a_tls_client_refuses_another_host(tmp_path: Path, authority: Identity, server: Identity, name: str) -> None:
+def test_a_tls_client_refuses_another_host(
+    tmp_path: Path, authority: Credentials, server: Credentials, name: str
+) -> None:
     assert "mismatch" in greet(tmp_path, server, authority, name)
     with pytest.raises(QuietsumError, match=f"not for {name}"):
         check_server([certificate(authority)], [certificate(server)], name=name)
 
 
-def test_a_tls_client_refuses_a_server_of_another_authority(tmp_path: Path, server: Identity) -> None:
+def test_a_tls_client_refuses_a_server_of_another_authority(tmp_path: Path, server: Credentials) -> None:
     stranger = make_authority()
     assert "unable to get" in greet(tmp_path, server, stranger, "fl.example.org")
     with pytest.raises(QuietsumError, match="not signed by any authority"):
@@ -120,23 +124,23 @@ def test_a_tls_client_refuses_an_expired_certificate(tmp_path: Path) -> None:
     check_server([certificate(old)], [certificate(expired)], now=LONG_AGO)  # on its day it was good
 
 
-def test_a_certificate_of_tomorrow_is_refused_with_a_word_about_the_clock(authority: Identity) -> None:
+def test_a_certificate_of_tomorrow_is_refused_with_a_word_about_the_clock(authority: Credentials) -> None:
     tomorrow = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
     early = make_server(authority, now=tomorrow)
     with pytest.raises(QuietsumError, match="check this clock"):
         check_server([certificate(authority)], [certificate(early)])
 
 
-def test_a_server_certificate_can_sign_nothing(tmp_path: Path, authority: Identity, server: Identity) -> None:
+def test_a_server_certificate_can_sign_nothing(tmp_path: Path, authority: Credentials, server: Credentials) -> None:
     """The negative control of the key usages: a server that plays authority convinces nobody."""
     below = make_server(server, ["fl.example.org"])
-    chained = Identity(certificate=below.certificate + server.certificate, key=below.key)
+    chained = Credentials(certificate=below.certificate + server.certificate, key=below.key)
     assert greet(tmp_path, chained, authority, "fl.example.org") != "welcome"
     with pytest.raises(QuietsumError):
         check_server([certificate(authority)], [certificate(below), certificate(server)], name="fl.example.org")
 
 
-def test_an_authority_is_marked_as_one_and_allows_none_below(authority: Identity, server: Identity) -> None:
+def test_an_authority_is_marked_as_one_and_allows_none_below(authority: Credentials, server: Credentials) -> None:
     extensions = certificate(authority).extensions
     basic = extensions.get_extension_for_class(x509.BasicConstraints)
     usage = extensions.get_extension_for_class(x509.KeyUsage)
@@ -175,15 +179,15 @@ def test_days_outside_their_range_are_refused(days: int) -> None:
 )  # fmt: skip
 def test_what_is_no_host_is_refused(name: str) -> None:
     with pytest.raises(InvalidParameter, match="without port"):
-        host(name)
+        parse_host(name)
 
 
-def test_names_are_written_once_and_in_ascii(authority: Identity) -> None:
+def test_names_are_written_once_and_in_ascii(authority: Credentials) -> None:
     made = make_server(authority, ["Bücher.example", "LOCALHOST", "localhost", "[fe80::1]"])
-    assert names_of(certificate(made)) == ["xn--bcher-kva.example", "localhost", "fe80::1", "127.0.0.1", "::1"]
+    assert host_names(certificate(made)) == ["xn--bcher-kva.example", "localhost", "fe80::1", "127.0.0.1", "::1"]
 
 
-def test_a_certificate_without_names_is_refused(authority: Identity) -> None:
+def test_a_certificate_without_names_is_refused(authority: Credentials) -> None:
     with pytest.raises(QuietsumError, match="names no host"):
         check_server([certificate(authority)], [certificate(authority)])
 
@@ -208,7 +212,7 @@ def test_a_node_key_loads_as_flower_loads_it(tmp_path: Path) -> None:
     assert read_node_key(private_file(tmp_path, made.private)).public_key() == public
 
 
-def test_private_keys_are_never_shown(authority: Identity) -> None:
+def test_private_keys_are_never_shown(authority: Credentials) -> None:
     assert "PRIVATE" not in repr(authority) and "PRIVATE" not in repr(make_node_key())
 
 
@@ -283,10 +287,10 @@ def table(name: str, line: str) -> str:
 
 def test_a_roster_gives_every_party_its_key(tmp_path: Path) -> None:
     basel, zurich = make_node_key().public, make_node_key().public
-    found = read_roster(roster(tmp_path, table("Zürich Nord", zurich) + table("Basel", basel)))
+    found = read_parties(roster(tmp_path, table("Zürich Nord", zurich) + table("Basel", basel)))
     assert list(found) == ["Zürich Nord", "Basel"]
     assert [public_line(key) for key in found.values()] == [zurich, basel]
-    assert read_roster(roster(tmp_path, "")) == {}
+    assert read_parties(roster(tmp_path, "")) == {}
 
 
 KEY, OTHER = make_node_key().public, make_node_key().public
@@ -309,18 +313,18 @@ KEY, OTHER = make_node_key().public, make_node_key().public
 )
 def test_a_roster_that_could_be_misread_is_refused(tmp_path: Path, text: str, lesson: str) -> None:
     with pytest.raises(CorruptState, match=lesson):
-        read_roster(roster(tmp_path, text))
+        read_parties(roster(tmp_path, text))
 
 
-def test_files_that_are_missing_foreign_or_huge_are_refused_by_name(tmp_path: Path, authority: Identity) -> None:
+def test_files_that_are_missing_foreign_or_huge_are_refused_by_name(tmp_path: Path, authority: Credentials) -> None:
     with pytest.raises(InvalidParameter, match=r"none\.toml"):
-        read_roster(tmp_path / "none.toml")
+        read_parties(tmp_path / "none.toml")
     with pytest.raises(InvalidParameter, match="cannot be read"):
-        read_roster(tmp_path)
+        read_parties(tmp_path)
     huge = tmp_path / "huge"
     huge.write_bytes(b"#" * (1 << 21))
     with pytest.raises(CorruptState, match="far too large"):
-        read_roster(huge)
+        read_parties(huge)
     cut = tmp_path / "ca.crt"
     cut.write_bytes(authority.certificate[:200])
     with pytest.raises(CorruptState, match="no whole PEM certificate"):
@@ -334,19 +338,19 @@ def test_a_certificate_for_every_name_of_a_domain_is_checked_by_one_of_them(monk
     with monkeypatch.context() as patch:  # ours are never made out like this, those of a PKI may be
         patch.setattr("quietsum.identity.certificates._DNS_LABEL", re.compile("[a-z*]+"))
         server = make_server(authority, ["*.example.org"])
-    assert names_of(certificate(server))[0] == "*.example.org"
+    assert host_names(certificate(server))[0] == "*.example.org"
     check_server([certificate(authority)], [certificate(server)])
     with pytest.raises(QuietsumError, match="signed by any authority"):
         check_server([certificate(make_authority())], [certificate(server)])
 
 
 def test_a_sites_certificate_is_for_its_key_and_for_calling() -> None:
-    authority, key = make_authority(), fresh_key().public_key()
+    authority, key = make_authority(), generate_key().public_key()
     own = x509.load_pem_x509_certificate(make_client(authority, "Basel", key))
     check_client([own], key)
-    assert name_in(own) == "Basel"
+    assert common_name(own) == "Basel"
     with pytest.raises(QuietsumError, match="another key"):
-        check_client([own], fresh_key().public_key())
+        check_client([own], generate_key().public_key())
     with pytest.raises(QuietsumError, match="has expired"):
         check_client([own], key, now=own.not_valid_after_utc + datetime.timedelta(days=1))
     with pytest.raises(QuietsumError, match="does not hold before"):

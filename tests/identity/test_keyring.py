@@ -14,9 +14,8 @@ import pytest
 from quietsum import failpoints
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.files import DiskFull
-from quietsum.identity.certificates import make_node_key, public_line, read_node_key, read_roster
-from quietsum.identity.keyring import add, admit, folder_name, make, make_own
-from quietsum.identity.keyring_report import look
+from quietsum.identity.keyring import add_party, admit_party, folder_name, inspect_keyring, make_keyring, make_site_keys
+from quietsum.identity.nodekeys import make_node_key, public_line, read_node_key, read_parties
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes and kills")
 
@@ -27,7 +26,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    make(tmp_path / "keys", servers=["fl.example.org"], parties=["Basel", "Cleveland"])
+    make_keyring(tmp_path / "keys", servers=["fl.example.org"], parties=["Basel", "Cleveland"])
     return tmp_path / "keys"
 
 
@@ -36,19 +35,19 @@ def test_the_layout_is_the_one_that_others_rely_on(keys: Path) -> None:
     files = ("node.key", "node.pub", "node.crt", "ca.crt")
     theirs = {f"{party}/{file}" for party in ("Basel", "Cleveland") for file in files}
     assert set(contents(keys)) == ours | theirs
-    roster = read_roster(keys / "parties.toml")
+    roster = read_parties(keys / "parties.toml")
     for party in ("Basel", "Cleveland"):
         assert (keys / party / "ca.crt").read_bytes() == (keys / "ca.crt").read_bytes()
         assert (keys / party / "node.pub").read_text() == public_line(roster[party]) + "\n"
         assert read_node_key(keys / party / "node.key").public_key() == roster[party]
-    assert look(keys).warnings == ()
+    assert inspect_keyring(keys).warnings == ()
 
 
 @posix
 def test_private_keys_are_readable_by_their_owner_only(keys: Path) -> None:
     before = os.umask(0)
     try:
-        add(keys, "Geneva")
+        add_party(keys, "Geneva")
     finally:
         os.umask(before)
     for path in keys.rglob("*.key"):
@@ -60,28 +59,28 @@ def test_private_keys_are_readable_by_their_owner_only(keys: Path) -> None:
 def test_nothing_that_is_there_is_overwritten(keys: Path, tmp_path: Path) -> None:
     before = contents(tmp_path)
     with pytest.raises(InvalidParameter, match="exists already"):
-        make(keys, servers=[], parties=["Geneva"])
+        make_keyring(keys, servers=[], parties=["Geneva"])
     with pytest.raises(InvalidParameter, match="exists already"):
-        make_own(keys)
+        make_site_keys(keys)
     with pytest.raises(InvalidParameter, match="already"):
-        add(keys, "Basel")
+        add_party(keys, "Basel")
     (keys / "Geneva").mkdir()
     (keys / "Geneva" / "note").write_text("mine")
     with pytest.raises(InvalidParameter, match="a folder here already"):
-        add(keys, "geneva".title())
+        add_party(keys, "geneva".title())
     assert {name: data for name, data in contents(tmp_path).items() if "Geneva" not in name} == before
     assert list((keys / "Geneva").iterdir()) == [keys / "Geneva" / "note"]
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InvalidParameter, match="exists already"):
-        make(tmp_path / "file", servers=[], parties=[])
+        make_keyring(tmp_path / "file", servers=[], parties=[])
 
 
 def test_an_empty_folder_and_missing_parents_are_fine(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    make(tmp_path / "empty", servers=[], parties=[])
-    make(tmp_path / "a" / "b", servers=[], parties=["Basel"])
-    assert look(tmp_path / "empty").parties == ()
-    assert [one.party for one in look(tmp_path / "a" / "b").parties] == ["Basel"]
+    make_keyring(tmp_path / "empty", servers=[], parties=[])
+    make_keyring(tmp_path / "a" / "b", servers=[], parties=["Basel"])
+    assert inspect_keyring(tmp_path / "empty").parties == ()
+    assert [one.party for one in inspect_keyring(tmp_path / "a" / "b").parties] == ["Basel"]
 
 
 @pytest.mark.parametrize(
@@ -91,15 +90,15 @@ def test_an_empty_folder_and_missing_parents_are_fine(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_names_that_are_no_plain_folder_names_are_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidParameter):
-        make(tmp_path / "keys", servers=[], parties=["Basel", name])
+        make_keyring(tmp_path / "keys", servers=[], parties=["Basel", name])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["Basel", "Zürich Nord", "site-1", "東京", "a.b", "console", "x'y"])
 def test_ordinary_names_are_folder_names_and_come_back_from_the_roster(tmp_path: Path, name: str) -> None:
     assert folder_name(name) == name
-    make(tmp_path / "keys", servers=[], parties=[name])
-    assert list(read_roster(tmp_path / "keys" / "parties.toml")) == [name]
+    make_keyring(tmp_path / "keys", servers=[], parties=[name])
+    assert list(read_parties(tmp_path / "keys" / "parties.toml")) == [name]
 
 
 @pytest.mark.parametrize(
@@ -107,38 +106,38 @@ def test_ordinary_names_are_folder_names_and_come_back_from_the_roster(tmp_path:
 )
 def test_names_that_differ_only_by_their_writing_are_refused(tmp_path: Path, pair: tuple[str, str]) -> None:
     with pytest.raises(InvalidParameter, match=r"already|only by its writing"):
-        make(tmp_path / "keys", servers=[], parties=pair)
+        make_keyring(tmp_path / "keys", servers=[], parties=pair)
     assert list(tmp_path.iterdir()) == []
-    make(tmp_path / "keys", servers=[], parties=pair[:1])
+    make_keyring(tmp_path / "keys", servers=[], parties=pair[:1])
     with pytest.raises(InvalidParameter, match=r"already|only by its writing"):
-        add(tmp_path / "keys", pair[1])
+        add_party(tmp_path / "keys", pair[1])
 
 
 def test_a_party_that_makes_its_own_key_sends_no_private_one(keys: Path, tmp_path: Path) -> None:
-    line = make_own(tmp_path / "own")
-    assert admit(keys, "Own", tmp_path / "own" / "node.pub") == line
-    assert public_line(read_roster(keys / "parties.toml")["Own"]) == line
+    line = make_site_keys(tmp_path / "own")
+    assert admit_party(keys, "Own", tmp_path / "own" / "node.pub") == line
+    assert public_line(read_parties(keys / "parties.toml")["Own"]) == line
     assert sorted(path.name for path in (keys / "Own").iterdir()) == ["ca.crt", "node.crt", "node.pub"]
-    assert [one.private_key_here for one in look(keys).parties] == [True, True, False]
+    assert [one.private_key_here for one in inspect_keyring(keys).parties] == [True, True, False]
 
 
 def test_a_key_stands_for_one_party_only(keys: Path) -> None:
     before = contents(keys)
     with pytest.raises(InvalidParameter, match="already that of Basel"):
-        admit(keys, "Geneva", keys / "Basel" / "node.pub")
+        admit_party(keys, "Geneva", keys / "Basel" / "node.pub")
     with pytest.raises(InvalidParameter, match="private key"):
-        admit(keys, "Geneva", keys / "Basel" / "node.key")
+        admit_party(keys, "Geneva", keys / "Basel" / "node.key")
     with pytest.raises(InvalidParameter, match="does not exist"):
-        admit(keys, "Geneva", keys / "nowhere.pub")
+        admit_party(keys, "Geneva", keys / "nowhere.pub")
     assert contents(keys) == before
 
 
 def test_what_people_wrote_into_the_roster_stays(keys: Path) -> None:
     path = keys / "parties.toml"
     path.write_text(path.read_text(encoding="utf-8") + "# agreed with Basel on the telephone", encoding="utf-8")
-    add(keys, "Geneva")
+    add_party(keys, "Geneva")
     assert "# agreed with Basel on the telephone\n" in path.read_text(encoding="utf-8")
-    assert list(read_roster(path)) == ["Basel", "Cleveland", "Geneva"]
+    assert list(read_parties(path)) == ["Basel", "Cleveland", "Geneva"]
 
 
 def test_a_folder_of_an_existing_pki_needs_no_authority_key_and_starts_its_own_roster(
@@ -146,13 +145,17 @@ def test_a_folder_of_an_existing_pki_needs_no_authority_key_and_starts_its_own_r
 ) -> None:
     for name in ("ca.key", "clients.crt", "parties.toml"):
         (keys / name).unlink()
-    make_own(tmp_path / "own")
-    admit(keys, "Own", tmp_path / "own" / "node.pub")
-    assert [one.party for one in look(keys).parties] == ["Own"]
+    make_site_keys(tmp_path / "own")
+    admit_party(keys, "Own", tmp_path / "own" / "node.pub")
+    assert [one.party for one in inspect_keyring(keys).parties] == ["Own"]
 
 
 def test_a_folder_without_an_authority_is_refused(tmp_path: Path) -> None:
-    for act in (lambda: add(tmp_path, "Basel"), lambda: look(tmp_path), lambda: look(tmp_path / "none")):
+    for act in (
+        lambda: add_party(tmp_path, "Basel"),
+        lambda: inspect_keyring(tmp_path),
+        lambda: inspect_keyring(tmp_path / "none"),
+    ):
         with pytest.raises(InvalidParameter, match=r"has no ca\.crt"):
             act()
 
@@ -162,10 +165,10 @@ def test_a_folder_without_an_authority_is_refused(tmp_path: Path) -> None:
 
 def test_what_expires_soon_or_has_expired_is_told(keys: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    assert look(keys, now=now + datetime.timedelta(days=334)).warnings == ()
-    soon = look(keys, now=now + datetime.timedelta(days=336)).warnings
+    assert inspect_keyring(keys, now=now + datetime.timedelta(days=334)).warnings == ()
+    soon = inspect_keyring(keys, now=now + datetime.timedelta(days=336)).warnings
     assert len(soon) == 2 and all("expires on" in warning for warning in soon)
-    gone = look(keys, now=now + datetime.timedelta(days=366)).warnings
+    gone = inspect_keyring(keys, now=now + datetime.timedelta(days=366)).warnings
     assert len(gone) == 2 and all("has expired" in warning for warning in gone)
 
 
@@ -173,26 +176,26 @@ def test_what_expires_soon_or_has_expired_is_told(keys: Path) -> None:
 def test_private_keys_that_others_can_read_are_told(keys: Path) -> None:
     (keys / "ca.key").chmod(0o644)
     (keys / "Basel" / "node.key").chmod(0o640)
-    told = look(keys).warnings
+    told = inspect_keyring(keys).warnings
     assert len(told) == 2 and "Basel" in told[0] and "mode 640" in told[0] and "ca.key" in told[1]
 
 
 def test_a_key_that_is_not_the_rosters_is_told(keys: Path) -> None:
     (keys / "Basel" / "node.key").write_bytes(make_node_key().private)
-    assert "not the key that the roster holds for Basel" in look(keys).warnings[0]
+    assert "not the key that the roster holds for Basel" in inspect_keyring(keys).warnings[0]
 
 
 def test_files_that_do_not_belong_together_are_refused(keys: Path, tmp_path: Path) -> None:
-    make(tmp_path / "others", servers=[], parties=[])
+    make_keyring(tmp_path / "others", servers=[], parties=[])
     good = (keys / "server.key").read_bytes()
     (keys / "server.key").write_bytes((tmp_path / "others" / "server.key").read_bytes())
     with pytest.raises(QuietsumError, match=r"does not belong to server\.crt"):
-        look(keys)
+        inspect_keyring(keys)
     (keys / "server.key").write_bytes(good)
-    assert look(keys).warnings == ()
+    assert inspect_keyring(keys).warnings == ()
     (keys / "ca.crt").write_bytes((tmp_path / "others" / "ca.crt").read_bytes())
     with pytest.raises(QuietsumError, match="not signed by any authority"):
-        look(keys)
+        inspect_keyring(keys)
 
 
 # -------------------------------------------------------------------------------------- crashes and crowds
@@ -201,7 +204,7 @@ ACT = """
 import os, signal, sys
 from pathlib import Path
 from quietsum import failpoints
-from quietsum.identity.keyring import add, make
+from quietsum.identity.keyring import add_party, make_keyring
 left = int(sys.argv[3])
 def hook(place):
     global left
@@ -211,9 +214,9 @@ def hook(place):
 failpoints.install(hook)
 folder = Path(sys.argv[2])
 if sys.argv[1] == "make":
-    make(folder, servers=[], parties=["Basel"])
+    make_keyring(folder, servers=[], parties=["Basel"])
 else:
-    add(folder, "Geneva")
+    add_party(folder, "Geneva")
 """
 
 
@@ -229,9 +232,9 @@ def test_a_kill_while_making_leaves_the_whole_folder_or_none(tmp_path: Path) -> 
     place = 1
     while killed_at("make", folder := tmp_path / f"keys{place}", place):
         if folder.exists():
-            assert look(folder).warnings == ()
+            assert inspect_keyring(folder).warnings == ()
         else:
-            make(folder, servers=[], parties=["Basel"])  # nothing stands in the way of a second try
+            make_keyring(folder, servers=[], parties=["Basel"])  # nothing stands in the way of a second try
         place += 1
     assert place > 9
 
@@ -245,7 +248,7 @@ def test_keys_that_a_killed_make_left_are_removed_by_the_next_one(tmp_path: Path
     others = [tmp_path / name for name in (".keys.old.abcdefgh.part", ".keys.abc.part", ".other.abcdefgh.part")]
     for other in others:
         other.mkdir()
-    make(folder, servers=[], parties=["Basel"])
+    make_keyring(folder, servers=[], parties=["Basel"])
     assert sorted(tmp_path.glob(".*")) == sorted(others), "its own and no others"
 
 
@@ -255,16 +258,18 @@ def test_keys_that_somebody_is_just_making_are_left_alone(tmp_path: Path) -> Non
         if place == "keys:staged":
             failpoints.install(None)
             (draft,) = tmp_path.glob(".keys.*.part")
-            make(tmp_path / "keys", servers=[], parties=["Bern"])
+            make_keyring(tmp_path / "keys", servers=[], parties=["Bern"])
             assert (draft / "Basel" / "node.key").exists()
 
     failpoints.install(meanwhile)
     try:
         with pytest.raises(InvalidParameter, match="exists already"):
-            make(tmp_path / "keys", servers=[], parties=["Basel"])
+            make_keyring(tmp_path / "keys", servers=[], parties=["Basel"])
     finally:
         failpoints.install(None)
-    assert [one.party for one in look(tmp_path / "keys").parties] == ["Bern"] and not list(tmp_path.glob(".*"))
+    assert [one.party for one in inspect_keyring(tmp_path / "keys").parties] == ["Bern"] and not list(
+        tmp_path.glob(".*")
+    )
 
 
 @posix
@@ -273,13 +278,13 @@ def test_a_second_try_to_add_says_how_to_go_on(keys: Path) -> None:
     while not (keys / "Geneva").exists():
         assert killed_at("add", keys, place)
         place += 1
-    assert "Geneva" not in read_roster(keys / "parties.toml")
+    assert "Geneva" not in read_parties(keys / "parties.toml")
     with pytest.raises(InvalidParameter) as refused:
-        add(keys, "Geneva")
+        add_party(keys, "Geneva")
     command = str(refused.value).partition("quietsum keys admit ")[2]
     assert shlex.split(command) == [str(keys), str(keys / "Geneva" / "node.pub"), "--party", "Geneva"]
-    admit(keys, "Geneva", keys / "Geneva" / "node.pub")
-    assert look(keys).warnings == ()
+    admit_party(keys, "Geneva", keys / "Geneva" / "node.pub")
+    assert inspect_keyring(keys).warnings == ()
 
 
 @posix
@@ -291,15 +296,15 @@ def test_a_kill_while_adding_leaves_whole_files_and_a_way_on(keys: Path) -> None
         assert {name: now[name] for name in before if name != "parties.toml"} == {
             name: data for name, data in before.items() if name != "parties.toml"
         }
-        roster = read_roster(keys / "parties.toml")
+        roster = read_parties(keys / "parties.toml")
         geneva = {name for name in now if name.startswith("Geneva/")}
         assert geneva in (set(), {f"Geneva/{one}" for one in ("node.key", "node.pub", "node.crt", "ca.crt")})
         if "Geneva" in roster:
-            assert geneva and look(keys).warnings == ()
+            assert geneva and inspect_keyring(keys).warnings == ()
         elif geneva:
-            assert "quietsum keys admit" in look(keys).warnings[0]
-            admit(keys, "Geneva", keys / "Geneva" / "node.pub")
-            assert look(keys).warnings == ()
+            assert "quietsum keys admit" in inspect_keyring(keys).warnings[0]
+            admit_party(keys, "Geneva", keys / "Geneva" / "node.pub")
+            assert inspect_keyring(keys).warnings == ()
         for name in geneva:
             (keys / name).unlink()
         if geneva:
@@ -307,19 +312,19 @@ def test_a_kill_while_adding_leaves_whole_files_and_a_way_on(keys: Path) -> None
         (keys / "parties.toml").write_bytes(before["parties.toml"])
         place += 1
     assert place > 6
-    assert "Geneva" in read_roster(keys / "parties.toml")
-    add(keys, "Lugano")
+    assert "Geneva" in read_parties(keys / "parties.toml")
+    add_party(keys, "Lugano")
     assert not list(keys.glob(".*")), "what a dead process left is cleared away"
 
 
 @posix
 def test_several_processes_that_add_at_once_lose_no_party(keys: Path) -> None:
-    script = "import sys; from pathlib import Path; from quietsum.identity.keyring import add\n"
-    script += "for n in range(4): add(Path(sys.argv[1]), f'site-{sys.argv[2]}-{n}')"
+    script = "import sys; from pathlib import Path; from quietsum.identity.keyring import add_party\n"
+    script += "for n in range(4): add_party(Path(sys.argv[1]), f'site-{sys.argv[2]}-{n}')"
     crowd = [subprocess.Popen([sys.executable, "-c", script, str(keys), str(n)]) for n in range(3)]
     assert [one.wait(timeout=60) for one in crowd] == [0, 0, 0]
-    assert len(read_roster(keys / "parties.toml")) == 2 + 12
-    assert look(keys).warnings == ()
+    assert len(read_parties(keys / "parties.toml")) == 2 + 12
+    assert inspect_keyring(keys).warnings == ()
 
 
 def test_a_full_disk_leaves_what_was_there(keys: Path) -> None:
@@ -332,7 +337,7 @@ def test_a_full_disk_leaves_what_was_there(keys: Path) -> None:
     failpoints.install(full)
     try:
         with pytest.raises(DiskFull, match="No space"):
-            add(keys, "Geneva")
+            add_party(keys, "Geneva")
     finally:
         failpoints.install(None)
     assert contents(keys) == before
