@@ -9,6 +9,7 @@ author = "the quietsum authors"
 project_copyright = author
 version = release = quietsum.__version__
 
+exclude_patterns = ["decisions/template.md"]  # to be copied, not to be read
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 3
 highlight_language = "none"  # what a terminal prints is no Python; code says what it is

@@ -28,7 +28,8 @@ pure dp; approximate dp; rdp; zcdp; local dp; central dp; bayesian dp; laplace m
 gaussian mechanism; advanced composition; naive composition; optimal composition; group privacy; moments accountant;
 randomized response; RAPPOR; count mean sketch; shuffle model; posterior sampling; max_epsilon; poisson sampling;
 fixed-size; shuffling; amplification; neighbouring relation; unit; record; person; client; observer; budget; ledger;
-filter; odometer; trade-off curve; advantage; TPR; cohort; party; trust model; input validation; outlier detection;
+filter; odometer; trade-off curve; advantage; TPR; cohort; party; site; node; account; holder; coordinator; trust model;
+input validation; outlier detection;
 honest-but-curious; η; ρ; δ; ε; Δ; is_budget_exhausted; get_budget_spent; privacy budget; threshold secret sharing;
 attackers; rule; robust aggregation; breakdown point; groups; root set; trust; drill; finding; alert; attack detection;
 label flip; lie; a little is enough; median; trimmed mean; multi-krum; rejected; suspects; layers of defence
