@@ -85,7 +85,7 @@ def flips(seeds: int = 10) -> None:
     from quietsum.defence.validation.labels import RATE, disagreements
     from quietsum.defence.validation.tasks import rows_of
     from quietsum.tasks.gallery.heart import HeartTask
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.tasks.registry import trainable_task
 
     sets = {"heart, cleveland": rows_of(HeartTask.embedded(), "cleveland")}
     sets["digits"] = rows_of(trainable_task("digits"))

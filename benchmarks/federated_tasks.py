@@ -169,7 +169,7 @@ def work(job: Values) -> Values:
     from quietsum.plan import resolve
     from quietsum.tasks import task_of
     from quietsum.tasks.federated import FederatedTorch
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.tasks.registry import trainable_task
 
     if job.get("until") and time.time() > job["until"]:
         raise QuietsumError("left out: the time was up")

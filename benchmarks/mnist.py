@@ -37,7 +37,9 @@ from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.tasks import Settings, TorchTask
 from quietsum.tasks.gallery.digits import DigitsTask
-from quietsum.tasks.gallery.mnist import MnistTask, accuracy
+from quietsum.tasks.gallery.mnist import MnistTask
+from quietsum.tasks.models import outputs
+from quietsum.tasks.scores import accuracy
 
 torch.set_num_threads(1)
 
@@ -109,7 +111,7 @@ def choose(task: TorchTask) -> None:
         scores = []
         for inside, outside in folds(task):
             model, _ = trained(task, inside, settings, epsilon, delta)
-            scores.append(accuracy(model, outside[0], outside[1]))
+            scores.append(accuracy(outside[1].numpy(), outputs(model, outside[0]).argmax(-1).numpy()))
         print(
             f"  batch {batch:>5}  epochs {epochs:>3}  rate {rate:<4g}  {100 * statistics.mean(scores):.2f} %",
             flush=True,

@@ -159,7 +159,7 @@ PLAIN_FACTORS, PLAIN_LENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0), (1, 2)  # of th
 
 def made(name: str, options: Values) -> Any:
     """The task; with ``fold`` some of its training rows are scored instead of trained on."""
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.tasks.registry import trainable_task
 
     fold = options.get("fold")
     task = trainable_task(name, {key: value for key, value in options.items() if key != "fold"})
@@ -194,8 +194,7 @@ class Folded:
     def evaluate(self, model: Any) -> Any:
         """On the fold: average precision of fraud, accuracy of digits."""
         from quietsum.tasks import Metrics
-        from quietsum.tasks.binary import log_odds
-        from quietsum.tasks.inference import outputs
+        from quietsum.tasks.models import log_odds, outputs
         from quietsum.tasks.scores import average_precision
 
         values, labels = (part[self._held] for part in self._records)
@@ -497,7 +496,7 @@ def held_out(row: Row, network: str, seed: int) -> Values:
 
 def _base(row: Row) -> Values:
     """What the grid leaves alone: the average of weights, and δ."""
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.tasks.registry import trainable_task
 
     training = trainable_task(row.task, row.options).settings.training
     return {name: training[name] for name in ("ema_decay", "delta") if name in training}

@@ -17,7 +17,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.plan import PRESETS, PartyFacts, load_plan, resolve
 from quietsum.plan.text.template import CLIENTS, DEFAULTS, HEART_DEFAULTS, OTHER_DEFAULTS, template
 from quietsum.tasks import TASKS, task_named
-from quietsum.tasks.trainable import TRAINABLE
+from quietsum.tasks.registry import TRAINABLE
 from scenes import invoke
 
 VARIANTS = [(task, preset) for task in sorted(TASKS) for preset in (None, *PRESETS)]

@@ -309,7 +309,7 @@ def test_made_up_labels_need_a_range() -> None:
 
 def test_a_task_of_the_command_line_becomes_a_step() -> None:
     pytest.importorskip("sklearn")
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.tasks.registry import trainable_task
 
     step, model = checked_task(trainable_task("digits"), engine="bookkeeping")
     with while_checking(model):

@@ -14,13 +14,14 @@ import torch
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.gallery import cards, cards_files
-from quietsum.tasks.gallery.cards import FEATURES, PROVIDERS, CardsTask, features
-from quietsum.tasks.gallery.cards_files import KnownText, check, parts, read_card_payments
+from quietsum.tasks.gallery import cards
+from quietsum.tasks.gallery.cards import FEATURES, PROVIDERS, CardsTask, card_features
+from quietsum.tasks.gallery.files import cards as reader
+from quietsum.tasks.gallery.files.cards import KnownText, card_parts, check_cards, read_card_payments
 from tasks.one_row import assert_row_local
 
 HERE = data_folder("evalml_fraud")
-HEADER = ",".join(cards_files._HEADER)
+HEADER = ",".join(reader._HEADER)
 needs_data = pytest.mark.skipif(not os.environ.get("QUIETSUM_DATA"), reason="set QUIETSUM_DATA to read the real file")
 
 
@@ -135,7 +136,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_card_lies_wholly_in_one_part(small: Path) -> None:
     payments = read_card_payments(small, cards.KNOWN)
-    part = parts(payments)
+    part = card_parts(payments)
     for card in np.unique(payments.cards):
         assert len(np.unique(part[payments.cards == card])) == 1
     assert sorted(np.unique(part)) == [0, 1, 2]
@@ -148,7 +149,7 @@ def test_both_networks_read_records_with_their_cards(small: Path, network: str, 
     rows, labels = task.records()
     payments = read_card_payments(small, cards.KNOWN)
     held = {"test": [2], "validation": [1, 2]}[evaluate_on]
-    trains = ~np.isin(parts(payments), held)
+    trains = ~np.isin(card_parts(payments), held)
     assert rows.shape == (trains.sum(), FEATURES) and len(labels) == len(rows) == len(task.people())
     np.testing.assert_array_equal(task.people(), payments.cards[trains])
     for made, real in zip(task.example(), (rows, labels), strict=True):
@@ -163,14 +164,14 @@ def test_both_networks_read_records_with_their_cards(small: Path, network: str, 
 def test_a_card_on_both_sides_of_the_split_is_refused(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = CardsTask(folder=small)
     assert len(task.people()) == len(task.records()[0])  # the control
-    monkeypatch.setattr(cards, "parts", lambda payments: np.arange(len(payments)) % 3)
+    monkeypatch.setattr(cards, "card_parts", lambda payments: np.arange(len(payments)) % 3)
     with pytest.raises(InvalidParameter, match=r"one card in two sites pays twice"):
         task.people()
 
 
 def test_features_are_one_bin_one_store_one_country_one_provider(small: Path) -> None:
     payments = read_card_payments(small, cards.KNOWN)
-    found = features(payments)
+    found = card_features(payments)
     ends = np.cumsum([0, 20, 512, 32, 10])
     for start, end in itertools.pairwise(ends):
         np.testing.assert_array_equal((found[:, start:end] > 0).sum(axis=1), 1)
@@ -178,7 +179,7 @@ def test_features_are_one_bin_one_store_one_country_one_provider(small: Path) ->
     names = [PROVIDERS[place] for place in found[:, ends[3] : ends[4]].argmax(axis=1)]
     assert names == list(payments.providers)
     strange = dataclasses.replace(payments, providers=("a new bank", *payments.providers[1:]))
-    assert not features(strange)[0, ends[3] : ends[4]].any()  # no error, which would tell about that row
+    assert not card_features(strange)[0, ends[3] : ends[4]].any()  # no error, which would tell about that row
 
 
 @pytest.mark.parametrize("network", ["linear", "mlp"])
@@ -188,14 +189,14 @@ def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(cards, "KNOWN", write(tmp_path / "a", lines()))
     before = CardsTask(network=network, folder=tmp_path / "a")
     before.records()
-    trains = np.flatnonzero(parts(read_card_payments(tmp_path / "a", cards.KNOWN)) != 2)
+    trains = np.flatnonzero(card_parts(read_card_payments(tmp_path / "a", cards.KNOWN)) != 2)
     rows = lines()
     cells = rows[trains[3]].split(",", 12)
     cells[2], cells[4], cells[9] = "899", "1000000000", "a new bank"
     cells[7] = "False" if cells[7] == "True" else "True"
     rows[trains[3]] = ",".join(cells[:12]) + ",Nowhere,QQ"
     monkeypatch.setattr(cards, "KNOWN", write(tmp_path / "b", rows))
-    assert_row_local(before, CardsTask(network=network, folder=tmp_path / "b"), 3, modules=[cards, cards_files])
+    assert_row_local(before, CardsTask(network=network, folder=tmp_path / "b"), 3, modules=[cards, reader])
 
 
 @pytest.mark.parametrize(
@@ -217,8 +218,8 @@ def test_delta_is_at_most_a_tenth_of_one_in_n() -> None:
 
 @needs_data
 def test_the_published_file_has_the_known_sum_and_sizes() -> None:
-    assert check(HERE) == "99,992 payments of 33,333 cards, 15,179 frauds"
-    part = parts(cards._payments(HERE))
+    assert check_cards(HERE) == "99,992 payments of 33,333 cards, 15,179 frauds"
+    part = card_parts(cards._payments(HERE))
     assert {"test": (part != 2).sum(), "validation": (part == 0).sum()} == cards.SIZES
 
 
@@ -228,7 +229,7 @@ def test_cards_have_one_to_ten_payments_and_those_of_the_test_never_train() -> N
     people = task.people()
     assert len(people) == task.size and np.bincount(people).max() == 10
     payments = cards._payments(HERE)
-    assert not np.isin(payments.cards[parts(payments) == 2], people).any()
+    assert not np.isin(payments.cards[card_parts(payments) == 2], people).any()
 
 
 @needs_data

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from quietsum.errors import InvalidParameter
-from quietsum.tasks.checks import checked_images, checked_labels, one_site_each
+from quietsum.tasks.checks import check_images, check_labels, one_site_each
 
 
 def images() -> Any:
@@ -17,10 +17,10 @@ def images() -> Any:
 
 def test_good_images_and_labels_pass_unchanged() -> None:
     values = images()
-    assert checked_images("scans", values, shape=(4, 4)) is values
-    assert checked_labels("grades", np.array([[0], [1], [2]]), classes=3, rows=3).tolist() == [0, 1, 2]
-    assert checked_labels("grades", np.array([0.0, 1.0]), classes=2).dtype == np.int64
-    assert checked_labels("grades", np.array([True, False]), classes=2).tolist() == [1, 0]
+    assert check_images("scans", values, shape=(4, 4)) is values
+    assert check_labels("grades", np.array([[0], [1], [2]]), classes=3, rows=3).tolist() == [0, 1, 2]
+    assert check_labels("grades", np.array([0.0, 1.0]), classes=2).dtype == np.int64
+    assert check_labels("grades", np.array([True, False]), classes=2).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -28,7 +28,7 @@ def test_one_pixel_that_is_no_number_is_found_by_its_row(bad: float) -> None:
     values = images()
     values[3, 1, 2] = bad
     with pytest.raises(InvalidParameter, match=r"NaN or infinite.*row 3.*public constant"):
-        checked_images("scans", values, shape=(4, 4))
+        check_images("scans", values, shape=(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_one_pixel_that_is_no_number_is_found_by_its_row(bad: float) -> None:
 )
 def test_images_of_another_shape_or_kind_are_refused(values: Any, lesson: str) -> None:
     with pytest.raises(InvalidParameter, match=lesson):
-        checked_images("scans", values, shape=(4, 4))
+        check_images("scans", values, shape=(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -67,17 +67,17 @@ def test_images_of_another_shape_or_kind_are_refused(values: Any, lesson: str) -
 )
 def test_bad_labels_are_refused(labels: Any, lesson: str) -> None:
     with pytest.raises(InvalidParameter, match=lesson):
-        checked_labels("grades", np.array(labels), classes=2, rows=3)
+        check_labels("grades", np.array(labels), classes=2, rows=3)
 
 
 def test_an_error_names_the_row_and_never_its_value() -> None:
     with pytest.raises(InvalidParameter) as told:
-        checked_labels("grades", np.array([0, 1, 7341]), classes=2)
+        check_labels("grades", np.array([0, 1, 7341]), classes=2)
     assert "row 2" in str(told.value) and "7341" not in str(told.value)
 
 
 def test_an_empty_class_may_be_allowed() -> None:
-    assert checked_labels("grades", np.array([1, 1]), classes=2, every_class=False).tolist() == [1, 1]
+    assert check_labels("grades", np.array([1, 1]), classes=2, every_class=False).tolist() == [1, 1]
 
 
 def test_one_patient_in_two_sites_is_refused() -> None:

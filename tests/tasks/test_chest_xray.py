@@ -13,9 +13,10 @@ import torch
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.gallery import chest_xray, chest_xray_files, scattering
-from quietsum.tasks.gallery.chest_xray import ChestXrayTask, features_of
-from quietsum.tasks.gallery.chest_xray_files import Known, check, read, sum_of_records
+from quietsum.tasks.gallery import chest_xray, scattering
+from quietsum.tasks.gallery.chest_xray import ChestXrayTask, xray_features
+from quietsum.tasks.gallery.files import chest_xray as reader
+from quietsum.tasks.gallery.files.chest_xray import Known, check_xrays, read_xrays, sum_of_records
 from tasks.one_row import assert_row_local
 
 SIZES = {"train": 12, "val": 6, "test": 8}
@@ -52,7 +53,7 @@ def write(folder: Path, made: dict[str, Any]) -> Path:
 
 def test_the_parts_are_read_as_they_are(tmp_path: Path) -> None:
     made = arrays()
-    parts = read(write(tmp_path, made), facts(made))
+    parts = read_xrays(write(tmp_path, made), facts(made))
     for part, images in parts.items():
         np.testing.assert_array_equal(images.pixels, made[f"{part}_images"])
         np.testing.assert_array_equal(images.labels, made[f"{part}_labels"][:, 0])
@@ -63,10 +64,10 @@ def test_a_shuffled_copy_is_the_same_set(tmp_path: Path) -> None:
     made = arrays()
     order = np.random.default_rng(1).permutation(12)
     shuffled = {**made, **{name: made[name][order] for name in ("train_images", "train_labels")}}
-    read(write(tmp_path, shuffled), facts(made))
+    read_xrays(write(tmp_path, shuffled), facts(made))
     only_labels = {**made, "train_labels": made["train_labels"][order]}
     with pytest.raises(DataMissing, match="SHA-256"):
-        read(write(tmp_path, only_labels), facts(made))
+        read_xrays(write(tmp_path, only_labels), facts(made))
 
 
 @pytest.mark.parametrize("part", SIZES)
@@ -75,12 +76,12 @@ def test_one_altered_pixel_or_label_is_refused(tmp_path: Path, part: str) -> Non
     known = facts(made)
     made[f"{part}_images"][2, 5, 5] ^= 1
     with pytest.raises(DataMissing, match=f"records of {part} have another SHA-256.*write a task"):
-        read(write(tmp_path, made), known)
+        read_xrays(write(tmp_path, made), known)
     made = arrays()
     made[f"{part}_labels"][[0, 1]] = made[f"{part}_labels"][[1, 0]]
     with pytest.raises(DataMissing, match="SHA-256"):
-        read(write(tmp_path, made), known)
-    read(write(tmp_path, arrays()), known)  # the control
+        read_xrays(write(tmp_path, made), known)
+    read_xrays(write(tmp_path, arrays()), known)  # the control
 
 
 def test_the_official_file_is_known_by_its_published_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +89,9 @@ def test_the_official_file_is_known_by_its_published_sum(tmp_path: Path, monkeyp
     known = {part: Known(records=k.records, normal=k.normal, sum_of_records="") for part, k in facts(made).items()}
     path = write(tmp_path, made) / "pneumoniamnist.npz"
     with pytest.raises(DataMissing, match="SHA-256"):
-        read(tmp_path, known)
-    monkeypatch.setattr(chest_xray_files, "OFFICIAL_MD5", hashlib.md5(path.read_bytes()).hexdigest())
-    assert len(read(tmp_path, known)["train"].labels) == 12
+        read_xrays(tmp_path, known)
+    monkeypatch.setattr(reader, "OFFICIAL_MD5", hashlib.md5(path.read_bytes()).hexdigest())
+    assert len(read_xrays(tmp_path, known)["train"].labels) == 12
 
 
 def broken(name: str, values: Any) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def broken(name: str, values: Any) -> dict[str, Any]:
 )
 def test_bad_records_are_an_error_that_teaches(tmp_path: Path, made: dict[str, Any], lesson: str) -> None:
     with pytest.raises(DataMissing, match=lesson) as told:
-        read(write(tmp_path, made), facts(arrays()))
+        read_xrays(write(tmp_path, made), facts(arrays()))
     assert "medmnist.com" in str(told.value) and str(tmp_path) in str(told.value)
 
 
@@ -126,17 +127,17 @@ def test_missing_and_truncated_files_say_what_to_do(tmp_path: Path) -> None:
     for kept in (0, 10, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:kept])
         with pytest.raises(DataMissing, match="fetch it again"):
-            read(tmp_path)
+            read_xrays(tmp_path)
     np.savez(path, train_images=arrays()["train_images"])
     with pytest.raises(DataMissing, match="no array train_labels"):
-        read(tmp_path)
+        read_xrays(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ the task
 
 
 def tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], **options: Any) -> ChestXrayTask:
-    monkeypatch.setattr(chest_xray_files, "KNOWN", facts(made))
+    monkeypatch.setattr(chest_xray, "KNOWN", facts(made))
     monkeypatch.setattr(ChestXrayTask, "size", 12)
     task = ChestXrayTask(folder=write(folder, made), **options)
     task.records()  # read now, while these are the known sums
@@ -175,7 +176,7 @@ def test_nothing_is_computed_over_several_records(
 def test_black_and_white_pictures_have_finite_features() -> None:
     flat = np.stack([np.zeros((28, 28), np.uint8), np.full((28, 28), 255, np.uint8)])
     for network in ("scattering", "cnn"):
-        assert bool(torch.isfinite(features_of(flat, network)).all())
+        assert bool(torch.isfinite(xray_features(flat, network)).all())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_delta_is_at_most_a_tenth_of_a_record() -> None:
 @needs_data
 def test_the_published_file_is_accepted() -> None:
     folder = data_folder("pneumoniamnist")
-    assert check(folder) == "4708 / 524 / 624 images to train, validate and test"
+    assert check_xrays(folder) == "4708 / 524 / 624 images to train, validate and test"
     task = ChestXrayTask()
     values, labels = task.records()
     assert len(values) == task.size and int((labels == 0).sum()) == 1214

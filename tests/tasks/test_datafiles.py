@@ -13,7 +13,7 @@ import pytest
 from quietsum import errors
 from quietsum.tasks import datafiles, optional_part
 from quietsum.tasks.datafiles import DATASETS, DataMissing, DataSet, data_folder, load_npz, refuse_unknown, sha256_of
-from quietsum.tasks.trainable import TRAINABLE, trainable_task
+from quietsum.tasks.registry import TRAINABLE, trainable_task
 
 
 def test_there_is_one_data_missing() -> None:
@@ -134,7 +134,7 @@ def test_altered_digits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_looking_at_data_needs_no_torch() -> None:
     code = "import sys; sys.modules['torch'] = None\n"
     code += "from quietsum.tasks import checks, datafiles\n"
-    code += "from quietsum.tasks.gallery import chest_xray_files, idx_files, nuclei_files\n"
+    code += "from quietsum.tasks.gallery.files import cards, chest_xray, fraud, idx, nuclei, pose\n"
     code += "print(datafiles.DATASETS['heart'].check(None))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "920 rows" in done.stdout, done.stderr

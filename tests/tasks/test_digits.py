@@ -12,7 +12,7 @@ from quietsum.learning.engines.protocol import rows_of
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.tasks.gallery import digits
 from quietsum.tasks.gallery.digits import DigitsTask, held_out
-from quietsum.tasks.trainable import TRAINABLE, trainable_task
+from quietsum.tasks.registry import TRAINABLE, trainable_task
 
 
 def test_the_split_is_a_rule_a_quarter_of_every_digit_and_nobody_is_on_both_sides() -> None:

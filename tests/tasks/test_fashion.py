@@ -17,7 +17,8 @@ import torch
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks import datafiles
 from quietsum.tasks.datafiles import DATASETS
-from quietsum.tasks.gallery import idx_files, mnist, scattering
+from quietsum.tasks.gallery import mnist, scattering
+from quietsum.tasks.gallery.files import idx
 from quietsum.tasks.gallery.mnist import FashionMnistTask
 from tasks.one_row import assert_row_local
 from tasks.test_mnist import arrays, write
@@ -28,10 +29,10 @@ REAL = DATASETS["fashion-mnist"].found()
 def known(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], held_out: int = 10) -> None:
     """Make a tiny set the known one."""
     parts = {
-        name: (idx_files.FASHION.parts[name][0], values.shape, hashlib.sha256(values.tobytes()).hexdigest())
+        name: (idx.FASHION.parts[name][0], values.shape, hashlib.sha256(values.tobytes()).hexdigest())
         for name, values in made.items()
     }
-    monkeypatch.setattr(mnist, "FASHION", dataclasses.replace(idx_files.FASHION, parts=parts))
+    monkeypatch.setattr(mnist, "FASHION", dataclasses.replace(idx.FASHION, parts=parts))
     monkeypatch.setattr(FashionMnistTask, "size", 30)
     monkeypatch.setattr(mnist, "_HELD_OUT", held_out)
     mnist._features.cache_clear()
@@ -105,7 +106,7 @@ def test_missing_and_altered_files_say_what_to_do(tmp_path: Path, folder: Path) 
 
 
 def test_digits_are_no_clothes() -> None:
-    assert all(idx_files.MNIST.parts[part][2] != idx_files.FASHION.parts[part][2] for part in idx_files.MNIST.parts)
+    assert all(idx.MNIST.parts[part][2] != idx.FASHION.parts[part][2] for part in idx.MNIST.parts)
 
 
 def test_an_npz_of_other_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +132,4 @@ def test_options_must_be_known(options: dict[str, Any], lesson: str) -> None:
 @pytest.mark.skipif(REAL is None, reason="Fashion-MNIST is nowhere here: apt-get install dataset-fashion-mnist")
 def test_the_published_files_have_the_known_sums() -> None:
     assert REAL is not None
-    assert idx_files.check_fashion(REAL) == "60000 / 10000 images to train and test"
+    assert idx.check_fashion(REAL) == "60000 / 10000 images to train and test"

@@ -14,9 +14,18 @@ from numpy.typing import NDArray
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.learning.noise.gradient_noise import TorchNoise
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.gallery import fraud, fraud_files
-from quietsum.tasks.gallery.fraud import FEATURES, FEW, FraudTask, features
-from quietsum.tasks.gallery.fraud_files import KNOWN, KnownPayments, Payments, check, pack, parts, read_payments
+from quietsum.tasks.gallery import fraud
+from quietsum.tasks.gallery.files import fraud as reader
+from quietsum.tasks.gallery.files.fraud import (
+    KNOWN,
+    KnownPayments,
+    Payments,
+    check_payments,
+    pack_payments,
+    payment_parts,
+    read_payments,
+)
+from quietsum.tasks.gallery.fraud import FEATURES, FEW, FraudTask, payment_features
 from tasks.one_row import assert_row_local
 
 ROWS = 600
@@ -77,7 +86,7 @@ def test_the_csv_and_the_packed_file_give_the_same_arrays(tmp_path: Path) -> Non
     arrays = made()
     known = write_csv(tmp_path, arrays)
     from_csv = read_payments(tmp_path, known)
-    assert pack(tmp_path, known).name == "creditcard.npz"
+    assert pack_payments(tmp_path, known).name == "creditcard.npz"
     (tmp_path / "creditcard.csv").unlink()
     assert same(from_csv, read_payments(tmp_path, known))
     np.testing.assert_allclose(from_csv.components, arrays["V"], rtol=1e-3, atol=1e-4)
@@ -182,14 +191,14 @@ def test_a_row_does_not_move_when_another_leaves_and_copies_stay_together() -> N
     without = payments_of({name: np.delete(values, 17, axis=0) for name, values in arrays.items()})
     twice = payments_of({name: np.concatenate([values, values]) for name, values in arrays.items()})
     for split in range(10):
-        part = parts(whole, split)
-        np.testing.assert_array_equal(np.delete(part, 17), parts(without, split))
-        np.testing.assert_array_equal(np.tile(part, 2), parts(twice, split))
+        part = payment_parts(whole, split)
+        np.testing.assert_array_equal(np.delete(part, 17), payment_parts(without, split))
+        np.testing.assert_array_equal(np.tile(part, 2), payment_parts(twice, split))
 
 
 def test_splits_have_their_shares_and_differ() -> None:
     arrays = made(30_000)
-    found = [parts(payments_of(arrays), split) for split in range(10)]
+    found = [payment_parts(payments_of(arrays), split) for split in range(10)]
     for part in found:  # six standard deviations
         for which, share in enumerate((0.7, 0.1, 0.2)):
             assert abs((part == which).mean() - share) < 6 * (share * (1 - share) / 30_000) ** 0.5
@@ -198,7 +207,7 @@ def test_splits_have_their_shares_and_differ() -> None:
     share = 0.9 * (2 / 9) ** 2
     assert abs(same_test - share) < 6 * (share * (1 - share) / 30_000) ** 0.5
     with pytest.raises(InvalidParameter, match="does not exist"):
-        parts(payments_of(arrays), 10)
+        payment_parts(payments_of(arrays), 10)
 
 
 # ------------------------------------------------------------------------------------------------ the task
@@ -222,7 +231,7 @@ def test_noise_on_two_hundred_thousand_payments_is_what_the_clip_needs(small: Pa
 def test_both_networks_read_records_and_are_scored(small: Path, network: str, evaluate_on: str) -> None:
     task = FraudTask(network=network, evaluate_on=evaluate_on, split=3, folder=small)
     rows, labels = task.records()
-    part = parts(payments_of(made()), 3)
+    part = payment_parts(payments_of(made()), 3)
     width = FEW if network == "linear" else FEATURES
     assert rows.shape == ((part == 0).sum(), width) and rows.dtype == torch.float32 and rows.abs().max() < 2
     model = task.model()
@@ -238,11 +247,11 @@ def test_the_threshold_of_f1_comes_from_validation_rows(small: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 1))
     with torch.no_grad():
         model[0].weight.fill_(0.3)
-    from quietsum.tasks.binary import log_odds
+    from quietsum.tasks.models import log_odds
     from quietsum.tasks.scores import best_f1_threshold, f1_score
 
-    whole, part = payments_of(made()), parts(payments_of(made()), 0)
-    scores = log_odds(model, torch.from_numpy(features(whole)))
+    whole, part = payments_of(made()), payment_parts(payments_of(made()), 0)
+    scores = log_odds(model, torch.from_numpy(payment_features(whole)))
     threshold = best_f1_threshold(whole.labels[part == 1], scores[part == 1])
     assert task.evaluate(model).values["f1"] == pytest.approx(
         f1_score(whole.labels[part == 2], scores[part == 2] >= threshold)
@@ -258,7 +267,7 @@ def test_a_label_out_of_range_is_silent_in_the_loss() -> None:
 
 def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = made()
-    training = np.flatnonzero(parts(payments_of(arrays), 0) == 0)
+    training = np.flatnonzero(payment_parts(payments_of(arrays), 0) == 0)
     altered = {name: values.copy() for name, values in arrays.items()}
     altered["V"][training[5]] = 90.0
     altered["label"][training[5]] = 1 - altered["label"][training[5]]
@@ -270,12 +279,12 @@ def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pyt
             tasks.append(FraudTask(network=network, folder=tmp_path / name))
             tasks[-1].records()  # read while its file is the known one
     for before, after in zip(tasks[:2], tasks[2:], strict=True):
-        assert_row_local(before, after, 5, modules=[fraud, fraud_files])
+        assert_row_local(before, after, 5, modules=[fraud, reader])
 
 
 def changed_in(part: int, arrays: dict[str, NDArray[np.float64]]) -> tuple[int, dict[str, NDArray[np.float64]]]:
     """The arrays with one row of a part of split 0 altered: its place in that part, and all arrays."""
-    row = int(np.flatnonzero(parts(payments_of(arrays), 0) == part)[5])
+    row = int(np.flatnonzero(payment_parts(payments_of(arrays), 0) == part)[5])
     altered = {name: values.copy() for name, values in arrays.items()}
     altered["V"][row] = 90.0
     altered["label"][row] = 1 - altered["label"][row]
@@ -294,7 +303,7 @@ def test_a_public_start_looks_at_no_training_row(tmp_path: Path, monkeypatch: py
     before = started(tmp_path / "before", monkeypatch, made())
     row, altered = changed_in(0, made())
     after = started(tmp_path / "after", monkeypatch, altered)
-    assert_row_local(before, after, row, modules=[fraud, fraud_files])
+    assert_row_local(before, after, row, modules=[fraud, reader])
     _, altered = changed_in(2, made())
     tested = started(tmp_path / "tested", monkeypatch, altered)
     assert torch.equal(before.model()[0].weight, tested.model()[0].weight)  # type: ignore[index]
@@ -321,12 +330,12 @@ def test_a_public_start_is_the_same_in_every_split_and_when_it_is_fitted_again(s
 def test_a_public_start_is_the_logistic_regression_that_another_library_finds() -> None:
     from sklearn.linear_model import LogisticRegression
 
-    from quietsum.tasks.binary import fitted_to_public
+    from quietsum.tasks.models import fit_public
 
-    rows, labels = features(payments_of(made())), made()["label"].astype(np.int64)
+    rows, labels = payment_features(payments_of(made())), made()["label"].astype(np.int64)
     labels = np.where(np.arange(len(labels)) % 4 == 0, 1 - labels, labels)  # not to be told apart perfectly
     for pull in (1e-2, 1e-4):
-        weights, bias = fitted_to_public(rows, labels, l2=pull)
+        weights, bias = fit_public(rows, labels, l2=pull)
         referee = LogisticRegression(C=1 / (pull * len(rows)), solver="newton-cholesky", tol=1e-10, max_iter=1000)
         referee.fit(rows.astype(np.float64), labels)
         np.testing.assert_allclose(weights, referee.coef_[0], rtol=1e-4, atol=1e-5)
@@ -334,17 +343,17 @@ def test_a_public_start_is_the_logistic_regression_that_another_library_finds() 
 
 
 def test_a_fit_of_rows_that_fit_nothing_is_refused_and_separable_ones_stay_finite() -> None:
-    from quietsum.tasks.binary import fitted_to_public
+    from quietsum.tasks.models import fit_public
 
     rows, labels = np.array([[-1.0], [1.0]], dtype=np.float32), np.array([0, 1])
-    assert np.isfinite(fitted_to_public(rows, labels, l2=1e-9)[0]).all()
-    assert np.isfinite(fitted_to_public(rows, np.array([0, 0]), l2=1e-5)[1])
+    assert np.isfinite(fit_public(rows, labels, l2=1e-9)[0]).all()
+    assert np.isfinite(fit_public(rows, np.array([0, 0]), l2=1e-5)[1])
     bad = [(rows, labels[:1]), (rows * np.float32(np.nan), labels), (rows[:0], labels[:0]), (rows[:, 0], labels)]
     for values, wanted in bad:
         with pytest.raises(InvalidParameter, match="features"):
-            fitted_to_public(values, wanted, l2=1e-5)
+            fit_public(values, wanted, l2=1e-5)
     with pytest.raises(InvalidParameter, match="l2"):
-        fitted_to_public(rows, labels, l2=0.0)
+        fit_public(rows, labels, l2=0.0)
 
 
 @pytest.mark.parametrize(
@@ -369,10 +378,10 @@ def test_delta_is_at_most_a_tenth_of_one_in_n() -> None:
 
 @needs_data
 def test_the_published_payments_have_the_known_sums_and_sizes() -> None:
-    assert check(HERE) == "284,807 payments with 492 frauds"
+    assert check_payments(HERE) == "284,807 payments with 492 frauds"
     payments = read_payments(HERE, KNOWN)
     for split, size in enumerate(fraud.SIZES):
-        part = parts(payments, split)
+        part = payment_parts(payments, split)
         assert (part == 0).sum() == size
         assert min(payments.labels[part == which].sum() for which in range(3)) >= 40
 
@@ -391,7 +400,7 @@ def test_exact_copies_never_lie_on_both_sides_of_a_split() -> None:
     whole = np.column_stack([payments.components.astype(np.float32), payments.seconds, payments.amounts])
     _, group, count = np.unique(whole, axis=0, return_inverse=True, return_counts=True)
     assert len(whole) - len(count) == 1081
-    part = parts(payments, 0)
+    part = payment_parts(payments, 0)
     for which in range(3):
         members = np.bincount(group[part == which], minlength=len(count))
         assert set(np.unique(members[members > 0] == count[members > 0])) == {True}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
+from quietsum.tasks.datafiles import data_folder
 from quietsum.tasks.gallery import mnist
-from quietsum.tasks.gallery.mnist import MnistTask, data_folder, read_part
+from quietsum.tasks.gallery.files.idx import MNIST, IdxSet, read_part
+from quietsum.tasks.gallery.mnist import MnistTask
 from quietsum.tasks.gallery.scattering import CHANNELS, scattering
 
 SIZES = {"x_train": (30, 28, 28), "y_train": (30,), "x_test": (20, 28, 28), "y_test": (20,)}
@@ -32,15 +36,19 @@ def arrays() -> dict[str, NDArray[np.uint8]]:
     }
 
 
+def tiny(made: dict[str, NDArray[np.uint8]]) -> IdxSet:
+    parts = {
+        name: (MNIST.parts[name][0], values.shape, hashlib.sha256(values.tobytes()).hexdigest())
+        for name, values in made.items()
+    }
+    return dataclasses.replace(MNIST, parts=parts)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> dict[str, NDArray[np.uint8]]:
     """A tiny MNIST whose sums are the known ones."""
     made = arrays()
-    parts = {
-        name: (mnist.PARTS[name][0], values.shape, hashlib.sha256(values.tobytes()).hexdigest())
-        for name, values in made.items()
-    }
-    monkeypatch.setattr(mnist, "PARTS", parts)
+    monkeypatch.setattr(mnist, "MNIST", tiny(made))
     monkeypatch.setattr(MnistTask, "size", 30)
     mnist._features.cache_clear()
     return made
@@ -52,7 +60,7 @@ def idx(values: NDArray[np.uint8]) -> bytes:
 
 def write(folder: Path, made: dict[str, NDArray[np.uint8]], pattern: str) -> None:
     for name, values in made.items():
-        path = folder / pattern.format(stem=mnist.PARTS[name][0], n=values.ndim)
+        path = folder / pattern.format(stem=MNIST.parts[name][0], n=values.ndim)
         content = idx(values)
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
 
@@ -65,13 +73,13 @@ def test_idx_files_are_read_under_all_their_names(
 ) -> None:
     write(tmp_path, small, pattern)
     for name, values in small.items():
-        np.testing.assert_array_equal(read_part(tmp_path, name), values)
+        np.testing.assert_array_equal(read_part(tmp_path, name, tiny(small)), values)
 
 
 def test_one_npz_file_serves_as_well(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
     np.savez_compressed(tmp_path / "mnist.npz", **small)
     for name, values in small.items():
-        np.testing.assert_array_equal(read_part(tmp_path, name), values)
+        np.testing.assert_array_equal(read_part(tmp_path, name, tiny(small)), values)
 
 
 def test_missing_files_are_an_error_that_says_where_to_put_which(tmp_path: Path) -> None:
@@ -89,12 +97,12 @@ def test_truncated_files_are_refused(tmp_path: Path, small: dict[str, NDArray[np
         path = folder / pattern.format(stem="train-images", n=3)
         path.write_bytes(path.read_bytes()[:cut])
         with pytest.raises(DataMissing, match="fetch it again"):
-            read_part(folder, "x_train")
+            read_part(folder, "x_train", tiny(small))
     np.savez_compressed(tmp_path / "mnist.npz", **small)
     content = (tmp_path / "mnist.npz").read_bytes()
     (tmp_path / "mnist.npz").write_bytes(content[:cut])
     with pytest.raises(DataMissing, match="fetch it again"):
-        read_part(tmp_path, "x_train")
+        read_part(tmp_path, "x_train", tiny(small))
 
 
 def test_one_altered_pixel_or_label_is_refused(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
@@ -103,19 +111,19 @@ def test_one_altered_pixel_or_label_is_refused(tmp_path: Path, small: dict[str, 
         altered[name].flat[5] ^= 1
         write(tmp_path, altered, "{stem}-idx{n}-ubyte.gz")
         with pytest.raises(DataMissing, match="SHA-256"):
-            read_part(tmp_path, name)
+            read_part(tmp_path, name, tiny(small))
     write(tmp_path, small, "{stem}-idx{n}-ubyte.gz")
-    read_part(tmp_path, "x_train")  # the control
+    read_part(tmp_path, "x_train", tiny(small))  # the control
 
 
 def test_another_set_of_the_same_kind_is_refused(tmp_path: Path, small: dict[str, NDArray[np.uint8]]) -> None:
     write(tmp_path, {**small, "x_train": small["x_test"]}, "{stem}-idx{n}-ubyte.gz")
     with pytest.raises(DataMissing, match="shape"):
-        read_part(tmp_path, "x_train")
+        read_part(tmp_path, "x_train", tiny(small))
     write(tmp_path, {**small, "y_train": small["x_test"].reshape(-1)}, "{stem}-idx{n}-ubyte.gz")
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"no idx at all"))
     with pytest.raises(DataMissing, match="no idx file"):
-        read_part(tmp_path, "y_train")
+        read_part(tmp_path, "y_train", tiny(small))
 
 
 @pytest.mark.parametrize(
@@ -137,15 +145,18 @@ def test_a_label_out_of_range_and_an_empty_class_are_called_so(
         else:
             write(folder, altered, "{stem}-idx{n}-ubyte.gz")
         with pytest.raises(DataMissing, match=rf"y_train of MNIST.*{said}.*fetch it again"):
-            read_part(folder, "y_train")
-        read_part(folder, "y_test")  # the control
+            read_part(folder, "y_train", tiny(small))
+        read_part(folder, "y_test", tiny(small))  # the control
 
 
 def test_the_folder_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("QUIETSUM_DATA", str(tmp_path))
-    assert data_folder() == tmp_path / "mnist"
+    with pytest.raises(DataMissing, match=re.escape(str(tmp_path / "mnist"))):
+        MnistTask().look_for_data("here")
     monkeypatch.delenv("QUIETSUM_DATA")
-    assert data_folder() == Path("data/mnist")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataMissing, match="MNIST is not in data/mnist:"):
+        MnistTask().look_for_data("here")
 
 
 @pytest.mark.parametrize("network", ["scattering", "cnn"])
@@ -233,5 +244,5 @@ def test_other_sizes_are_refused() -> None:
     not os.environ.get("QUIETSUM_DATA"), reason="QUIETSUM_DATA names no folder with the downloaded data"
 )
 def test_the_published_files_have_the_known_sums() -> None:
-    for part, (_, shape, _) in mnist.PARTS.items():
-        assert read_part(data_folder(), part).shape == shape
+    for part, (_, shape, _) in MNIST.parts.items():
+        assert read_part(data_folder("mnist"), part).shape == shape

@@ -13,9 +13,10 @@ from torch import nn
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.gallery import nuclei, nuclei_files
-from quietsum.tasks.gallery.nuclei import NucleiTask, SmallUNet, features_of, group_of, segmentation_loss
-from quietsum.tasks.gallery.nuclei_files import check, read
+from quietsum.tasks.gallery import nuclei
+from quietsum.tasks.gallery.files import nuclei as reader
+from quietsum.tasks.gallery.files.nuclei import check_nuclei, read_nuclei
+from quietsum.tasks.gallery.nuclei import NucleiTask, SmallUNet, nuclei_features, segmentation_loss, split_group
 from tasks.one_row import assert_row_local
 
 RECORDS = 20
@@ -48,7 +49,7 @@ def write(folder: Path, made: dict[str, Any]) -> Path:
 
 def test_pictures_are_read_as_they_are(tmp_path: Path) -> None:
     made = arrays()
-    found = read(write(tmp_path, {**made, "n_nuclei": np.ones(RECORDS)}), facts(made))
+    found = read_nuclei(write(tmp_path, {**made, "n_nuclei": np.ones(RECORDS)}), facts(made))
     np.testing.assert_array_equal(found.images, made["images"])
     np.testing.assert_array_equal(found.masks, made["masks"])
     assert found.sites()[:3] == ("256x256", "256x320", "256x256") and str(found) == "Pictures(20 records)"
@@ -60,8 +61,8 @@ def test_one_altered_value_is_refused(tmp_path: Path, name: str) -> None:
     known = facts(made)
     made[name].flat[5] ^= 1
     with pytest.raises(DataMissing, match=f"{name} is not as published"):
-        read(write(tmp_path, made), known)
-    read(write(tmp_path, arrays()), known)  # the control
+        read_nuclei(write(tmp_path, made), known)
+    read_nuclei(write(tmp_path, arrays()), known)  # the control
 
 
 def broken(name: str, change: Any) -> dict[str, Any]:
@@ -96,7 +97,7 @@ def with_value(index: Any, value: float) -> Any:
 )
 def test_bad_pictures_are_an_error_that_teaches(tmp_path: Path, made: dict[str, Any], lesson: str) -> None:
     with pytest.raises(DataMissing, match=lesson) as told:
-        read(write(tmp_path, made), facts(made))
+        read_nuclei(write(tmp_path, made), facts(made))
     assert "fetch it again" in str(told.value) and str(tmp_path) in str(told.value)
 
 
@@ -108,7 +109,7 @@ def test_missing_and_truncated_files_say_what_to_do(tmp_path: Path) -> None:
     for kept in (0, 100, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:kept])
         with pytest.raises(DataMissing, match="fetch it again"):
-            read(tmp_path)
+            read_nuclei(tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ the split
@@ -149,7 +150,7 @@ def test_options_must_be_known(options: dict[str, Any], lesson: str) -> None:
 
 
 def tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], **options: Any) -> NucleiTask:
-    monkeypatch.setattr(nuclei_files, "KNOWN", facts(made))
+    monkeypatch.setattr(nuclei, "KNOWN", facts(made))
     monkeypatch.setattr(nuclei, "RECORDS", RECORDS)
     task = NucleiTask(folder=write(folder, made), **options)
     task.records()  # read now, while these are the known sums
@@ -159,7 +160,7 @@ def tiny(folder: Path, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], **
 def test_records_are_those_that_the_rule_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tiny(tmp_path, monkeypatch, arrays())
     values, masks = task.records()
-    numbers = [number for number in range(RECORDS) if group_of(number) > 0]
+    numbers = [number for number in range(RECORDS) if split_group(number) > 0]
     assert len(values) == len(masks) == task.size == len(numbers) == len(task.sites())
     np.testing.assert_array_equal(masks.numpy(), arrays()["masks"][numbers])
     assert task.sites() == tuple(("256x256", "256x320")[number % 2] for number in numbers)
@@ -173,18 +174,18 @@ def test_records_are_those_that_the_rule_names(tmp_path: Path, monkeypatch: pyte
 def test_nothing_is_computed_over_several_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = tiny(tmp_path / "before", monkeypatch, arrays())
     made = arrays()
-    number = [number for number in range(RECORDS) if group_of(number) > 0][2]
+    number = [number for number in range(RECORDS) if split_group(number) > 0][2]
     made["images"][number] = 255 - made["images"][number]
     made["masks"][number] = 1
     after = tiny(tmp_path / "after", monkeypatch, made)
-    assert_row_local(before, after, 2, modules=(nuclei, nuclei_files))
+    assert_row_local(before, after, 2, modules=(nuclei, reader))
 
 
 def test_a_picture_and_its_negative_look_alike_and_flat_ones_are_finite() -> None:
     dark = arrays()["images"][:2]
     assert dark.mean() < 127
-    assert torch.allclose(features_of(dark).float(), features_of(255 - dark).float(), atol=1e-2)
-    assert bool(torch.isfinite(features_of(np.zeros((1, 128, 128), np.uint8))).all())
+    assert torch.allclose(nuclei_features(dark).float(), nuclei_features(255 - dark).float(), atol=1e-2)
+    assert bool(torch.isfinite(nuclei_features(np.zeros((1, 128, 128), np.uint8))).all())
 
 
 class Says(nn.Module):
@@ -211,7 +212,7 @@ def test_the_loss_is_one_value_per_picture_by_its_formula() -> None:
 
 def test_right_answers_have_dice_one_and_wrong_ones_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tiny(tmp_path, monkeypatch, arrays())
-    masks = torch.from_numpy(arrays()["masks"][[n for n in range(RECORDS) if group_of(n) == 0]]).float()
+    masks = torch.from_numpy(arrays()["masks"][[n for n in range(RECORDS) if split_group(n) == 0]]).float()
     assert task.evaluate(Says(masks * 2 - 1)).values["dice"] == 1.0
     assert task.evaluate(Says(1 - masks * 2)).values["dice"] == 0.0
 
@@ -247,7 +248,7 @@ def test_our_engine_knows_every_layer_and_agrees_with_the_slow_one(
 @needs_data
 def test_the_prepared_file_is_accepted() -> None:
     folder = data_folder("nuclei_dsb2018")
-    assert check(folder) == "664 pictures with masks, 9 original sizes"
+    assert check_nuclei(folder) == "664 pictures with masks, 9 original sizes"
     task = NucleiTask()
     values, masks = task.records()
     assert len(values) == len(masks) == task.size == len(task.sites())

@@ -12,9 +12,9 @@ import pytest
 
 from quietsum.errors import DataMissing
 from quietsum.tasks.datafiles import sha256_of
-from quietsum.tasks.gallery import nuclei_files
-from quietsum.tasks.gallery.nuclei_files import read, read_official
-from quietsum.tasks.gallery.png_files import read_gray, resized
+from quietsum.tasks.gallery.files import nuclei as reader
+from quietsum.tasks.gallery.files.nuclei import read_nuclei, read_official
+from quietsum.tasks.gallery.files.png import read_gray, resize
 
 
 def chunk(name: bytes, body: bytes) -> bytes:
@@ -102,10 +102,10 @@ def test_a_small_file_cannot_claim_a_huge_picture(tmp_path: Path) -> None:
 
 def test_resizing_keeps_means_and_lines() -> None:
     slope = np.tile(np.arange(200, dtype=np.uint8), (300, 1))
-    small = resized(slope, 50)
+    small = resize(slope, 50)
     assert small.shape == (50, 50) and np.allclose(small[:, 25], small[0, 25])
     assert np.allclose(np.diff(small[0, 2:-2]), 4.0) and abs(small.mean() - slope.mean()) < 0.2
-    assert np.allclose(resized(slope[:50, :50], 50), slope[:50, :50])  # nothing to do
+    assert np.allclose(resize(slope[:50, :50], 50), slope[:50, :50])  # nothing to do
 
 
 # ------------------------------------------------------------------------------------------ the official folder
@@ -137,8 +137,8 @@ def test_the_official_folder_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.masks.mean((1, 2)).tolist() == pytest.approx(
         [8 * 8 * n / (600 + 30 * (n - 1)) for n in (1, 2, 3)], rel=0.1
     )
-    monkeypatch.setattr(nuclei_files, "KNOWN_FOLDER", known)
-    assert len(read(tmp_path).images) == 3  # found without being asked for
+    monkeypatch.setattr(reader, "KNOWN_FOLDER", known)
+    assert len(read_nuclei(tmp_path).images) == 3  # found without being asked for
     with pytest.raises(DataMissing, match="3 pictures, the published set 664"):
         read_official(tmp_path / "stage1_train", (664, known[1]))
 

@@ -13,9 +13,17 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.tasks.datafiles import data_folder, sha256_of
-from quietsum.tasks.gallery import pose, pose_files, stgcn
+from quietsum.tasks.gallery import pose, stgcn
+from quietsum.tasks.gallery.files import pose as reader
+from quietsum.tasks.gallery.files.pose import (
+    KNOWN,
+    KnownSequences,
+    check_sequences,
+    pack_sequences,
+    read_sequences,
+    resample,
+)
 from quietsum.tasks.gallery.pose import FEATURES, FRAMES, PoseTask, motion_features
-from quietsum.tasks.gallery.pose_files import KNOWN, KnownSequences, check, pack, read_sequences, resampled
 from tasks.one_row import assert_row_local
 
 HERE = data_folder("msr_action3d")
@@ -66,7 +74,7 @@ def test_text_files_and_the_packed_file_give_the_same_arrays(tmp_path: Path, bel
     arrays = made()
     known = write_texts(tmp_path / below, arrays)
     found = read_sequences(tmp_path, known)
-    assert pack(tmp_path, known) == tmp_path / "msr_action3d.npz"
+    assert pack_sequences(tmp_path, known) == tmp_path / "msr_action3d.npz"
     for path in (tmp_path / below).glob("*.txt"):
         path.unlink()
     again = read_sequences(tmp_path, known)
@@ -162,22 +170,22 @@ def straight(length: int) -> NDArray[np.float32]:
 
 def test_resampling_keeps_a_steady_walk_steady_and_begins_at_the_hips() -> None:
     for length in (2, 13, 32, 77):
-        found = resampled(straight(length), 32)
+        found = resample(straight(length), 32)
         np.testing.assert_allclose(found[:, 6, 0], np.linspace(0, 1, 32), atol=1e-6)
         np.testing.assert_allclose(found[0, 6], 0, atol=1e-6)
-    assert resampled(straight(1), 32).shape == (32, 20, 3)
+    assert resample(straight(1), 32).shape == (32, 20, 3)
 
 
 def test_frames_without_a_joint_are_left_out_and_very_long_sequences_are_cut() -> None:
     walk = straight(40)
     holes = np.insert(walk, [0, 7, 7, 20, 40], 0, axis=0)
-    np.testing.assert_array_equal(resampled(holes, 32), resampled(walk, 32))
-    np.testing.assert_array_equal(resampled(straight(936)[:120], 32), resampled(straight(936), 32))
-    assert not resampled(np.zeros((9, 20, 4), dtype=np.float32), 32).any()
+    np.testing.assert_array_equal(resample(holes, 32), resample(walk, 32))
+    np.testing.assert_array_equal(resample(straight(936)[:120], 32), resample(straight(936), 32))
+    assert not resample(np.zeros((9, 20, 4), dtype=np.float32), 32).any()
 
 
 def test_features_have_unit_length_and_do_not_see_where_somebody_stands() -> None:
-    motion = np.stack([resampled(straight(20), FRAMES), np.zeros((FRAMES, 20, 3), dtype=np.float32)])
+    motion = np.stack([resample(straight(20), FRAMES), np.zeros((FRAMES, 20, 3), dtype=np.float32)])
     motion[0, :, 11] += np.sin(np.arange(FRAMES))[:, None].astype(np.float32)
     found = motion_features(motion)
     assert found.shape == (2, FEATURES) and np.isfinite(found).all()
@@ -233,7 +241,7 @@ def test_nothing_private_steers_the_preparation(tmp_path: Path, monkeypatch: pyt
     before.records()
     monkeypatch.setattr(pose, "KNOWN", write_npz(tmp_path / "b", altered))
     after = PoseTask(network=network, folder=tmp_path / "b")
-    assert_row_local(before, after, 4, modules=[pose, pose_files, stgcn])
+    assert_row_local(before, after, 4, modules=[pose, reader, stgcn])
 
 
 @pytest.mark.parametrize(
@@ -249,7 +257,7 @@ def test_options_must_be_known(options: dict[str, object], said: str) -> None:
 
 @needs_data
 def test_the_published_sequences_have_the_known_sums_and_sizes() -> None:
-    assert check(HERE) == "567 sequences of 10 people, 23,478 frames"
+    assert check_sequences(HERE) == "567 sequences of 10 people, 23,478 frames"
     for where, sizes in pose.SIZES.items():
         for split, size in enumerate(sizes):
             task = PoseTask(evaluate_on=where, split=split)

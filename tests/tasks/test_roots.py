@@ -133,12 +133,12 @@ def test_torch_tasks_hold_roots_too() -> None:
 @pytest.mark.parametrize("name", ["chest-xray", "fraud", "nuclei", "pose", "mnist"])
 def test_every_torch_task_takes_its_root_from_what_it_scores(name: str) -> None:
     from quietsum.errors import QuietsumError
-    from quietsum.tasks.trainable import trainable_task
+    from quietsum.tasks.registry import trainable_task
 
     try:
         some = {"network": "cnn"} if name in ("chest-xray", "mnist") else {}  # pixels: features take their time
         plain, task = trainable_task(name, some), trainable_task(name, {**some, "root": 40})
-        public = plain._part(1) if name == "fraud" else plain._shown()  # type: ignore[attr-defined]
+        public = plain._part(1) if name == "fraud" else plain._unprotected()  # type: ignore[attr-defined]
     except (QuietsumError, ImportError) as error:
         pytest.skip(str(error))
     root = task.root()  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from quietsum.errors import InvalidParameter
 from quietsum.tasks.checks import one_site_each
-from quietsum.tasks.splits import Partition, Split, by_dirichlet, gathered, iid, natural, parse
+from quietsum.tasks.splits import Partition, Split, by_dirichlet, gather, iid, natural, parse
 
 IID_OF_TWELVE = [2, 2, 2, 0, 0, 1, 0, 1, 1, 2, 1, 0]
 
@@ -75,7 +75,7 @@ def test_iid_clients_see_every_label() -> None:
 
 def test_people_stay_together_in_iid_clients() -> None:
     people = np.random.default_rng(1).integers(0, 60, 400)
-    found = gathered(people, 7, what="people")
+    found = gather(people, 7, what="people")
     assert everywhere_once(found, 400)
     one_site_each(people, found.party)
     per_client = [len(np.unique(people[found.records(name)])) for name in found.names]
@@ -83,7 +83,7 @@ def test_people_stay_together_in_iid_clients() -> None:
     with pytest.raises(InvalidParameter, match="pays twice"):
         one_site_each(people, iid(400, 7).party)  # the control: dealt out record by record, they do not
     with pytest.raises(InvalidParameter, match="whose records stay together"):
-        gathered(people, 61, what="people")
+        gather(people, 61, what="people")
 
 
 # --------------------------------------------------------------------------------------------------- natural
@@ -102,16 +102,16 @@ def test_natural_sites_are_the_records_own() -> None:
 @pytest.mark.parametrize("count", [1, 2, 7, 199, 200])
 def test_gathered_sites_stay_whole_and_leave_no_client_empty(count: int) -> None:
     sites = [f"card-{number % 200}" for number in range(1000)]
-    found = gathered(sites, count)
+    found = gather(sites, count)
     assert everywhere_once(found, 1000) and found.names[0] == "client-0001" and len(found.names) == count
     one_site_each(np.array(sites), found.party)
     assert found.sizes.max() - found.sizes.min() <= 5
-    assert gathered(sites[::-1], count).party.tolist() == found.party[::-1].tolist(), "the order of records is nothing"
+    assert gather(sites[::-1], count).party.tolist() == found.party[::-1].tolist(), "the order of records is nothing"
 
 
 def test_there_are_no_more_clients_than_sites() -> None:
     with pytest.raises(InvalidParameter, match="more clients than the 2 sites"):
-        gathered(["a", "b"], 3)
+        gather(["a", "b"], 3)
 
 
 # ------------------------------------------------------------------------------------------------- dirichlet

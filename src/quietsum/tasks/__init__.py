@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         as_task as as_task,
         optional_part as optional_part,
     )
-    from quietsum.tasks.checks import checked_labels as checked_labels
+    from quietsum.tasks.checks import check_labels as check_labels
     from quietsum.tasks.datafiles import DATASETS as DATASETS, DataSet as DataSet, data_folder as data_folder
     from quietsum.tasks.federated import FederatedTorch as FederatedTorch
     from quietsum.tasks.protocol import (
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from quietsum.tasks.questions import QuestionTask as QuestionTask, oddities as oddities, read_header as read_header
     from quietsum.tasks.registry import (
         TASKS as TASKS,
-        made_by as made_by,
+        TRAINABLE as TRAINABLE,
+        make_own_task as make_own_task,
         nearest_name as nearest_name,
         refuse_lacking as refuse_lacking,
         task_named as task_named,
         task_of as task_of,
+        trainable_task as trainable_task,
     )
     from quietsum.tasks.roots import (
         refuse_without_root as refuse_without_root,
@@ -41,6 +43,5 @@ if TYPE_CHECKING:
         trial_for as trial_for,
     )
     from quietsum.tasks.scores import more_is_better as more_is_better
-    from quietsum.tasks.trainable import TRAINABLE as TRAINABLE, trainable_task as trainable_task
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

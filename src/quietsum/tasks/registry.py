@@ -9,23 +9,42 @@ dealt out to the plan's parties (:class:`quietsum.tasks.federated.FederatedTorch
 Traceback (most recent call last):
 ...
 quietsum.errors.InvalidParameter: task = 'hart' is not known; did you mean "heart"?
+
+``TRAINABLE`` are the tasks with torch models; torch is imported when one of them is made.
+
+>>> sorted(TRAINABLE)
+['cards', 'chest-xray', 'digits', 'fashion-mnist', 'fraud', 'mnist', 'nuclei', 'pose']
+>>> trainable_task("digit")
+Traceback (most recent call last):
+...
+quietsum.errors.InvalidParameter: task = 'digit' is not known; did you mean "digits"?
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from quietsum.errors import InvalidParameter
+from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.tasks.adapters import FederatedNumpy, FederatedOwn
-from quietsum.tasks.classes import FEDERATED, NUMPY, Shape, class_named, made_of
-from quietsum.tasks.protocol import NumpyTask, OwnTask, Task
+from quietsum.tasks.classes import FEDERATED, NUMPY, TORCH, Shape, class_named, made_of
+from quietsum.tasks.protocol import NumpyTask, OwnTask, Task, TorchTask
 
 if TYPE_CHECKING:
     from quietsum.plan import Plan
 
-__all__ = ["TASKS", "task_named", "task_of"]
+__all__ = [
+    "TASKS",
+    "TRAINABLE",
+    "make_own_task",
+    "nearest_name",
+    "refuse_lacking",
+    "task_named",
+    "task_of",
+    "trainable_task",
+]
 
 
 def _heart(options: Mapping[str, Any]) -> NumpyTask:
@@ -66,9 +85,56 @@ def nearest_name(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 def _from_module(name: str, options: Mapping[str, Any]) -> NumpyTask:
-    task = made_by(name, options, NUMPY)
+    task = make_own_task(name, options, NUMPY)
     refuse_lacking(name, task, NUMPY)
     return cast(NumpyTask, task)
+
+
+# ------------------------------------------------------------------------------------------------- torch models
+
+
+def _late(where: str) -> Callable[[Mapping[str, Any]], TorchTask]:
+    """The class ``module:name``, imported when a task is made of it: torch is heavy."""
+
+    def make(options: Mapping[str, Any]) -> TorchTask:
+        module, _, kind = where.partition(":")
+        return cast(TorchTask, getattr(importlib.import_module(module), kind)(**options))
+
+    return make
+
+
+TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
+    "digits": _late("quietsum.tasks.gallery.digits:DigitsTask"),
+    "mnist": _late("quietsum.tasks.gallery.mnist:MnistTask"),
+    "fashion-mnist": _late("quietsum.tasks.gallery.mnist:FashionMnistTask"),
+    "chest-xray": _late("quietsum.tasks.gallery.chest_xray:ChestXrayTask"),
+    "nuclei": _late("quietsum.tasks.gallery.nuclei:NucleiTask"),
+    "fraud": _late("quietsum.tasks.gallery.fraud:FraudTask"),
+    "cards": _late("quietsum.tasks.gallery.cards:CardsTask"),
+    "pose": _late("quietsum.tasks.gallery.pose:PoseTask"),
+}
+
+
+def trainable_task(name: str, options: Mapping[str, Any] | None = None, *, made: Any = None) -> TorchTask:
+    """The task ``name``, or your own as ``"my_module:MyTask"``, made with ``options`` unless it is ``made`` already."""
+    options = {} if options is None else options
+    if ":" in name:
+        task = make_own_task(name, options, TORCH) if made is None else made
+        refuse_lacking(name, task, TORCH)
+        return cast(TorchTask, task)
+    if name not in TRAINABLE:
+        remedy = nearest_name(name, TRAINABLE, 'or write "my_module:MyTask"')
+        raise InvalidParameter("task", name, "is not known", remedy)
+    require_torch()
+    return TRAINABLE[name](options)
+
+
+def require_torch() -> None:
+    """Say how to install torch where it is missing."""
+    try:
+        importlib.import_module("torch")
+    except ImportError:
+        raise QuietsumError("training needs torch, which is not installed: pip install 'quietsum[train]'") from None
 
 
 # ------------------------------------------------------------------------------------------ the task of a plan
@@ -109,11 +175,9 @@ def _check_person(task: Task, plan: Plan) -> None:
 
 
 def _task_of(plan: Plan, device: str) -> Task:
-    from quietsum.tasks.trainable import TRAINABLE, trainable_task
-
     name, options = plan.task.name, plan.task.options
     if ":" in name:
-        task = made_by(name, options)
+        task = make_own_task(name, options)
         if callable(getattr(task, "train", None)):
             refuse_lacking(name, task, FEDERATED)
             return _as_they_are(task if isinstance(task, Task) else FederatedOwn(cast(OwnTask, task)), plan)
@@ -150,7 +214,7 @@ def _as_they_are(task: Task, plan: Plan) -> Task:
 # --------------------------------------------------------------------------------------------- tasks of your own
 
 
-def made_by(name: str, options: Mapping[str, Any], kind: Shape | None = None) -> Any:
+def make_own_task(name: str, options: Mapping[str, Any], kind: Shape | None = None) -> Any:
     """What the class ``"module:Class"`` makes of the options. The working folder is searched last of all.
 
     Guarantees: only a class with the shape of a task is called (:func:`quietsum.tasks.classes.class_named`).

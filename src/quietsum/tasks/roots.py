@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = [
-    "MADE_UP", "RowsTrial", "bounded_update", "checked_root", "refuse_without_root", "rehearse_root", "root_orders",
+    "MADE_UP", "RowsTrial", "bounded_update", "check_root", "refuse_without_root", "rehearse_root", "root_orders",
     "root_rows", "split_root", "trial_for",
 ]  # fmt: skip
 
@@ -43,10 +43,10 @@ Part = TypeVar("Part")
 MADE_UP = "made-up"
 
 
-def checked_root(root: object, task: str, *, why_not: str = "") -> int:
+def check_root(root: object, task: str, *, why_not: str = "") -> int:
     """``root`` as a number of rows; ``why_not`` is why the task makes none up.
 
-    >>> checked_root("made-up", "digits", why_not="no constants draw a digit")
+    >>> check_root("made-up", "digits", why_not="no constants draw a digit")
     Traceback (most recent call last):
     ...
     quietsum.errors.InvalidParameter: root = 'made-up' is not offered by digits: no constants draw a digit; state how \

@@ -10,10 +10,16 @@
 All three are functions of (task, split, n) alone: the same for everyone, on every machine, for ever. Where it is known
 whose a record is, a person's records stay together, because a person in two clients pays twice.
 
+Below them are the public rules that look at one row alone: which part it belongs to, which bucket a name falls into
+(:func:`places`, :func:`buckets`). A split by shuffling, by rank or by every fourth row changes for all rows when one
+comes or goes. A hash of the row's own key does not, and rows with equal keys stay together.
+
 >>> parse("dirichlet(0.5)")
 Split(kind='dirichlet', alpha=0.5)
 >>> iid(10, 3).sizes.tolist()
 [4, 3, 3]
+>>> places(np.array([7, 8, 7])).round(3).tolist()
+[0.39, 0.619, 0.39]
 """
 
 from __future__ import annotations
@@ -29,10 +35,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.tasks.hashing import places
 from quietsum.validate import positive, whole_number
 
-__all__ = ["Partition", "Split", "by_dirichlet", "gathered", "iid", "natural", "parse"]
+__all__ = [
+    "Partition", "Split", "bucket_of", "buckets", "by_dirichlet", "gather", "iid", "natural", "parse", "places",
+]  # fmt: skip
 
 _IID: Final = 0x1D  # public constants: another one would be another split
 _SHARES: Final = 0xD1
@@ -147,13 +154,13 @@ def natural(sites: Sequence[str], names: Iterable[str] | None = None) -> Partiti
     return Partition(names=tuple(known.tolist()), party=np.searchsorted(known, found).astype(np.int64))
 
 
-def gathered(keys: Sequence[str] | NDArray[Any], count: int, *, what: str = "sites", salt: str = "") -> Partition:
+def gather(keys: Sequence[str] | NDArray[Any], count: int, *, what: str = "sites", salt: str = "") -> Partition:
     """Sites or people, named by the key of each record, in ``count`` clients, alike in the number of keys up to one.
 
     Guarantees: records with equal keys lie in one client. Which one is decided by a hash of the key, ranked among all
     keys.
 
-    >>> gathered(["ada", "bob", "ada", "cy", "bob"], 2).sizes.tolist()
+    >>> gather(["ada", "bob", "ada", "cy", "bob"], 2).sizes.tolist()
     [4, 1]
     """
     names, owner = np.unique(np.asarray(keys), return_inverse=True)
@@ -240,3 +247,37 @@ def _even(size: int, count: int) -> Numbers:
 
 def _salted(constant: int, salt: str) -> int:
     return constant ^ (zlib.crc32(salt.encode("utf-8")) << 8)
+
+
+# ----------------------------------------------------------------------------------------- rules for single rows
+
+
+def places(*keys: NDArray[np.integer] | int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each row, from its whole-number ``keys`` alone; over many keys they are spread evenly."""
+    return (_hash(keys) >> np.uint64(11)).astype(np.float64) / 2**53
+
+
+def buckets(keys: NDArray[np.integer], count: int) -> NDArray[np.int64]:
+    """A bucket 0 … count − 1 for each row, from its key alone."""
+    return (places(keys) * count).astype(np.int64)
+
+
+def bucket_of(words: Iterable[str], count: int) -> NDArray[np.int64]:
+    """A bucket for each word; no list of known words is needed, so none is learned from data."""
+    return buckets(np.array([zlib.crc32(word.encode("utf-8")) for word in words], dtype=np.uint64), count)
+
+
+def _hash(keys: Iterable[NDArray[np.integer] | int]) -> NDArray[np.uint64]:
+    found = np.zeros(1, dtype=np.uint64)
+    for key in keys:
+        found = _mix(found ^ np.asarray(key).astype(np.uint64))
+    return found
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): every bit of the result depends on every bit of the value."""
+    with np.errstate(over="ignore"):
+        found = values + np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return found ^ (found >> np.uint64(31))

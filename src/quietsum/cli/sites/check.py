@@ -169,11 +169,11 @@ def _odd_table(policy: Policy) -> Iterator[str]:
 
 
 def _make(allowed: AllowedTask) -> Any:
-    from quietsum.tasks import TASKS, TRAINABLE, made_by, nearest_name, task_named, trainable_task
+    from quietsum.tasks import TASKS, TRAINABLE, make_own_task, nearest_name, task_named, trainable_task
 
     name, options = allowed.name, {**allowed.options, **allowed.here}
     if ":" in name:
-        return made_by(name, options)
+        return make_own_task(name, options)
     if name == TASK:
         return task_named(name, options)
     if name in TASKS:

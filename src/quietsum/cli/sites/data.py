@@ -238,9 +238,9 @@ def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: in
 
 def _alone(task: str) -> Any:
     """A torch task by itself, all its records in one place; None for any other."""
-    from quietsum.tasks import TRAINABLE, made_by, trainable_task
+    from quietsum.tasks import TRAINABLE, make_own_task, trainable_task
 
-    made = trainable_task(task) if task in TRAINABLE else made_by(task, {})
+    made = trainable_task(task) if task in TRAINABLE else make_own_task(task, {})
     return made if callable(getattr(made, "records", None)) else None
 
 

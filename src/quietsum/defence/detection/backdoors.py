@@ -3,7 +3,7 @@
 :func:`find_triggers` asks of a model, class by class: what is the smallest change that makes *any* input that class? A
 backdoor is a short cut to its class, so its trigger is smaller than the others (Wang et al. 2019, "Neural Cleanse").
 The search goes down the gradient with rows that are public or made up; the model is asked through a callable, so any
-framework serves (:func:`quietsum.tasks.inference.input_gradient` for torch).
+framework serves (:func:`quietsum.tasks.models.input_gradient` for torch).
 
 :func:`spectral_outliers` looks at records instead: within one class, records with a trigger lie apart along the
 direction in which the model's representations of that class differ most (Tran, Li, Madry 2018). It needs the records,

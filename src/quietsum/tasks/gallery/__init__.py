@@ -1,1 +1,1 @@
-"""The tasks that come with quietsum, each beside the reader of its files."""
+"""The tasks that come with quietsum, one data set a file; ``files`` holds the readers of their files."""

@@ -1,6 +1,6 @@
 """Fraud among card payments that carry a card number: the task on which ε per record meets ε per card.
 
-The file is described in :mod:`quietsum.tasks.gallery.cards_files`. A card lies wholly in one part, by a hash of its
+The file is described in :mod:`quietsum.tasks.gallery.files.cards`. A card lies wholly in one part, by a hash of its
 number. Features are made from one row and constants written here: the amount in 20 bins of 5,000, the store hashed into
 512 buckets and the country into 32 (a hash needs no list of names, which would be learned from private rows), the
 provider by a fixed list, whether the customer was there, and the hour. Which columns to use was decided by looking at
@@ -22,16 +22,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from quietsum.tasks.binary import binary_cross_entropy, log_odds, starting_at
 from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.gallery.cards_files import KNOWN, CardPayments, find, parts, read_card_payments
-from quietsum.tasks.hashing import bucket_of, buckets
+from quietsum.tasks.gallery.files.cards import KNOWN, CardPayments, card_parts, find_cards, read_card_payments
+from quietsum.tasks.models import binary_cross_entropy, log_odds, start_at
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, split_root
+from quietsum.tasks.roots import check_root, split_root
 from quietsum.tasks.scores import average_precision, roc_auc
+from quietsum.tasks.splits import bucket_of, buckets
 
-__all__ = ["FEATURES", "PROVIDERS", "CardsTask", "features"]
+__all__ = ["FEATURES", "PROVIDERS", "CardsTask", "card_features"]
 
 PROVIDERS: Final = (
     "American Express", "Diners Club / Carte Blanche", "Discover", "JCB 15 digit", "JCB 16 digit", "Maestro",
@@ -48,7 +48,7 @@ SIZES: Final = {"test": 79_718, "validation": 69_875}
 _SHARE: Final = 0.1  # a round guess of how often fraud comes, from no row
 
 
-def features(payments: CardPayments) -> NDArray[np.float32]:
+def card_features(payments: CardPayments) -> NDArray[np.float32]:
     """577 features of each payment. Guarantees: row i depends on payment i and on constants alone."""
     rows = np.arange(len(payments))
     found = np.zeros((len(payments), FEATURES), dtype=np.float32)
@@ -73,7 +73,7 @@ def _payments(folder: Path) -> CardPayments:
 
 @functools.cache
 def _features(folder: Path) -> NDArray[np.float32]:
-    return features(_payments(folder))
+    return card_features(_payments(folder))
 
 
 @final
@@ -101,7 +101,7 @@ class CardsTask:
     ) -> None:
         check_options(network, ("linear", "mlp"), evaluate_on, split)
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
-        self.root_size = checked_root(root, self.name, why_not="nobody publishes what fraud looks like in numbers")
+        self.root_size = check_root(root, self.name, why_not="no public source says what fraud looks like in numbers")
         self._folder = data_folder("evalml_fraud") if folder is None else Path(folder)
 
     @property
@@ -126,8 +126,8 @@ class CardsTask:
     def model(self) -> nn.Module:
         """A fresh model with one logit; the linear one starts without weights."""
         if self.network == "linear":
-            return nn.Sequential(starting_at(nn.Linear(FEATURES, 1), _SHARE))
-        return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), starting_at(nn.Linear(32, 1), _SHARE, zero=False))
+            return nn.Sequential(start_at(nn.Linear(FEATURES, 1), _SHARE))
+        return nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), start_at(nn.Linear(32, 1), _SHARE, zero=False))
 
     def example(self) -> tuple[Tensor, ...]:
         """A made-up payment."""
@@ -135,7 +135,7 @@ class CardsTask:
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
-        find(self._folder)
+        find_cards(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """Features and labels of the training cards' payments."""
@@ -156,22 +156,22 @@ class CardsTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._shown(), self.root_size)[0]
+        return split_root(self._unprotected(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC and average precision on cards that do not train."""
-        rows, labels = split_root(self._shown(), self.root_size)[1]
+        rows, labels = split_root(self._unprotected(), self.root_size)[1]
         wanted, scores = labels.numpy(), log_odds(model, rows)
         values = {"auc": roc_auc(wanted, scores), "auprc": average_precision(wanted, scores)}
         what = f"{len(wanted):,} published payments of other cards ({self.evaluate_on})"
         return Metrics(values=values, on=what, chance={"auc": 0.5, "auprc": float(wanted.mean())})
 
-    def _shown(self) -> tuple[Tensor, ...]:
-        """What nobody protects: the records that are scored, with those of the root set."""
-        return self._part(parts(_payments(self._folder)) == (2 if self.evaluate_on == "test" else 1))
+    def _unprotected(self) -> tuple[Tensor, ...]:
+        """Records that need no protection: those that are scored, and those of the root set."""
+        return self._part(card_parts(_payments(self._folder)) == (2 if self.evaluate_on == "test" else 1))
 
     def _trains(self) -> NDArray[np.bool_]:
-        part = parts(_payments(self._folder))
+        part = card_parts(_payments(self._folder))
         chosen: NDArray[np.bool_] = part == 0 if self.evaluate_on == "validation" else part != 2
         return chosen
 

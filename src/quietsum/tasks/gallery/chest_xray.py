@@ -24,19 +24,19 @@ from quietsum.learning import cross_entropy
 from quietsum.tasks import scores
 from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.gallery import chest_xray_files as files
+from quietsum.tasks.gallery.files.chest_xray import KNOWN, Images, find_xrays, read_xrays
 from quietsum.tasks.gallery.scattering import FEATURES, Widen, linear_on_features, scattering_features
-from quietsum.tasks.inference import outputs
+from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, split_root
+from quietsum.tasks.roots import check_root, split_root
 
-__all__ = ["ChestXrayTask", "features_of"]
+__all__ = ["ChestXrayTask", "xray_features"]
 
 NETWORKS: Final = ("scattering", "mlp", "cnn")
 _PARTS: Final = {"test": "test", "validation": "val"}
 
 
-def features_of(pixels: NDArray[np.uint8], network: str) -> Tensor:
+def xray_features(pixels: NDArray[np.uint8], network: str) -> Tensor:
     """What ``network`` reads of (n, 28, 28) pixels, in half precision.
 
     Guarantees: row i depends on image i and on public constants only.
@@ -48,13 +48,13 @@ def features_of(pixels: NDArray[np.uint8], network: str) -> Tensor:
 
 
 @functools.cache
-def _parts(folder: Path) -> dict[str, files.Images]:
-    return files.read(folder, files.KNOWN)
+def _parts(folder: Path) -> dict[str, Images]:
+    return read_xrays(folder, KNOWN)
 
 
 @functools.cache
 def _features(folder: Path, part: str, cnn: bool) -> Tensor:
-    return features_of(_parts(folder)[part].pixels, "cnn" if cnn else "scattering")
+    return xray_features(_parts(folder)[part].pixels, "cnn" if cnn else "scattering")
 
 
 @final
@@ -81,7 +81,7 @@ class ChestXrayTask:
     ) -> None:
         check_options(network, NETWORKS, evaluate_on, split)
         self.network, self.evaluate_on = network, evaluate_on
-        self.root_size = checked_root(root, self.name, why_not="no public constants draw an X-ray")
+        self.root_size = check_root(root, self.name, why_not="no public constants draw an X-ray")
         self._folder = data_folder("pneumoniamnist") if folder is None else Path(folder)
 
     @property
@@ -115,7 +115,7 @@ class ChestXrayTask:
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
-        files.find(self._folder)
+        find_xrays(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """The 4,708 training records."""
@@ -123,11 +123,11 @@ class ChestXrayTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._shown(), self.root_size)[0]
+        return split_root(self._unprotected(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC, and accuracy at even odds, on the part that ``evaluate_on`` names."""
-        values, labels = split_root(self._shown(), self.root_size)[1]
+        values, labels = split_root(self._unprotected(), self.root_size)[1]
         answers = outputs(model, values).double()
         return Metrics(
             values={
@@ -138,8 +138,8 @@ class ChestXrayTask:
             chance={"auc": 0.5, "accuracy": scores.majority(labels.numpy())},
         )
 
-    def _shown(self) -> tuple[Tensor, ...]:
-        """What nobody protects: the records that are scored, with those of the root set."""
+    def _unprotected(self) -> tuple[Tensor, ...]:
+        """Records that need no protection: those that are scored, and those of the root set."""
         return self._part(_PARTS[self.evaluate_on])
 
     def _part(self, part: str) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from quietsum.errors import QuietsumError
 from quietsum.learning import cross_entropy
-from quietsum.tasks.checks import check_options, checked_images, checked_labels
+from quietsum.tasks.checks import check_images, check_labels, check_options
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, root_rows
+from quietsum.tasks.roots import check_root, root_rows
 from quietsum.tasks.scores import majority
 
 __all__ = ["DigitsTask", "held_out"]
@@ -49,8 +49,8 @@ def _rows() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
             "digits come with scikit-learn, which is not installed: pip install 'quietsum[train]'"
         ) from None
     loaded = load_digits()
-    pixels = checked_images("digits", np.asarray(loaded.data, dtype=np.float64), shape=(64,))
-    return pixels, checked_labels("digits", np.asarray(loaded.target), classes=10, rows=len(pixels))
+    pixels = check_images("digits", np.asarray(loaded.data, dtype=np.float64), shape=(64,))
+    return pixels, check_labels("digits", np.asarray(loaded.target), classes=10, rows=len(pixels))
 
 
 @final
@@ -64,7 +64,7 @@ class DigitsTask:
 
     name, title = "digits", "handwritten digits, 8 × 8 pixels"
     loss = staticmethod(cross_entropy)
-    public = "the digits are published by UCI, and nobody in them can be harmed"
+    public = "the digits are published by UCI, and no writer of them can be harmed"
     without_sites = "the file names no writer"
 
     def __init__(self, *, network: str = "mlp", evaluate_on: str = "test", root: int | str = 0) -> None:
@@ -76,7 +76,7 @@ class DigitsTask:
             self._scored = np.zeros_like(self._trains)
             self._scored[self._trains] = held_out(self._labels[self._trains])
             self._trains = self._trains & ~self._scored
-        self.root_size = checked_root(root, self.name, why_not="no public constants draw a digit")
+        self.root_size = check_root(root, self.name, why_not="no public constants draw a digit")
         self._root = np.zeros_like(self._scored)
         self._root[self._scored] = root_rows(self._labels[self._scored], self.root_size)
         self._scored = self._scored & ~self._root

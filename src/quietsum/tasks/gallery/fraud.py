@@ -1,6 +1,6 @@
 """Card fraud: which of 284,807 payments were not made by the card's owner? 492, so accuracy says nothing: AUPRC does.
 
-The files and the ten splits are described in :mod:`quietsum.tasks.gallery.fraud_files`. Features are made from one row
+The files and the ten splits are described in :mod:`quietsum.tasks.gallery.files.fraud`. Features are made from one row
 and constants that are written here: each component V as t = tanh(V / 3), which bounds what a single extreme payment can
 do, the logarithm of the amount, and the time of day as a point on a circle; the network also reads how far a component
 lies outside the ordinary, max(t² − ¼, 0). Nothing is standardised by the data. Noise grows with the number of weights;
@@ -32,15 +32,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.tasks.binary import binary_cross_entropy, fitted_to_public, log_odds, starting_at
 from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.gallery.fraud_files import COLUMNS, KNOWN, Payments, find, parts, read_payments
+from quietsum.tasks.gallery.files.fraud import COLUMNS, KNOWN, Payments, find_payments, payment_parts, read_payments
+from quietsum.tasks.models import binary_cross_entropy, fit_public, log_odds, start_at
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, split_root
+from quietsum.tasks.roots import check_root, split_root
 from quietsum.tasks.scores import average_precision, best_f1_threshold, f1_score, roc_auc
 
-__all__ = ["FEATURES", "FraudTask", "features"]
+__all__ = ["FEATURES", "FraudTask", "payment_features"]
 
 FEATURES: Final = 2 * COLUMNS + 3
 FEW: Final = COLUMNS + 3  # without the extremes: what the linear model reads
@@ -51,7 +51,7 @@ _SHARE: Final = 0.0025  # a guess that looks at no row: one payment in four hund
 _PULL: Final = 1e-5  # of the fit to public rows: weight decay in units of the mean loss
 
 
-def features(payments: Payments) -> NDArray[np.float32]:
+def payment_features(payments: Payments) -> NDArray[np.float32]:
     """59 features of each payment, all of them within about ±2.
 
     Guarantees: row i depends on payment i and on constants alone.
@@ -73,17 +73,17 @@ def _payments(folder: Path) -> Payments:
 def _public_fit(folder: Path) -> tuple[NDArray[np.float64], float]:
     """Weights and bias from the public tenth, which is the same in all splits."""
     rows, labels = _part(folder, 0, 1, "linear")
-    return fitted_to_public(rows.numpy(), labels.numpy(), l2=_PULL)
+    return fit_public(rows.numpy(), labels.numpy(), l2=_PULL)
 
 
 def _part(folder: Path, split: int, which: int, network: str) -> tuple[Tensor, Tensor]:
     payments = _payments(folder)
-    chosen = parts(payments, split) == which
+    chosen = payment_parts(payments, split) == which
     some = Payments(
         components=payments.components[chosen], seconds=payments.seconds[chosen],
         amounts=payments.amounts[chosen], labels=payments.labels[chosen],
     )  # fmt: skip
-    found = features(some)
+    found = payment_features(some)
     if network == "linear":
         found = np.delete(found, np.s_[COLUMNS : 2 * COLUMNS], axis=1)
     return torch.from_numpy(found), torch.from_numpy(some.labels.astype(np.int64))
@@ -131,7 +131,7 @@ class FraudTask:
         if start == "public" and evaluate_on == "validation":
             problem = "is fitted to the validation rows, so scores on them would flatter it"
             raise InvalidParameter("start", start, problem, "hold training rows out instead, or start = 'zeros'")
-        self.root_size = checked_root(root, self.name, why_not="components that cannot be undone have no public ranges")
+        self.root_size = check_root(root, self.name, why_not="components that cannot be undone have no public ranges")
         if start == "public" and self.root_size:
             problem = "is fitted to the rows that a root set is taken from, so any step would raise their loss"
             raise InvalidParameter("start", start, problem, "choose start = 'zeros', or no root set")
@@ -170,7 +170,7 @@ class FraudTask:
         Guarantees: no training row is looked at.
         """
         if self.network == "linear":
-            last = starting_at(nn.Linear(FEW, 1), _SHARE).double()  # sums of 200,000 gradients, which round in float32
+            last = start_at(nn.Linear(FEW, 1), _SHARE).double()  # sums of 200,000 gradients, which round in float32
             if self.start == "public":
                 weights, bias = _public_fit(self._folder)
                 with torch.no_grad():
@@ -179,12 +179,12 @@ class FraudTask:
             return _InDouble(last)
         return nn.Sequential(
             nn.Linear(FEATURES, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(),
-            starting_at(nn.Linear(32, 1), _SHARE, zero=False),
+            start_at(nn.Linear(32, 1), _SHARE, zero=False),
         )  # fmt: skip
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
-        find(self._folder)
+        find_payments(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """Features and labels of the training part."""

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.plan import PartyFacts
 from quietsum.tasks.protocol import Metrics, Rows
-from quietsum.tasks.roots import MADE_UP, RowsTrial, checked_root, root_rows
+from quietsum.tasks.roots import MADE_UP, RowsTrial, check_root, root_rows
 from quietsum.validate import non_negative
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ class HeartTask:
     ) -> None:
         self.l2 = non_negative("l2", l2)
         self._tables, self._made_up = tables, root == MADE_UP
-        self.root_size = MADE_UP_PATIENTS if self._made_up else checked_root(root, self.name)
+        self.root_size = MADE_UP_PATIENTS if self._made_up else check_root(root, self.name)
 
     @cached_property
     def _complete(self) -> dict[str, Table]:

@@ -4,7 +4,7 @@ Both have 28 × 28 pixels and ten classes, and both are read from files that you
 in ``$QUIETSUM_DATA/mnist``, either as the four files of the original page (``train-images-idx3-ubyte.gz`` and so on,
 packed or unpacked) or as one ``mnist.npz`` with x_train, y_train, x_test and y_test. Fashion-MNIST lies in
 ``$QUIETSUM_DATA/fashion_mnist``, or where Debian's package ``dataset-fashion-mnist`` puts it. Pixels and labels are
-compared with known SHA-256 sums (:mod:`quietsum.tasks.gallery.idx_files`).
+compared with known SHA-256 sums (:mod:`quietsum.tasks.gallery.files.idx`).
 
 The default model is linear on scattering features (:mod:`quietsum.tasks.gallery.scattering`), each record normalised by
 itself; ``network="cnn"`` learns its own features and needs more ε for the same accuracy. With
@@ -14,7 +14,6 @@ chosen.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from pathlib import Path
@@ -22,44 +21,30 @@ from typing import Final, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.learning import cross_entropy
-from quietsum.tasks import datafiles
+from quietsum.tasks import datafiles, scores
 from quietsum.tasks.checks import check_options
-from quietsum.tasks.gallery import idx_files
+from quietsum.tasks.gallery.files.idx import FASHION, MNIST, IdxSet, find_part, read_part
 from quietsum.tasks.gallery.scattering import Widen, linear_on_features, scattering_features
-from quietsum.tasks.inference import outputs
+from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, split_root
-from quietsum.tasks.scores import majority
+from quietsum.tasks.roots import check_root, split_root
 
-__all__ = ["FashionMnistTask", "MnistTask", "data_folder", "read_part"]
+__all__ = ["FashionMnistTask", "MnistTask"]
 
-PARTS: Final = idx_files.MNIST.parts
-FASHION: Final = idx_files.FASHION
 _HELD_OUT: Final = 10000  # of the 60,000 training records, for choosing
 
 
-def data_folder() -> Path:
-    """``$QUIETSUM_DATA/mnist``, else ``data/mnist`` below the working folder."""
-    return datafiles.data_folder("mnist")
-
-
-def read_part(folder: Path, part: str) -> NDArray[np.uint8]:
-    """One of MNIST's x_train, y_train, x_test and y_test, checked against its known sum."""
-    return idx_files.read_part(folder, part, dataclasses.replace(idx_files.MNIST, parts=PARTS))
-
-
-def _fashion_part(folder: Path, part: str) -> NDArray[np.uint8]:
-    return idx_files.read_part(folder, part, FASHION)
+def _set(fashion: bool) -> IdxSet:
+    return FASHION if fashion else MNIST
 
 
 @functools.cache
 def _features(folder: Path, part: str, network: str, fashion: bool = False) -> Tensor:
     """What the model reads, each image by itself; computed once a process. Half precision: the model widens it."""
-    pixels = _fashion_part(folder, part) if fashion else read_part(folder, part)
+    pixels = read_part(folder, part, _set(fashion))
     images = torch.from_numpy(pixels.astype(np.float32) / 255)
     if network == "cnn":
         return (images[:, None] * 2 - 1).to(torch.float16)
@@ -97,12 +82,12 @@ class _Pictures:
         check_options(network, ("scattering", "cnn"), evaluate_on, split)
         self.network, self.evaluate_on = network, evaluate_on
         self._folder = self._usual() if folder is None else Path(folder)
-        self.root_size = checked_root(root, self.name, why_not="no public constants draw such a picture")
+        self.root_size = check_root(root, self.name, why_not="no public constants draw such a picture")
         if evaluate_on == "validation":
             self.size = type(self).size - _HELD_OUT
 
     def _usual(self) -> Path:
-        return data_folder()
+        return datafiles.data_folder("mnist")
 
     def model(self) -> nn.Module:
         """A fresh model; the linear one starts at zero."""
@@ -110,9 +95,8 @@ class _Pictures:
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
-        images = idx_files.FASHION if self._fashion else idx_files.MNIST
         for part in ("x_train", "y_train"):
-            idx_files.find(self._folder, part, images)
+            find_part(self._folder, part, _set(self._fashion))
 
     def records(self) -> tuple[Tensor, ...]:
         """The 60,000 training records, or the first 50,000 while settings are chosen."""
@@ -121,27 +105,26 @@ class _Pictures:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._shown(), self.root_size)[0]
+        return split_root(self._unprotected(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on the 10,000 published test images, or on the training images held out for choosing."""
-        values, labels = split_root(self._shown(), self.root_size)[1]
-        found, chance = accuracy(model, values, labels), majority(labels.numpy())
+        values, labels = split_root(self._unprotected(), self.root_size)[1]
+        right = scores.accuracy(labels.numpy(), outputs(model, values).argmax(-1).numpy())
         what = f"{len(labels):,} published test images"
         if self.evaluate_on == "validation":
             what = f"{len(labels)} training images held out for choosing"
-        return Metrics(values={"accuracy": found}, on=what, chance={"accuracy": chance})
+        return Metrics(values={"accuracy": right}, on=what, chance={"accuracy": scores.majority(labels.numpy())})
 
-    def _shown(self) -> tuple[Tensor, ...]:
-        """What nobody protects: the records that are scored, with those of the root set."""
+    def _unprotected(self) -> tuple[Tensor, ...]:
+        """Records that need no protection: those that are scored, and those of the root set."""
         if self.evaluate_on == "test":
             return self._part("test")
         values, labels = self._part("train")
         return values[self.size :], labels[self.size :]
 
     def _part(self, which: str) -> tuple[Tensor, Tensor]:
-        read = _fashion_part if self._fashion else read_part
-        labels = torch.from_numpy(read(self._folder, f"y_{which}").astype(np.int64))
+        labels = torch.from_numpy(read_part(self._folder, f"y_{which}", _set(self._fashion)).astype(np.int64))
         return _features(self._folder, f"x_{which}", self.network, self._fashion), labels
 
 
@@ -150,7 +133,7 @@ class MnistTask(_Pictures):
     """Which digit is it? ``network`` is ``scattering`` (linear on fixed features) or ``cnn`` (tanh, GroupNorm)."""
 
     name, title = "mnist", "handwritten digits, 28 × 28 pixels"
-    public = "MNIST has been published since 1998, and nobody in it can be harmed"
+    public = "MNIST has been published since 1998, and no writer in it can be harmed"
 
     @property
     def settings(self) -> Settings:
@@ -180,8 +163,3 @@ class FashionMnistTask(_Pictures):
             learning_rate=8.0, optimizer="momentum",
             training={"batch_size": 4096, "epochs": 40, "max_grad_norm": 0.1, "ema_decay": 0.98, "delta": 1e-6},
         )  # fmt: skip
-
-
-def accuracy(model: nn.Module, values: Tensor, labels: Tensor) -> float:
-    """The share of right answers, computed in pieces on the model's device."""
-    return int((outputs(model, values).argmax(-1) == labels).sum()) / len(labels)

@@ -5,7 +5,7 @@ value,
 
     ℓ = mean pixel cross entropy + 1 − (2 Σ p·m + 1) / (Σ p + Σ m + 1)          (soft Dice after Milletari 2016)
 
-The split is a public rule, a hash of the record's number in the file (:func:`group_of`), so it looks at no picture.
+The split is a public rule, a hash of the record's number in the file (:func:`split_group`), so it looks at no picture.
 Every picture is brought to the same appearance by itself: bright ones are turned into negatives, then background 0 and
 deviation 1.
 
@@ -29,28 +29,28 @@ from torch.nn.functional import avg_pool2d, binary_cross_entropy_with_logits, in
 from quietsum.tasks import scores
 from quietsum.tasks.checks import check_options
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.gallery import nuclei_files as files
-from quietsum.tasks.inference import outputs
+from quietsum.tasks.gallery.files.nuclei import KNOWN, SIDE, Pictures, find_nuclei, read_nuclei
+from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, split_root
+from quietsum.tasks.roots import check_root, split_root
 
-__all__ = ["NucleiTask", "SmallUNet", "features_of", "group_of", "segmentation_loss"]
+__all__ = ["NucleiTask", "SmallUNet", "nuclei_features", "segmentation_loss", "split_group"]
 
 RECORDS: Final = 664  # published
 SPLITS: Final = 10
 _GROUPS: Final = 5  # group 0 is test, group 1 is validation while settings are chosen
 
 
-def group_of(number: int, split: int = 0) -> int:
+def split_group(number: int, split: int = 0) -> int:
     """0 … 4: the group of record ``number`` in ``split``, from their SHA-256 alone.
 
-    >>> [group_of(number) for number in range(8)]
+    >>> [split_group(number) for number in range(8)]
     [4, 3, 0, 4, 1, 3, 1, 0]
     """
     return int.from_bytes(hashlib.sha256(f"nuclei {split} {number}".encode()).digest()[:8], "big") % _GROUPS
 
 
-def features_of(images: NDArray[np.uint8]) -> Tensor:
+def nuclei_features(images: NDArray[np.uint8]) -> Tensor:
     """(n, 128, 128) bytes as (n, 1, 128, 128) half precision.
 
     Guarantees: picture i of the result depends on picture i and on public constants only.
@@ -72,13 +72,13 @@ def segmentation_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 @functools.cache
-def _pictures(folder: Path) -> files.Pictures:
-    return files.read(folder, files.KNOWN)
+def _pictures(folder: Path) -> Pictures:
+    return read_nuclei(folder, KNOWN)
 
 
 @functools.cache
 def _features(folder: Path) -> Tensor:
-    return features_of(_pictures(folder).images)
+    return nuclei_features(_pictures(folder).images)
 
 
 @final
@@ -128,9 +128,9 @@ class NucleiTask:
     ) -> None:
         check_options(network, ("unet",), evaluate_on, split, SPLITS)
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
-        self.root_size = checked_root(root, self.name, why_not="no public constants draw cells")
+        self.root_size = check_root(root, self.name, why_not="no public constants draw cells")
         self._folder = data_folder("nuclei_dsb2018") if folder is None else Path(folder)
-        groups = np.array([group_of(number, split) for number in range(RECORDS)])
+        groups = np.array([split_group(number, split) for number in range(RECORDS)])
         self._scored = np.flatnonzero(groups == (0 if evaluate_on == "test" else 1))
         self._trained = np.flatnonzero(groups > (0 if evaluate_on == "test" else 1))
 
@@ -157,17 +157,15 @@ class NucleiTask:
 
     def example(self) -> tuple[Tensor, ...]:
         """A made-up picture without nuclei."""
-        return torch.zeros(1, 1, files.SIDE, files.SIDE, dtype=torch.float16), torch.zeros(
-            1, files.SIDE, files.SIDE, dtype=torch.uint8
-        )
+        return torch.zeros(1, 1, SIDE, SIDE, dtype=torch.float16), torch.zeros(1, SIDE, SIDE, dtype=torch.uint8)
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
-        files.find(self._folder)
+        find_nuclei(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """The training pictures and their masks."""
-        return self._chosen(self._trained)
+        return self._select(self._trained)
 
     def sites(self) -> tuple[str, ...]:
         """For each training record, its group by original size: the sites of a federation."""
@@ -176,11 +174,11 @@ class NucleiTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._shown(), self.root_size)[0]
+        return split_root(self._unprotected(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Mean Dice per picture, and the share of right pixels, on pictures held out."""
-        values, masks = split_root(self._shown(), self.root_size)[1]
+        values, masks = split_root(self._unprotected(), self.root_size)[1]
         found = (outputs(model, values, piece=64) > 0).numpy()
         right = float((found == (masks.numpy() > 0)).mean())
         part = "test" if self.evaluate_on == "test" else "validation"
@@ -189,10 +187,10 @@ class NucleiTask:
             on=f"{len(masks)} published {part} pictures held out",
         )
 
-    def _shown(self) -> tuple[Tensor, ...]:
-        """What nobody protects: the records that are scored, with those of the root set."""
-        return self._chosen(self._scored)
+    def _unprotected(self) -> tuple[Tensor, ...]:
+        """Records that need no protection: those that are scored, and those of the root set."""
+        return self._select(self._scored)
 
-    def _chosen(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def _select(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         masks = _pictures(self._folder).masks[numbers]
         return _features(self._folder)[torch.from_numpy(numbers)], torch.from_numpy(masks)

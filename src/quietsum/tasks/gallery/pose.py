@@ -1,7 +1,7 @@
 """Which of 20 actions is it? Skeleton sequences of MSR Action3D, trained on five people and tested on five others.
 
 The cross-subject protocol of Li, Zhang and Liu (2010), all 20 actions at once: odd subjects train (292 sequences), even
-subjects test (275). Each sequence is prepared by itself (:func:`quietsum.tasks.gallery.pose_files.resampled`) and no
+subjects test (275). Each sequence is prepared by itself (:func:`quietsum.tasks.gallery.files.pose.resample`) and no
 constant is taken from the data.
 
 292 records are few for noise. ``network="linear"`` therefore asks for little: 135 fixed features of how nine joints
@@ -27,10 +27,20 @@ from torch import Tensor, nn
 from quietsum.learning import cross_entropy
 from quietsum.tasks.checks import check_options, one_site_each
 from quietsum.tasks.datafiles import data_folder
-from quietsum.tasks.gallery.pose_files import ACTIONS, HIPS, JOINTS, KNOWN, Sequences, find, read_sequences, resampled
+from quietsum.tasks.gallery.files.pose import (
+    ACTIONS,
+    HIPS,
+    JOINTS,
+    KNOWN,
+    Sequences,
+    find_sequences,
+    read_sequences,
+    resample,
+)
 from quietsum.tasks.gallery.stgcn import STGCN
+from quietsum.tasks.models import outputs
 from quietsum.tasks.protocol import Metrics, Settings
-from quietsum.tasks.roots import checked_root, split_root
+from quietsum.tasks.roots import check_root, split_root
 from quietsum.tasks.scores import accuracy, majority
 
 __all__ = ["FEATURES", "FRAMES", "PoseTask", "motion_features"]
@@ -68,7 +78,7 @@ def motion_features(motion: NDArray[np.float32]) -> NDArray[np.float32]:
 @functools.cache
 def _sequences(folder: Path) -> tuple[Sequences, NDArray[np.float32]]:
     found = read_sequences(folder, KNOWN)
-    return found, np.stack([resampled(each, FRAMES) for each in found.each()])
+    return found, np.stack([resample(each, FRAMES) for each in found.each()])
 
 
 @final
@@ -95,7 +105,7 @@ class PoseTask:
     ) -> None:
         check_options(network, ("linear", "stgcn"), evaluate_on, split, len(SIZES.get(evaluate_on, (1,))))
         self.network, self.evaluate_on, self.split = network, evaluate_on, split
-        self.root_size = checked_root(root, self.name, why_not="no public constants move a body")
+        self.root_size = check_root(root, self.name, why_not="no public constants move a body")
         self._folder = data_folder("msr_action3d") if folder is None else Path(folder)
 
     @property
@@ -138,13 +148,13 @@ class PoseTask:
         return nn.Sequential(last)
 
     def example(self) -> tuple[Tensor, ...]:
-        """A made-up sequence in which nobody moves."""
+        """A made-up sequence without motion."""
         shape = (FEATURES,) if self.network == "linear" else (3, FRAMES, JOINTS)
         return torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64)
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the files are not there; nothing is read."""
-        find(self._folder)
+        find_sequences(self._folder)
 
     def records(self) -> tuple[Tensor, ...]:
         """Features, or sequences as (n, 3, 32, 20), and actions 0 – 19."""
@@ -165,24 +175,19 @@ class PoseTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._shown(), self.root_size)[0]
+        return split_root(self._unprotected(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on people who do not train."""
-        values, labels = split_root(self._shown(), self.root_size)[1]
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        with torch.no_grad():
-            found = torch.cat([model(piece.to(device)).argmax(-1).cpu() for piece in torch.split(values, 100)])
-        model.train(was_training)
+        values, labels = split_root(self._unprotected(), self.root_size)[1]
+        found = outputs(model, values, piece=100).argmax(-1)
         who = "5 other people" if self.evaluate_on == "test" else f"subject {self._left_out}"
         right = accuracy(labels.numpy(), found.numpy())
         chance = {"accuracy": majority(labels.numpy())}
         return Metrics(values={"accuracy": right}, on=f"{len(labels)} published sequences of {who}", chance=chance)
 
-    def _shown(self) -> tuple[Tensor, ...]:
-        """What nobody protects: the records that are scored, with those of the root set."""
+    def _unprotected(self) -> tuple[Tensor, ...]:
+        """Records that need no protection: those that are scored, and those of the root set."""
         subject = _sequences(self._folder)[0].subject
         return self._part(subject % 2 == 0 if self.evaluate_on == "test" else subject == self._left_out)
 

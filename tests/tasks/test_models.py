@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quietsum.tasks.inference import outputs
+from quietsum.tasks.models import outputs
 
 
 @pytest.mark.parametrize("piece", [1, 3, 7, 100])

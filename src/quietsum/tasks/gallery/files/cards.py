@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing
 from quietsum.tasks.datafiles import sha256_of
-from quietsum.tasks.hashing import places
+from quietsum.tasks.splits import places
 
-__all__ = ["KNOWN", "CardPayments", "KnownText", "check", "find", "parts", "read_card_payments"]
+__all__ = ["KNOWN", "CardPayments", "KnownText", "card_parts", "check_cards", "find_cards", "read_card_payments"]
 
 _HEADER: Final = (
     "id", "card_id", "store_id", "datetime", "amount", "currency", "customer_present", "fraud", "expiration_date",
@@ -68,7 +68,7 @@ class CardPayments:
         return f"CardPayments({len(self)} rows)"
 
 
-def find(folder: Path) -> Path:
+def find_cards(folder: Path) -> Path:
     """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     for name in ("fraud_transactions.csv.gz", "fraud_transactions.csv"):
         if (folder / name).is_file():
@@ -78,7 +78,7 @@ def find(folder: Path) -> Path:
 
 def read_card_payments(folder: Path, known: KnownText = KNOWN) -> CardPayments:
     """The payments in ``folder``; a truncated or altered file is refused."""
-    path = find(folder)
+    path = find_cards(folder)
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -88,10 +88,10 @@ def read_card_payments(folder: Path, known: KnownText = KNOWN) -> CardPayments:
             f"{path} is not as published (another SHA-256), so it is truncated or altered; fetch it again, or write a "
             "task for your own data"
         )
-    return _parsed(path, content.decode("utf-8", "replace"), known)
+    return _parse(path, content.decode("utf-8", "replace"), known)
 
 
-def _parsed(path: Path, text: str, known: KnownText) -> CardPayments:
+def _parse(path: Path, text: str, known: KnownText) -> CardPayments:
     lines = csv.reader(text.splitlines())
     if tuple(next(lines, ())) != _HEADER:
         raise DataMissing(f"{path} does not begin with the columns {', '.join(_HEADER)}; fetch it again")
@@ -122,7 +122,7 @@ def _parsed(path: Path, text: str, known: KnownText) -> CardPayments:
     )  # fmt: skip
 
 
-def parts(payments: CardPayments) -> NDArray[np.int8]:
+def card_parts(payments: CardPayments) -> NDArray[np.int8]:
     """The part of each row: 0 training (70 %), 1 validation (10 %), 2 test (20 %), from its card's number alone.
 
     So all payments of a card lie in one part, and no test card was seen in training.
@@ -131,7 +131,7 @@ def parts(payments: CardPayments) -> NDArray[np.int8]:
     return np.where(place < 0.2, 2, np.where(place < 0.3, 1, 0)).astype(np.int8)
 
 
-def check(folder: Path) -> str:
+def check_cards(folder: Path) -> str:
     """One line of what is there, after its sum was compared."""
     found = read_card_payments(folder)
     return f"{len(found):,} payments of {len(np.unique(found.cards)):,} cards, {int(found.labels.sum()):,} frauds"

@@ -2,11 +2,11 @@
 
 Two forms are read, and give the same arrays to the last bit: the published folder of text files
 ``aXX_sYY_eZZ_skeleton3D.txt`` (action, subject, trial; a frame is 20 lines of x, y, z in metres and a confidence) and
-one ``msr_action3d.npz`` with all frames in a row, which :func:`pack` makes from the first.
+one ``msr_action3d.npz`` with all frames in a row, which :func:`pack_sequences` makes from the first.
 
 One oddity is left in, because dropping records by looking at them is a choice on private data: ``a13_s09_e03`` holds
 936 frames where the next longest has 100, most of them empty, and ``a13_s09_e02`` has no tracked frame at all. What
-:func:`resampled` does with them it does to every sequence: frames without a tracked joint are left out, at most
+:func:`resample` does with them it does to every sequence: frames without a tracked joint are left out, at most
 the first 120 others are kept, and a sequence without any becomes a still skeleton of zeros.
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks.checks import checked_images, checked_labels
+from quietsum.tasks.checks import check_images, check_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 
 __all__ = [
@@ -30,11 +30,11 @@ __all__ = [
     "KNOWN",
     "KnownSequences",
     "Sequences",
-    "check",
-    "find",
-    "pack",
+    "check_sequences",
+    "find_sequences",
+    "pack_sequences",
     "read_sequences",
-    "resampled",
+    "resample",
 ]
 
 ACTIONS: Final = 20
@@ -94,7 +94,7 @@ class Sequences:
         return np.split(self.frames, np.cumsum(self.lengths)[:-1])
 
 
-def find(folder: Path) -> Path:
+def find_sequences(folder: Path) -> Path:
     """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     if _text_files(folder):
         return folder
@@ -106,7 +106,7 @@ def find(folder: Path) -> Path:
 
 def read_sequences(folder: Path, known: KnownSequences = KNOWN) -> Sequences:
     """The sequences in ``folder``, sorted by action, subject and trial; an altered set is refused."""
-    source = find(folder)
+    source = find_sequences(folder)
     arrays = _from_texts(folder, _text_files(folder), known) if source.is_dir() else load_npz(source, _KEYS)
     try:
         _refuse_broken(arrays)
@@ -123,14 +123,14 @@ def read_sequences(folder: Path, known: KnownSequences = KNOWN) -> Sequences:
 
 def _refuse_broken(arrays: dict[str, NDArray[Any]]) -> None:
     frames, lengths = arrays["frames"], arrays["lengths"]
-    checked_images("frames", frames, shape=(JOINTS, 4))
-    checked_images("lengths", lengths, shape=())
+    check_images("frames", frames, shape=(JOINTS, 4))
+    check_images("lengths", lengths, shape=())
     if (lengths < 1).any() or lengths.sum() != len(frames):
         problem = f"do not add up to the {len(frames)} frames there are"
         raise InvalidParameter("lengths", f"{len(lengths)} sequences", problem, "each has one frame at least")
-    checked_labels("action", arrays["action"] - 1, classes=ACTIONS, rows=len(lengths))
-    checked_labels("subject", arrays["subject"] - 1, classes=SUBJECTS, rows=len(lengths))
-    checked_labels("trial", arrays["trial"] - 1, classes=3, rows=len(lengths), every_class=False)
+    check_labels("action", arrays["action"] - 1, classes=ACTIONS, rows=len(lengths))
+    check_labels("subject", arrays["subject"] - 1, classes=SUBJECTS, rows=len(lengths))
+    check_labels("trial", arrays["trial"] - 1, classes=3, rows=len(lengths), every_class=False)
 
 
 def _text_files(folder: Path) -> list[tuple[tuple[int, int, int], Path]]:
@@ -170,7 +170,7 @@ def _frames(path: Path) -> NDArray[np.float32]:
     return values.reshape(-1, JOINTS, 4).astype(np.float32)
 
 
-def pack(folder: Path, known: KnownSequences = KNOWN) -> Path:
+def pack_sequences(folder: Path, known: KnownSequences = KNOWN) -> Path:
     """Write ``msr_action3d.npz`` beside the text files."""
     found = read_sequences(folder, known)
     target = folder / "msr_action3d.npz"
@@ -181,7 +181,7 @@ def pack(folder: Path, known: KnownSequences = KNOWN) -> Path:
     return target
 
 
-def resampled(sequence: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
+def resample(sequence: NDArray[np.float32], frames: int) -> NDArray[np.float32]:
     """One sequence, (t, 20, 4), as (frames, 20, 3): hip-centred, in metres, linearly interpolated in time.
 
     Guarantees: a function of this sequence and public constants alone. Frames where no joint was tracked are left out,
@@ -200,7 +200,7 @@ def resampled(sequence: NDArray[np.float32], frames: int) -> NDArray[np.float32]
     return np.asarray(between, dtype=np.float32)
 
 
-def check(folder: Path) -> str:
+def check_sequences(folder: Path) -> str:
     """One line of what is there, after its sums were compared."""
     found = read_sequences(folder)
     people = len(np.unique(found.subject))

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks.checks import checked_images
+from quietsum.tasks.checks import check_images
 from quietsum.tasks.datafiles import load_npz, refuse_unknown, sha256_of
-from quietsum.tasks.gallery.png_files import read_gray, resized
+from quietsum.tasks.gallery.files.png import read_gray, resize
 
-__all__ = ["KNOWN", "SIDE", "Pictures", "check", "checked", "find", "read", "read_official"]
+__all__ = ["KNOWN", "SIDE", "Pictures", "check_nuclei", "find_nuclei", "pair_up", "read_nuclei", "read_official"]
 
 FILE: Final = "nuclei_dsb2018_128.npz"
 SIDE: Final = 128
@@ -43,7 +43,7 @@ KNOWN_FOLDER: Final = (664, "16044a58b9d226db36a7a9ea268358456ed635281b71918edad
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pictures:
-    """``images`` and ``masks`` (n, 128, 128), and ``sizes`` (n, 2), height and width before they were resized."""
+    """``images`` and ``masks`` (n, 128, 128), and ``sizes`` (n, 2), height and width before they were resize."""
 
     images: NDArray[np.uint8]
     masks: NDArray[np.uint8]
@@ -57,10 +57,10 @@ class Pictures:
         return tuple(f"{height}x{width}" for height, width in self.sizes.tolist())
 
 
-def checked(images: NDArray[Any], masks: NDArray[Any], sizes: NDArray[Any]) -> Pictures:
+def pair_up(images: NDArray[Any], masks: NDArray[Any], sizes: NDArray[Any]) -> Pictures:
     """The three arrays where they fit together: bytes, masks of zeros and ones, sizes above zero."""
-    checked_images("images", images, shape=(SIDE, SIDE))
-    checked_images("masks", masks, shape=(SIDE, SIDE))
+    check_images("images", images, shape=(SIDE, SIDE))
+    check_images("masks", masks, shape=(SIDE, SIDE))
     if len(masks) != len(images) or sizes.shape != (len(images), 2) or sizes.dtype.kind not in "iu":
         shapes = f"{images.shape}, {masks.shape} and {sizes.shape}"
         raise InvalidParameter(
@@ -81,7 +81,7 @@ def checked(images: NDArray[Any], masks: NDArray[Any], sizes: NDArray[Any]) -> P
     return Pictures(images=images, masks=masks.astype(np.uint8), sizes=sizes.astype(np.int64))
 
 
-def find(folder: Path) -> Path:
+def find_nuclei(folder: Path) -> Path:
     """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     if (folder / FILE).is_file():
         return folder / FILE
@@ -93,14 +93,14 @@ def find(folder: Path) -> Path:
     )
 
 
-def read(folder: Path, known: Mapping[str, tuple[tuple[int, ...], str]] = KNOWN) -> Pictures:
+def read_nuclei(folder: Path, known: Mapping[str, tuple[tuple[int, ...], str]] = KNOWN) -> Pictures:
     """All pictures, verified. ``known`` is there for tests with small files."""
-    path = find(folder)
+    path = find_nuclei(folder)
     if path.is_dir():
         return read_official(path, KNOWN_FOLDER)
     arrays = load_npz(path, list(known))
     try:
-        found = checked(arrays["images"], arrays["masks"], arrays["orig_hw"])
+        found = pair_up(arrays["images"], arrays["masks"], arrays["orig_hw"])
     except InvalidParameter as error:
         raise DataMissing(f"{path}: {error}. The file is damaged or another set: fetch it again") from None
     for name, (shape, total) in known.items():
@@ -109,7 +109,7 @@ def read(folder: Path, known: Mapping[str, tuple[tuple[int, ...], str]] = KNOWN)
 
 
 def read_official(folder: Path, known: tuple[int, str] = KNOWN_FOLDER) -> Pictures:
-    """The pictures of ``stage1_train`` in the order of their names, resized by bilinear weights."""
+    """The pictures of ``stage1_train`` in the order of their names, resize by bilinear weights."""
     images, masks, facts = [], [], []
     for place in sorted(entry for entry in folder.iterdir() if entry.is_dir()):
         gray = read_gray(place / "images" / f"{place.name}.png")
@@ -120,8 +120,8 @@ def read_official(folder: Path, known: tuple[int, str] = KNOWN_FOLDER) -> Pictur
                 raise DataMissing(f"{path} is not as large as its picture; fetch it again")
             union |= nucleus > 127
             count += 1
-        images.append(np.rint(resized(gray, SIDE)).astype(np.uint8))
-        masks.append((resized(union.astype(np.uint8), SIDE) >= 0.5).astype(np.uint8))
+        images.append(np.rint(resize(gray, SIDE)).astype(np.uint8))
+        masks.append((resize(union.astype(np.uint8), SIDE) >= 0.5).astype(np.uint8))
         facts.append((*gray.shape, count))
     if len(facts) != known[0]:
         raise DataMissing(f"{folder} has {len(facts)} pictures, the published set {known[0]}; fetch it again")
@@ -132,12 +132,12 @@ def read_official(folder: Path, known: tuple[int, str] = KNOWN_FOLDER) -> Pictur
             "your own pictures"
         )
     try:
-        return checked(np.stack(images), np.stack(masks), np.array(facts)[:, :2])
+        return pair_up(np.stack(images), np.stack(masks), np.array(facts)[:, :2])
     except InvalidParameter as error:
         raise DataMissing(f"{folder}: {error}. The folder is damaged: fetch it again") from None
 
 
-def check(folder: Path) -> str:
+def check_nuclei(folder: Path) -> str:
     """One line of what the folder holds, after verifying it."""
-    pictures = read(folder)
+    pictures = read_nuclei(folder)
     return f"{len(pictures.images)} pictures with masks, {len(set(pictures.sites()))} original sizes"

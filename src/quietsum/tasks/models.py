@@ -1,13 +1,14 @@
-"""What tasks with two classes share: one logit per record, its loss, and the scores of rows that nobody protects.
+"""What tasks with torch models share: answers to many records, and one logit per record where there are two classes.
 
-A model answers one number per record, the log-odds of class 1. Where class 1 is rare its start can be set to a *public*
-guess of how rare (:func:`starting_at`): then the first noisy steps are not spent on learning that number. Where some
-rows are public, a linear model can start at what those say (:func:`fitted_to_public`).
+A model with one logit answers the log-odds of class 1. Where class 1 is rare its start can be set to a *public* guess
+of how rare (:func:`start_at`): then the first noisy steps are not spent on learning that number. Where some rows are
+public, a linear model can start at what those say (:func:`fit_public`).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -17,10 +18,57 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.validate import open_probability, positive
 
-__all__ = ["binary_cross_entropy", "fitted_to_public", "log_odds", "starting_at"]
+__all__ = ["binary_cross_entropy", "fit_public", "input_gradient", "log_odds", "outputs", "start_at"]
 
-_PIECE = 20_000
 _STEPS = 200
+
+Floats = NDArray[np.float64]
+
+
+def outputs(model: nn.Module, values: Tensor, piece: int = 2000) -> Tensor:
+    """What ``model`` answers, on the CPU: ``piece`` records at a time on the device of its parameters, no dropout.
+
+    >>> outputs(nn.Identity(), torch.arange(3.0), piece=2)
+    tensor([0., 1., 2.])
+    """
+    device = next((parameter.device for parameter in model.parameters()), values.device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            pieces = values.split(piece)  # type: ignore[no-untyped-call]
+            return torch.cat([model(some.to(device)).cpu() for some in pieces])
+    finally:
+        model.train(training)
+
+
+def input_gradient(model: nn.Module) -> Callable[[Floats, int], tuple[Floats, Floats]]:
+    """For a search for triggers: (rows, class) → the model's scores, and the gradient of Σ −ln p(class) at each row.
+
+    >>> torch.nn.init.eye_((layer := nn.Linear(2, 2, bias=False)).weight).shape
+    torch.Size([2, 2])
+    >>> scores, slope = input_gradient(layer)(np.array([[3.0, 0.0]]), 1)
+    >>> scores.tolist(), slope.round(2).tolist()
+    ([[3.0, 0.0]], [[0.95, -0.95]])
+    """
+
+    def asked(rows: Floats, target: int) -> tuple[Floats, Floats]:
+        kind = next(model.parameters())
+        values = torch.from_numpy(rows).to(kind.device, kind.dtype).requires_grad_()
+        was_training = model.training
+        model.eval()
+        try:
+            scores = model(values)
+            wanted = torch.full((len(rows),), target, device=kind.device)
+            (slope,) = torch.autograd.grad(nn.functional.cross_entropy(scores, wanted, reduction="sum"), values)
+        finally:
+            model.train(was_training)
+        return scores.detach().double().cpu().numpy(), slope.double().cpu().numpy()
+
+    return asked
+
+
+# ------------------------------------------------------------------------------------------------- two classes
 
 
 def binary_cross_entropy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -35,10 +83,10 @@ def binary_cross_entropy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return torch.where(valid, losses, 0.0)
 
 
-def starting_at(last: nn.Linear, share: float, *, zero: bool = True) -> nn.Linear:
+def start_at(last: nn.Linear, share: float, *, zero: bool = True) -> nn.Linear:
     """``last`` with its bias at the log-odds of a public ``share`` of class 1, and no weights yet where ``zero``.
 
-    >>> round(starting_at(nn.Linear(3, 1), 0.0025).bias.item(), 2)
+    >>> round(start_at(nn.Linear(3, 1), 0.0025).bias.item(), 2)
     -5.99
     """
     share = open_probability("share", share, "pass a public guess of how often class 1 comes")
@@ -48,7 +96,7 @@ def starting_at(last: nn.Linear, share: float, *, zero: bool = True) -> nn.Linea
     return last
 
 
-def fitted_to_public(
+def fit_public(
     features: NDArray[np.float32], labels: NDArray[np.int64], *, l2: float
 ) -> tuple[NDArray[np.float64], float]:
     """Weights w and bias b of the logistic regression with the least mean loss + l2/2 · |w|², by Newton's method.
@@ -58,7 +106,7 @@ def fitted_to_public(
 
     Guarantees: none at all. Weights that were fitted without noise tell of the rows, so pass rows that are public.
 
-    >>> weights, bias = fitted_to_public(np.array([[-1.0], [1.0], [1.0]], np.float32), np.array([0, 1, 1]), l2=0.1)
+    >>> weights, bias = fit_public(np.array([[-1.0], [1.0], [1.0]], np.float32), np.array([0, 1, 1]), l2=0.1)
     >>> round(float(weights[0]), 2), round(bias, 2)
     (1.58, 0.42)
     """
@@ -92,13 +140,5 @@ def fitted_to_public(
 
 
 def log_odds(model: nn.Module, features: Tensor) -> NDArray[np.float64]:
-    """The model's answers, in pieces, on the device where the model is."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            found = [model(piece.to(device)).squeeze(-1).double().cpu() for piece in torch.split(features, _PIECE)]
-    finally:
-        model.train(was_training)
-    return np.asarray(torch.cat(found).numpy(), dtype=np.float64)
+    """The answers of a model with one logit per record, in pieces, on the device where the model is."""
+    return np.asarray(outputs(model, features, piece=20_000).squeeze(-1).double().numpy(), dtype=np.float64)

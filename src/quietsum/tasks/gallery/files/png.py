@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing
 
-__all__ = ["read_gray", "resized"]
+__all__ = ["read_gray", "resize"]
 
 _SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _CHANNELS: Final = {0: 1, 2: 3, 4: 2, 6: 4}  # gray, RGB, gray with alpha, RGB with alpha
@@ -45,17 +45,17 @@ def read_gray(path: Path) -> NDArray[np.uint8]:
         raise DataMissing(f"{path} is damaged ({error}); fetch it again") from None
     if len(raw) != height * (stride + 1):
         raise DataMissing(f"{path} holds {len(raw)} bytes of pixels, not {height * (stride + 1)}; fetch it again")
-    pixels = _unfiltered(path, raw, height, stride, channels).reshape(height, width, channels)
+    pixels = _undo_filters(path, raw, height, stride, channels).reshape(height, width, channels)
     if channels < 3:
         return pixels[:, :, 0]
     luma = pixels[:, :, :3].astype(np.float64) @ np.array([0.299, 0.587, 0.114])
     return np.asarray(np.rint(luma), dtype=np.uint8)
 
 
-def resized(values: NDArray[np.uint8], side: int) -> NDArray[np.float64]:
+def resize(values: NDArray[np.uint8], side: int) -> NDArray[np.float64]:
     """(height, width) values as (side, side): bilinear, each output pixel a weighted mean of those under its triangle.
 
-    >>> resized(np.full((300, 200), 7, dtype=np.uint8), 4).round(6).tolist()[0]
+    >>> resize(np.full((300, 200), 7, dtype=np.uint8), 4).round(6).tolist()[0]
     [7.0, 7.0, 7.0, 7.0]
     """
     down, across = (_triangles(length, side) for length in values.shape)
@@ -91,7 +91,7 @@ def _chunks(path: Path, content: bytes) -> tuple[bytes, bytes]:
     return header, b"".join(packed)
 
 
-def _unfiltered(path: Path, raw: bytes, height: int, stride: int, step: int) -> NDArray[np.uint8]:
+def _undo_filters(path: Path, raw: bytes, height: int, stride: int, step: int) -> NDArray[np.uint8]:
     lines = np.frombuffer(raw, dtype=np.uint8).reshape(height, stride + 1)
     found = np.zeros((height + 1, stride), dtype=np.uint8)  # a line of zeros lies above the first
     for number, (kind, line) in enumerate(zip(lines[:, 0].tolist(), lines[:, 1:], strict=True)):

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks.checks import checked_images, checked_labels
+from quietsum.tasks.checks import check_images, check_labels
 from quietsum.tasks.datafiles import load_npz
 
-__all__ = ["KNOWN", "Images", "Known", "check", "find", "read", "sum_of_records"]
+__all__ = ["KNOWN", "Images", "Known", "check_xrays", "find_xrays", "read_xrays", "sum_of_records"]
 
 FILE: Final = "pneumoniamnist.npz"
 OFFICIAL_MD5: Final = "28209eda62fecd6e6a2d98b1501bb15f"
@@ -90,7 +90,7 @@ def sum_of_records(pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> str:
     return total.hexdigest()
 
 
-def find(folder: Path) -> Path:
+def find_xrays(folder: Path) -> Path:
     """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     path = folder / FILE
     if not path.is_file():
@@ -98,13 +98,13 @@ def find(folder: Path) -> Path:
     return path
 
 
-def read(folder: Path, known: Mapping[str, Known] = KNOWN) -> dict[str, Images]:
+def read_xrays(folder: Path, known: Mapping[str, Known] = KNOWN) -> dict[str, Images]:
     """The parts train, val and test, verified. ``known`` is there for tests with small files."""
-    path = find(folder)
+    path = find_xrays(folder)
     arrays = load_npz(path, [f"{part}_{what}" for part in known for what in ("images", "labels")])
     parts = {}
     for part, facts in known.items():
-        parts[part] = _checked(path, part, arrays[f"{part}_images"], arrays[f"{part}_labels"], facts)
+        parts[part] = _verify(path, part, arrays[f"{part}_images"], arrays[f"{part}_labels"], facts)
     if hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest() == OFFICIAL_MD5:
         return parts
     for part, facts in known.items():
@@ -116,17 +116,17 @@ def read(folder: Path, known: Mapping[str, Known] = KNOWN) -> dict[str, Images]:
     return parts
 
 
-def check(folder: Path) -> str:
+def check_xrays(folder: Path) -> str:
     """One line of what the folder holds, after verifying it."""
-    parts = read(folder)
+    parts = read_xrays(folder)
     sizes = " / ".join(str(len(images.labels)) for images in parts.values())
     return f"{sizes} images to train, validate and test"
 
 
-def _checked(path: Path, part: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], facts: Known) -> Images:
+def _verify(path: Path, part: str, pixels: NDArray[np.uint8], labels: NDArray[np.uint8], facts: Known) -> Images:
     try:
-        checked_images(f"{part}_images", pixels, shape=(SIDE, SIDE))
-        found = checked_labels(f"{part}_labels", labels, classes=2, rows=len(pixels))
+        check_images(f"{part}_images", pixels, shape=(SIDE, SIDE))
+        found = check_labels(f"{part}_labels", labels, classes=2, rows=len(pixels))
     except InvalidParameter as error:
         raise DataMissing(f"{path}: {error}. The file is damaged or another set: {_WHERE}") from None
     if pixels.dtype != np.uint8:

@@ -1,11 +1,11 @@
 """Card payments of two days in September 2013, of which 492 in 284,807 were fraud (Dal Pozzolo et al. 2015, ULB).
 
 Two forms are read, and give the same arrays to the last bit: the published ``creditcard.csv`` (150,828,752 bytes, known
-by its MD5) and a small ``creditcard.npz`` with V in half precision, time, amount and label, which :func:`pack` makes
-from the first. The 28 columns V are principal components that the publishers computed; they are rounded to half
-precision on reading, a relative error of at most 0.05 %.
+by its MD5) and a small ``creditcard.npz`` with V in half precision, time, amount and label, which
+:func:`pack_payments` makes from the first. The 28 columns V are principal components that the publishers computed;
+they are rounded to half precision on reading, a relative error of at most 0.05 %.
 
-The set names no cards, so the unit of protection is one *record*. It holds 1,081 exact copies of other rows: whoever is
+The set names no cards, so the unit of protection is one *record*. It holds 1,081 exact copies of other rows: the person
 behind such a pair has two records, and for them the guarantee of a pair holds: about twice the printed ε per record.
 """
 
@@ -21,12 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks.checks import checked_images, checked_labels
+from quietsum.tasks.checks import check_images, check_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
-from quietsum.tasks.hashing import places
+from quietsum.tasks.splits import places
 from quietsum.validate import whole_number
 
-__all__ = ["COLUMNS", "KNOWN", "KnownPayments", "Payments", "check", "find", "pack", "parts", "read_payments"]
+__all__ = [
+    "COLUMNS",
+    "KNOWN",
+    "KnownPayments",
+    "Payments",
+    "check_payments",
+    "find_payments",
+    "pack_payments",
+    "payment_parts",
+    "read_payments",
+]
 
 COLUMNS: Final = 28
 SPLITS: Final = 10
@@ -75,7 +85,7 @@ class Payments:
         return f"Payments({len(self)} rows)"
 
 
-def find(folder: Path) -> Path:
+def find_payments(folder: Path) -> Path:
     """Where the set lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     for name in ("creditcard.csv", "creditcard.npz"):
         if (folder / name).is_file():
@@ -85,11 +95,11 @@ def find(folder: Path) -> Path:
 
 def read_payments(folder: Path, known: KnownPayments = KNOWN) -> Payments:
     """The payments in ``folder``, from the csv where it is there, else from the npz; an altered file is refused."""
-    source = find(folder)
+    source = find_payments(folder)
     if source.suffix == ".csv":
         found = _from_csv(source, known)
     else:
-        found = _checked(source, load_npz(source, ("V", "time", "amount", "label")))
+        found = _verify(source, load_npz(source, ("V", "time", "amount", "label")))
     kept: dict[str, NDArray[Any]] = {
         "V": found.components,
         "time": found.seconds,
@@ -120,17 +130,17 @@ def _from_csv(path: Path, known: KnownPayments) -> Payments:
     except ValueError as error:
         raise DataMissing(f"{path} is no table of numbers ({error}); fetch it again") from None
     columns = {"V": values[:, 1:-2], "time": values[:, 0], "amount": values[:, -2], "label": values[:, -1]}
-    return _checked(path, columns)
+    return _verify(path, columns)
 
 
-def _checked(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Payments:
+def _verify(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Payments:
     """The arrays in their known types, or what is wrong with them."""
     components, seconds, amounts, labels = (np.asarray(arrays[name]) for name in ("V", "time", "amount", "label"))
     try:
-        checked_images("V", components, shape=(COLUMNS,))
-        classes = checked_labels("label", labels, classes=2, rows=len(components))
+        check_images("V", components, shape=(COLUMNS,))
+        classes = check_labels("label", labels, classes=2, rows=len(components))
         for name, values in (("time", seconds), ("amount", amounts)):
-            column = checked_images(name, values, shape=())
+            column = check_images(name, values, shape=())
             if len(column) != len(components):
                 raise InvalidParameter(name, column.shape, f"does not fit {len(components)} rows", "one value per row")
             if (column < 0).any():
@@ -144,7 +154,7 @@ def _checked(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Payments:
         )  # fmt: skip
 
 
-def pack(folder: Path, known: KnownPayments = KNOWN) -> Path:
+def pack_payments(folder: Path, known: KnownPayments = KNOWN) -> Path:
     """Write ``creditcard.npz``, a tenth of the csv's size, beside the csv."""
     found = read_payments(folder, known)
     target = folder / "creditcard.npz"
@@ -154,7 +164,7 @@ def pack(folder: Path, known: KnownPayments = KNOWN) -> Path:
     return target
 
 
-def parts(payments: Payments, split: int) -> NDArray[np.int8]:
+def payment_parts(payments: Payments, split: int) -> NDArray[np.int8]:
     """The part of each row in one of ten splits: 0 training (70 %), 1 validation (10 %), 2 test (20 %).
 
     The rule is public and looks at one row alone: a hash of its second and its amount in cents, for the test part also
@@ -170,7 +180,7 @@ def parts(payments: Payments, split: int) -> NDArray[np.int8]:
     return np.where(validates, 1, np.where(tests, 2, 0)).astype(np.int8)
 
 
-def check(folder: Path) -> str:
+def check_payments(folder: Path) -> str:
     """One line of what is there, after its sums were compared."""
     found = read_payments(folder)
     return f"{len(found):,} payments with {int(found.labels.sum())} frauds"

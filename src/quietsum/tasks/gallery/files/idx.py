@@ -1,7 +1,7 @@
 """The four idx files of MNIST and of the sets that took its form, packed or unpacked, or the same arrays in one npz.
 
 An idx file is two zero bytes, the type 8 (unsigned bytes), the number of dimensions, their sizes, then the bytes
-(LeCun, Cortes, Burges 1998). Whatever the packing, pixels and labels are compared with known SHA-256 sums, so an
+(LeCun, Cortes, Burges 1998). In each packing, pixels and labels are compared with known SHA-256 sums, so an
 altered or truncated file is refused. No torch here: ``quietsum datasets`` verifies the files with numpy alone.
 """
 
@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.errors import DataMissing, InvalidParameter
-from quietsum.tasks.checks import checked_labels
+from quietsum.tasks.checks import check_labels
 from quietsum.tasks.datafiles import load_npz, refuse_unknown
 
-__all__ = ["FASHION", "MNIST", "IdxSet", "Parts", "check_fashion", "check_mnist", "find", "read_part"]
+__all__ = ["FASHION", "MNIST", "IdxSet", "Parts", "check_fashion", "check_mnist", "find_part", "read_part"]
 
 Parts: TypeAlias = Mapping[str, tuple[str, tuple[int, ...], str]]
 """For each array: the beginning of its file's name, its shape, and the SHA-256 of its bytes without any header."""
@@ -78,10 +78,10 @@ FASHION: Final = IdxSet(
 def read_part(folder: Path, part: str, images: IdxSet = MNIST) -> NDArray[np.uint8]:
     """One of x_train, y_train, x_test and y_test, checked against its known sum."""
     _, shape, known = images.parts[part]
-    source, values = _found(folder, part, images)
+    source, values = _open_part(folder, part, images)
     if len(shape) == 1 and values.shape == shape:  # so that a bad label is called one, not only an altered file
         try:
-            checked_labels(f"{part} of {images.title}", values, classes=_CLASSES)
+            check_labels(f"{part} of {images.title}", values, classes=_CLASSES)
         except InvalidParameter as error:
             raise DataMissing(f"{source}: {error}; fetch it again") from None
     refuse_unknown(source, f"{part} of {images.title}", values, shape, known)
@@ -103,7 +103,7 @@ def _check(folder: Path, images: IdxSet) -> str:
     return f"{sizes['x_train']} / {sizes['x_test']} images to train and test"
 
 
-def find(folder: Path, part: str, images: IdxSet = MNIST) -> Path:
+def find_part(folder: Path, part: str, images: IdxSet = MNIST) -> Path:
     """Where a part lies in ``folder``; :class:`DataMissing` where it does not. Nothing is read."""
     stem, shape, _ = images.parts[part]
     kind = f"idx{len(shape)}-ubyte"
@@ -113,8 +113,8 @@ def find(folder: Path, part: str, images: IdxSet = MNIST) -> Path:
     raise DataMissing(f"{images.title} is not in {folder}: {images.remedy}")
 
 
-def _found(folder: Path, part: str, images: IdxSet) -> tuple[Path, NDArray[np.uint8]]:
-    path = find(folder, part, images)
+def _open_part(folder: Path, part: str, images: IdxSet) -> tuple[Path, NDArray[np.uint8]]:
+    path = find_part(folder, part, images)
     if path.name != images.packed:
         return path, _idx(path, len(images.parts[part][1]))
     values = load_npz(path, [part])[part]
