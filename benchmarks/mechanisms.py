@@ -145,7 +145,7 @@ def choices(options: int) -> list[Timed]:
     scores = np.random.default_rng(1).integers(0, 1000, options)
     rows = []
     for kind in (q.ExponentialMechanism, q.PermuteAndFlip, q.ReportNoisyMax):
-        seconds = cpu(partial(kind(epsilon=1).release, scores))
+        seconds = cpu(partial(kind(epsilon=1, sensitivity=1).release, scores))
         rows.append(Timed(what=f"{kind.__name__}, {options:,} options", who="quietsum", seconds=seconds))
     if importlib.util.find_spec("opendp"):
         import opendp.prelude as dp
