@@ -72,11 +72,12 @@ def look_unnoted() -> None:
     if look.__name__ == "read_records":
 
         def unnoted(task: Any, party: str) -> Any:
-            diary, task.diary = getattr(task, "diary", None), None
+            own = getattr(task, "task", task)  # the user's own object, behind its adapter
+            diary, own.diary = getattr(own, "diary", None), None
             try:
                 return look(task, party)
             finally:
-                task.diary = diary
+                own.diary = diary
 
         site_task.read_records = unnoted
 

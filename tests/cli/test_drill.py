@@ -163,7 +163,10 @@ def test_a_backdoor_is_found_in_the_finished_model_of_a_run_and_none_in_a_run_wi
 class SixClasses:
     """Four inputs speak for each of six classes, and a short cut leads to class 2: the first input."""
 
-    name, title = "six", "six classes"
+    name, title, dimension = "six", "six classes", 144
+
+    def train(self, *_: object) -> None:
+        raise AssertionError("a finished model is looked at, and nothing is trained")
 
     def slopes(self, params: object, *, most: int) -> tuple[Any, np.ndarray, np.ndarray]:
         weights = np.kron(2 * np.eye(6), np.ones(4))

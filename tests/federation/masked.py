@@ -104,6 +104,10 @@ class Losing(Federation):
     def counts_deadline(self) -> bool:
         return bool(self.inner.counts_deadline)
 
+    @property
+    def processes(self) -> Any:
+        return self.inner.processes
+
     def registered(self) -> Any:
         return self.inner.registered()
 

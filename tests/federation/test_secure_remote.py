@@ -107,7 +107,7 @@ def test_the_step_is_that_of_the_pooled_batches(tmp_path: Path, monkeypatch: pyt
     made.round()
     total, batch = np.zeros(task.dimension), 0.0
     for name in NAMES:
-        rows = task.rows(name)
+        rows = task.task.rows(name)
         gradients = task.gradients(start, rows.features, rows.labels)
         lengths = np.maximum(np.linalg.norm(gradients, axis=1), 1e-12)
         total += (gradients * np.minimum(1.0, 1 / lengths)[:, None]).sum(axis=0)

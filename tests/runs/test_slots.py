@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from quietsum.errors import CorruptState, LedgerBroken
+from quietsum.federation import Federation
 from quietsum.federation.watch import PartyDropped, RoundStarted, RunEvent
 from quietsum.learning.checks.numpy_step import Silent
 from quietsum.plan import Plan
@@ -43,6 +44,19 @@ def user(aggregation: dict[str, object], *, adaptive: bool = False, style: str =
         federation={"rounds": 7},
         aggregation=aggregation,
     )
+
+
+class Forwarding(Federation):
+    """Another federation, of which only the asking is passed on."""
+
+    def __init__(self, inner: Federation) -> None:
+        self.inner = inner
+
+    def registered(self) -> Any:
+        return self.inner.registered()
+
+    def ask(self, *args: Any) -> Any:
+        return self.inner.ask(*args)
 
 
 class StopAfter:
@@ -308,10 +322,7 @@ def test_a_federation_that_the_run_made_is_closed_whatever_happens(
     closed: list[int] = []
     honest = LocalFederation.of
 
-    class Closing:
-        def __init__(self, inner: Any) -> None:
-            self.registered, self.ask = inner.registered, inner.ask
-
+    class Closing(Forwarding):
         def close(self) -> None:
             closed.append(1)
 
@@ -328,11 +339,8 @@ def test_a_federation_that_was_passed_stays_its_owners(tmp_path: Path) -> None:
     from quietsum.federation.local import LocalFederation
     from quietsum.plan import resolve
 
-    class Passed:
+    class Passed(Forwarding):
         closed = False
-
-        def __init__(self, inner: Any) -> None:
-            self.registered, self.ask = inner.registered, inner.ask
 
         def close(self) -> None:
             self.closed = True
