@@ -103,11 +103,11 @@ def test_the_step_is_that_of_the_pooled_batches(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(DistributedNoise, "share", DistributedNoise.rounded)
     made = world(tmp_path, PLAN.replace("sample_rate = 0.2", "sample_rate = 1.0")).join()
-    start, task = made.state.params.copy(), made.task
+    start, task = made.state.params.copy(), made.task.task
     made.round()
     total, batch = np.zeros(task.dimension), 0.0
     for name in NAMES:
-        rows = task.task.rows(name)
+        rows = task.rows(name)
         gradients = task.gradients(start, rows.features, rows.labels)
         lengths = np.maximum(np.linalg.norm(gradients, axis=1), 1e-12)
         total += (gradients * np.minimum(1.0, 1 / lengths)[:, None]).sum(axis=0)
