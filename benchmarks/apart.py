@@ -148,7 +148,7 @@ def work(job: Values) -> Values:
     resolved = resolved_of(plan, task, job["arm"], job["extra"])
     ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
-        "run", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(), datasets=resolved.datasets()
+        "run", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(), datasets=resolved.datasets()
     )
     federation, rng = LocalFederation.of(task, resolved), system_randomness()
     state = first_state(resolved, task.initial())

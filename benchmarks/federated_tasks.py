@@ -185,7 +185,7 @@ def work(job: Values) -> Values:
     resolved = resolve(plan, task.parties(), task.dimension)
     ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
-        "run", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(), datasets=resolved.datasets()
+        "run", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(), datasets=resolved.datasets()
     )
     federation, state, rng = (
         LocalFederation.of(task, resolved),

@@ -64,7 +64,7 @@ def resolved_for(sizes: list[int], *, secure: bool) -> ResolvedPlan:
 
 def noises(resolved: ResolvedPlan, repeats: int) -> Iterator[Floats]:
     """The noise of all sites' sums, (2, 2, cells) at a time, drawn by the plan's own mechanism."""
-    rng, shares = system_randomness(), resolved.distributed(PrivacyUnit.RECORD)
+    rng, shares = system_randomness(), resolved.noise_shares(PrivacyUnit.RECORD)
     block = 4 * CELLS
     if shares is not None:
         zeros = np.zeros(shares.dimension)

@@ -44,7 +44,7 @@ def both(**numbers: Any) -> PrivacyPlan:
 def multiplied() -> None:
     honest = resolve(Plan(privacy=PrivacyPlan(record=RECORD)), SITES[:1], 10)
     event = PoissonSampled(rate=0.5, event=PoissonSampled(rate=0.1, event=Gaussian(noise_multiplier=1.0)))
-    charge = dataclasses.replace(honest.planned()[0], event=event)
+    charge = dataclasses.replace(honest.all_charges()[0], event=event)
     ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
         "run", plan=honest.plan.to_dict(), terms=honest.terms(), planned=[charge], datasets=honest.datasets()

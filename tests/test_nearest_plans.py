@@ -24,7 +24,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.refusals import REFUSALS, Change, check, found, nearest
+from quietsum.plan.refusals import REFUSALS, Change, check, find_refusals, nearest
 from quietsum.plan.refusals.nearest import MOVES, PARAMETERS
 from quietsum.plan.refusals.robust import attackers_of, run_ends
 from test_refusals import CASES, PROMISE
@@ -149,7 +149,7 @@ def test_a_task_accepts_the_root_set_that_is_proposed(task: str) -> None:
     dealt = FederationPlan() if task == "heart" else FederationPlan(parties=10, split="iid")
     plan = dataclasses.replace(robust("trust", 1, dealt), task=TaskPlan(name=task))
     change = nearest(plan, banks(10))[0]
-    assert task_of(change.applied(plan)).root_size == 100
+    assert task_of(change.apply(plan)).root_size == 100
 
 
 def test_moves_name_rows_that_exist() -> None:
@@ -160,8 +160,8 @@ def test_moves_name_rows_that_exist() -> None:
 def test_no_row_refuses_what_is_proposed_for_another(name: str, bad: Any) -> None:
     plan, parties, _ = bad
     for change in nearest(plan, parties):
-        assert found(change.applied(plan), parties) == ()
-        after = change.applied(plan)
+        assert find_refusals(change.apply(plan), parties) == ()
+        after = change.apply(plan)
         assert "privacy.style" not in change.keys or not plan.privacy.style.clients or after.privacy.style.clients
         assert after.privacy.style != "none" or plan.privacy.style == "none"
         for unit in ("record", "client"):  # a promise is added where there is none, and none is changed
@@ -189,7 +189,7 @@ def test_rules_masks_noise_and_draws_that_do_not_fit_always_get_a_way_out() -> N
                         training=TrainingPlan(sample_rate=0.5, local_steps=1),
                         aggregation=AggregationPlan(rule=rule, secure=secure, attackers=1 if rule != "mean" else None),
                     )  # fmt: skip
-                    rows = [row.name for row in found(plan, banks(12))]
+                    rows = [row.name for row in find_refusals(plan, banks(12))]
                     if rows and "trial" not in " ".join(rows):
                         assert nearest(plan, banks(12)), (rule, secure, where, drawn, rows)
 
@@ -231,10 +231,10 @@ PLANS = st.builds(
 @given(plan=PLANS, count=st.integers(1, 30))
 def test_whatever_is_proposed_resolves(plan: Plan, count: int) -> None:
     parties = banks(count)
-    for change in nearest(plan, parties) if found(plan, parties) else ():
-        resolve(change.applied(plan), parties, 10)
+    for change in nearest(plan, parties) if find_refusals(plan, parties) else ():
+        resolve(change.apply(plan), parties, 10)
 
 
 def test_a_change_with_an_impossible_value_is_an_error_and_never_a_plan() -> None:
     with pytest.raises(InvalidParameter):
-        Change(keys={"federation.rounds": 0}).applied(Plan())
+        Change(keys={"federation.rounds": 0}).apply(Plan())

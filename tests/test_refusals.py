@@ -29,7 +29,7 @@ from quietsum.plan import (
     TaskPlan,
     TrainingPlan,
 )
-from quietsum.plan.refusals import REFUSALS, check, found, taking_part, warnings
+from quietsum.plan.refusals import REFUSALS, check, find_refusals, taking_part, warnings
 from quietsum.plan.refusals.general import NEEDS_INDIVIDUALS
 
 SITES = tuple(
@@ -787,8 +787,8 @@ def test_a_row_refuses_its_plan_and_not_the_good_neighbour(
     name: str, bad: Case, good: tuple[Plan, Sequence[PartyFacts]]
 ) -> None:
     refused, parties, told = bad
-    assert name in {row.name for row in found(refused, parties)}
-    assert name not in {row.name for row in found(*good)}
+    assert name in {row.name for row in find_refusals(refused, parties)}
+    assert name not in {row.name for row in find_refusals(*good)}
     with pytest.raises(PlanRefused) as caught:
         check(refused, parties)
     row = next(row for row in REFUSALS if row.name == name)
@@ -809,7 +809,7 @@ def test_every_row_says_why_and_what_instead(row: Any) -> None:
 
 def test_a_good_plan_is_refused_by_no_row() -> None:
     check(plan(), SITES)
-    assert found(plan(), SITES) == ()
+    assert find_refusals(plan(), SITES) == ()
 
 
 def test_all_reasons_are_told_at_once_one_a_line() -> None:
@@ -821,7 +821,7 @@ def test_all_reasons_are_told_at_once_one_a_line() -> None:
     )
     with pytest.raises(PlanRefused) as caught:
         check(bad, SITES)
-    assert [row.name for row in found(bad, SITES)] == [
+    assert [row.name for row in find_refusals(bad, SITES)] == [
         "noise-with-target", "delta-too-large", "batch-too-large", "unknown-parties", "minimum-too-high",
         "other-engine", "secure-with-individuals", "secure-with-few",
     ]  # fmt: skip
@@ -833,8 +833,8 @@ def test_all_reasons_are_told_at_once_one_a_line() -> None:
 def test_good_plans_with_masked_sums_and_noise_in_shares_are_refused_by_no_row() -> None:
     in_shares = style("user", client=IN_SHARES, neighbours="zero-out")
     for good in (secure(), shared(), secure(privacy=in_shares, drop_outs=0), secure(privacy=style("none"))):
-        assert found(good, BANKS) == ()
-    assert [row.name for row in found(secure(privacy=style("user", client=IN_SHARES), drop_outs=0), BANKS)] == [
+        assert find_refusals(good, BANKS) == ()
+    assert [row.name for row in find_refusals(secure(privacy=style("user", client=IN_SHARES), drop_outs=0), BANKS)] == [
         "party-noise-neighbours"
     ]
 
@@ -859,8 +859,8 @@ def test_a_simulation_that_loses_more_than_a_round_survives_is_warned_about() ->
 
 def test_delta_must_be_below_one_record_of_every_party_not_only_of_the_smallest() -> None:
     large = (*SITES, PartyFacts(name="registry", dataset="all", size=100_000))
-    assert "delta-too-large" not in {row.name for row in found(plan(), SITES)}
-    assert "delta-too-large" in {row.name for row in found(plan(), large)}
+    assert "delta-too-large" not in {row.name for row in find_refusals(plan(), SITES)}
+    assert "delta-too-large" in {row.name for row in find_refusals(plan(), large)}
 
 
 def test_a_delta_between_one_tenth_of_a_record_and_a_record_is_warned_about() -> None:
@@ -870,7 +870,7 @@ def test_a_delta_between_one_tenth_of_a_record_and_a_record_is_warned_about() ->
 
 
 def test_style_none_is_not_asked_for_delta_or_noise() -> None:
-    assert found(plan(privacy=style("none")), SITES) == ()
+    assert find_refusals(plan(privacy=style("none")), SITES) == ()
 
 
 def test_parties_take_part_in_the_order_of_the_task() -> None:

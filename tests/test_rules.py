@@ -426,8 +426,9 @@ def facts(task: HeartTask) -> list[object]:
     resolved = resolve(plan, task.parties(), task.dimension)
     names = [party.name for party in resolved.parties]
     return [
-        resolved.parties, resolved.noise_multiplier, resolved.charges(), resolved.planned(), task.initial().tolist(),
-        [(resolved.weight_of(name), resolved.expected_batch(name), resolved.steps_of(name)) for name in names],
+        resolved.parties, resolved.noise_multiplier, resolved.charges(), resolved.all_charges(),
+        task.initial().tolist(),
+        [(resolved.weight_of(name), resolved.batch_of(name), resolved.steps_of(name)) for name in names],
         dict(task.evaluate(np.linspace(-1, 1, task.dimension)).values),
     ]  # fmt: skip
 

@@ -53,7 +53,11 @@ def main() -> None:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         ledger = stack.enter_context(Ledger.open(Path(folder) / "ledger.db", create=True))
         ledger.open_run(
-            "run", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(), datasets=resolved.datasets()
+            "run",
+            plan=plan.to_dict(),
+            terms=resolved.terms(),
+            planned=resolved.all_charges(),
+            datasets=resolved.datasets(),
         )
         state = first_state(resolved, task.initial())
         clock.start()

@@ -327,7 +327,7 @@ def test_every_unit_is_named_and_nothing_is_added() -> None:
 @pytest.mark.parametrize("task", ["heart", "digits", "fraud", "my_module:MyTask"])
 def test_a_secure_plan_of_every_style_is_refused_by_no_row_and_has_its_noise_in_shares(task: str, style: str) -> None:
     from quietsum.plan import PartyFacts, load_plan
-    from quietsum.plan.refusals import found
+    from quietsum.plan.refusals import find_refusals
     from quietsum.plan.text.template import template
 
     text = template(task=task, style=style, secure=True)
@@ -336,7 +336,7 @@ def test_a_secure_plan_of_every_style_is_refused_by_no_row_and_has_its_noise_in_
     sites = [
         PartyFacts(name=f"site-{at}", dataset="d", size=90_000, public="made up", holder="lab") for at in range(count)
     ]
-    ours = [one for one in found(plan, sites) if one.name not in ("delta-too-large", "client-delta-too-large")]
+    ours = [one for one in find_refusals(plan, sites) if one.name not in ("delta-too-large", "client-delta-too-large")]
     assert ours == [] and plan.aggregation.secure and plan.aggregation.drop_outs is not None
     promise = plan.privacy.record if style == "sample" else plan.privacy.client
     assert promise is not None and promise.noise_at == "distributed"

@@ -94,7 +94,7 @@ def spend(text: str, rounds: int, workspace: str = "quietsum-workspace") -> None
     Path(workspace).mkdir(exist_ok=True)
     with Ledger.open(Path(workspace) / "ledger.db", create=True) as ledger:
         ledger.open_run(
-            "earlier", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+            "earlier", plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
             datasets=resolved.datasets(), lifetimes=resolved.lifetimes(),
         )  # fmt: skip
         for number in range(1, rounds + 1):

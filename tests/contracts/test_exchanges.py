@@ -55,7 +55,7 @@ class TestSitesByLetters(ExchangesContract):
         made = RemoteFederation(Carrier(services), roster=None, patience=60.0)
         ledger = Ledger.open(self.folder / "coordinator.db", create=True)
         ledger.open_run(
-            "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+            "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
             datasets=resolved.datasets(),
         )  # fmt: skip
         made.join("run", resolved, ledger)

@@ -61,7 +61,7 @@ class Watched:
         folder.mkdir(parents=True, exist_ok=True)
         self.ledger = Ledger.open(folder / "ledger.db", create=True)
         self.ledger.open_run(
-            "run", plan=plan.to_dict(), terms=self.resolved.terms(), planned=self.resolved.planned(),
+            "run", plan=plan.to_dict(), terms=self.resolved.terms(), planned=self.resolved.all_charges(),
             datasets=self.resolved.datasets(),
         )  # fmt: skip
         made = federation or (lambda task, resolved: LocalFederation.of(task, resolved, rng=rng))

@@ -114,7 +114,7 @@ def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
         ledger = Ledger.open(tmp_path / f"ledger-{len(opened)}.db", create=True)
         opened.append(ledger)
         ledger.open_run(
-            "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+            "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
             datasets=resolved.datasets(),
         )  # fmt: skip
         state = first_state(resolved, np.zeros(dimension))

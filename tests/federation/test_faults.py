@@ -92,7 +92,7 @@ def a_round(
     try:
         with Ledger.open(folder / "ledger.db", create=True) as ledger:
             ledger.open_run(
-                "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+                "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
                 datasets=resolved.datasets(),
             )  # fmt: skip
             result = run_round(

@@ -66,8 +66,8 @@ def test_all_sites_are_in_the_round_and_both_books_tell_the_same(tmp_path: Path)
         (own,) = world.entries(Kind.RESERVE, name)
         assert [charge for charge in reserved["charges"] if charge["party"] == name] == own["charges"]
         ledger = world.services[name].books.ledger
-        assert ledger.contains(world.ledger.known_heads()[name].head)
-        assert all(world.ledger.contains(told.head) for told in ledger.known_heads().values())
+        assert ledger.contains(world.ledger.other_heads()[name].head)
+        assert all(world.ledger.contains(told.head) for told in ledger.other_heads().values())
 
 
 # -------------------------------------------------------------------------------------------- here, gone, and back
@@ -571,7 +571,7 @@ def test_a_farewell_shows_every_site_the_last_head(tmp_path: Path) -> None:
     for name, service in world.services.items():
         told = service.books.last_seen(world.ledger.identity.ledger)
         assert told is not None and told.head.sequence >= committed
-        assert service.books.ledger.contains(world.ledger.known_heads()[name].head)
+        assert service.books.ledger.contains(world.ledger.other_heads()[name].head)
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage", "gone", "refuses"])
@@ -662,7 +662,7 @@ def test_the_same_plan_and_seeds_give_the_same_model_as_in_one_process(
     }
     alone = World(tmp_path / "alone", text, start=(), places=world.places)
     alone.ledger.open_run(
-        "run", plan=world.plan.to_dict(), terms=world.resolved.terms(), planned=world.resolved.planned(),
+        "run", plan=world.plan.to_dict(), terms=world.resolved.terms(), planned=world.resolved.all_charges(),
         datasets=world.resolved.datasets(),
     )  # fmt: skip
     local = LocalFederation(sites, rng=system_randomness())

@@ -83,7 +83,7 @@ def open_stage(ledger: Ledger, folder: Path, plan: Plan, run: str = "run") -> St
     task = TinyTask(diary=str(folder / "diary"))
     resolved = resolve(plan, task.parties(), task.dimension)
     ledger.open_run(
-        run, plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(), datasets=resolved.datasets()
+        run, plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(), datasets=resolved.datasets()
     )
     return Stage(ledger=ledger, resolved=resolved, task=task, notes=Notes())
 

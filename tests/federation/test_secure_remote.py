@@ -111,7 +111,7 @@ def test_the_step_is_that_of_the_pooled_batches(tmp_path: Path, monkeypatch: pyt
         gradients = task.gradients(start, rows.features, rows.labels)
         lengths = np.maximum(np.linalg.norm(gradients, axis=1), 1e-12)
         total += (gradients * np.minimum(1.0, 1 / lengths)[:, None]).sum(axis=0)
-        batch += made.resolved.expected_batch(name)
+        batch += made.resolved.batch_of(name)
     np.testing.assert_allclose(made.state.params - start, -0.5 * total / batch, atol=1e-4)
     assert np.abs(total / batch).max() > 0.05
 

@@ -174,7 +174,7 @@ def test_the_charge_is_the_floors_whoever_came(tmp_path: Path, privacy: Any, uni
         world = Watched(tmp_path / str(len(lost)), secure_plan(privacy), wrap=wrap)
         world.round()
         spent.append({one.epsilon for one in world.ledger.spending("run") if one.unit is unit})
-        noise = world.resolved.distributed(unit)
+        noise = world.resolved.noise_shares(unit)
         assert noise is not None and noise.honest == 2
     assert spent[0] == spent[1] and all(math.isfinite(value) for value in spent[0])
 

@@ -115,7 +115,7 @@ class World:
     def join(self, resolved: ResolvedPlan | None = None) -> World:
         told = self.resolved if resolved is None else resolved
         self.ledger.open_run(
-            "run", plan=told.plan.to_dict(), terms=self.resolved.terms(), planned=self.resolved.planned(),
+            "run", plan=told.plan.to_dict(), terms=self.resolved.terms(), planned=self.resolved.all_charges(),
             datasets=self.resolved.datasets(),
         )  # fmt: skip
         self.federation.join("run", told, self.ledger)

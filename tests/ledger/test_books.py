@@ -14,7 +14,7 @@ from ledger.build import RECORD, STEP, STEPS, charge, memory_ledger, open_run, p
 from quietsum import Budget, ExactAccountant, Gaussian, Neighbours, PrivacyUnit
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
 from quietsum.ledger import Book, Dataset, Ledger, Terms
-from quietsum.ledger.pricing import FAILURE_SHARE, Prices, Tally, cost_of
+from quietsum.ledger.pricing import FAILURE_SHARE, CostTally, Prices, cost_of
 from quietsum.privacy import ApproximateDP, RenyiFilter, gaussian_rdp
 from quietsum.privacy.renyi.filters import _rdp_budget  # the formula, asked for directly
 
@@ -76,7 +76,7 @@ def test_the_gate_from_the_second_plan_on_is_the_renyi_filter_of_the_budget() ->
     by_hand = _rdp_budget(np.array([gate.order]), inner)[0] / gaussian_rdp(gate.order, 20.0)
     fits = math.floor(by_hand)
     for count, expected in ((fits, True), (fits + 1, False)):
-        tally = Tally([cost_of(charge(count, step=noise))])
+        tally = CostTally([cost_of(charge(count, step=noise))])
         assert (gate.usage(tally, Neighbours.ADD_REMOVE, Prices()) <= 1) is expected
         assert filter.allows(noise, times=count) is expected
 
@@ -370,7 +370,7 @@ def test_an_event_without_a_renyi_divergence_may_be_the_only_plan_but_not_one_of
 def test_failures_have_a_share_of_delta_of_their_own_under_the_filter() -> None:
     gate = Prices().gate(Budget(epsilon=2.0, delta=1e-5))
     assert (1 + math.exp(2.0)) * gate.failure <= 1e-5 * FAILURE_SHARE * (1 + 1e-12)
-    fits, not_ = (Tally([cost_of(charge(failure=gate.failure * f))]) for f in (0.9, 1.1))
+    fits, not_ = (CostTally([cost_of(charge(failure=gate.failure * f))]) for f in (0.9, 1.1))
     assert gate.usage(fits, Neighbours.ADD_REMOVE, Prices()) <= 1
     assert gate.usage(not_, Neighbours.ADD_REMOVE, Prices()) == math.inf
 
@@ -384,7 +384,7 @@ def test_a_books_total_is_that_of_all_its_runs_through_charges_and_refunds() -> 
     held = state.book("Basel", "heart", RECORD)
 
     def agrees() -> bool:
-        total = Tally()
+        total = CostTally()
         for run in state.runs.values():
             total.merge(run.shares["Basel", RECORD].tally)
         return total.key() == held.total.key()
@@ -397,7 +397,7 @@ def test_a_books_total_is_that_of_all_its_runs_through_charges_and_refunds() -> 
     for receipt in receipts:
         ledger.refund(receipt, "Basel", "refused")
         assert agrees()
-    assert not held.charged and held.total.key() == Tally().key()
+    assert not held.charged and held.total.key() == CostTally().key()
     reserve(ledger, "third", round=9)
     assert agrees() and list(held.charged) == ["third"]
     ledger.verify()

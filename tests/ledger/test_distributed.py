@@ -9,7 +9,7 @@ import pytest
 from ledger.build import STEPS, memory_ledger, open_run, reserve
 from quietsum.errors import PlanUnderstates
 from quietsum.ledger.charges import Charge
-from quietsum.ledger.pricing import Prices, Tally, cost_of
+from quietsum.ledger.pricing import CostTally, Prices, cost_of
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.privacy.calibration import calibrate
 from quietsum.privacy.events import Gaussian, Group, OneInOneOut, PoissonSampled, PrivacyEvent, Repeated
@@ -39,7 +39,7 @@ def test_exact_accounting_goes_by_the_gaussian_next_to_the_noise_and_says_so(kin
         (event, PrivacyUnit.RECORD), (OneInOneOut(event=event), PrivacyUnit.RECORD),
         (Group(size=2, event=event), PrivacyUnit.PERSON),
     ):  # fmt: skip
-        key = Tally([cost_of(charge(wrapped, unit))]).key()
+        key = CostTally([cost_of(charge(wrapped, unit))]).key()
         exact, rdp = (Prices().guarantee(key, name, neighbours, unit, 1e-5) for name in ("exact", "rdp"))
         grouped = unit is PrivacyUnit.PERSON and neighbours is Neighbours.REPLACE_ONE  # no exact price of Gaussians
         assert exact == rdp if grouped else exact.epsilon < rdp.epsilon
@@ -51,18 +51,18 @@ def test_exact_accounting_goes_by_the_gaussian_next_to_the_noise_and_says_so(kin
 
 def test_gaussians_beside_them_are_priced_with_them_and_alone_as_ever() -> None:
     gaussian = charge(PoissonSampled(rate=0.05, event=Gaussian(noise_multiplier=2.0)))
-    both = Tally([cost_of(gaussian), cost_of(charge(step()))])
+    both = CostTally([cost_of(gaussian), cost_of(charge(step()))])
     assert "through the Gaussian" in Prices().upper(both.key(), "exact", ADD, PrivacyUnit.RECORD, 1e-5).method
-    alone = Prices().upper(Tally([cost_of(gaussian)]).key(), "exact", ADD, PrivacyUnit.RECORD, 1e-5)
+    alone = Prices().upper(CostTally([cost_of(gaussian)]).key(), "exact", ADD, PrivacyUnit.RECORD, 1e-5)
     assert "exact" in alone.method
 
 
 def test_a_lifetime_takes_them() -> None:
     prices = Prices()
     gate = prices.gate(Budget(epsilon=8.0, delta=1e-5, unit=PrivacyUnit.RECORD))
-    used = gate.usage(Tally([cost_of(charge(step()))]), ADD, prices)
+    used = gate.usage(CostTally([cost_of(charge(step()))]), ADD, prices)
     assert 0 < used < 1
-    assert gate.usage(Tally([cost_of(charge(step(), times=300))]), ADD, prices) == pytest.approx(3 * used, rel=1e-9)
+    assert gate.usage(CostTally([cost_of(charge(step(), times=300))]), ADD, prices) == pytest.approx(3 * used, rel=1e-9)
 
 
 def test_noise_is_calibrated_through_the_same_event() -> None:

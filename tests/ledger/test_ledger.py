@@ -16,7 +16,7 @@ from quietsum.errors import BudgetExhausted, InvalidParameter, LedgerBroken, Pla
 from quietsum.ledger import Dataset, Ledger, MemoryStore, Terms
 from quietsum.ledger.chain.entries import Head, Kind, Receipt
 from quietsum.ledger.chain.keys import SigningKey
-from quietsum.ledger.pricing import Prices, Tally, cost_of
+from quietsum.ledger.pricing import CostTally, Prices, cost_of
 from quietsum.privacy import Observer
 
 
@@ -109,7 +109,7 @@ def test_an_observer_whom_a_charge_does_not_hold_off_is_told_so() -> None:
 
 
 def priced(steps: int, failure: float, delta: float = 1e-5) -> float:
-    tally = Tally([cost_of(charge(steps, failure=failure))])
+    tally = CostTally([cost_of(charge(steps, failure=failure))])
     return Prices().guarantee(tally.key(), "exact", Terms().neighbours, RECORD, delta).epsilon
 
 
@@ -126,7 +126,7 @@ def test_a_samplers_distance_from_its_law_is_paid_from_delta(failure: float) -> 
 
 def test_a_guarantee_with_failures_keeps_the_lower_bound_of_its_events() -> None:
     """Two-sided for people, while entries state the upper side only."""
-    key = Tally([cost_of(charge(20, failure=1e-14))]).key()
+    key = CostTally([cost_of(charge(20, failure=1e-14))]).key()
     found = Prices().guarantee(key, "exact", Terms().neighbours, RECORD, 1e-5)
     ideal = ExactAccountant().compose(STEP, 20).epsilon(delta=1e-5)
     assert found.epsilon_lower == ideal.epsilon_lower <= ideal.epsilon <= found.epsilon <= ideal.epsilon * (1 + 1e-5)
@@ -136,7 +136,7 @@ def test_a_guarantee_with_failures_keeps_the_lower_bound_of_its_events() -> None
 
 def test_people_hear_of_the_failure_only_where_it_takes_a_thousandth_of_delta() -> None:
     def said(failure: float) -> tuple[str, ...]:
-        key = Tally([cost_of(charge(20, failure=failure))]).key()
+        key = CostTally([cost_of(charge(20, failure=failure))]).key()
         return Prices().guarantee(key, "exact", Terms().neighbours, RECORD, 1e-5).warnings
 
     ideal = ExactAccountant().compose(STEP, 20).epsilon(delta=1e-5).epsilon
@@ -161,14 +161,14 @@ def test_a_round_whose_noise_fails_too_often_is_refused() -> None:
 
 
 def test_failures_add_up_and_are_taken_back_exactly() -> None:
-    tally = Tally()
+    tally = CostTally()
     costs = [cost_of(charge(failure=failure)) for failure in (1e-10, 3e-10, 1e-10)]
     for cost in costs:
         tally.add(cost)
     assert 5e-10 <= tally.failure < 5e-10 * (1 + 1e-12)
     for cost in costs:
         tally.add(cost, -1)
-    assert tally.key() == Tally().key()
+    assert tally.key() == CostTally().key()
 
 
 # --------------------------------------------------------------------------------------------- order rules

@@ -12,7 +12,7 @@ from ledger.build import RECORD, STEP, charge, memory_ledger, play
 from quietsum import Budget, FixedSizeSampled, Gaussian, Laplace, Neighbours, PoissonSampled
 from quietsum.errors import BudgetExhausted
 from quietsum.ledger import Dataset, Ledger, Terms, ledger as writing
-from quietsum.ledger.pricing import FAILURE_SHARE, PRICING, Gate, Prices, Tally, cost_of
+from quietsum.ledger.pricing import FAILURE_SHARE, PRICING, CostTally, Gate, Prices, cost_of
 from quietsum.privacy import PureDP
 from quietsum.privacy.events import OneInOneOut, PrivacyEvent
 from quietsum.privacy.renyi.filters import _rdp_budget, best_order
@@ -32,11 +32,11 @@ FAILURES = (0.0, 1e-36, 1e-30, 1e-20, 1e-11)
 LIFETIMES = [float(epsilon) for epsilon in np.geomspace(0.05, 1000.0, 90)]
 
 
-def planned(event: PrivacyEvent, failure: float, steps: int = 5) -> Tally:
-    return Tally([cost_of(charge(steps, step=event, failure=failure))])
+def planned(event: PrivacyEvent, failure: float, steps: int = 5) -> CostTally:
+    return CostTally([cost_of(charge(steps, step=event, failure=failure))])
 
 
-def times(gate: Gate, plan: Tally, neighbours: Neighbours, prices: Prices) -> float:
+def times(gate: Gate, plan: CostTally, neighbours: Neighbours, prices: Prices) -> float:
     """How many plans like this one a gate lets through, in all."""
     used = max(gate.divergence_usage(plan, neighbours, prices), plan.failure / gate.failure if plan.failure else 0.0)
     return 1 / used if gate.usage(plan, neighbours, prices) <= 1 else 0.0
@@ -148,7 +148,7 @@ def test_after_a_first_plan_without_failures_a_budget_can_be_raised_to_whatever_
     open_plan(ledger, "first", lifetime=8.0, failure=0.0)
     play(ledger, "first", rounds=(1, 2))
     book = ledger._journal.state.accounts.book("Basel", "heart", RECORD)
-    huge, prices = Tally([cost_of(charge(100_000))]), Prices()
+    huge, prices = CostTally([cost_of(charge(100_000))]), Prices()
     first = next(iter(book.charged.values()))
     assert prices.gate_after(Budget(epsilon=8.0, delta=5e-3), first.planned, ADD).usage(huge, ADD, prices) > 1
     assert prices.gate_after(Budget(epsilon=900.0, delta=5e-3), first.planned, ADD).usage(huge, ADD, prices) <= 1
@@ -172,7 +172,7 @@ def test_a_book_that_an_older_version_began_keeps_its_gate_and_verifies(monkeypa
     prices, budget = Prices(), Budget(epsilon=1.0, delta=1e-5)
 
     def fits(gate: Gate, event: PrivacyEvent) -> int:
-        return math.floor(1 / gate.usage(Tally([cost_of(charge(1, step=event))]), ADD, prices))
+        return math.floor(1 / gate.usage(CostTally([cost_of(charge(1, step=event))]), ADD, prices))
 
     gates = prices._older_gate(budget), prices.gate(budget)
     events = (PureDP(epsilon=float(epsilon)) for epsilon in np.linspace(0.03, 0.06, 200))

@@ -26,7 +26,7 @@ from quietsum.ledger.chain.export import verify_export
 from quietsum.ledger.chain.high_water_mark import mark_path
 from quietsum.ledger.chain.keys import key_path
 from quietsum.ledger.chain.verify import verify_file
-from quietsum.ledger.stores.location import moved_path, open_store, url_path
+from quietsum.ledger.stores.location import open_store, path_after_move, url_path
 from quietsum.ledger.stores.moving import move_to_postgres, move_to_sqlite
 from quietsum.ledger.stores.postgres import PostgresStore
 from quietsum.ledger.stores.protocol import StoreFailed
@@ -80,7 +80,7 @@ def test_a_moved_ledger_is_the_same_and_goes_on(tmp_path: Path) -> None:
 
 def test_what_stays_behind_is_read_only_and_sealed(tmp_path: Path) -> None:
     path, address = moved(tmp_path)
-    kept = moved_path(path)
+    kept = path_after_move(path)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o400
     assert not list(tmp_path.glob("*-wal"))
     assert [row.hash for row in SqliteStore(kept, read_only=True).rows()] == [
@@ -110,7 +110,7 @@ def test_a_process_that_has_the_file_open_can_write_nothing_more(tmp_path: Path)
 
 def test_two_books_are_refused_for_reading_and_writing(tmp_path: Path) -> None:
     path, _ = moved(tmp_path)
-    shutil.copy2(moved_path(path), path)
+    shutil.copy2(path_after_move(path), path)
     for options in ({}, {"read_only": True}, {"create": True}):
         with pytest.raises(LedgerBroken, match="is there twice"):
             Ledger.open(path, **options)
@@ -401,7 +401,7 @@ def test_a_move_that_is_killed_at_any_step_never_leaves_two_and_goes_on(tmp_path
         with Ledger.open(path) as ledger:
             assert ledger.verify(every_signature=True).entries == entries, reached
             reserve(ledger, "second", 3)
-        assert not path.exists() and moved_path(path).exists()
+        assert not path.exists() and path_after_move(path).exists()
     assert outcome == {
         "before-copy": (True, False, True),
         "after-copy": (True, False, True),
@@ -451,7 +451,7 @@ def test_a_ledger_that_moved_back_is_the_same_and_goes_on(tmp_path: Path) -> Non
         move_to_sqlite(other)  # there would be two
     with pytest.raises(QuietsumError, match="is on no server"):
         move_to_sqlite(path)
-    moved_path(path).rename(tmp_path / "elsewhere")
+    path_after_move(path).rename(tmp_path / "elsewhere")
     with pytest.raises(QuietsumError, match="choose another schema"):
         move_to_postgres(path, address)  # a sealed one stays sealed
     move_to_postgres(path, server().schema())
@@ -555,7 +555,7 @@ def test_a_ledger_that_moved_away_does_not_look_alive(tmp_path: Path) -> None:
 def test_a_sealed_file_says_so(tmp_path: Path) -> None:
     path, _ = moved(tmp_path)
     url_path(path).unlink()
-    moved_path(path).rename(path)
+    path_after_move(path).rename(path)
     for command in ("show", "verify"):
         assert "This ledger goes on at postgresql://" in " ".join(shown(command, "--workspace", tmp_path).split())
 

@@ -346,7 +346,7 @@ def test_a_serialisation_failure_records_nothing_and_repeats_nothing() -> None:
     def collide() -> None:
         with store.transaction():
             store.append(row(2))
-            with store._translated():
+            with store._translate_errors():
                 store._run("DO $$ BEGIN RAISE EXCEPTION 'could not serialise' USING ERRCODE = '40001'; END $$")
 
     with pytest.raises(StoreFailed, match="nothing was recorded: try again"):

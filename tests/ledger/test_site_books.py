@@ -338,7 +338,7 @@ def test_a_plan_that_was_paid_for_as_a_whole_ends_with_its_attempts(tmp_path: Pa
     ledger = Ledger.open(story.homes["north"] / "ledger.db")
     books = story.services["north"].books
     run = "run"
-    coordinator = next(iter(ledger.known_heads().values()))
+    coordinator = next(iter(ledger.other_heads().values()))
     resolved = books.resolved(run, coordinator.ledger)
     done = len([key for key in check(story)["north"].reserved if key[0] > 0])
     for attempt in range(10, 10 + resolved.attempts - done):

@@ -151,7 +151,7 @@ def test_snapshot_and_tail_say_what_all_entries_say(
     players = Players(ledger)
     players.play(OPENED + before)
     found = Snapshot.from_bytes(Snapshot.of(ledger._journal.state, key).to_bytes())
-    assert found.accepted(key.public)
+    assert found.is_signed_by(key.public)
     same(found.state(key.public), replayed(ledger))
     restored = Journal(ledger._journal.store, key, system_clock, None, Kept(found))
     assert isinstance(restored.state.accounts.runs, Lazy)

@@ -149,8 +149,8 @@ def test_heads_of_an_attempt_are_one_entry_before_its_commit() -> None:
     ledger.commit(reserve(ledger, round=2), seen={})
     ledger.commit(reserve(ledger, round=3))
     assert kinds(ledger)[3:] == ["reserve", "witness", "commit", "reserve", "witness", "commit", "reserve", "commit"]
-    assert ledger.known_heads() == {"north": north.testimony(), "south": south.testimony()}
-    assert [dict(heads) for _, heads in ledger.receipts()] == [dict(ledger.known_heads()), {}]
+    assert ledger.other_heads() == {"north": north.testimony(), "south": south.testimony()}
+    assert [dict(heads) for _, heads in ledger.receipts()] == [dict(ledger.other_heads()), {}]
     ledger.verify(every_signature=True)
 
 
@@ -172,7 +172,7 @@ def test_an_older_head_than_the_known_one_is_left_out() -> None:
     newer = grown(north)
     ledger.commit(reserve(ledger), seen={"north": newer})
     ledger.commit(reserve(ledger, round=2), seen={"north": older})
-    assert ledger.known_heads() == {"north": newer}
+    assert ledger.other_heads() == {"north": newer}
     assert [len(heads) for _, heads in ledger.receipts()] == [1, 0]
     ledger.verify()
 
@@ -196,7 +196,7 @@ def test_heads_are_known_after_the_ledger_was_opened_again(tmp_path: Path) -> No
         open_run(ledger)
         ledger.commit(reserve(ledger), seen={"north": north.testimony()})
     with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
-        assert ledger.known_heads() == {"north": north.testimony()}
+        assert ledger.other_heads() == {"north": north.testimony()}
 
 
 def test_witnesses_cost_nothing_and_count_nowhere() -> None:
@@ -393,7 +393,7 @@ def test_a_ledger_without_witnesses_is_what_it_was(tmp_path: Path) -> None:
     path = sample(tmp_path / "ledger.db")
     assert verify_file(path).entries == 16
     with Ledger.open(path, read_only=True) as ledger:
-        assert "witness" not in kinds(ledger) and not ledger.known_heads() and not list(ledger.receipts())
+        assert "witness" not in kinds(ledger) and not ledger.other_heads() and not list(ledger.receipts())
         terms = [entry.body["terms"] for entry in ledger.entries() if entry.kind is Kind.RUN]
     assert all(set(one) == {"accounting", "neighbours", "limits"} for one in terms)
     assert Terms.from_dict(terms[0]).enrolled is None

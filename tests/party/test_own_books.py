@@ -37,7 +37,7 @@ def test_data_that_was_public_has_a_gate_as_soon_as_the_policy_protects_it() -> 
     assert any("still calls the dataset public" in warning for warning in told["warnings"])
 
     place.start(strict)
-    assert place.ledger.declared_public() == {}
+    assert place.ledger.public_datasets() == {}
     kinds = [server.enrol(place, resolved, f"run {number}").kind for number in range(6)]
     assert "refused" in kinds, "what was released while it was public counts"
     spent = status_of(strict, place.ledger)["budgets"][0]

@@ -162,7 +162,7 @@ def test_the_numbers_on_the_card_are_those_of_the_plan() -> None:
 def test_a_charge_at_all_parties_instead_of_the_floor_would_show_on_the_card() -> None:
     """The control: with every share counted the same noise would cost less, and the card's ε would be smaller."""
     honest = RECORDS_IN_SHARES.forecast(()).whole[0].epsilon
-    share = RECORDS_IN_SHARES.distributed(PrivacyUnit.RECORD)
+    share = RECORDS_IN_SHARES.noise_shares(PrivacyUnit.RECORD)
     assert share is not None and share.honest == 3
     optimistic = resolve(
         dataclasses.replace(

@@ -65,7 +65,7 @@ def local(**numbers: Any) -> PrivacyPlan:
 def in_ledger(resolved: ResolvedPlan, ledger: Ledger | None = None, run: str = "run") -> Ledger:
     ledger = ledger or Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
-        run, plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+        run, plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
         datasets=resolved.datasets(), lifetimes=resolved.lifetimes(),
     )  # fmt: skip
     return ledger
@@ -437,7 +437,7 @@ def test_multiplied_rates_are_refused_by_the_ledger(unit: PrivacyUnit) -> None:
         Repeated(times=10, event=PoissonSampled(rate=0.1, event=step)),
         FixedSizeSampled(rate=0.1, event=Repeated(times=3, event=step)),
     ):
-        charge = dataclasses.replace(honest.planned()[0], event=event, unit=unit)
+        charge = dataclasses.replace(honest.all_charges()[0], event=event, unit=unit)
         ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
         with pytest.raises(PlanRefused, match=r"multiplied rates report 2\.45 where 12\.1 is true"):
             ledger.open_run(

@@ -19,12 +19,12 @@ from quietsum.plan.groups import (
     SESSIONS,
     alone,
     chances,
+    count_unprotected,
     draws,
     inside,
     most_in_bound,
     nearest_groups,
     sizes,
-    unprotected,
 )
 from quietsum.plan.resolution.card import card
 from quietsum.privacy.units import Observer, PrivacyUnit
@@ -77,7 +77,7 @@ def test_all_chances_are_those_of_counting_every_draw(parties: int, groups: int,
         assert alone(parties, groups, special, honest=honest, floor=floor) == pytest.approx(lost, abs=1e-12)
     for x in range(special):
         naive = np.mean([sum(size - held for size, held in draw if held > x) for draw in every])
-        assert unprotected(parties, groups, special, x) == pytest.approx(naive, abs=1e-12)
+        assert count_unprotected(parties, groups, special, x) == pytest.approx(naive, abs=1e-12)
 
 
 def test_chances_agree_with_simulation() -> None:
@@ -140,9 +140,9 @@ def test_the_colluders_of_one_group_are_the_fewest_that_the_chance_allows(
 ) -> None:
     groups, colluders = min(groups, parties // 2), min(colluders, parties - 1)
     found = inside(parties, groups, colluders, chance)
-    assert unprotected(parties, groups, colluders, found) <= chance
-    assert found == 1 or unprotected(parties, groups, colluders, found - 1) > chance
-    assert unprotected(parties, groups, colluders, colluders) == 0
+    assert count_unprotected(parties, groups, colluders, found) <= chance
+    assert found == 1 or count_unprotected(parties, groups, colluders, found - 1) > chance
+    assert count_unprotected(parties, groups, colluders, colluders) == 0
 
 
 def test_no_split_of_the_views_gives_an_honest_party_a_larger_chance_than_the_bound() -> None:
@@ -152,7 +152,7 @@ def test_no_split_of_the_views_gives_an_honest_party_a_larger_chance_than_the_bo
         math.comb(colluders, held) * math.comb(parties - 1 - colluders, 4 - held) / math.comb(parties - 1, 4)
         for held in range(x + 1, 5)
     )
-    assert unprotected(parties, groups, colluders, x) == pytest.approx((parties - colluders) * one, rel=1e-9)
+    assert count_unprotected(parties, groups, colluders, x) == pytest.approx((parties - colluders) * one, rel=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------- a plan

@@ -169,7 +169,7 @@ def test_the_worst_party_may_change_with_the_rounds_and_every_row_has_its_own() 
 
 def test_one_noise_multiplier_holds_for_all_parties() -> None:
     resolved = resolve(plan(), sites(), 15)
-    noises = {charge.event.event.event.noise_multiplier for charge in resolved.planned()}  # type: ignore[union-attr]
+    noises = {charge.event.event.event.noise_multiplier for charge in resolved.all_charges()}  # type: ignore[union-attr]
     assert noises == {resolved.noise_multiplier}
 
 
@@ -306,7 +306,7 @@ def test_record_level_gets_no_amplification_from_cohort_sampling() -> None:
     everyone = resolve(plan(), sites(), 15)
     drawn = resolve(plan(federation={"sampling": SamplingPlan(kind="poisson", rate=0.1)}), sites(), 15)
     assert drawn.noise_multiplier == everyone.noise_multiplier
-    assert drawn.charges() == everyone.charges() and drawn.planned() == everyone.planned()
+    assert drawn.charges() == everyone.charges() and drawn.all_charges() == everyone.all_charges()
     assert [charge.party for charge in drawn.charges()] == list(SIZES)
     assert any("records gain nothing" in warning for warning in drawn.warnings)
     step = Gaussian(noise_multiplier=everyone.noise_multiplier or 0.0)
@@ -330,7 +330,7 @@ def test_a_charge_says_all_of_it() -> None:
     assert charge.observers == (Observer.SERVER, Observer.RECIPIENTS)
     step = PoissonSampled(rate=16 / 30, event=Gaussian(noise_multiplier=resolved.noise_multiplier or 0.0))
     assert charge.event == Repeated(times=2, event=step)
-    assert resolved.planned()[2].event == Repeated(times=40, event=step)
+    assert resolved.all_charges()[2].event == Repeated(times=40, event=step)
     assert charge.failure == ClippedSum(max_norm=1, noise_multiplier=1).failure(30)
 
 
@@ -339,7 +339,7 @@ def test_the_ledger_lets_in_the_whole_plan_and_not_one_round_more(spare: int, ex
     resolved = resolve(plan(rounds=6, spare=spare), sites(), 15)
     ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
-        "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+        "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
         datasets=resolved.datasets(), lifetimes=resolved.lifetimes(),
     )  # fmt: skip
     for number in range(1, 7 + extra):
@@ -356,7 +356,7 @@ def test_a_stated_noise_also_gets_its_whole_plan_through_the_ledger() -> None:
     resolved = resolve(plan(rounds=4, noise_multiplier=1.5, delta=1e-4), sites(), 15)
     ledger = Ledger.begin(MemoryStore(), SigningKey.generate())
     ledger.open_run(
-        "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(),
+        "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
         datasets=resolved.datasets(),
     )  # fmt: skip
     for number in range(1, 5):
@@ -368,7 +368,7 @@ def test_a_stated_noise_also_gets_its_whole_plan_through_the_ledger() -> None:
 def test_style_none_charges_without_an_event_and_promises_nothing() -> None:
     resolved = resolve(plan(privacy=PrivacyPlan(style="none")), sites(public="demo"), 15)  # type: ignore[arg-type]
     assert not resolved.protected
-    assert [charge.event for charge in (*resolved.charges(), *resolved.planned())] == [None] * 8
+    assert [charge.event for charge in (*resolved.charges(), *resolved.all_charges())] == [None] * 8
     assert resolved.terms().limits == () and resolved.lifetimes() == ()
     assert (resolved.noise_multiplier, resolved.delta, resolved.limit, resolved.affordable_rounds) == (None,) * 4
     assert resolved.forecast().rows == () and resolved.signal() == ()
@@ -447,13 +447,13 @@ def test_rates_and_steps_follow_from_declared_sizes(training: TrainingPlan, rate
     resolved = resolve(plan(training=training), sites({"va": 85}), 15)
     assert (resolved.rate_of("va"), resolved.steps_of("va")) == (rate, steps)
     assert resolved.sampling_of("va") == (Everyone() if rate == 1 else Poisson(rate=rate))
-    assert resolved.expected_batch("va") == pytest.approx(rate * 85)
+    assert resolved.batch_of("va") == pytest.approx(rate * 85)
 
 
 def test_only_named_parties_take_part() -> None:
     resolved = resolve(plan(federation={"parties": ("va", "cleveland")}), sites(), 15)
     assert [facts.name for facts in resolved.parties] == ["cleveland", "va"]
-    assert len(resolved.charges()) == len(resolved.planned()) == 2
+    assert len(resolved.charges()) == len(resolved.all_charges()) == 2
 
 
 def test_parties_that_take_no_part_do_not_decide_about_delta_or_batches() -> None:
@@ -471,7 +471,7 @@ def test_noise_against_signal_is_what_the_mechanism_really_adds() -> None:
     rows: dict[str, Any] = {}
     for facts in resolved.parties:
         total = mechanism.sum(mechanism.bound(np.zeros((1, 40_000))))
-        rows[facts.name] = mechanism.release(total, rng) / resolved.expected_batch(facts.name)
+        rows[facts.name] = mechanism.release(total, rng) / resolved.batch_of(facts.name)
     rows[""] = sum(rows.values()) / 4
     for signal in resolved.signal():
         assert np.std(rows[signal.party]) / 2.0 == pytest.approx(signal.coordinate, rel=0.05)

@@ -117,7 +117,7 @@ def test_a_stated_minimum_raises_the_floor_that_parties_insist_on() -> None:
     wanted = dataclasses.replace(plan, federation=dataclasses.replace(plan.federation, minimum_parties=5))
     found = resolve(wanted, banks(), DIMENSION)
     assert found.secure is not None and (found.secure.floor, found.secure.honest, found.secure.may_drop) == (5, 4, 0)
-    noise = found.distributed(PrivacyUnit.RECORD)
+    noise = found.noise_shares(PrivacyUnit.RECORD)
     assert noise is not None and noise.honest == 4
     assert terms_of(found, ("run", 1, 1), "0" * 64).floor == 5, "what parties hold is what is charged"
     assert terms_of(records(), ("run", 1, 1), "0" * 64).floor == 4
@@ -191,7 +191,7 @@ def gaussian_epsilon(multiplier: float, sensitivity: float, rounds: int, delta: 
 def test_a_client_charge_equals_a_recomputation_at_the_floor() -> None:
     resolved = clients()
     whole = resolved.forecast(()).whole
-    noise = resolved.distributed(PrivacyUnit.CLIENT)
+    noise = resolved.noise_shares(PrivacyUnit.CLIENT)
     assert noise is not None and noise.honest == 17 and noise.max_norm == 0.5  # 20 − 2 lost − 1 colluder
     steps = noise.scale * noise.max_norm
     told = skellam_epsilon(4.0, noise.l2_sensitivity / steps, DIMENSION, 5, 1e-3)
@@ -207,7 +207,7 @@ def test_a_client_charge_equals_a_recomputation_at_the_floor() -> None:
 
 
 def test_the_variance_of_one_share_is_that_of_the_sum_over_the_honest_of_the_floor() -> None:
-    noise = clients().distributed(PrivacyUnit.CLIENT)
+    noise = clients().noise_shares(PrivacyUnit.CLIENT)
     assert noise is not None
     assert noise.share_variance * 17 == pytest.approx((4.0 * 0.5 * noise.scale) ** 2)
     assert noise.deviation(17) == pytest.approx(4.0 * 0.5)
@@ -226,7 +226,7 @@ def test_records_are_amplified_by_the_draw_inside_the_party_at_one_rate() -> Non
     for charge in resolved.charges():
         assert isinstance(charge.event, Repeated) and charge.event.times == 1
         assert isinstance(charge.event.event, PoissonSampled) and charge.event.event.rate == 0.1
-        assert charge.event.event.event == resolved.distributed(PrivacyUnit.RECORD).event()  # type: ignore[union-attr]
+        assert charge.event.event.event == resolved.noise_shares(PrivacyUnit.RECORD).event()  # type: ignore[union-attr]
         assert set(charge.observers) == set(Observer)
     whole = resolved.forecast(()).whole
     assert len(whole) == 2 and whole[0].epsilon == whole[1].epsilon < records(rate=1.0).forecast(()).whole[0].epsilon
@@ -236,7 +236,7 @@ def test_fewer_drop_outs_allowed_for_cost_the_same_and_need_smaller_shares() -> 
     """The price is that of the noise multiplier, at the floor; the floor decides how large each share is."""
     few, many = records(drop_outs=0.0), records(drop_outs=0.4)
     assert few.limits[0].epsilon == pytest.approx(many.limits[0].epsilon, rel=1e-6)
-    shares = [plan.distributed(PrivacyUnit.RECORD) for plan in (few, many)]
+    shares = [plan.noise_shares(PrivacyUnit.RECORD) for plan in (few, many)]
     assert shares[0] is not None and shares[1] is not None
     assert shares[1].share_variance / shares[0].share_variance == pytest.approx(4 / 2)
 
@@ -278,14 +278,14 @@ def test_the_server_adds_no_noise_of_its_own() -> None:
 def test_a_schedule_changes_the_noise_and_clip_of_the_shares() -> None:
     stages = (StagePlan(rounds=3), StagePlan(rounds=3, noise=2.0, clip=0.5))
     resolved = records(schedule=stages)
-    first, last = (resolved.distributed(PrivacyUnit.RECORD, number) for number in (1, 6))
+    first, last = (resolved.noise_shares(PrivacyUnit.RECORD, number) for number in (1, 6))
     assert first is not None and last is not None
     assert (last.noise_multiplier, last.max_norm) == (2 * first.noise_multiplier, first.max_norm / 2)
     assert resolved.noise_of(PrivacyUnit.RECORD) == 5.0
 
 
 def test_the_ball_holds_the_longest_batch_and_the_sum_cannot_wrap() -> None:
-    noise = records(rate=0.1).distributed(PrivacyUnit.RECORD)
+    noise = records(rate=0.1).noise_shares(PrivacyUnit.RECORD)
     assert noise is not None and noise.ball is not None
     assert 130 < noise.ball < 260  # rate · size of the largest party, and a tail
     assert 5 * noise.largest < 2**31
@@ -300,20 +300,20 @@ def test_a_sum_that_would_wrap_is_refused() -> None:
     ):
         resolve(plan, large, DIMENSION)
     bounded = dataclasses.replace(plan, aggregation=dataclasses.replace(plan.aggregation, max_update=1e4))
-    noise = resolve(bounded, large, DIMENSION).distributed(PrivacyUnit.RECORD)
+    noise = resolve(bounded, large, DIMENSION).noise_shares(PrivacyUnit.RECORD)
     assert noise is not None and noise.ball == 1e4 and 5 * noise.largest < 2**31
 
 
 def test_a_stated_ball_is_never_smaller_than_the_clip_nor_larger_than_the_longest_batch() -> None:
     for stated, ball in ((0.1, 1.0), (7.0, 7.0), (1e9, max(SIZES))):
-        noise = records(max_update=stated).distributed(PrivacyUnit.RECORD)
+        noise = records(max_update=stated).noise_shares(PrivacyUnit.RECORD)
         assert noise is not None and noise.ball == ball
 
 
 def test_a_narrow_sum_is_rotated_and_noise_on_every_rotated_coordinate_is_charged() -> None:
     wide, narrow = clients(), clients(bits=16)
     assert (wide.coordinates(PrivacyUnit.CLIENT), narrow.coordinates(PrivacyUnit.CLIENT)) == (50, 64)
-    noise = narrow.distributed(PrivacyUnit.CLIENT)
+    noise = narrow.noise_shares(PrivacyUnit.CLIENT)
     assert noise is not None and noise.dimension == 64 and noise.bits == 16
     assert narrow.charges()[0].failure == noise.failure(64) > noise.failure(50)
 
@@ -338,7 +338,7 @@ def test_a_person_is_charged_for_all_records_and_never_more_than_generic_group_p
     found = resolve(dataclasses.replace(alone.plan, privacy=privacy), banks(), DIMENSION)
     record, person = (found.limit_of(unit) for unit in (PrivacyUnit.RECORD, PrivacyUnit.PERSON))
     assert record is not None and person is not None and person.epsilon > record.epsilon
-    event = next(one.event for one in found.planned() if one.unit is PrivacyUnit.RECORD)
+    event = next(one.event for one in found.all_charges() if one.unit is PrivacyUnit.RECORD)
     curve = RenyiAccountant(neighbours=Neighbours.ZERO_OUT).compose(event)  # type: ignore[arg-type]
     assert person.epsilon <= group_guarantee(curve, size=3, delta=1e-5).epsilon
 

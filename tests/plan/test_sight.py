@@ -21,7 +21,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
-from quietsum.plan.resolution.sight import FAINT, sight, warnings
+from quietsum.plan.resolution.sight import FAINT, list_sight_warnings, sight
 
 BANKS = tuple(PartyFacts(name=f"bank-{at}", dataset=f"cards-{at}", size=19_931) for at in range(10))
 
@@ -55,12 +55,12 @@ def test_noise_at_the_party_for_whole_clients_hides_every_direction_whatever_the
                 aggregation=AggregationPlan(rule="signguard"))  # fmt: skip
     seen = sight(resolve(plan, BANKS, 10_000))
     assert seen is not None and seen.noise == pytest.approx(100, rel=1e-3) and seen.cosine < 1e-4
-    assert "whatever the data" in warnings(resolve(plan, BANKS, 10_000))[0]
+    assert "whatever the data" in list_sight_warnings(resolve(plan, BANKS, 10_000))[0]
 
 
 @pytest.mark.parametrize("rule", ["mean", "norm-bounded"])
 def test_a_rule_that_compares_no_directions_is_told_nothing(rule: str) -> None:
-    assert sight(fraud(1.0, rule=rule)) is None and not warnings(fraud(1.0, rule=rule))
+    assert sight(fraud(1.0, rule=rule)) is None and not list_sight_warnings(fraud(1.0, rule=rule))
 
 
 def test_without_noise_on_updates_there_is_nothing_to_say() -> None:

@@ -13,7 +13,7 @@ from quietsum.errors import UnsupportedEvent
 from quietsum.learning.people import bound_people
 from quietsum.privacy import events as ev
 from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.groups import bounded_record_event
+from quietsum.privacy.groups import bound_record_event
 from quietsum.privacy.old_rules import restate_by_old_rules
 from quietsum.privacy.pairs import reduce_event
 from quietsum.privacy.pld.accountant import PldAccountant
@@ -167,7 +167,7 @@ def test_guarantees_say_what_the_price_rests_on():
 
 
 def test_it_is_written_and_read_again_and_old_rules_never_knew_it():
-    run = bounded_record_event(ev.Composed(events=(ev.Repeated(times=3, event=STEP), STEP)))
-    assert run == ev.Composed(events=(ev.Repeated(times=3, event=RECORD), RECORD)) == bounded_record_event(run)
+    run = bound_record_event(ev.Composed(events=(ev.Repeated(times=3, event=STEP), STEP)))
+    assert run == ev.Composed(events=(ev.Repeated(times=3, event=RECORD), RECORD)) == bound_record_event(run)
     assert ev.from_json(ev.to_json(run)) == run
     assert restate_by_old_rules(run) == ev.Composed(events=(ev.Repeated(times=3, event=STEP), STEP))

@@ -73,7 +73,7 @@ def promised(resolved: ResolvedPlan) -> Budget:
 def deviation_of(resolved: ResolvedPlan) -> float:
     """The standard deviation of the noise in each coordinate of the sum of all sites' vectors."""
     count = len(resolved.parties)
-    shares = resolved.distributed(PrivacyUnit.RECORD)
+    shares = resolved.noise_shares(PrivacyUnit.RECORD)
     if shares is not None:  # so many shares, of which the honest ones alone are worth the multiplier
         return shares.noise_multiplier * shares.max_norm * math.sqrt(count / shares.honest)
     mechanism = resolved.record_mechanism()

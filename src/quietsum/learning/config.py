@@ -32,7 +32,7 @@ from quietsum.learning.schedules import (
     step_event,
 )
 from quietsum.ledger import ACCOUNTINGS, FIRST, PRICING, price_event
-from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, Repeated, bounded_record_event
+from quietsum.privacy import Guarantee, Neighbours, PrivacyEvent, Repeated, bound_record_event
 from quietsum.validate import open_probability, positive, whole_number
 
 __all__ = ["CLIPPINGS", "PrivacyConfig", "TrainingSchedule", "plan_training"]
@@ -206,7 +206,7 @@ class TrainingSchedule:
     def chunk_event(self, stage: Stage, steps: int) -> PrivacyEvent:
         """What ``steps`` steps of one stage cost a record."""
         made = Repeated(times=steps, event=self.made(stage))
-        return bounded_record_event(made) if self.bounded else made
+        return bound_record_event(made) if self.bounded else made
 
     def made(self, stage: Stage) -> PrivacyEvent:
         """One step of a stage as it is made."""

@@ -27,7 +27,7 @@ from quietsum.privacy import (
     PoissonSampled,
     PrivacyEvent,
     Repeated,
-    bounded_record_event,
+    bound_record_event,
     calibrate,
     calibrate_noise,
 )
@@ -183,7 +183,7 @@ def run_event(run: Sequence[Stage], rate: float, law: str = "gaussian", *, bound
         Repeated(times=steps, event=step_event(noise, rate, law)) for noise, steps in counts.items() if steps
     )
     whole = events[0] if len(events) == 1 else Composed(events=events)
-    return bounded_record_event(whole) if bounded else whole
+    return bound_record_event(whole) if bounded else whole
 
 
 def calibrated_noise(

@@ -16,8 +16,8 @@ from quietsum.ledger.books import BookState, Share
 from quietsum.ledger.chain.encoding import fold, write_number
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.witnesses import Testimony, check_succession
-from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, drawn_twice
-from quietsum.ledger.pricing import FIRST, PRICING, Cost, Prices, Tally, cost_of, exceeds
+from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, draws_twice
+from quietsum.ledger.pricing import FIRST, PRICING, Cost, CostTally, Prices, cost_of, exceeds
 from quietsum.ledger.versions import Correction
 from quietsum.privacy import Budget, Guarantee, PrivacyUnit
 
@@ -254,7 +254,7 @@ class Accounts:
             raise PlanRefused(
                 f"dataset {charge.dataset!r} of {charge.party!r} is not among the run's datasets; declare it first"
             )
-        if charge.unit is not PrivacyUnit.CLIENT and charge.event is not None and drawn_twice(charge.event):
+        if charge.unit is not PrivacyUnit.CLIENT and charge.event is not None and draws_twice(charge.event):
             raise PlanRefused(
                 f"the charge of {charge.party!r} per {charge.unit} multiplies two rates of drawing: the steps of a "
                 "round share one draw of parties, so that draw amplifies nothing for records (multiplied rates report "
@@ -277,7 +277,7 @@ class Accounts:
     ) -> None:
         """The whole plan fits its own limit and every lifetime."""
         for charge, cost in planned:
-            tally, limit = Tally([cost]), terms.limit(charge.unit)
+            tally, limit = CostTally([cost]), terms.limit(charge.unit)
             if limit is not None and cost.protected:
                 found = self._price(tally, terms, charge.unit, limit.delta, prices)
                 if exceeds(found.epsilon, limit.epsilon):
@@ -335,7 +335,7 @@ class Accounts:
                     + ("round by round, not when the site enrols" if round == 0 else "once, when the site enrols")
                 )
             share.check(charge, cost)
-            if own and round == 0 and Tally([cost]).key() != share.planned.key():
+            if own and round == 0 and CostTally([cost]).key() != share.planned.key():
                 raise PlanRefused(
                     f"a site enrols with the charge of the whole plan per {charge.unit}, not a part of it"
                 )
@@ -426,7 +426,7 @@ class Accounts:
     # ------------------------------------------------------------------------------------------- prices
 
     @staticmethod
-    def _price(tally: Tally, terms: Terms, unit: PrivacyUnit, delta: float, prices: Prices) -> Guarantee:
+    def _price(tally: CostTally, terms: Terms, unit: PrivacyUnit, delta: float, prices: Prices) -> Guarantee:
         return prices.upper(tally.key(), terms.accounting, terms.neighbours, unit, delta)
 
     def price_account(self, run: RunState, account: Account, prices: Prices) -> Guarantee:

@@ -32,7 +32,7 @@ from typing import final
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.ledger.charges import Charge, Terms
-from quietsum.ledger.pricing import PRICING, Cost, Gate, Prices, Tally, exceeds
+from quietsum.ledger.pricing import PRICING, Cost, CostTally, Gate, Prices, exceeds
 from quietsum.privacy import Budget, Guarantee, Neighbours, Observer, PrivacyUnit
 
 __all__ = ["Book", "BookState", "Share"]
@@ -67,7 +67,7 @@ class Share:
 
     def __init__(
         self,
-        planned: Tally,
+        planned: CostTally,
         terms: Terms,
         observers: tuple[Observer, ...],
         *,
@@ -80,7 +80,7 @@ class Share:
         self.failure = planned.failure / max(1, sum(planned.leaves.values()))  # of each event
         self.terms = terms
         self.observers = observers
-        self.tally = Tally()
+        self.tally = CostTally()
 
     @property
     def charged(self) -> bool:
@@ -108,7 +108,7 @@ class Share:
             )  # fmt: skip
 
 
-_NOTHING = Tally()
+_NOTHING = CostTally()
 _SLACK = 1e-9
 
 
@@ -123,10 +123,10 @@ class BookState:
         self.budget: Budget | None = None
         self.plans = 0
         self.charged: dict[str, Share] = {}  # runs in the order of their first charge, without those fully refunded
-        self._sum: Tally | None = None  # of several runs; a single one's tally is its own sum
+        self._sum: CostTally | None = None  # of several runs; a single one's tally is its own sum
 
     @property
-    def total(self) -> Tally:
+    def total(self) -> CostTally:
         """Everything charged, by all runs. Not to be changed."""
         if self._sum is not None:
             return self._sum
@@ -148,7 +148,7 @@ class BookState:
         if run not in self.charged:
             self.charged[run] = share
             if self._sum is None and len(self.charged) > 1:
-                self._sum = Tally()
+                self._sum = CostTally()
                 for one in self.charged.values():
                     self._sum.merge(one.tally)
 
@@ -162,7 +162,7 @@ class BookState:
 
     # -------------------------------------------------------------------------------------------- the gate
 
-    def admit_plan(self, run: str, planned: Tally, terms: Terms, prices: Prices, rounds: int | None) -> None:
+    def admit_plan(self, run: str, planned: CostTally, terms: Terms, prices: Prices, rounds: int | None) -> None:
         """Refuse a plan that does not fit as a whole: BudgetExhausted, with what is left and how to raise it."""
         others = {name: share for name, share in self.charged.items() if name != run}
         self._check_relation(others, terms)
@@ -175,7 +175,7 @@ class BookState:
         if not used <= 1:
             raise self._too_much_for_filter(others, planned, terms, prices, rounds)
 
-    def admit_charge(self, run: str, after: Tally, terms: Terms, cost: Cost, prices: Prices) -> None:
+    def admit_charge(self, run: str, after: CostTally, terms: Terms, cost: Cost, prices: Prices) -> None:
         """Refuse a charge that does not fit: BudgetExhausted, and nothing was charged.
 
         ``after`` is what the run will have charged with it. A run that was opened before others were charged under
@@ -187,7 +187,7 @@ class BookState:
             fits = not exceeds(found.epsilon, self._budget.epsilon)
         else:
             first = next(iter(self.charged.values()))
-            fits = self._together(first, Tally([cost]), prices) <= 1
+            fits = self._together(first, CostTally([cost]), prices) <= 1
         if not fits:
             raise BudgetExhausted(
                 f"the next charge does not fit what {self} may cost in its lifetime, ε = {self._budget.epsilon:g} per "
@@ -208,10 +208,10 @@ class BookState:
                 f'set privacy.neighbours = "{self._relation}", the two cannot be added up'
             )
 
-    def _alone(self, tally: Tally, terms: Terms, prices: Prices) -> Guarantee:
+    def _alone(self, tally: CostTally, terms: Terms, prices: Prices) -> Guarantee:
         return prices.upper(tally.key(), terms.accounting, terms.neighbours, self.unit, self._budget.delta)
 
-    def _together(self, first: Share, more: Tally, prices: Prices) -> float:
+    def _together(self, first: Share, more: CostTally, prices: Prices) -> float:
         """The share of the filter that everything charged and ``more`` use; infinite where the seam is closed."""
         gate, neighbours = self._gate(self._budget, first, prices), self._relation
         if not gate.usage(first.planned, neighbours, prices) <= 1:
@@ -238,7 +238,9 @@ class BookState:
 
     # --------------------------------------------------------------------------------------------- refusals
 
-    def _too_much_for_one(self, planned: Tally, terms: Terms, prices: Prices, rounds: int | None) -> BudgetExhausted:
+    def _too_much_for_one(
+        self, planned: CostTally, terms: Terms, prices: Prices, rounds: int | None
+    ) -> BudgetExhausted:
         budget = self._budget
         needed = self._alone(planned, terms, prices).epsilon
         fraction = _largest(lambda part: not exceeds(self._alone(part, terms, prices).epsilon, budget.epsilon), planned)
@@ -249,7 +251,7 @@ class BookState:
         )
 
     def _too_much_for_filter(
-        self, others: dict[str, Share], planned: Tally, terms: Terms, prices: Prices, rounds: int | None
+        self, others: dict[str, Share], planned: CostTally, terms: Terms, prices: Prices, rounds: int | None
     ) -> BudgetExhausted:
         budget, first = self._budget, next(iter(others.values()))
         if self.total.unprotected:
@@ -292,7 +294,7 @@ class BookState:
             return f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
         return "Plan less, or add noise: after its first plan no larger lifetime takes this one"
 
-    def _too_inexact(self, together: Tally, gate: Gate) -> BudgetExhausted:
+    def _too_inexact(self, together: CostTally, gate: Gate) -> BudgetExhausted:
         """ε would suffice, and δ does not pay for how far the noise is from the law that its price is for."""
         return BudgetExhausted(
             f"{self} has a lifetime of ε = {self._budget.epsilon:g} per {self.unit} at δ = {self._budget.delta:g}. Its "
@@ -353,15 +355,15 @@ def _rounds(fraction: float, rounds: int | None) -> str:
     return f"about {math.floor(fraction * rounds + 1e-9)} of the plan's {rounds} rounds would fit"
 
 
-def _scale(planned: Tally, fraction: float) -> Tally:
-    part = Tally()
+def _scale(planned: CostTally, fraction: float) -> CostTally:
+    part = CostTally()
     part.leaves = {event: count for event, n in planned.leaves.items() if (count := math.floor(n * fraction))}
     part.failures = dict(planned.failures)
     part.unprotected = planned.unprotected
     return part
 
 
-def _largest(fits: Callable[[Tally], bool], planned: Tally) -> float:
+def _largest(fits: Callable[[CostTally], bool], planned: CostTally) -> float:
     """The largest share of a plan that fits, to a thousandth."""
     low, high = 0, 1000
     while high - low > 1:

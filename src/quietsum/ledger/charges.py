@@ -30,7 +30,7 @@ from quietsum.privacy import (
 )
 from quietsum.validate import probability, whole_number
 
-__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "drawn_twice", "require_charges"]
+__all__ = ["ACCOUNTINGS", "Charge", "Dataset", "Terms", "budget_from", "budget_to", "draws_twice", "require_charges"]
 
 ACCOUNTINGS = ("exact", "rdp", "moments")
 
@@ -212,13 +212,13 @@ def require_charges(charges: Iterable[object]) -> tuple[Charge, ...]:
     return tuple(found)
 
 
-def drawn_twice(event: PrivacyEvent, drawn: bool = False) -> bool:
+def draws_twice(event: PrivacyEvent, drawn: bool = False) -> bool:
     """Whether a draw stands around another draw somewhere in ``event``."""
     match event:
         case PoissonSampled(event=inner) | FixedSizeSampled(event=inner):
-            return drawn or drawn_twice(inner, True)
+            return drawn or draws_twice(inner, True)
         case Repeated(event=inner) | Group(event=inner):
-            return drawn_twice(inner, drawn)
+            return draws_twice(inner, drawn)
         case Composed(events=parts):
-            return any(drawn_twice(part, drawn) for part in parts)
+            return any(draws_twice(part, drawn) for part in parts)
     return False

@@ -87,9 +87,9 @@ class Fingerprints:
         """Other datasets with these rows, and how much is shared. Those ``beside`` it, in one run, do not count."""
         others = {other: known for other, known in self._values["datasets"].items() if other not in {name, *beside}}
         found = [(other, max(overlap(sketch, one) for one in known)) for other, known in others.items() if known]
-        return [(other, common) for other, common in found if common >= _SAME and not self._explained(name, other)]
+        return [(other, common) for other, common in found if common >= _SAME and not self._has_reason(name, other)]
 
-    def _explained(self, name: str, other: str) -> bool:
+    def _has_reason(self, name: str, other: str) -> bool:
         pairs = {frozenset((one.get("dataset"), one.get("same_as"))) for one in self._values["reasons"]}
         return frozenset((name, other)) in pairs
 

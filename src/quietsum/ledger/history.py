@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.errors import LedgerBroken, QuietsumError
 from quietsum.ledger.chain.entries import RESTORE, Kind
 from quietsum.ledger.charges import Charge, Terms
-from quietsum.ledger.pricing import FIRST, Prices, Tally
+from quietsum.ledger.pricing import FIRST, CostTally, Prices
 from quietsum.privacy import Guarantee, Observer, PrivacyEvent, PrivacyUnit
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class RunHistory:
         self._ledger, self._next, self._prices = ledger, entry, Prices()
         self._first = Prices(version=FIRST)
         self._terms = Terms()
-        self._tallies: dict[Account, Tally] = {}
-        self._gross: dict[Account, Tally] = {}
+        self._tallies: dict[Account, CostTally] = {}
+        self._gross: dict[Account, CostTally] = {}
         self._observers: dict[Account, tuple[Observer, ...]] = {}
         self._reserved: dict[int, tuple[Charge, ...]] = {}
-        self._committed: list[tuple[int, dict[Account, Tally]]] = []
+        self._committed: list[tuple[int, dict[Account, CostTally]]] = []
 
     def read(self, until: int | None = None) -> RunHistory:
         """Take in the entries from where this left off, up to and including entry ``until``; returns itself."""
@@ -68,7 +68,7 @@ class RunHistory:
                 for charge in charges:
                     self._observers[charge.party, charge.unit] = charge.observers
                     for tallies in (self._tallies, self._gross):
-                        tallies.setdefault((charge.party, charge.unit), Tally()).add(
+                        tallies.setdefault((charge.party, charge.unit), CostTally()).add(
                             self._ledger.cost(self.run, charge)
                         )
             case Kind.REFUND:
@@ -125,7 +125,7 @@ class RunHistory:
                     found.append(dataclasses.replace(worst, observer=observer))
         return tuple(found)
 
-    def _price(self, tally: Tally, unit: PrivacyUnit, prices: Prices | None = None) -> Guarantee:
+    def _price(self, tally: CostTally, unit: PrivacyUnit, prices: Prices | None = None) -> Guarantee:
         terms, limit = self._terms, self._terms.limit(unit)
         if limit is not None:
             return (prices or self._prices).guarantee(
@@ -136,7 +136,7 @@ class RunHistory:
             method="a release without protection",
         )  # fmt: skip
 
-    def _worst(self, tallies: Mapping[Account, Tally], unit: PrivacyUnit, prices: Prices | None = None) -> float:
+    def _worst(self, tallies: Mapping[Account, CostTally], unit: PrivacyUnit, prices: Prices | None = None) -> float:
         found = [self._price(tally, unit, prices).epsilon for account, tally in tallies.items() if account[1] is unit]
         return max(found, default=0.0)
 

@@ -360,7 +360,7 @@ class Ledger:
         with self._journal.lock:
             return self._run(run).cost(charge)
 
-    def repriced(self, run: str) -> bool:
+    def is_repriced(self, run: str) -> bool:
         """Whether newer rules may price something of a run otherwise than those that it was opened by."""
         with self._journal.lock:
             self._journal.follow()
@@ -428,7 +428,7 @@ class Ledger:
                 return (), None
             return corrections_due(accounts, self._prices, self._first), None
 
-    def declared_public(self) -> Mapping[tuple[str, str], str]:
+    def public_datasets(self) -> Mapping[tuple[str, str], str]:
         """Datasets without a gate, by party and name, with the reason."""
         with self._journal.lock:
             self._journal.follow()
@@ -533,7 +533,7 @@ class Ledger:
         """This ledger's newest head with its public key, for the other side to keep."""
         return Testimony(public_key=self.identity.public_key, head=self.head)
 
-    def known_heads(self) -> Mapping[str, Testimony]:
+    def other_heads(self) -> Mapping[str, Testimony]:
         """The newest head of each other ledger that was told to this one, by the name of whoever keeps it."""
         with self._journal.lock:
             self._journal.follow()

@@ -4,7 +4,7 @@
 2. Its **leaf events** are what is left when repetitions and compositions are written as counts: 6 × Gaussian(4.0).
 3. Its **cost** (:func:`cost_of`) is those counts, with the distance of the noise from its ideal law (*failure*), and
    whether there is any protection at all.
-4. A **tally** (:class:`Tally`) adds costs up, in no particular order. A refund takes one back exactly.
+4. A **tally** (:class:`CostTally`) adds costs up, in no particular order. A refund takes one back exactly.
 5. The **price** (:class:`Prices`) of a tally is its ε at some δ, by the accountant that the run's terms name. It
    depends on the counts alone, so equal histories have equal prices to the last bit, and each is computed once; that
    makes a ledger of a million entries cheap to verify. :func:`price_charge` prices one charge, for a forecast, and
@@ -51,8 +51,8 @@ from quietsum.privacy import (
     accountant_for,
     attacker_advantage,
     best_order,
-    bounded_contributions,
-    bounded_record_event,
+    bound_record_event,
+    bounds_contributions,
     failure_of,
     group_size,
     reduce_event,
@@ -64,9 +64,9 @@ __all__ = [
     "PRICING",
     "WHOLE_PLAN",
     "Cost",
+    "CostTally",
     "Gate",
     "Prices",
-    "Tally",
     "as_priced_first",
     "bound_advantage",
     "claim_guarantees",
@@ -138,11 +138,11 @@ def cost_of(charge: Charge, *, bounded: bool = False) -> Cost:
     """
     if charge.event is None:
         return Cost((), charge.failure, False)
-    return Cost(_leaves(bounded_record_event(charge.event) if bounded else charge.event), charge.failure, True)
+    return Cost(_leaves(bound_record_event(charge.event) if bounded else charge.event), charge.failure, True)
 
 
 @final
-class Tally:
+class CostTally:
     """How often each event was charged. Adding and taking back cancel exactly."""
 
     __slots__ = ("failures", "leaves", "unprotected")
@@ -154,9 +154,9 @@ class Tally:
         for cost in costs:
             self.add(cost)
 
-    def copy(self) -> Tally:
+    def copy(self) -> CostTally:
         """An independent tally with the same counts."""
-        other = Tally()
+        other = CostTally()
         other.leaves, other.failures, other.unprotected = dict(self.leaves), dict(self.failures), self.unprotected
         return other
 
@@ -169,14 +169,14 @@ class Tally:
         if not cost.protected:
             self.unprotected += times
 
-    def plus(self, costs: Iterable[Cost]) -> Tally:
+    def plus(self, costs: Iterable[Cost]) -> CostTally:
         """A new tally with ``costs`` added."""
         other = self.copy()
         for cost in costs:
             other.add(cost)
         return other
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: CostTally) -> None:
         """Count everything that ``other`` counts."""
         for event, count in other.leaves.items():
             _change(self.leaves, event, count)
@@ -251,7 +251,7 @@ class Prices:
         ideal = self._ideal(leaves, accounting, neighbours, unit, delta)
         return dataclasses.replace(found, epsilon_lower=min(ideal.epsilon_lower, found.epsilon))
 
-    def gate_after(self, budget: Budget, first: Tally, neighbours: Neighbours, version: int = PRICING) -> Gate:
+    def gate_after(self, budget: Budget, first: CostTally, neighbours: Neighbours, version: int = PRICING) -> Gate:
         """The gate of a lifetime whose first plan is ``first``, opened under ``version`` of the prices.
 
         What is (ε′, δ)-private is (ε, δ)-private for every ε ≥ ε′, so a gate for any ε′ ≤ ε keeps the promise, where
@@ -276,7 +276,7 @@ class Prices:
 
     def _find_most_useful(self, leaves: Leaves, failure: float, neighbours: Neighbours, delta: float) -> float:
         """The ε′ beyond which a gate of ``delta`` would allow less of plans like this one."""
-        plan = Tally()
+        plan = CostTally()
         plan.leaves = dict(leaves)
         found = self._balance(plan, max(failure, ORDINARY), neighbours, delta)
         gate = self.gate(Budget(epsilon=found, delta=delta))
@@ -284,7 +284,7 @@ class Prices:
             return self._balance(plan, failure, neighbours, delta)
         return found
 
-    def _balance(self, plan: Tally, failure: float, neighbours: Neighbours, delta: float) -> float:
+    def _balance(self, plan: CostTally, failure: float, neighbours: Neighbours, delta: float) -> float:
         """The ε at which a plan uses the same share of the divergence and of the failure that its gate allows."""
         low, high = _LEAST, _MOST
         while high > low * (1 + 1e-12):
@@ -392,7 +392,7 @@ def price_charge(
 
     ``version`` is an older version of the prices, for what a run stated then.
     """
-    key = Tally([cost_of(charge)]).key()
+    key = CostTally([cost_of(charge)]).key()
     return _prices(version).guarantee(key, accounting, neighbours, charge.unit, delta)
 
 
@@ -416,7 +416,7 @@ def price_event(
     try:
         return accountant_for(accounting, neighbours=neighbours, unit=unit).compose(event).epsilon(delta=delta)
     except UnsupportedEvent:
-        if not bounded_contributions(event):
+        if not bounds_contributions(event):
             raise
         return Guarantee(epsilon=math.inf, delta=delta, unit=unit, neighbours=neighbours, method=_NO_BOUND)
 
@@ -438,13 +438,13 @@ class Gate:
     divergence: float
     failure: float
 
-    def usage(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+    def usage(self, tally: CostTally, neighbours: Neighbours, prices: Prices) -> float:
         """The share of the gate that ``tally`` uses, rounded up; above 1 it does not fit."""
         if tally.unprotected or tally.failure > self.failure:
             return math.inf
         return self.divergence_usage(tally, neighbours, prices)
 
-    def divergence_usage(self, tally: Tally, neighbours: Neighbours, prices: Prices) -> float:
+    def divergence_usage(self, tally: CostTally, neighbours: Neighbours, prices: Prices) -> float:
         """The share of the divergence alone, rounded up."""
         if len({group_size(event) for event in tally.leaves}) > 1:
             return math.inf  # groups of different sizes are different units
@@ -454,7 +454,7 @@ class Gate:
             total = math.nextafter(total + part, math.inf)
         return total / self.divergence if self.divergence > 0 else math.inf if total else 0.0
 
-    def is_short_of_failure(self, tally: Tally, failure: float, neighbours: Neighbours, prices: Prices) -> bool:
+    def is_short_of_failure(self, tally: CostTally, failure: float, neighbours: Neighbours, prices: Prices) -> bool:
         """Whether ``tally`` with this ``failure``, over and over, would use up the failure before the divergence."""
         return not tally.unprotected and not failure <= self.failure * self.divergence_usage(tally, neighbours, prices)
 

@@ -21,8 +21,15 @@ from quietsum.ledger.chain.entries import NOTHING, RESTORE, Entry, Kind
 from quietsum.ledger.chain.keys import VerifyingKey
 from quietsum.ledger.chain.witnesses import heads_from, heads_to
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_from, budget_to
-from quietsum.ledger.pricing import FIRST, Cost, Prices, Tally, cost_of
-from quietsum.ledger.versions import Correction, bounded_parties, corrections_due, is_due, reads_differently, version_of
+from quietsum.ledger.pricing import FIRST, Cost, CostTally, Prices, cost_of
+from quietsum.ledger.versions import (
+    Correction,
+    corrections_due,
+    is_due,
+    list_bounded_parties,
+    reads_differently,
+    version_of,
+)
 
 __all__ = ["BLIND", "FORMAT", "State"]
 
@@ -85,10 +92,10 @@ class State:
 
     def require_signature(self, sequence: int, hash: str, signature: str) -> None:
         """The signature is the ledger's own under this head."""
-        if not self.signed(sequence, hash, signature):
+        if not self.has_signature(sequence, hash, signature):
             raise LedgerBroken("is not signed with the ledger's key", at=sequence, remedy=RESTORE)
 
-    def signed(self, sequence: int, hash: str, signature: str) -> bool:
+    def has_signature(self, sequence: int, hash: str, signature: str) -> bool:
         """Whether the ledger's key signed this head."""
         message = head_message(ledger=self.ledger, sequence=sequence, hash=hash)
         return self.key is not None and self.key.accepts(signature, message)
@@ -97,7 +104,10 @@ class State:
         """Pass over an entry whose body was withheld from an export."""
         around = entry.kind in (Kind.WITNESS, Kind.CORRECTION)  # these stand outside of attempts
         for broken, problem in (
-            (entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS, Kind.CORRECTION), "has no body"),
+            (
+                entry.kind not in (Kind.REFUND, Kind.COMMIT, Kind.WITNESS, Kind.CORRECTION),
+                "has no body",
+            ),
             (not around and self._pending < 1, "has no body, and no reservation is open"),
             (
                 entry.kind in (Kind.COMMIT, Kind.CORRECTION) and not self._refunded,
@@ -155,7 +165,7 @@ class State:
         )  # fmt: skip
         run = RunState(
             entry.sequence, body["plan_hash"], terms, {d.party: d.dataset for d in datasets}, pricing=pricing,
-            bounded=bounded_parties(body["plan"], charges) if pricing == FIRST else frozenset(),
+            bounded=list_bounded_parties(body["plan"], charges) if pricing == FIRST else frozenset(),
         )  # fmt: skip
         planned = self._as_read(run, planned)
         prices = self._prices_of(pricing)
@@ -316,9 +326,9 @@ class State:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _tally_of(cost: Cost) -> Tally:
+def _tally_of(cost: Cost) -> CostTally:
     """One tally for all runs with the same plan; it is only read."""
-    return Tally([cost])
+    return CostTally([cost])
 
 
 def _same(found: Mapping[str, Any], stated: Mapping[str, Any]) -> bool:

@@ -28,13 +28,13 @@ from quietsum.errors import InvalidParameter, LedgerBroken, UnsupportedEvent
 from quietsum.ledger.chain.encoding import read_number, write_number
 from quietsum.ledger.chain.entries import UPGRADE
 from quietsum.ledger.charges import Charge
-from quietsum.ledger.pricing import FIRST, PRICING, Prices, Tally, as_priced_first
+from quietsum.ledger.pricing import FIRST, PRICING, CostTally, Prices, as_priced_first
 from quietsum.privacy import Neighbours, OneInOneOut, PrivacyUnit, reduce_event
 
 if TYPE_CHECKING:
     from quietsum.ledger.accounts import Account, Accounts, RunState
 
-__all__ = ["Correction", "bounded_parties", "corrections_due", "is_due", "reads_differently", "version_of"]
+__all__ = ["Correction", "corrections_due", "is_due", "list_bounded_parties", "reads_differently", "version_of"]
 
 _CLOSE = 1e-9
 
@@ -86,7 +86,7 @@ def version_of(body: Mapping[str, Any], at: int) -> int:
     return version
 
 
-def bounded_parties(plan: Mapping[str, Any], planned: Iterable[Charge]) -> frozenset[str]:
+def list_bounded_parties(plan: Mapping[str, Any], planned: Iterable[Charge]) -> frozenset[str]:
     """The parties of a run of the first version whose people's records were bounded."""
     charges = tuple(planned)
     for charge in charges:
@@ -104,7 +104,7 @@ def _leaves(charge: Charge) -> Iterable[object]:
     return (event for event, _ in cost_of(charge).leaves)
 
 
-def reads_differently(planned: Tally) -> bool:
+def reads_differently(planned: CostTally) -> bool:
     """Whether older rules priced something of this as something else."""
     return any(as_priced_first(event) != event for event in planned.leaves)
 

@@ -161,7 +161,7 @@ class SiteBooks:
         self.check_name()
         mine, known = self.policy.dataset, self.ledger.budgets()
         missing = [unit for unit in self.policy.budgets if (self.policy.name, mine.name, unit) not in known]
-        if (self.policy.name, mine.name) in self.ledger.declared_public():
+        if (self.policy.name, mine.name) in self.ledger.public_datasets():
             missing = list(self.policy.budgets)
         elif len(missing) == len(self.policy.budgets):  # its first run sets them all; if some are there, go on with it
             return
@@ -175,7 +175,7 @@ class SiteBooks:
     def check_name(self) -> None:
         """The ledger is of this site: under another name the same data would begin a second lifetime."""
         mine = self.policy.dataset.name
-        known = {(party, dataset) for party, dataset, _ in self.ledger.budgets()} | set(self.ledger.declared_public())
+        known = {(party, dataset) for party, dataset, _ in self.ledger.budgets()} | set(self.ledger.public_datasets())
         others = sorted(party for party, dataset in known if dataset == mine and party != self.policy.name)
         if others:
             raise InvalidParameter(
@@ -186,7 +186,7 @@ class SiteBooks:
     def check_lifetimes(self) -> None:
         """A ledger's budget never goes down: where the policy has since become stricter, nothing runs at all."""
         mine = self.policy.dataset
-        if self.policy.budgets and (self.policy.name, mine.name) in self.ledger.declared_public():
+        if self.policy.budgets and (self.policy.name, mine.name) in self.ledger.public_datasets():
             raise PlanRefused(f"the ledger calls {mine.name!r} public, and the policy protects it; start serving again")
         for (_, dataset, unit), budget in self.ledger.budgets().items():
             allowed = self.policy.budgets.get(unit)
@@ -398,12 +398,12 @@ class SiteBooks:
 
     def last_seen(self, coordinator: str) -> Testimony | None:
         """The newest head of that coordinator's ledger that this site has kept."""
-        mine = (told for told in self.ledger.known_heads().values() if told.ledger == coordinator)
+        mine = (told for told in self.ledger.other_heads().values() if told.ledger == coordinator)
         return max(mine, key=lambda told: told.head.sequence, default=None)
 
     def last_seen_in(self, run: str, coordinator: str) -> Testimony | None:
         """The same, as it came with this run: several runs of one coordinator need not be heard in order."""
-        return self.ledger.known_heads().get(name_in_books(run, coordinator))
+        return self.ledger.other_heads().get(name_in_books(run, coordinator))
 
     # ------------------------------------------------------------------------------------------- the plan's part
 

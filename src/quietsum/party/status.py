@@ -153,7 +153,7 @@ def _runs(policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
 
 def _warnings(policy: Policy, ledger: Ledger) -> Iterator[str]:
     """Where policy and ledger say different things about a lifetime."""
-    if policy.budgets and (policy.name, policy.dataset.name) in ledger.declared_public():
+    if policy.budgets and (policy.name, policy.dataset.name) in ledger.public_datasets():
         yield (
             "the ledger still calls the dataset public; the next quietsum party serve sets the policy's budgets, and "
             "what was released before counts"

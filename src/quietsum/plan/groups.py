@@ -60,8 +60,23 @@ if TYPE_CHECKING:
     from quietsum.plan.values import Plan
 
 __all__ = [
-    "CONTAMINATED", "MAJORITY", "MASKS_FAIL", "SESSIONS", "Chances", "Grouping", "alone", "chances", "draws",
-    "fewest_groups", "grouping", "inside", "most_in_bound", "nearest_groups", "sessions_of", "sizes", "unprotected",
+    "CONTAMINATED",
+    "MAJORITY",
+    "MASKS_FAIL",
+    "SESSIONS",
+    "Chances",
+    "Grouping",
+    "alone",
+    "chances",
+    "count_unprotected",
+    "draws",
+    "fewest_groups",
+    "grouping",
+    "inside",
+    "most_in_bound",
+    "nearest_groups",
+    "sessions_of",
+    "sizes",
 ]  # fmt: skip
 
 SESSIONS = 2
@@ -93,7 +108,7 @@ def sizes(parties: int, groups: int) -> dict[int, int]:
     return {size: count for size, count in ((small + 1, larger), (small, groups - larger)) if count}
 
 
-def _placed(parties: int, special: int, size: int) -> Floats:
+def _hypergeometric(parties: int, special: int, size: int) -> Floats:
     """P[H = i] for i = 0 … size: special ones among ``size`` of ``parties``."""
     from scipy.special import gammaln
 
@@ -108,7 +123,7 @@ def _placed(parties: int, special: int, size: int) -> Floats:
     return found
 
 
-def _tilted(size: int, rate: float, most: int) -> Floats:
+def _binomial(size: int, rate: float, most: int) -> Floats:
     """P[i of ``size`` are special] by a coin of ``rate`` each, for i = 0 … most."""
     from scipy.special import gammaln
 
@@ -137,7 +152,7 @@ def _power(base: Floats, exponent: int) -> Floats:
 
 
 @lru_cache(maxsize=256)
-def _touched(parties: int, groups: int, special: int) -> tuple[float, ...]:
+def _touch_chances(parties: int, groups: int, special: int) -> tuple[float, ...]:
     """P[exactly k groups hold a special party], k = 0 … groups.
 
     Exact: coins of one rate for each party, given that as many as there are came up, place them uniformly. So the
@@ -149,11 +164,11 @@ def _touched(parties: int, groups: int, special: int) -> tuple[float, ...]:
     found = np.zeros((1, special + 1))  # by groups that hold one (rows) and special parties so far (columns)
     found[0, 0] = 1.0
     for size, count in sizes(parties, groups).items():
-        one = _tilted(size, rate, special)
+        one = _binomial(size, rate, special)
         held = 1 - float(one[0])
         some = one / held  # given that a group holds one; more of them than there are need not be counted
         some[0] = 0.0
-        touched = _tilted(count, held, count)  # P[k groups hold one], by the coins
+        touched = _binomial(count, held, count)  # P[k groups hold one], by the coins
         rows, power = [], _power(one, 0)
         for k in range(min(count, special) + 1):
             rows.append(touched[k] * power)
@@ -164,33 +179,33 @@ def _touched(parties: int, groups: int, special: int) -> tuple[float, ...]:
                 if part.any() and row.any():
                     more[before + k] += _times(part, row)
         found = more
-    whole = _tilted(parties, rate, special)[special]
+    whole = _binomial(parties, rate, special)[special]
     chance = np.zeros(groups + 1)
     chance[: len(found)] = (found[:, special] / whole)[: groups + 1]
     return tuple((chance / chance.sum()).tolist())
 
 
-def _expected(parties: int, groups: int, special: int, value: Callable[[int, int], float]) -> float:
+def _expect(parties: int, groups: int, special: int, value: Callable[[int, int], float]) -> float:
     """The expected sum over groups of ``value``(size, special ones in it)."""
     total = 0.0
     for size, count in sizes(parties, groups).items():
-        placed = _placed(parties, special, size)
+        placed = _hypergeometric(parties, special, size)
         total += count * math.fsum(value(size, i) * p for i, p in enumerate(placed.tolist()) if p)
     return total
 
 
 def _some(parties: int, groups: int, special: int, marked: Marked) -> float:
-    """P[some group is marked]: exact, by the coins of :func:`_touched`; the expected number where that is tiny."""
-    expected = _expected(parties, groups, special, lambda size, i: float(marked(size, i)))
+    """P[some group is marked]: exact by the coins of :func:`_touch_chances`; the expected number if tiny."""
+    expected = _expect(parties, groups, special, lambda size, i: float(marked(size, i)))
     if expected < 1e-6 or not 0 < special < parties:  # P lies within expected² of it
         return min(expected, 1.0)
     rate = special / parties
-    none = _power(_tilted(1, rate, special), 0)
+    none = _power(_binomial(1, rate, special), 0)
     for size, count in sizes(parties, groups).items():
-        one = _tilted(size, rate, special)
+        one = _binomial(size, rate, special)
         one[[i for i in range(min(size, special) + 1) if marked(size, i)]] = 0.0
         none = _times(none, _power(one, count))
-    return float(min(max(1 - none[special] / _tilted(parties, rate, special)[special], 0.0), 1.0))
+    return float(min(max(1 - none[special] / _binomial(parties, rate, special)[special], 0.0), 1.0))
 
 
 def alone(parties: int, groups: int, colluders: int, *, honest: int = 1, floor: int | None = None) -> float:
@@ -207,14 +222,14 @@ def alone(parties: int, groups: int, colluders: int, *, honest: int = 1, floor: 
 # ------------------------------------------------------------------------------------------------ colluders
 
 
-def unprotected(parties: int, groups: int, colluders: int, inside: int) -> float:
+def count_unprotected(parties: int, groups: int, colluders: int, inside: int) -> float:
     """β: the expected number of honest parties in groups with more than ``inside`` colluders, in one draw."""
-    return _expected(parties, groups, colluders, lambda size, i: float(size - i) if i > inside else 0.0)
+    return _expect(parties, groups, colluders, lambda size, i: float(size - i) if i > inside else 0.0)
 
 
 def inside(parties: int, groups: int, colluders: int, chance: float) -> int:
     """x: the fewest colluders in one group such that β is at most ``chance``."""
-    return next(x for x in range(1, colluders + 1) if unprotected(parties, groups, colluders, x) <= chance)
+    return next(x for x in range(1, colluders + 1) if count_unprotected(parties, groups, colluders, x) <= chance)
 
 
 def draws(plan: Plan) -> int:
@@ -247,12 +262,12 @@ class Chances:
 
     @property
     def _counts(self) -> tuple[float, ...]:
-        return _touched(self.parties, self.groups, self.attackers)
+        return _touch_chances(self.parties, self.groups, self.attackers)
 
     @property
     def share(self) -> float:
         """The expected share of groups with an attacker in them."""
-        return _expected(self.parties, self.groups, self.attackers, lambda size, i: float(i > 0)) / self.groups
+        return _expect(self.parties, self.groups, self.attackers, lambda size, i: float(i > 0)) / self.groups
 
     @property
     def half(self) -> float:
@@ -374,7 +389,7 @@ def grouping(plan: Plan, cohort: int, *, in_shares: bool) -> Grouping | None:
         count=stated.groups,
         colluders=colluders,
         inside=x,
-        chance=unprotected(cohort, stated.groups, colluders, x),
+        chance=count_unprotected(cohort, stated.groups, colluders, x),
         draws=many,
         attackers=_borne(cohort, stated.groups, stated.rule, stated.before)
         if stated.attackers is None

@@ -53,7 +53,7 @@ class Options(Mapping[str, Any]):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain dicts and lists."""
-        return {key: _thawed(value) for key, value in self._values.items()}
+        return {key: _thaw(value) for key, value in self._values.items()}
 
 
 def _key(where: str, key: object) -> str:
@@ -90,7 +90,7 @@ def _frozen(where: str, value: Any, depth: int) -> Any:
     )
 
 
-def _thawed(value: Any) -> Any:
+def _thaw(value: Any) -> Any:
     if isinstance(value, Options):
         return value.to_dict()
-    return [_thawed(item) for item in value] if isinstance(value, tuple) else value
+    return [_thaw(item) for item in value] if isinstance(value, tuple) else value

@@ -64,14 +64,14 @@ if TYPE_CHECKING:
         log_gaussian_delta as log_gaussian_delta,
     )
     from quietsum.privacy.groups import (
-        bounded_record_event as bounded_record_event,
+        bound_record_event as bound_record_event,
         group_guarantee as group_guarantee,
         person_event as person_event,
     )
     from quietsum.privacy.guarantee import Budget as Budget, Guarantee as Guarantee
     from quietsum.privacy.old_rules import restate_by_old_rules as restate_by_old_rules
     from quietsum.privacy.pairs import (
-        bounded_contributions as bounded_contributions,
+        bounds_contributions as bounds_contributions,
         group_size as group_size,
         reduce_event as reduce_event,
     )

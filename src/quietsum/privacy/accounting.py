@@ -17,7 +17,7 @@ from quietsum.privacy.events import PrivacyEvent, require_event
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.pairs import (
     Pair,
-    bounded_contributions,
+    bounds_contributions,
     fixed_size_draws,
     group_size,
     has_no_lower,
@@ -181,7 +181,7 @@ class History:
             self._shuffled[key] = self._shuffled.get(key, 0) + epochs.epochs
         self._fixed_size += fixed_size_draws(event, times)
         self._no_lower = self._no_lower or has_no_lower(event)
-        self._bounded = self._bounded or bounded_contributions(event)
+        self._bounded = self._bounded or bounds_contributions(event)
 
     def add_pair(self, pair: Pair, count: int) -> None:
         """Record a pair of one unit directly; where groups were composed that raises and changes nothing."""

@@ -105,7 +105,7 @@ class ClassicalAccountant:
             epsilon = totals.epsilon if totals.delta <= delta else math.inf
             return self.history.guarantee(epsilon=epsilon, delta=delta, method="basic composition")
         if self.rule == "advanced":
-            epsilon = totals.advanced_epsilon(delta)
+            epsilon = totals.dwork_epsilon(delta)
             return self.history.guarantee(epsilon=epsilon, delta=delta, method="advanced composition")
         epsilon, lower, method = self._optimal_epsilon(delta, totals)
         return self.history.guarantee(
@@ -119,7 +119,7 @@ class ClassicalAccountant:
         if self.rule == "basic":
             return totals.delta if epsilon >= totals.epsilon else 1.0
         if self.rule == "advanced":
-            return totals.advanced_delta(epsilon)
+            return totals.dwork_delta(epsilon)
         if totals.hopeless:
             return 1.0
         hockey = min(totals.hoeffding(epsilon), 0.0 if epsilon >= totals.epsilon else 1.0)
@@ -211,7 +211,7 @@ class _Totals:
         self.log_kept = _sum(_log1m(delta) * count for _, delta, count in parts if delta)
         self.hopeless = math.isinf(self.epsilon) or math.isinf(self.log_kept)
 
-    def advanced_epsilon(self, delta: float) -> float:
+    def dwork_epsilon(self, delta: float) -> float:
         """The rule of Dwork, Rothblum, Vadhan with what Σ δ_i leaves of ``delta``."""
         if not self.groups:
             return 0.0 if self.delta <= delta else math.inf
@@ -219,7 +219,7 @@ class _Totals:
             return math.inf
         return math.sqrt(-2.0 * math.log(delta - self.delta)) * math.sqrt(self.square) + self.drift
 
-    def advanced_delta(self, epsilon: float) -> float:
+    def dwork_delta(self, epsilon: float) -> float:
         """The same rule solved for δ."""
         if not self.groups:
             return self.delta

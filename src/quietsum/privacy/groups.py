@@ -31,7 +31,7 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.validate import whole_number
 
-__all__ = ["bounded_record_event", "group_guarantee", "person_event"]
+__all__ = ["bound_record_event", "group_guarantee", "person_event"]
 
 
 def group_guarantee(accountant: Accountant, *, size: int, delta: float) -> Guarantee:
@@ -118,17 +118,17 @@ def person_event(event: PrivacyEvent, size: int) -> PrivacyEvent:
     raise InvalidParameter("event", event, "is no run of Poisson-sampled steps", "pass TrainingSchedule.event()")
 
 
-def bounded_record_event(event: PrivacyEvent) -> PrivacyEvent:
+def bound_record_event(event: PrivacyEvent) -> PrivacyEvent:
     """What a run of steps costs one record, where the records of each person are bounded.
 
-    >>> bounded_record_event(Repeated(times=5, event=Gaussian(noise_multiplier=2.0)))
+    >>> bound_record_event(Repeated(times=5, event=Gaussian(noise_multiplier=2.0)))
     Repeated(times=5, event=OneInOneOut(event=Gaussian(noise_multiplier=2.0)))
     """
     match event:
         case Repeated():
-            return Repeated(times=event.times, event=bounded_record_event(event.event))
+            return Repeated(times=event.times, event=bound_record_event(event.event))
         case Composed():
-            return Composed(events=tuple(bounded_record_event(part) for part in event.events))
+            return Composed(events=tuple(bound_record_event(part) for part in event.events))
         case OneInOneOut():
             return event
     return OneInOneOut(event=event)

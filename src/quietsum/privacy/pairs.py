@@ -56,7 +56,7 @@ __all__ = [
     "SkellamPair",
     "VectorDiscreteGaussianPair",
     "ZcdpPair",
-    "bounded_contributions",
+    "bounds_contributions",
     "fixed_size_draws",
     "group_size",
     "has_no_lower",
@@ -427,7 +427,7 @@ def _reduce_one_in_one_out(inner: ev.PrivacyEvent, neighbours: Neighbours, size:
         ) from None
 
 
-def bounded_contributions(event: ev.PrivacyEvent) -> bool:
+def bounds_contributions(event: ev.PrivacyEvent) -> bool:
     """Whether ``event`` speaks of a record whose person's contributions are bounded."""
     return any(isinstance(part, ev.OneInOneOut) for part in _inside(event))
 
@@ -461,7 +461,7 @@ def _check_sampled(inner: ev.PrivacyEvent, neighbours: Neighbours) -> None:
             "Group(size=k, event=...) around the sampled event where every unit has its own coin, or state the noise "
             "relative to the norm of a whole group where it has not"
         )
-    if bounded_contributions(inner):
+    if bounds_contributions(inner):
         raise UnsupportedEvent(
             "OneInOneOut inside a sampled event would let one coin draw the record that leaves and the one that comes; "
             "each has its own: write OneInOneOut(event=...) around the sampled event"

@@ -250,7 +250,9 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
         if resolved.central_noise
         else "what any one client holds",
     }[guarantee.unit]
-    planned = () if "through the client level" in guarantee.method else resolved.planned()  # their curve is not its own
+    planned = (
+        () if "through the client level" in guarantee.method else resolved.all_charges()
+    )  # their curve is not its own
     advantage = bound_advantage(guarantee, planned, neighbours=resolved.plan.privacy.neighbours)
     right = min(100.0, math.ceil(10 * 50 * (1 + advantage)) / 10)
     return (

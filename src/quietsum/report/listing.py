@@ -77,7 +77,7 @@ def _borne_out(about: Mapping[str, Any], folder: RunFolder, ledger: Ledger) -> b
             str(one["name"]), float(one["value"]), str(one["on"])
     except (LookupError, TypeError, ValueError, QuietsumError):
         return False
-    if ledger.repriced(folder.run):
+    if ledger.is_repriced(folder.run):
         return False
     entry = ledger.run_entry(folder.run)
     terms = Terms.from_dict(entry.body["terms"])

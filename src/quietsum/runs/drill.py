@@ -313,7 +313,7 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
     plan = resolved.plan
     attackers = frozenset(plan.attack.among([party.name for party in resolved.parties])) if plan.attack else frozenset()
     ledger.open_run(
-        run, plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.planned(), datasets=resolved.datasets(),
+        run, plan=plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(), datasets=resolved.datasets(),
         lifetimes=resolved.lifetimes(),
     )  # fmt: skip
     federation = LocalFederation.of(task, resolved)

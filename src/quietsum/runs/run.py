@@ -247,7 +247,7 @@ def _open(ledger: Ledger, run: str, resolved: ResolvedPlan) -> None:
         run,
         plan=resolved.plan.to_dict(),
         terms=resolved.terms(),
-        planned=resolved.planned(),
+        planned=resolved.all_charges(),
         datasets=resolved.datasets(),
         lifetimes=resolved.lifetimes(),
     )

@@ -254,7 +254,7 @@ def in_books(policy: Policy, ledger: Ledger) -> Iterator[QuietsumError]:
 
     books = SiteBooks(policy, ledger)
     yield from _raised(books.check_name)
-    if not policy.budgets or (policy.name, policy.dataset.name) not in ledger.declared_public():
+    if not policy.budgets or (policy.name, policy.dataset.name) not in ledger.public_datasets():
         yield from _raised(books.check_lifetimes)
     yield from _raised(lambda: check_pinned(policy, books.coordinators()))
 

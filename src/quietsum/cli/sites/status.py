@@ -20,7 +20,7 @@ __all__ = ["bound", "introduce", "lifetimes_of", "print_budgets", "print_runs", 
 def lifetimes_of(policy: Policy, ledger: Ledger) -> dict[PrivacyUnit, Budget]:
     """The budgets that the ledger keeps for this site's dataset; none while it calls the dataset public."""
     mine = (policy.name, policy.dataset.name)
-    if mine in ledger.declared_public():
+    if mine in ledger.public_datasets():
         return {}
     return {unit: budget for (*whose, unit), budget in ledger.budgets().items() if tuple(whose) == mine}
 

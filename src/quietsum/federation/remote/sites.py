@@ -106,7 +106,7 @@ class Sites:
         self.parties = tuple(parties)
         self._known: dict[str, _Site] = {}
         self._sent: dict[str, SentLetter] = {}
-        self._heads: dict[str, Testimony] = dict(ledger.known_heads())
+        self._heads: dict[str, Testimony] = dict(ledger.other_heads())
         self._fresh_heads: dict[str, Testimony] = {}
         self._turned_away: dict[str, str] = {}
         self._seen: dict[str, float] = {}  # when each was last connected, or may have been

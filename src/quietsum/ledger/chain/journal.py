@@ -126,7 +126,7 @@ class Journal:
             fresh = State()
             fresh.apply(check_link(first, ledger=ledger_name(first), previous=NOTHING, sequence=1))
             check_link(there, ledger=fresh.ledger, previous=there.previous, sequence=found.sequence)
-            if fresh.key is None or not found.accepted(fresh.key):
+            if fresh.key is None or not found.is_signed_by(fresh.key):
                 return
             state = found.state(fresh.key)
         except (QuietsumError, OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -172,7 +172,7 @@ class Journal:
                 f"is not the one that was here: {mark.path} holds the head of another one ({head.ledger})",
                 remedy="put back the ledger that it belongs to; a new one would forget what was spent",
             )
-        if not self.state.signed(head.sequence, head.hash, head.signature):
+        if not self.state.has_signature(head.sequence, head.hash, head.signature):
             raise LedgerBroken(
                 f"did not sign its high-water mark {mark.path}",
                 remedy="put the mark back from a copy, or move it away and verify with heads kept elsewhere",

@@ -78,12 +78,12 @@ class Snapshot:
     def _digest(self) -> str:
         return hashlib.sha256(self.data).hexdigest()
 
-    def accepted(self, key: VerifyingKey) -> bool:
+    def is_signed_by(self, key: VerifyingKey) -> bool:
         """Whether the ledger's key signed all of it, under the layout that this quietsum knows."""
         return self.layout == layout() and self.ledger == key.ledger and key.accepts(self.signature, self.message())
 
     def state(self, key: VerifyingKey) -> State:
-        """The state, where it was :meth:`accepted`."""
+        """The state, where it was :meth:`is_signed_by`."""
         state = unpack(self.data)
         if (state.ledger, state.sequence, state.hash) != (self.ledger, self.sequence, self.hash):
             raise ValueError("the packed state is of another entry")

@@ -20,8 +20,8 @@ from quietsum.ledger.stores.trusted_servers import check_trust, remember_server
 __all__ = [
     "ledger_exists",
     "lost_guards",
-    "moved_path",
     "open_store",
+    "path_after_move",
     "read_url",
     "seal_of",
     "url_path",
@@ -37,7 +37,7 @@ def url_path(ledger: Path) -> Path:
     return ledger.with_name(ledger.name + ".url")
 
 
-def moved_path(ledger: Path) -> Path:
+def path_after_move(ledger: Path) -> Path:
     """``ledger.db`` → ``ledger.db.moved``: what a move leaves behind, never opened as a ledger again."""
     return ledger.with_name(ledger.name + ".moved")
 
@@ -79,7 +79,7 @@ def open_store(ledger: Path, *, create: bool = False, read_only: bool = False, t
 
 def _open(ledger: Path, url: str | None, create: bool, read_only: bool, trusted: bool) -> LedgerStore:
     if url is None:
-        if moved_path(ledger).exists() and not ledger.exists():
+        if path_after_move(ledger).exists() and not ledger.exists():
             raise LedgerBroken(
                 f"was moved away from {ledger}, and {url_path(ledger)}, which says where to, is gone",
                 remedy="put that file back; a new ledger would forget what was spent",

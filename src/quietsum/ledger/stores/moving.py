@@ -73,7 +73,7 @@ def move_to_postgres(ledger: Path, conninfo: str, *, anchors: Iterable[Head] = (
         if pointed is not None:
             raise QuietsumError(f"the ledger is at {place} already; there is nothing to move")
         raise QuietsumError(f"there is no ledger at {ledger}; point --workspace at the folder that holds it")
-    kept = location.moved_path(ledger)
+    kept = location.path_after_move(ledger)
     if kept.exists():
         raise QuietsumError(f"{kept} is there already, from an earlier move; put it elsewhere and repeat")
     # Where the address is written already, others may have gone on: the file holds no more than a beginning.

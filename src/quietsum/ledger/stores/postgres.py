@@ -113,7 +113,7 @@ class PostgresStore:
             "SELECT current_setting('fsync'), current_setting('full_page_writes'), "
             "current_setting('synchronous_commit'), current_setting('transaction_isolation')",
         ))  # fmt: skip
-        with self._translated():
+        with self._translate_errors():
             self._connect()
             try:
                 self._prepare(create and not read_only)
@@ -198,14 +198,14 @@ class PostgresStore:
 
     def append(self, row: Row) -> None:
         """Add the next row."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             self._require_writing()
             self._run(f"INSERT INTO {self._schema}.entries VALUES (%s, %s, %s, %s, %s, %s, %s)", tuple(row))
             self._last = row
 
     def extend(self, rows: Iterable[Row]) -> None:
         """Add many rows at once, as a move does; the same triggers look at each of them."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             self._require_writing()
             with self._alive().cursor().copy(f"COPY {self._schema}.entries ({_COLUMNS}) FROM STDIN") as copy:
                 for row in rows:
@@ -239,7 +239,7 @@ class PostgresStore:
 
     def seal(self, place: str) -> None:
         """Inside a transaction: refuse every further row, from any machine and for good. It goes on at ``place``."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             self._require_writing()
             self._run(f"INSERT INTO {self._schema}.about VALUES ('moved', %s)", (place,))
 
@@ -268,7 +268,7 @@ class PostgresStore:
         """Wait for the turn. A connection that was lost since the last act is made anew: nothing was under way."""
         import psycopg
 
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._take_turn(self._alive())
             except psycopg.OperationalError:
@@ -297,7 +297,7 @@ class PostgresStore:
     def _commit(self) -> None:
         import psycopg
 
-        with self._translated():
+        with self._translate_errors():
             connection = self._alive()
             try:
                 done = connection.execute("COMMIT", prepare=False).statusmessage
@@ -399,7 +399,7 @@ class PostgresStore:
         """What a SELECT finds; outside of transactions once more where the connection was lost since."""
         import psycopg
 
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             try:
                 return self._run(statement, values).fetchall()
             except psycopg.OperationalError:
@@ -411,7 +411,7 @@ class PostgresStore:
     # ------------------------------------------------------------------------------------------- errors
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """PostgreSQL's errors as lessons."""
         import psycopg
 

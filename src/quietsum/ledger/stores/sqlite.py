@@ -89,7 +89,7 @@ class SqliteStore:
         if odd:
             raise LedgerBroken(f"at {self.path} cannot be opened: {odd}", remedy=_RESTORE)
         try:
-            with self._translated():
+            with self._translate_errors():
                 self._connection = self._connect(read_only, patience, factory)
                 self._prepare(create and not read_only)
         except BaseException:
@@ -118,7 +118,7 @@ class SqliteStore:
             if not logs:
                 where += "&immutable=1"
             elif not self.path.with_name(self.path.name + "-shm").exists():
-                where = f"{self._borrowed_copy(logs).absolute().as_uri()}?mode=rw"
+                where = f"{self._borrow_copy(logs).absolute().as_uri()}?mode=rw"
         connection = sqlite3.connect(
             where,
             uri=True,
@@ -131,7 +131,7 @@ class SqliteStore:
         harden(connection)
         return connection
 
-    def _borrowed_copy(self, logs: list[Path]) -> Path:
+    def _borrow_copy(self, logs: list[Path]) -> Path:
         """A copy of a file with a log that has not gone into it: SQLite cannot join the two where they lie."""
         self._borrowed = tempfile.TemporaryDirectory(prefix="quietsum-")
         try:
@@ -197,7 +197,7 @@ class SqliteStore:
 
     def head(self) -> tuple[int, str] | None:
         """Sequence and hash of the last row."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             found = self._run(f"SELECT {_COLUMNS} FROM entries ORDER BY sequence DESC LIMIT 1").fetchone()
         if found is None:
             return None
@@ -214,7 +214,7 @@ class SqliteStore:
             self._writing = True
             try:
                 yield
-                with self._translated():
+                with self._translate_errors():
                     self._run("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error, QuietsumError):
@@ -227,7 +227,7 @@ class SqliteStore:
     def _patiently(self, statement: str) -> sqlite3.Cursor:
         """Wait for other writers in short naps; SQLite's own way of waiting sleeps a tenth of a second at a time."""
         deadline, nap = time.monotonic() + self._patience, 0.0002
-        with self._translated():
+        with self._translate_errors():
             self._run("PRAGMA busy_timeout = 0")
             try:
                 while True:
@@ -251,7 +251,7 @@ class SqliteStore:
 
     def append(self, row: Row) -> None:
         """Add the next row."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             if not self._writing:
                 raise StoreFailed("rows are appended inside a transaction only")
             self._run("INSERT INTO entries VALUES (?, ?, ?, ?, ?, ?, ?)", tuple(row))
@@ -298,13 +298,13 @@ class SqliteStore:
 
     def seal(self, place: str) -> None:
         """Inside a transaction: refuse every further row, whoever has the file open. It goes on at ``place``."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             text = f"{_SEALED}{place}".replace("'", "''")
             self._run(f"CREATE TRIGGER {_SEAL} BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, '{text}'); END")
 
     def read_seal(self) -> str | None:
         """Where the ledger goes on; None where it was not sealed."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             found = self._run("SELECT sql FROM sqlite_schema WHERE type = 'trigger' AND name = ?", (_SEAL,)).fetchone()
         if found is None:
             return None
@@ -315,7 +315,7 @@ class SqliteStore:
 
     def lost_guards(self) -> tuple[str, ...]:
         """The names of triggers that are not as they were made."""
-        with self._lock, self._translated():
+        with self._lock, self._translate_errors():
             found = dict(self._run("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall())
         made = {text.split()[2]: text.strip().removesuffix(";") for text in _statements(SCHEMA) if " TRIGGER " in text}
         return tuple(name for name, text in made.items() if found.get(name) != text)
@@ -340,7 +340,7 @@ class SqliteStore:
         return self._connection.execute(statement, values)
 
     @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """SQLite's errors as lessons."""
         try:
             yield
@@ -348,7 +348,7 @@ class SqliteStore:
             raise _lesson(error, self.path) from error
 
 
-def _permitted(path: Path) -> bool:
+def _has_permissions(path: Path) -> bool:
     """Whether owner and permissions are in order, so that something else keeps SQLite from its files."""
     return path.is_file() and os.access(path, os.R_OK | os.W_OK) and os.access(path.parent, os.W_OK | os.X_OK)
 
@@ -382,7 +382,9 @@ def _lesson(error: sqlite3.Error | UnicodeDecodeError, path: Path, at: int | Non
             f"{path} was left in the middle of a write, and who only looks undoes nothing ({text}): the next command "
             "that writes there does, quietsum run --resume say; then look again"
         )
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and _permitted(path):  # SQLite had to do without, say
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY) and _has_permissions(
+        path
+    ):  # SQLite had to do without, say
         return StoreMustWait(
             f"{path} cannot be opened now ({text}); nothing was recorded: see whether the disk is full"
         )

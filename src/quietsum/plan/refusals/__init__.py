@@ -7,7 +7,7 @@ its own. What a single value may hold is not decided here but by the value itsel
 >>> from quietsum.plan import AggregationPlan, PartyFacts, Plan, PrivacyPlan, RecordPlan
 >>> sites = [PartyFacts(name="north", dataset="visits", size=300), PartyFacts(name="south", dataset="visits", size=90)]
 >>> promise = PrivacyPlan(record=RecordPlan(epsilon=1, noise_multiplier=2, delta=1e-4))
->>> for row in found(Plan(privacy=promise), sites):
+>>> for row in find_refusals(Plan(privacy=promise), sites):
 ...     print(row.name)
 noise-with-target
 """
@@ -21,16 +21,25 @@ from quietsum.errors import PlanRefused
 from quietsum.plan.refusals import clients, drills, general, groups, robust, secure, trials
 from quietsum.plan.refusals.nearest import Change, nearest as _nearest
 from quietsum.plan.refusals.robust import cohort_of
-from quietsum.plan.refusals.row import Refusal, client_level, client_of, largest, record_of, taking_part
+from quietsum.plan.refusals.row import RefusalRow, client_level, client_of, largest, record_of, taking_part
 
 if TYPE_CHECKING:  # the plan asks this package, so at run time it knows nothing of the plan
     from quietsum.plan.values import PartyFacts, Plan
 
 __all__ = [
-    "REFUSALS", "Change", "Refusal", "answered", "check", "cohort_of", "found", "nearest", "taking_part", "warnings",
+    "REFUSALS",
+    "Change",
+    "RefusalRow",
+    "check",
+    "cohort_of",
+    "explain_refusal",
+    "find_refusals",
+    "nearest",
+    "taking_part",
+    "warnings",
 ]  # fmt: skip
 
-REFUSALS: tuple[Refusal, ...] = (
+REFUSALS: tuple[RefusalRow, ...] = (
     *general.ROWS, *robust.ROWS, *trials.ROWS, *secure.ROWS, *groups.ROWS, *clients.ROWS, *drills.ROWS,
 )  # fmt: skip
 """The table. A test asks each row for a plan that it refuses and a neighbour that it lets pass."""
@@ -40,10 +49,10 @@ def check(plan: Plan, parties: Sequence[PartyFacts]) -> None:
     """Raise :class:`~quietsum.errors.PlanRefused` with one line for each row that applies, and the nearest plans."""
     messages = [message for row in REFUSALS if (message := row.message(plan, parties))]
     if messages:
-        raise answered(messages, plan, parties)
+        raise explain_refusal(messages, plan, parties)
 
 
-def answered(messages: Sequence[str], plan: Plan, parties: Sequence[PartyFacts]) -> PlanRefused:
+def explain_refusal(messages: Sequence[str], plan: Plan, parties: Sequence[PartyFacts]) -> PlanRefused:
     """The refusal of ``plan`` for these reasons, with the nearest plans in its last line and in its values."""
     near = nearest(plan, parties)
     told = [f"  nearest possible plan: {'; or '.join(str(change) for change in near)}"] if near else []
@@ -55,14 +64,14 @@ def nearest(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[Change, ...]:
     return _nearest(plan, parties, REFUSALS)
 
 
-def found(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[Refusal, ...]:
+def find_refusals(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[RefusalRow, ...]:
     """The rows that apply."""
     return tuple(row for row in REFUSALS if row.when(plan, parties))
 
 
 def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
     """What is allowed and still worth a sentence."""
-    told = drills.warnings(plan)
+    told = drills.list_drill_warnings(plan)
     delta, most = record_of(plan).delta, largest(plan, parties)
     if plan.privacy.style.records and delta is not None and most and delta > 1 / (10 * most):
         told.append(
@@ -77,9 +86,9 @@ def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[str, ...]:
             if not party.public
         ]
     told += _about_clients(plan, len(taking_part(plan, parties)))
-    told += secure.warnings(plan, parties)
-    told += robust.warnings(plan, parties)
-    told += groups.warnings(plan, parties)
+    told += secure.list_secure_warnings(plan, parties)
+    told += robust.list_rule_warnings(plan, parties)
+    told += groups.list_group_warnings(plan, parties)
     if plan.federation.sampling.kind != "everyone" and plan.privacy.style.records:
         told.append(
             "federation.sampling draws parties by chance; records gain nothing from that (the steps of a round share "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.plan.refusals.row import Refusal, client_level, client_of, stated, taking_part
+from quietsum.plan.refusals.row import RefusalRow, client_level, client_of, name_stated, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
@@ -73,7 +73,7 @@ def _small_lifetime(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 def _record_unasked(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     if plan.privacy.style != "user":
         return ""
-    told = stated(plan, ("epsilon", "noise_multiplier", "delta", "lifetime"))
+    told = name_stated(plan, ("epsilon", "noise_multiplier", "delta", "lifetime"))
     told = told or ("privacy.preset" if plan.privacy.preset else "")
     return f"{told} beside privacy.style = 'user'" if told else ""
 
@@ -112,7 +112,7 @@ def _minimum(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"federation.minimum_parties = {least} under privacy.style = '{plan.privacy.style}'"
 
 
-def _fixed_size(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+def _size_is_fixed(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     if not client_level(plan) or plan.federation.sampling.kind != "fixed-size":
         return ""
     if plan.privacy.neighbours != "add-or-remove-one":
@@ -136,100 +136,100 @@ def _dealt_out_clients(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"federation.split = '{plan.federation.split}' makes the clients that privacy.style protects"
 
 
-ROWS: tuple[Refusal, ...] = (
-    Refusal(
+ROWS: tuple[RefusalRow, ...] = (
+    RefusalRow(
         name="party-noise-neighbours",
         when=_party_noise_neighbours,
         why="whoever sends takes part, which no noise hides; what is hidden is what a client holds",
         instead='say neighbours = "zero-out" or "replace-one"',
     ),
-    Refusal(
+    RefusalRow(
         name="dealt-out-clients",
         when=_dealt_out_clients,
         why="clients that are dealt out of protected records stand for nobody, and another split deals them out anew",
         instead='say split = "natural" where the task has sites, or style = "sample"',
     ),
-    Refusal(
+    RefusalRow(
         name="client-unasked",
         when=_client_unasked,
         why="a promise to clients that this style does not keep must not stand in a plan",
         instead='remove privacy.client, or say style = "user" or "hybrid"',
     ),
-    Refusal(
+    RefusalRow(
         name="private-weights",
         when=_private_weights,
         why="a client's number of records is its own secret there, and weighing by it gives it away",
         instead='say weights = "equal", or leave it out',
     ),
-    Refusal(
+    RefusalRow(
         name="no-client-promise",
         when=_no_promise,
         why="the noise follows from the promise",
         instead='state client = { epsilon = 8.0, delta = 1e-4, max_norm = 0.5 }, or say style = "sample"',
     ),
-    Refusal(
+    RefusalRow(
         name="no-client-delta",
         when=_no_delta,
         why="an ε means nothing without its δ",
         instead="state it, at most 1/(10 N) for the N registered clients",
     ),
-    Refusal(
+    RefusalRow(
         name="client-delta-too-large",
         when=_large_delta,
         why="at δ = 1/N a mechanism may give one client away in full and still keep its promise",
         instead="choose at most 1/(10 N)",
     ),
-    Refusal(
+    RefusalRow(
         name="client-noise-with-target",
         when=_noise_with_target,
         why="the noise follows from a target ε and the ε from a noise, so one of them would be wrong",
         instead="keep epsilon to have the noise calibrated, or noise_multiplier to have ε computed",
     ),
-    Refusal(
+    RefusalRow(
         name="client-lifetime-below-plan",
         when=_small_lifetime,
         why="the run alone would spend more than the dataset may ever spend",
         instead="raise the lifetime budget, or promise less in this run",
     ),
-    Refusal(
+    RefusalRow(
         name="record-unasked",
         when=_record_unasked,
         why="a promise to records that this style does not keep must not stand in a plan",
         instead='remove it, or say style = "hybrid" to protect both',
     ),
-    Refusal(
+    RefusalRow(
         name="against-the-server",
         when=_against_server,
         why="the server sees every update before its noise and knows whom it drew, so neither noise nor draw binds it",
         instead='say noise_at = "distributed" or "party", or against = "recipients"',
     ),
-    Refusal(
+    RefusalRow(
         name="central-noise-after-rule",
         when=_central_noise_after_rule,
         why="such a rule has no bound on how far one client moves its result, so no noise fits it",
         instead='say rule = "mean", or noise_at = "party": after that, any rule is post-processing',
     ),
-    Refusal(
+    RefusalRow(
         name="adaptive-at-party",
         when=_adaptive_at_party,
         why="the count of small updates would leave the parties without noise",
         instead="leave adaptive out and state max_norm",
     ),
-    Refusal(
+    RefusalRow(
         name="adaptive-with-clips",
         when=_adaptive_with_clips,
         why="two rules would set the same clip",
         instead="keep one of them",
     ),
-    Refusal(
+    RefusalRow(
         name="minimum-with-clients",
         when=_minimum,
         why="a round that fails for want of replies tells how many there were, without noise",
         instead="leave minimum_parties at 1: with too few replies the step is noise alone",
     ),
-    Refusal(
+    RefusalRow(
         name="fixed-size-neighbours",
-        when=_fixed_size,
+        when=_size_is_fixed,
         why="a client that comes or goes changes the chance of all the others to be drawn",
         instead='say neighbours = "zero-out" (or "replace-one"), or kind = "poisson"',
     ),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from quietsum.plan.refusals.row import Refusal, listed, taking_part
+from quietsum.plan.refusals.row import RefusalRow, list_some, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["ROWS", "warnings"]
+__all__ = ["ROWS", "list_drill_warnings"]
 
 
 def _strangers(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -18,7 +18,7 @@ def _strangers(plan: Plan, parties: Sequence[PartyFacts]) -> str:
         return ""
     known = {party.name for party in taking_part(plan, parties)}
     strange = [name for name in plan.attack.parties if name not in known]
-    return f"attack.parties names {listed(strange)}" if strange and known else ""
+    return f"attack.parties names {list_some(strange)}" if strange and known else ""
 
 
 def _nobody_honest(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -32,7 +32,7 @@ def _on_protected(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     if plan.attack is None:
         return ""
     kept = [f"'{party.name}'" for party in taking_part(plan, parties) if not party.public]
-    return f"[attack] with protected rows at {listed(kept)}" if kept else ""
+    return f"[attack] with protected rows at {list_some(kept)}" if kept else ""
 
 
 def _behind_masks(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -59,38 +59,38 @@ def _after_the_end(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 ROWS = (
-    Refusal(
+    RefusalRow(
         name="attack-by-strangers",
         when=_strangers,
         why="they take no part, so nobody would attack",
         instead="name parties of the plan, or say how many",
     ),
-    Refusal(
+    RefusalRow(
         name="attack-by-all",
         when=_nobody_honest,
         why="nothing is left to defend",
         instead="leave at least one party honest",
     ),
-    Refusal(
+    RefusalRow(
         name="attack-on-protected",
         when=_on_protected,
         why="attackers read what honest parties send before any noise of the server's, and change rows by their place "
         "among others, so that no ε of such a run would be true",
         instead="drill on rows that are public or made up, of the same shape",
     ),
-    Refusal(
+    RefusalRow(
         name="attack-behind-masks",
         when=_behind_masks,
         why="a drill changes updates where they arrive, and masked ones never do",
         instead="choose an attack on rows (label-flip, backdoor) without strength, or secure = false",
     ),
-    Refusal(
+    RefusalRow(
         name="attack-on-rows-for-some-rounds",
         when=_rows_for_some_rounds,
         why="rows are changed once, for the whole run",
         instead="leave from_round and to_round out, or choose an attack on updates",
     ),
-    Refusal(
+    RefusalRow(
         name="attack-after-the-end",
         when=_after_the_end,
         why="no round would be attacked",
@@ -99,6 +99,6 @@ ROWS = (
 )
 
 
-def warnings(plan: Plan) -> list[str]:
+def list_drill_warnings(plan: Plan) -> list[str]:
     """What everybody who sees such a plan is told."""
     return [plan.attack.words] if plan.attack is not None else []

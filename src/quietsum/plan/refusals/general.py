@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quietsum.aggregation import RULES, most_attackers
 from quietsum.plan.refusals.robust import cohort_of, rule_of
-from quietsum.plan.refusals.row import Refusal, largest, listed, record_of, stated, taking_part
+from quietsum.plan.refusals.row import RefusalRow, largest, list_some, name_stated, record_of, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
@@ -23,14 +23,14 @@ NEEDS_INDIVIDUALS = frozenset(name for name, rule in RULES.items() if rule.facts
 def _promise_without_style(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     if plan.privacy.style != "none":
         return ""
-    told = stated(plan, ("epsilon", "noise_multiplier", "delta", "lifetime"))
+    told = name_stated(plan, ("epsilon", "noise_multiplier", "delta", "lifetime"))
     told = told or ("privacy.preset" if plan.privacy.preset else "")
     return f"{told} beside privacy.style = 'none'" if told else ""
 
 
 def _no_promise(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     person = plan.privacy.person
-    told = plan.privacy.preset or stated(plan, ("epsilon", "noise_multiplier")) or (person and person.epsilon)
+    told = plan.privacy.preset or name_stated(plan, ("epsilon", "noise_multiplier")) or (person and person.epsilon)
     return "" if told or not plan.privacy.style.records else f"privacy.style = '{plan.privacy.style}' without a number"
 
 
@@ -47,7 +47,7 @@ def _noise_with_target(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _preset_with_numbers(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    told = stated(plan, ("epsilon", "noise_multiplier", "delta"))
+    told = name_stated(plan, ("epsilon", "noise_multiplier", "delta"))
     return f"privacy.preset = '{plan.privacy.preset}' together with {told}" if plan.privacy.preset and told else ""
 
 
@@ -59,7 +59,7 @@ def _no_delta(plan: Plan, parties: Sequence[PartyFacts]) -> str:
         return ""
     most = largest(plan, parties)
     hint = f" (1/(10 n) is {1 / (10 * most):.1g} here)" if most else ""
-    told = stated(plan, ("epsilon", "noise_multiplier")) or (person is not None and person.epsilon is not None)
+    told = name_stated(plan, ("epsilon", "noise_multiplier")) or (person is not None and person.epsilon is not None)
     return f"privacy.record.delta is missing{hint}" if told else ""
 
 
@@ -131,7 +131,7 @@ def _large_batch(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     small = [party for party in taking_part(plan, parties) if batch is not None and 0 < party.size < batch]
     if batch is None or not small:
         return ""
-    named = listed([f"'{party.name}' ({party.size:,})" for party in small])
+    named = list_some([f"'{party.name}' ({party.size:,})" for party in small])
     return f"training.batch_size = {batch:,} is more than the declared size of {named}"
 
 
@@ -143,7 +143,7 @@ def _duplicates(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     ):
         twice = [f"'{name}'" for name, count in Counter(names).items() if count > 1]
         if twice:
-            return f"{where} names {listed(twice)} more than once"
+            return f"{where} names {list_some(twice)} more than once"
     return ""
 
 
@@ -158,7 +158,7 @@ def _unknown(plan: Plan, parties: Sequence[PartyFacts]) -> str:
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
                 told.append(f"{where} names '{name}'" + (f" (did you mean '{close[0]}'?)" if close else ""))
-    return listed(told) if known else ""
+    return list_some(told) if known else ""
 
 
 def _nobody(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -167,7 +167,7 @@ def _nobody(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _no_data(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     empty = [f"'{party.name}'" for party in taking_part(plan, parties) if party.size == 0]
-    return f"{listed(empty)} declares no records" if empty else ""
+    return f"{list_some(empty)} declares no records" if empty else ""
 
 
 def _too_many_wanted(plan: Plan, parties: Sequence[PartyFacts]) -> str:
@@ -223,7 +223,7 @@ def _spare_with_schedule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return f"federation.spare_attempts = {plan.federation.spare_attempts} beside a schedule of noise"
 
 
-def _mixed_holder(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+def _holder_is_mixed(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     known: dict[str, tuple[str, str]] = {}
     for party in taking_part(plan, parties):
         if known.setdefault(party.account, (party.dataset, party.public)) != (party.dataset, party.public):
@@ -239,170 +239,170 @@ def _person_unasked(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 # ------------------------------------------------------------------------------------------- the table
 
-ROWS: tuple[Refusal, ...] = (
-    Refusal(
+ROWS: tuple[RefusalRow, ...] = (
+    RefusalRow(
         name="promise-without-style",
         when=_promise_without_style,
         why="style none gives NO PRIVACY GUARANTEE, and a number beside it reads like one",
         instead='remove it, or say style = "sample"',
     ),
-    Refusal(
+    RefusalRow(
         name="no-promise",
         when=_no_promise,
         why="the noise follows from the promise",
         instead='state record = { epsilon = 1.0, delta = 1e-5 }, or preset = "privacy_medium", or style = "none"',
     ),
-    Refusal(
+    RefusalRow(
         name="noise-with-target",
         when=_noise_with_target,
         why="the noise follows from a target ε and the ε from a noise, so one of them would be wrong",
         instead="keep epsilon to have the noise calibrated, or noise_multiplier to have ε computed",
     ),
-    Refusal(
+    RefusalRow(
         name="preset-with-numbers",
         when=_preset_with_numbers,
         why="a preset is a promise of its own, and two promises cannot both be kept",
         instead="keep one of them",
     ),
-    Refusal(
+    RefusalRow(
         name="no-delta",
         when=_no_delta,
         why="an ε means nothing without its δ",
         instead="state it, at most 1/(10 n) for the n records of the largest party",
     ),
-    Refusal(
+    RefusalRow(
         name="delta-too-large",
         when=_large_delta,
         why="at δ = 1/n a mechanism may publish one record in full and still keep its promise",
         instead="choose at most 1/(10 n)",
     ),
-    Refusal(
+    RefusalRow(
         name="lifetime-below-plan",
         when=_small_lifetime,
         why="the run alone would spend more than the dataset may ever spend",
         instead="raise the lifetime budget, or promise less in this run",
     ),
-    Refusal(
+    RefusalRow(
         name="other-rule",
         when=_other_rule,
         why="no rule has this name",
         instead=f"choose among mean, {', '.join(RULES)}",
     ),
-    Refusal(
+    RefusalRow(
         name="few-for-rule",
         when=_few_for_rule,
         why="with fewer, those that may send anything could make the result whatever they like",
         instead="state fewer attackers, ask more parties, or choose a rule that needs fewer",
     ),
-    Refusal(
+    RefusalRow(
         name="rule-with-weights",
         when=_rule_with_weights,
         why="a robust rule counts every update once: a size that nobody can verify would be a lever",
         instead='say weights = "equal", or leave it out',
     ),
-    Refusal(
+    RefusalRow(
         name="attackers-of-mean",
         when=_attackers_of_mean,
         why="one update can move a mean as far as it likes, so it withstands none",
         instead='say rule = "signguard" or "median", or attackers = 0',
     ),
-    Refusal(
+    RefusalRow(
         name="two-batches",
         when=_two_batches,
         why="both say how many records are drawn",
         instead="keep batch_size (records a batch) or sample_rate (alike at all parties)",
     ),
-    Refusal(
+    RefusalRow(
         name="two-lengths",
         when=_two_lengths,
         why="both say how long a round is",
         instead="keep local_epochs or local_steps",
     ),
-    Refusal(
+    RefusalRow(
         name="batch-too-large",
         when=_large_batch,
         why="no rate above 1 exists to draw such a batch",
         instead="choose a smaller batch_size, or sample_rate, which fits parties of all sizes",
     ),
-    Refusal(
+    RefusalRow(
         name="duplicate-parties",
         when=_duplicates,
         why="charges and budgets are kept by name, so a name must mean one party",
         instead="name each party once",
     ),
-    Refusal(
+    RefusalRow(
         name="unknown-parties",
         when=_unknown,
         why="the task has no such party",
         instead="name parties as `quietsum plan` lists them",
     ),
-    Refusal(
+    RefusalRow(
         name="no-parties",
         when=_nobody,
         why="there is nobody to ask",
         instead="choose another task, or options with which it has parties",
     ),
-    Refusal(
+    RefusalRow(
         name="no-data",
         when=_no_data,
         why="a party without records has nothing to train on, and its rate would be undefined",
         instead="leave it out of federation.parties",
     ),
-    Refusal(
+    RefusalRow(
         name="minimum-too-high",
         when=_too_many_wanted,
         why="no round could ever succeed",
         instead="lower minimum_parties or name more parties",
     ),
-    Refusal(
+    RefusalRow(
         name="cohort-rate",
         when=_cohort_rate,
         why="a rate belongs to kind poisson and a size to kind fixed-size, and to nothing else",
         instead='write { kind = "poisson", rate = 0.1 }, { kind = "fixed-size", size = 50 } or { kind = "everyone" }',
     ),
-    Refusal(
+    RefusalRow(
         name="other-engine",
         when=_other_engine,
         why="this task is plain numpy",
         instead='say engine = "auto" or engine = "numpy"',
     ),
-    Refusal(
+    RefusalRow(
         name="cohort-too-large",
         when=_cohort_too_large,
         why="nobody can be drawn twice",
         instead="choose a smaller size, or kind everyone",
     ),
-    Refusal(
+    RefusalRow(
         name="other-batches",
         when=_other_batches,
         why="the ε per record counts on every record being drawn by its own coin; other batches cost more",
         instead='say batches = "poisson"',
     ),
-    Refusal(
+    RefusalRow(
         name="batches-without-privacy",
         when=_batches_without_privacy,
         why="only Poisson batches are made in this version, and a plan must say what runs",
         instead='say batches = "poisson"; with sample_rate = 1.0 every step takes all records',
     ),
-    Refusal(
+    RefusalRow(
         name="schedule-length",
         when=_schedule_length,
         why="every round must know its noise before the first one",
         instead="make the stages' rounds add up to federation.rounds",
     ),
-    Refusal(
+    RefusalRow(
         name="spare-with-schedule",
         when=_spare_with_schedule,
         why="nobody knows at which noise a lost round would be repeated, so it cannot be paid for in advance",
         instead="leave spare_attempts at 0, or keep the noise the same in all stages",
     ),
-    Refusal(
+    RefusalRow(
         name="mixed-holder",
-        when=_mixed_holder,
+        when=_holder_is_mixed,
         why="one book is kept for all parties of a holder",
         instead="give parties of different datasets different holders",
     ),
-    Refusal(
+    RefusalRow(
         name="person-unasked",
         when=_person_unasked,
         why="a person's ε is that of up to max_records records, and this style adds no noise for records",

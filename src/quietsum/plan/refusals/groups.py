@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from quietsum.aggregation import RULES, most_attackers
 from quietsum.plan.refusals.robust import rule_of
-from quietsum.plan.refusals.row import Refusal, taking_part
+from quietsum.plan.refusals.row import RefusalRow, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.groups import Grouping
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["ROWS", "grouped", "hiding_enough", "warnings"]
+__all__ = ["ROWS", "has_groups", "hiding_enough", "list_group_warnings"]
 
 
-def grouped(plan: Plan) -> bool:
+def has_groups(plan: Plan) -> bool:
     """Whether masked sums are over random groups."""
     return plan.aggregation.secure and plan.aggregation.groups > 1
 
@@ -27,19 +27,19 @@ def _cohort(plan: Plan, parties: Sequence[PartyFacts]) -> int:
     return min(plan.federation.sampling.size or count, count)
 
 
-def _seated(plan: Plan, parties: Sequence[PartyFacts], groups: int | None = None) -> Grouping | None:
+def _seat(plan: Plan, parties: Sequence[PartyFacts], groups: int | None = None) -> Grouping | None:
     """The groups that the plan asks for, or so many; None where there are none, or some would hold one party."""
     import dataclasses
 
     from quietsum.plan.groups import grouping
-    from quietsum.plan.refusals.secure import distributed
+    from quietsum.plan.refusals.secure import distributing_key
 
     if groups is not None:
         plan = dataclasses.replace(plan, aggregation=dataclasses.replace(plan.aggregation, groups=groups))
     count = _cohort(plan, parties)
-    if not grouped(plan) or count < 2 * plan.aggregation.groups:
+    if not has_groups(plan) or count < 2 * plan.aggregation.groups:
         return None
-    return grouping(plan, count, in_shares=bool(distributed(plan)))
+    return grouping(plan, count, in_shares=bool(distributing_key(plan)))
 
 
 def _honest(plan: Plan, seated: Grouping) -> int:
@@ -53,7 +53,7 @@ def _honest(plan: Plan, seated: Grouping) -> int:
 
 def _few_seats(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     count, groups = _cohort(plan, parties), plan.aggregation.groups
-    if not grouped(plan) or not count or count // groups >= 4:
+    if not has_groups(plan) or not count or count // groups >= 4:
         return ""
     most = count // 4
     near = f" ({most} groups of four or more would do)" if most > 2 else ""
@@ -64,14 +64,14 @@ def hiding_enough(plan: Plan, parties: Sequence[PartyFacts]) -> int | None:
     """The most groups, fewer than the plan's, whose sums hold three honest members; None where none do."""
     from quietsum.secagg import FEWEST_IN_GROUP
 
-    others = (_seated(plan, parties, groups) for groups in range(plan.aggregation.groups - 1, 2, -1))
+    others = (_seat(plan, parties, groups) for groups in range(plan.aggregation.groups - 1, 2, -1))
     return next((one.count for one in others if one is not None and _honest(plan, one) >= FEWEST_IN_GROUP), None)
 
 
 def _few_honest(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     from quietsum.secagg import FEWEST_IN_GROUP
 
-    seated = _seated(plan, parties)
+    seated = _seat(plan, parties)
     if seated is None or seated.smallest < 4 or _honest(plan, seated) >= FEWEST_IN_GROUP:
         return ""
     most = hiding_enough(plan, parties)
@@ -83,10 +83,10 @@ def _few_honest(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     )
 
 
-def _contaminated(plan: Plan, parties: Sequence[PartyFacts]) -> str:
+def _contaminates(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     from quietsum.plan.groups import CONTAMINATED, chances, most_in_bound, nearest_groups
 
-    seated = _seated(plan, parties)
+    seated = _seat(plan, parties)
     if seated is None or rule_of(plan) is None:
         return ""
     count, groups, attackers = seated.parties, seated.count, max(seated.attackers, 1)
@@ -104,13 +104,13 @@ def _contaminated(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 def _with_mean(plan: Plan, parties: Sequence[PartyFacts]) -> str:
-    alike = grouped(plan) and plan.aggregation.rule == "mean"
+    alike = has_groups(plan) and plan.aggregation.rule == "mean"
     return f"aggregation.groups = {plan.aggregation.groups} with rule = 'mean'" if alike else ""
 
 
 def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     name, groups, rule = plan.aggregation.rule, plan.aggregation.groups, rule_of(plan)
-    if not grouped(plan) or rule is None:
+    if not has_groups(plan) or rule is None:
         return ""
     least = rule.facts.least(0 if plan.aggregation.attackers == 0 else 1)
     return "" if least <= groups else f"aggregation.groups = {groups} with rule = '{name}', which needs {least} or more"
@@ -118,42 +118,42 @@ def _few_for_rule(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 def _remembers(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     name = plan.aggregation.rule
-    keeps = grouped(plan) and name in RULES and RULES[name].facts.remembers
+    keeps = has_groups(plan) and name in RULES and RULES[name].facts.remembers
     return f"aggregation.groups = {plan.aggregation.groups} with rule = '{name}'" if keeps else ""
 
 
-ROWS: tuple[Refusal, ...] = (
-    Refusal(
+ROWS: tuple[RefusalRow, ...] = (
+    RefusalRow(
         name="groups-with-mean",
         when=_with_mean,
         why="the mean of the groups' means is the mean of all, and one sum over all tells less and has less noise",
         instead='leave groups out, or choose a robust rule, "median" say',
     ),
-    Refusal(
+    RefusalRow(
         name="groups-too-small",
         when=_few_seats,
         why="one member always counts as a colluder, and fewer than three honest ones hide nobody",
         instead="take fewer groups or more parties",
     ),
-    Refusal(
+    RefusalRow(
         name="groups-few-honest",
         when=_few_honest,
         why="fewer than three honest members hide nobody: one of them who tells, and the other's update is known",
         instead="take fewer and larger groups, allow fewer drop-outs, or count fewer colluders if that is true",
     ),
-    Refusal(
+    RefusalRow(
         name="groups-contaminated",
-        when=_contaminated,
+        when=_contaminates,
         why="a rule between group means holds only while most groups hold nobody who sends anything",
         instead="take more and smaller groups, or state fewer attackers if that is true",
     ),
-    Refusal(
+    RefusalRow(
         name="groups-few-for-rule",
         when=_few_for_rule,
         why="the rule between the groups sees one mean a group",
         instead="take more groups, or a rule that needs fewer (median)",
     ),
-    Refusal(
+    RefusalRow(
         name="groups-with-memory",
         when=_remembers,
         why="it keeps a record of each party, and groups are drawn anew in every round",
@@ -162,9 +162,9 @@ ROWS: tuple[Refusal, ...] = (
 )
 
 
-def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
+def list_group_warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
     """What is allowed with groups and still worth a sentence."""
-    seated, name, rule = _seated(plan, parties), plan.aggregation.rule, rule_of(plan)
+    seated, name, rule = _seat(plan, parties), plan.aggregation.rule, rule_of(plan)
     if seated is None or rule is None:
         return []
     told = []

@@ -19,7 +19,7 @@ from quietsum.aggregation import RULES, most_attackers
 from quietsum.errors import QuietsumError
 from quietsum.plan.refusals.groups import hiding_enough
 from quietsum.plan.refusals.robust import attackers_of, cohort_of, rule_of, smallest_rate
-from quietsum.plan.refusals.row import Refusal, client_of, largest, record_of, taking_part
+from quietsum.plan.refusals.row import RefusalRow, client_of, largest, record_of, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
@@ -59,18 +59,18 @@ class Change:
         )
         return f"{told} ({self.price})" if self.price else told
 
-    def applied(self, plan: Plan) -> Plan:
+    def apply(self, plan: Plan) -> Plan:
         """``plan`` with these keys; raises :class:`~quietsum.errors.InvalidParameter` where a value is impossible."""
         grouped: dict[str, Keys] = {}
         for key, value in self.keys.items():  # siblings together: a kind and its size are checked as one value
             table, _, name = key.rpartition(".")
             grouped.setdefault(table, {})[name] = value
         for table, fields in grouped.items():
-            plan = _replaced(plan, table.split(".") if table else (), fields)
+            plan = _replace(plan, table.split(".") if table else (), fields)
         return plan
 
 
-def nearest(plan: Plan, parties: Sequence[PartyFacts], rows: Sequence[Refusal]) -> tuple[Change, ...]:
+def nearest(plan: Plan, parties: Sequence[PartyFacts], rows: Sequence[RefusalRow]) -> tuple[Change, ...]:
     """Up to three plans that no row of ``rows`` refuses, by the fewest changed keys or one more; () if none is near."""
     waiting: list[tuple[int, int, Change]] = [(0, 0, Change(keys={}))]
     seen: set[str] = set()
@@ -81,7 +81,7 @@ def nearest(plan: Plan, parties: Sequence[PartyFacts], rows: Sequence[Refusal]) 
         if offered and (len(offered) == _SHOWN or cost > len(offered[0].keys) + 1):
             break
         try:
-            now = change.applied(plan)
+            now = change.apply(plan)
         except QuietsumError:
             continue
         applies = next((row.name for row in rows if row.when(now, parties)), "") or _unmaskable(now, parties)
@@ -115,13 +115,13 @@ def _unmaskable(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     return ""
 
 
-def _replaced(value: Any, path: Sequence[str], fields: Keys) -> Any:
+def _replace(value: Any, path: Sequence[str], fields: Keys) -> Any:
     if not path:
         return dataclasses.replace(value, **fields)
     below = getattr(value, path[0])
     if below is None:
         below = record_of(_promising(value)) if path[0] == "record" else client_of(_promising(value))
-    return dataclasses.replace(value, **{path[0]: _replaced(below, path[1:], fields)})
+    return dataclasses.replace(value, **{path[0]: _replace(below, path[1:], fields)})
 
 
 def _promising(privacy: Any) -> Any:
@@ -321,20 +321,20 @@ def _masks_unasked(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
     yield {"aggregation.secure": True}, ""
 
 
-def _summed(plan: Plan, parties: Sequence[PartyFacts]) -> int:
+def _count_summed(plan: Plan, parties: Sequence[PartyFacts]) -> int:
     """Over how many parties a masked sum goes."""
     count = len(taking_part(plan, parties))
     return min(plan.federation.sampling.size or count, count)
 
 
 def _few_honest(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
-    if _summed(plan, parties) > 3:
-        yield {"aggregation.colluders": _summed(plan, parties) - 3}, ""
+    if _count_summed(plan, parties) > 3:
+        yield {"aggregation.colluders": _count_summed(plan, parties) - 3}, ""
     yield {"aggregation.secure": False}, _SEEN
 
 
 def _low_floor(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
-    count = _summed(plan, parties)
+    count = _count_summed(plan, parties)
     lost = count - plan.aggregation.colluders - 2
     if plan.aggregation.drop_outs is None:
         yield {"aggregation.threshold": count - lost}, ""
@@ -344,7 +344,7 @@ def _low_floor(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
 
 def _threshold(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:
     yield {"aggregation.threshold": None}, ""
-    yield {"aggregation.threshold": (_summed(plan, parties) + plan.aggregation.colluders) // 2 + 1}, ""
+    yield {"aggregation.threshold": (_count_summed(plan, parties) + plan.aggregation.colluders) // 2 + 1}, ""
 
 
 def _parameters(plan: Plan, parties: Sequence[PartyFacts]) -> Iterator[Move]:

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.aggregation import RULES, Rule, find_rule, most_attackers
-from quietsum.plan.refusals.row import Refusal, taking_part
+from quietsum.plan.refusals.row import RefusalRow, taking_part
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
 
-__all__ = ["LIKELY", "ROWS", "attackers_of", "cohort_of", "rule_of", "run_ends", "smallest_rate", "warnings"]
+__all__ = ["LIKELY", "ROWS", "attackers_of", "cohort_of", "list_rule_warnings", "rule_of", "run_ends", "smallest_rate"]
 
 LIKELY = 0.1
 """A plan that ends for want of updates with a larger chance than this is refused."""
@@ -59,7 +59,7 @@ def _arrives(plan: Plan) -> float:
     )
 
 
-def _asked(plan: Plan, parties: Sequence[PartyFacts]) -> int:
+def _count_asked(plan: Plan, parties: Sequence[PartyFacts]) -> int:
     there = [party for party in taking_part(plan, parties) if party.name not in plan.federation.simulate.refusing]
     return min(plan.federation.sampling.size or len(there), len(there))
 
@@ -89,7 +89,7 @@ def run_ends(plan: Plan, parties: Sequence[PartyFacts]) -> tuple[float, float]:
     """
     if rule_of(plan) is None or not taking_part(plan, parties) or plan.aggregation.secure:
         return 0.0, 0.0
-    short = _below(_least(plan, parties), _asked(plan, parties), _arrives(plan))
+    short = _below(_least(plan, parties), _count_asked(plan, parties), _arrives(plan))
     spare = plan.federation.spare_attempts
     from scipy.special import bdtrc
 
@@ -125,8 +125,8 @@ def _short_cohort(plan: Plan, parties: Sequence[PartyFacts]) -> str:
     )
 
 
-ROWS: tuple[Refusal, ...] = (
-    Refusal(
+ROWS: tuple[RefusalRow, ...] = (
+    RefusalRow(
         name="short-cohort-for-rule",
         when=_short_cohort,
         why="a round with fewer updates than the rule needs has no step, and is charged all the same",
@@ -135,7 +135,7 @@ ROWS: tuple[Refusal, ...] = (
 )
 
 
-def warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
+def list_rule_warnings(plan: Plan, parties: Sequence[PartyFacts]) -> list[str]:
     """What is allowed with a robust rule and still worth a sentence."""
     told = []
     short, ends = run_ends(plan, parties)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, final
 if TYPE_CHECKING:  # the plan asks these modules, so at run time they know nothing of the plan
     from quietsum.plan.values import ClientPlan, PartyFacts, Plan, RecordPlan
 
-__all__ = ["Refusal", "client_level", "client_of", "largest", "listed", "record_of", "stated", "taking_part"]
+__all__ = ["RefusalRow", "client_level", "client_of", "largest", "list_some", "name_stated", "record_of", "taking_part"]
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Refusal:
+class RefusalRow:
     """One row. ``when`` says what it found in the plan and the parties, "" for nothing."""
 
     name: str
@@ -62,14 +62,14 @@ def largest(plan: Plan, parties: Sequence[PartyFacts]) -> int:
     return max(sizes.values(), default=0)
 
 
-def stated(plan: Plan, names: Iterable[str]) -> str:
+def name_stated(plan: Plan, names: Iterable[str]) -> str:
     """Which of the keys of ``privacy.record`` are stated, as "privacy.record.epsilon and .delta"."""
     record = record_of(plan)
     found = [name for name in names if getattr(record, name) is not None]
     return " and ".join([f"privacy.record.{found[0]}", *(f".{name}" for name in found[1:])]) if found else ""
 
 
-def listed(items: Sequence[str], most: int = 5) -> str:
+def list_some(items: Sequence[str], most: int = 5) -> str:
     """Some of the items in words, and how many more there are."""
     shown = list(items[:most]) + ([f"{len(items) - most} more"] if len(items) > most else [])
     return shown[0] if len(shown) == 1 else ", ".join(shown[:-1]) + f" and {shown[-1]}" if shown else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quietsum.aggregation import RULES
-from quietsum.plan.refusals.row import Refusal
+from quietsum.plan.refusals.row import RefusalRow
 
 if TYPE_CHECKING:
     from quietsum.plan.values import PartyFacts, Plan
@@ -34,19 +34,19 @@ def _no_root(plan: Plan, parties: Sequence[PartyFacts]) -> str:
 
 
 ROWS = (
-    Refusal(
+    RefusalRow(
         name="rule-without-root",
         when=_no_root,
         why="this rule tries every update on a few rows that nobody protects, held by the server",
         instead="say [task] options = { root = 100 }, or choose a rule that compares updates with each other",
     ),
-    Refusal(
+    RefusalRow(
         name="before-of-mean",
         when=_before_of_mean,
         why="a mean of mixed updates goes wherever a single one of them pulls it",
         instead='name a rule, for instance rule = "trimmed-mean", or leave before out',
     ),
-    Refusal(
+    RefusalRow(
         name="bucketing-with-memory",
         when=_before_remembers,
         why="buckets are drawn anew in every round, so what is remembered would belong to nobody",

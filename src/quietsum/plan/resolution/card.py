@@ -113,7 +113,7 @@ class GuaranteeCard:
         parts = ["# Guarantee card", self.summary]
         for section in SECTIONS:
             parts.append(f"## {section}")
-            parts += [f"- **{head}** {text}" for head, text in self._said(section)]
+            parts += [f"- **{head}** {text}" for head, text in self._say(section)]
         parts.append("## Assumptions")
         parts.append("\n".join(f"{place}. {_sentence(one)}" for place, one in enumerate(self.assumptions, 1)))
         parts.append(f"Made from the plan {self.plan[:16]}… by quietsum; every clause follows from its keys.")
@@ -124,14 +124,14 @@ class GuaranteeCard:
         lines = [*textwrap.wrap(self.summary, width)]
         for section in SECTIONS:
             lines += ["", section]
-            for head, text in self._said(section):
-                lines += _wrapped(f"{head} {text}", width, "  ")
+            for head, text in self._say(section):
+                lines += _wrap(f"{head} {text}", width, "  ")
         lines += ["", "Assumptions"]
         for place, one in enumerate(self.assumptions, 1):
-            lines += _wrapped(f"{place}. {_sentence(one)}", width, "  ")
+            lines += _wrap(f"{place}. {_sentence(one)}", width, "  ")
         return "\n".join(lines)
 
-    def _said(self, section: str) -> list[tuple[str, str]]:
+    def _say(self, section: str) -> list[tuple[str, str]]:
         """Mark and title of each clause of a section, and its text with the numbers of what it assumes."""
         numbers = {one: place for place, one in enumerate(self.assumptions, 1)}
         found = []
@@ -147,7 +147,7 @@ _FIGURE = re.compile(r"ε ≤ \S+ per \w+")  # an ε stays on one line with its 
 _JOINED = "\N{NO-BREAK SPACE}"
 
 
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
+def _wrap(text: str, width: int, indent: str) -> list[str]:
     whole = _FIGURE.sub(lambda found: found[0].replace(" ", _JOINED), text)
     lines = textwrap.wrap(
         whole, width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False,
@@ -319,18 +319,18 @@ def _lying(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     )
 
 
-def _bounded(unit: PrivacyUnit, observer: Observer) -> Callable[[ResolvedPlan, tuple[Guarantee, ...]], Clause]:
+def _epsilon_clause(unit: PrivacyUnit, observer: Observer) -> Callable[[ResolvedPlan, tuple[Guarantee, ...]], Clause]:
     """The clause of one ε: per ``unit``, against ``observer``."""
     section = _SERVER if observer is Observer.SERVER else _RECIPIENTS
     against = "the server" if observer is Observer.SERVER else "recipients of the model"
 
     def make(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
         found = next((one for one in whole if one.unit is unit and one.observer is observer), None)
-        if observer is Observer.SERVER and _known_shares(resolved, unit):
+        if observer is Observer.SERVER and _knows_shares(resolved, unit):
             found = None
         name, title = f"{unit}-{observer}", f"What one {unit} adds is hidden from {against}"
         if found is None or not math.isfinite(found.epsilon):
-            return Clause(name=name, section=section, title=title, provided=False, text=_unbounded(resolved, unit))
+            return Clause(name=name, section=section, title=title, provided=False, text=_why_unbounded(resolved, unit))
         text = (
             f"ε ≤ {_up(found.epsilon)} per {found.whom} at δ = {found.delta:g}, by {found.neighbours} ({found.method})."
         )
@@ -346,14 +346,14 @@ def _bounded(unit: PrivacyUnit, observer: Observer) -> Callable[[ResolvedPlan, t
     return make
 
 
-def _known_shares(resolved: ResolvedPlan, unit: PrivacyUnit) -> bool:
+def _knows_shares(resolved: ResolvedPlan, unit: PrivacyUnit) -> bool:
     """Whether the noise is in shares that one holder draws, all of them: it can subtract them."""
     own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
     return resolved.secure is not None and resolved.secure.simulated and resolved.distributed_unit is own
 
 
-def _unbounded(resolved: ResolvedPlan, unit: PrivacyUnit) -> str:
-    if _known_shares(resolved, unit):
+def _why_unbounded(resolved: ResolvedPlan, unit: PrivacyUnit) -> str:
+    if _knows_shares(resolved, unit):
         return (
             "In a simulation the holder draws every share of the noise and sees every update; real parties would not."
         )
@@ -574,8 +574,8 @@ _CLAUSES: tuple[Callable[[ResolvedPlan, tuple[Guarantee, ...]], Clause], ...] = 
     _threshold,
     _floor,
     _lying,
-    *(_bounded(unit, Observer.SERVER) for unit in PrivacyUnit),
-    *(_bounded(unit, Observer.RECIPIENTS) for unit in PrivacyUnit),
+    *(_epsilon_clause(unit, Observer.SERVER) for unit in PrivacyUnit),
+    *(_epsilon_clause(unit, Observer.RECIPIENTS) for unit in PrivacyUnit),
     _model,
     _differencing,
     _took_part,

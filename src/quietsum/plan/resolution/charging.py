@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from quietsum.privacy import Composed, Observer, PrivacyEvent, PrivacyUnit, Repeated, bounded_record_event, person_event
+from quietsum.privacy import Composed, Observer, PrivacyEvent, PrivacyUnit, Repeated, bound_record_event, person_event
 
 if TYPE_CHECKING:
     from quietsum.ledger import Charge
@@ -96,9 +96,9 @@ def _rounds(
     event: PrivacyEvent = profile.sampling().amplify(mechanism.event())
     person = resolved.plan.privacy.person
     if person is not None:
-        event = person_event(event, person.max_records) if unit is PrivacyUnit.PERSON else bounded_record_event(event)
+        event = person_event(event, person.max_records) if unit is PrivacyUnit.PERSON else bound_record_event(event)
     times = profile.steps * rounds
-    failure = mechanism.failure(times * resolved.coordinates(unit)) + rounds * resolved.misplaced(unit)
+    failure = mechanism.failure(times * resolved.coordinates(unit)) + rounds * resolved.misplacement_chance(unit)
     return Repeated(times=times, event=event), failure
 
 
@@ -110,4 +110,4 @@ def _client_rounds(resolved: ResolvedPlan, factor: float, rounds: int) -> tuple[
         event = resolved.cohort_sampling().amplify(event)
     extra = 1 if resolved.adaptive is not None else 0
     failure = mechanism.failure(rounds * (resolved.coordinates(PrivacyUnit.CLIENT) + extra))
-    return Repeated(times=rounds, event=event), failure + rounds * resolved.misplaced(PrivacyUnit.CLIENT)
+    return Repeated(times=rounds, event=event), failure + rounds * resolved.misplacement_chance(PrivacyUnit.CLIENT)

@@ -36,14 +36,14 @@ def rehearse(resolved: ResolvedPlan, ledger: str | os.PathLike[str]) -> Rehearsa
 
     Nothing is written. A ledger that was never begun is fine, one that was lost is LedgerBroken.
     """
-    with contextlib.closing(_opened(Path(ledger))) as known:
+    with contextlib.closing(_open(Path(ledger))) as known:
         touched = {(facts.account, facts.dataset) for facts in resolved.parties}
         books = tuple(book for book in known.lifetime() if (book.party, book.dataset) in touched)
         try:
             known.would_open(
                 f"rehearsal-{secrets.token_hex(8)}",
                 terms=resolved.terms(),
-                planned=resolved.planned(),
+                planned=resolved.all_charges(),
                 datasets=resolved.datasets(),
                 lifetimes=resolved.lifetimes(),
                 rounds=resolved.plan.federation.rounds,
@@ -53,7 +53,7 @@ def rehearse(resolved: ResolvedPlan, ledger: str | os.PathLike[str]) -> Rehearsa
         return Rehearsal(books=books)
 
 
-def _opened(path: Path) -> Ledger:
+def _open(path: Path) -> Ledger:
     from quietsum.ledger import Ledger, MemoryStore, NoLedger, SigningKey
 
     try:

@@ -177,7 +177,7 @@ class ResolvedPlan:
         training, size = self.plan.training, self.facts_of(party).size
         return training.sample_rate if training.sample_rate is not None else (training.batch_size or 0) / size
 
-    def expected_batch(self, party: str) -> float:
+    def batch_of(self, party: str) -> float:
         """rate · declared size: public, so it may divide."""
         return self.rate_of(party) * self.facts_of(party).size
 
@@ -218,19 +218,19 @@ class ResolvedPlan:
         stage, size = self.plan.stage(number), self.facts_of(party).size
         known = self._orders.get((stage, size))
         if known is None:
-            known = self._orders[stage, size] = self._ordered(party, stage)
+            known = self._orders[stage, size] = self._local_orders(party, stage)
         return known
 
     @cached_property
     def _orders(self) -> dict[tuple[StagePlan, int], LocalOrders]:
         return {}
 
-    def _ordered(self, party: str, stage: StagePlan) -> LocalOrders:
+    def _local_orders(self, party: str, stage: StagePlan) -> LocalOrders:
         training, person = self.plan.training, self.plan.privacy.person
         return LocalOrders(
             steps=self.steps_of(party),
             sampling=self.sampling_of(party),
-            expected_batch=self.expected_batch(party),
+            expected_batch=self.batch_of(party),
             learning_rate=training.optimizer.learning_rate * stage.learning_rate,
             momentum=training.optimizer.momentum,
             proximal=training.proximal,
@@ -257,7 +257,7 @@ class ResolvedPlan:
         """
         names = tuple(survivors)
         if self.distributed_unit is PrivacyUnit.RECORD:
-            return math.fsum(self.expected_batch(name) for name in names)
+            return math.fsum(self.batch_of(name) for name in names)
         return float(len(names)) if self.client_level else math.fsum(self.weight_of(name) for name in names)
 
     @property
@@ -299,7 +299,7 @@ class ResolvedPlan:
             noise = QuantileRule(count_noise=adaptive.count_noise).sum_noise(noise)
         return _mechanism(self.plan, self._client.max_norm * stage.clip if max_norm is None else max_norm, noise)
 
-    def distributed(self, unit: PrivacyUnit, number: int = 1) -> DistributedNoise | None:
+    def noise_shares(self, unit: PrivacyUnit, number: int = 1) -> DistributedNoise | None:
         """The noise in shares that protects ``unit`` in round ``number``; None where it is added elsewhere.
 
         Guarantees: calibrated to the floor's honest parties, whoever comes, so that any cohort whose sum is unmasked
@@ -363,7 +363,7 @@ class ResolvedPlan:
         added = found(noise, clip)
         return None if added is None else float(added.event().noise_multiplier)
 
-    def misplaced(self, unit: PrivacyUnit) -> float:
+    def misplacement_chance(self, unit: PrivacyUnit) -> float:
         """The chance, for each planned round, that a draw of groups leaves ``unit`` with less noise than is charged."""
         from quietsum.plan.groups import SESSIONS
         from quietsum.secagg import DRAWS
@@ -375,7 +375,7 @@ class ResolvedPlan:
 
     def coordinates(self, unit: PrivacyUnit) -> int:
         """Coordinates that get the noise of ``unit``: the model's, or as many as a rotation makes of them."""
-        found = self.distributed(unit)
+        found = self.noise_shares(unit)
         return self.dimension if found is None else found.dimension
 
     @property
@@ -398,7 +398,7 @@ class ResolvedPlan:
         over = span(self, 1, number)
         return tuple(charge(self, account, unit, over) for account in accounts for unit in units(self))
 
-    def planned(self) -> tuple[Charge, ...]:
+    def all_charges(self) -> tuple[Charge, ...]:
         """The whole plan's charges, spare attempts included: one for each account and unit."""
         over = span(self, self.attempts)
         return tuple(charge(self, account, unit, over) for account in self.accounts for unit in units(self))
@@ -443,14 +443,14 @@ class ResolvedPlan:
             if best is None or found.epsilon > best[1].epsilon:
                 best = (account, found)
         assert best is not None
-        return best[0], self._labelled(best[1])
+        return best[0], self._add_label(best[1])
 
     @property
     def label(self) -> str:
         """What must stand beside the noise: that it is not floating-point safe; "" where it is."""
         return next((one.label for one in (self.record_mechanism(), self.joint_mechanism()) if one is not None), "")
 
-    def _labelled(self, found: Guarantee) -> Guarantee:
+    def _add_label(self, found: Guarantee) -> Guarantee:
         if not self.label:
             return found
         return dataclasses.replace(found, warnings=(*found.warnings, self.label), certified=False)
@@ -462,7 +462,7 @@ class ResolvedPlan:
             dataclasses.replace(client, unit=PrivacyUnit.RECORD),
             delta=delta, accounting=self.plan.privacy.accounting, neighbours=Neighbours.REPLACE_ONE,
         )  # fmt: skip
-        return self._labelled(dataclasses.replace(found, method=f"{found.method}, through the client level"))
+        return self._add_label(dataclasses.replace(found, method=f"{found.method}, through the client level"))
 
     def _row(self, rounds: int) -> ForecastRow:
         told: list[Guarantee] = []
@@ -539,7 +539,7 @@ class ResolvedPlan:
             return ()
         share = 1 / math.sqrt(self.secure.honest) if self._records_in_shares and self.secure is not None else 1.0
         noise = share * (self.noise_multiplier or 0.0)
-        alone = {facts.name: noise / self.expected_batch(facts.name) for facts in self.parties}
+        alone = {facts.name: noise / self.batch_of(facts.name) for facts in self.parties}
         together = math.sqrt(sum((self.weight_of(party) * own) ** 2 for party, own in alone.items()))
         root = math.sqrt(self.dimension)
         return tuple(

@@ -47,7 +47,7 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
     try:
         _ = found.secure
     except PlanRefused as error:  # no parameters fit
-        raise refusals.answered([str(error)], plan, parties) from None
+        raise refusals.explain_refusal([str(error)], plan, parties) from None
     if pricing is None:  # a run that has begun goes on
         _check_memory(found, parties)
     try:
@@ -60,10 +60,12 @@ def resolve(plan: Plan, parties: Sequence[PartyFacts], dimension: int, *, pricin
             raise
         raise PlanRefused(f"noise in shares does not fit this plan: {error}{_smaller_ball(found)}") from None
     _check_stages(found)
-    return dataclasses.replace(found, warnings=(*found.warnings, *_outnumbered(found), *sight.warnings(found)))
+    return dataclasses.replace(
+        found, warnings=(*found.warnings, *_warn_outnumbered(found), *sight.list_sight_warnings(found))
+    )
 
 
-def _outnumbered(resolved: ResolvedPlan) -> tuple[str, ...]:
+def _warn_outnumbered(resolved: ResolvedPlan) -> tuple[str, ...]:
     """A sentence where more parties attack in a drill than the rule is set up for; () elsewhere."""
     attack, rule = resolved.plan.attack, resolved.robust
     if attack is None or rule is None:
@@ -85,8 +87,8 @@ def _check_memory(found: ResolvedPlan, parties: Sequence[PartyFacts]) -> None:
     moves = [{"aggregation.before": ""}] if found.plan.aggregation.before else []
     offered = []
     for change in (refusals.Change(keys=keys) for keys in (*moves, *({"aggregation.rule": name} for name in RULES))):
-        after = change.applied(found.plan)
-        if not refusals.found(after, parties) and not _too_large(dataclasses.replace(found, plan=after)):
+        after = change.apply(found.plan)
+        if not refusals.find_refusals(after, parties) and not _too_large(dataclasses.replace(found, plan=after)):
             offered.append(change)
     near = offered[:3]
     line = f"\n  nearest possible plan: {'; or '.join(map(str, near))}" if near else ""
@@ -141,7 +143,7 @@ def _with_records(bare: ResolvedPlan, pricing: int | None) -> ResolvedPlan:
     if person is not None and person.epsilon is not None:
         budgets.append(Budget(epsilon=person.epsilon, delta=person.delta or delta, unit=PrivacyUnit.PERSON))
     if budgets:
-        found = _calibrated_records(bare, budgets, pricing)
+        found = _calibrate_records(bare, budgets, pricing)
     else:
         assert record.noise_multiplier is not None
         found = dataclasses.replace(bare, record_noise=record.noise_multiplier)
@@ -178,7 +180,7 @@ def _spent(found: ResolvedPlan, unit: PrivacyUnit, delta: float, pricing: int | 
     return Budget(epsilon=max(guarantee.epsilon, _SMALLEST), delta=delta, unit=unit)
 
 
-def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: int | None) -> ResolvedPlan:
+def _calibrate_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: int | None) -> ResolvedPlan:
     """The plan at the smallest noise with which every budget holds, as the mechanism rounds it."""
 
     def with_noise(noise: float) -> ResolvedPlan:
@@ -190,7 +192,7 @@ def _calibrated_records(bare: ResolvedPlan, budgets: Sequence[Budget], pricing: 
             [bare.profile_of_account(account) for account in bare.accounts],
             bare.attempts, budgets[0], accounting=bare.plan.privacy.accounting, neighbours=_relation(bare, pricing),
         )  # fmt: skip
-        return _nudged(with_noise, start, budgets, pricing)
+        return _nudge(with_noise, start, budgets, pricing)
     return with_noise(_least_noise(lambda noise: _fits(with_noise(noise), budgets, pricing), budgets))
 
 
@@ -208,7 +210,7 @@ def _fits(found: ResolvedPlan, budgets: Sequence[Budget], pricing: int | None) -
     return all(cost.epsilon <= one.epsilon for cost, one in zip(costs, budgets, strict=True))
 
 
-def _nudged(
+def _nudge(
     with_noise: Callable[[float], ResolvedPlan], noise: float, budgets: Sequence[Budget], pricing: int | None
 ) -> ResolvedPlan:
     """The first noise at or a hair above ``noise`` that fits, with the mechanism's rounding."""
@@ -261,12 +263,12 @@ def _with_clients(bare: ResolvedPlan, pricing: int | None) -> ResolvedPlan:
     else:
         assert client.epsilon is not None
         limit = Budget(epsilon=client.epsilon, delta=client.delta, unit=PrivacyUnit.CLIENT)
-        found = _calibrated_clients(bare, with_noise, limit, pricing)
+        found = _calibrate_clients(bare, with_noise, limit, pricing)
     _check_count_noise(found)
     return dataclasses.replace(found, limits=(*bare.limits, limit))
 
 
-def _calibrated_clients(
+def _calibrate_clients(
     bare: ResolvedPlan, with_noise: Callable[[float], ResolvedPlan], limit: Budget, pricing: int | None
 ) -> ResolvedPlan:
     """The plan at the smallest noise that fits; the usual draws have a calibration of their own, which is quicker."""
@@ -279,7 +281,7 @@ def _calibrated_clients(
         [Profile(rate=rate, steps=1)], bare.attempts, limit,
         accounting=bare.plan.privacy.accounting, neighbours=privacy.neighbours,
     )  # fmt: skip
-    return _nudged(with_noise, start, [limit], pricing)
+    return _nudge(with_noise, start, [limit], pricing)
 
 
 def _check_count_noise(found: ResolvedPlan) -> None:

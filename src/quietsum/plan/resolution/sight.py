@@ -27,7 +27,7 @@ import numpy as np
 if TYPE_CHECKING:
     from quietsum.plan.resolution.resolved import ResolvedPlan
 
-__all__ = ["FAINT", "Sight", "sight", "warnings"]
+__all__ = ["FAINT", "Sight", "list_sight_warnings", "sight"]
 
 FAINT = 0.2
 """Noise over the sampling error of a mean gradient, from which on signs and directions hardly tell updates apart."""
@@ -114,7 +114,7 @@ def _of(resolved: ResolvedPlan, party: str) -> Sight | None:
     return Sight(party=party, noise=noise, against_chance=noise * math.sqrt(seen), records=seen)
 
 
-def warnings(resolved: ResolvedPlan) -> tuple[str, ...]:
+def list_sight_warnings(resolved: ResolvedPlan) -> tuple[str, ...]:
     """A sentence where the noise hides from the rule what it goes by; () elsewhere."""
     found, rule = sight(resolved), resolved.robust
     if found is None or rule is None or not found.faint:

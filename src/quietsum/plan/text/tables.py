@@ -76,17 +76,17 @@ def _plain(value: Any, free: bool) -> Any:
 
 def _annotation(one: Declaration) -> Any:
     """The type of a key for pydantic, with its bound."""
-    return dict[str, Any] if one.key.free else _bounded(one.type, one.key.bound)
+    return dict[str, Any] if one.key.free else _bound_kind(one.type, one.key.bound)
 
 
-def _bounded(kind: Any, bound: Bound) -> Any:
+def _bound_kind(kind: Any, bound: Bound) -> Any:
     parts = typing.get_args(kind)
     if isinstance(kind, types.UnionType):
-        return functools.reduce(lambda one, other: one | other, (_bounded(part, bound) for part in parts))
+        return functools.reduce(lambda one, other: one | other, (_bound_kind(part, bound) for part in parts))
     if typing.get_origin(kind) is tuple:
-        items = _bounded(parts[0], dataclasses.replace(bound, shortest=None))
+        items = _bound_kind(parts[0], dataclasses.replace(bound, shortest=None))
         found: Any = Annotated[list[items], Field(min_length=bound.shortest, max_length=bound.longest)]  # type: ignore[valid-type]
-        return Annotated[found, BeforeValidator(_listed)] if bound.single else found
+        return Annotated[found, BeforeValidator(_as_list)] if bound.single else found
     if typing.get_origin(kind) is Mapping:
         return dict[parts[0], parts[1]]  # type: ignore[valid-type]
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -100,7 +100,7 @@ def _bounded(kind: Any, bound: Bound) -> Any:
     return Annotated[str, Field(min_length=bound.shortest)] if kind is str else kind
 
 
-def _listed(value: object) -> object:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 

@@ -72,7 +72,7 @@ class Clients:
     epsilon: float = 8.0
 
 
-def _made(parties: int, **settings: float) -> Defaults:
+def _deal_out(parties: int, **settings: float) -> Defaults:
     """Clients dealt out alike, for data that does not say where it comes from."""
     return Defaults(split="iid", parties=parties, **settings)  # type: ignore[arg-type]  # names are Defaults' own
 
@@ -84,11 +84,11 @@ DEFAULTS: Mapping[str, Defaults] = MappingProxyType({
     "nuclei": Defaults(rounds=30, sample_rate=1.0, learning_rate=0.6, max_grad_norm=0.5, delta=1e-4, momentum=0.9),
     "cards": Defaults(rounds=40, sample_rate=1.0, learning_rate=8.0, max_grad_norm=0.5, delta=1e-6, parties=500,
                       person=("card", 4)),
-    "chest-xray": _made(4, rounds=60, sample_rate=0.25, learning_rate=8.0, max_grad_norm=0.1),
-    "fraud": _made(5, rounds=100, sample_rate=1.0, learning_rate=50.0, max_grad_norm=1.2, delta=4e-7),
-    "digits": _made(4, rounds=40, sample_rate=0.25, learning_rate=4.0, max_grad_norm=0.1),
-    "mnist": _made(4, rounds=40, sample_rate=0.25, learning_rate=16.0, max_grad_norm=0.1, delta=1e-6),
-    "fashion-mnist": _made(4, rounds=40, sample_rate=0.25, learning_rate=32.0, max_grad_norm=0.1, delta=1e-6),
+    "chest-xray": _deal_out(4, rounds=60, sample_rate=0.25, learning_rate=8.0, max_grad_norm=0.1),
+    "fraud": _deal_out(5, rounds=100, sample_rate=1.0, learning_rate=50.0, max_grad_norm=1.2, delta=4e-7),
+    "digits": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=4.0, max_grad_norm=0.1),
+    "mnist": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=16.0, max_grad_norm=0.1, delta=1e-6),
+    "fashion-mnist": _deal_out(4, rounds=40, sample_rate=0.25, learning_rate=32.0, max_grad_norm=0.1, delta=1e-6),
 })  # fmt: skip
 HEART_DEFAULTS = DEFAULTS["heart"]
 OTHER_DEFAULTS = Defaults(
@@ -284,7 +284,7 @@ def _aggregation(chosen: Defaults, clients: Clients | None, secure: bool) -> str
         *_rule(clients is None and not secure),
         _line(f'weights = "{weights[0]}"', weights[1]),
         _line(f"optimizer = {server}", 'or "fedadam"' if momentum else 'or "fedavgm", "fedadam"'),
-        *(_masked(chosen, clients) if secure else _unmasked(clients)),
+        *(_mask_lines(chosen, clients) if secure else _offer_masks(clients)),
     ))  # fmt: skip
 
 
@@ -301,7 +301,7 @@ def _rule(judged: bool) -> tuple[str, ...]:
     )
 
 
-def _masked(chosen: Defaults, clients: Clients | None) -> tuple[str, ...]:
+def _mask_lines(chosen: Defaults, clients: Clients | None) -> tuple[str, ...]:
     many = (chosen.parties if clients is None else clients.parties or chosen.parties) or 0
     asked = many if clients is None else round(many * clients.cohort)
     lost = (
@@ -315,7 +315,7 @@ def _masked(chosen: Defaults, clients: Clients | None) -> tuple[str, ...]:
     )
 
 
-def _unmasked(clients: Clients | None) -> tuple[str, ...]:
+def _offer_masks(clients: Clients | None) -> tuple[str, ...]:
     whose = "record" if clients is None else "client"
     more = ", one sample_rate, local_steps = 1" if clients is None else ', neighbours = "zero-out"'
     return (

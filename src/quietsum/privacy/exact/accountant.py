@@ -184,7 +184,7 @@ class ExactAccountant:
     def _has_envelopes(self) -> bool:
         return any(isinstance(pair, EnvelopePair) for pair in self.history.counts)
 
-    def _attained_accountants(self) -> Iterator[ExactAccountant]:
+    def _attaining_accountants(self) -> Iterator[ExactAccountant]:
         """The same history with pairs that real datasets attain in the place of envelopes."""
         for counts in list_attained(self.history.counts):
             other = ExactAccountant(neighbours=self.history.neighbours, observer=self.history.observer)
@@ -194,7 +194,7 @@ class ExactAccountant:
 
     def _lower_epsilon(self, delta: float) -> float:
         """A lower bound on ε: the best of what real datasets attain, as far as the contour can tell."""
-        first, *others = self._attained_accountants()
+        first, *others = self._attaining_accountants()
         lower = first.epsilon(delta=delta).epsilon_lower
         lower = max(
             lower, *(least_epsilon(pair, delta) for pair in self.history.counts if isinstance(pair, EnvelopePair))
@@ -222,7 +222,7 @@ class ExactAccountant:
             return single.delta_bounds(epsilon)
         if self._has_envelopes():
             lower, upper = (
-                next(self._attained_accountants()).delta_bounds(epsilon=epsilon)[0],
+                next(self._attaining_accountants()).delta_bounds(epsilon=epsilon)[0],
                 self._worst_delta(epsilon)[1],
             )
             return min(lower, upper), upper

@@ -198,7 +198,7 @@ def _points(pair: pr.Pair, reach: float, count: int) -> Array:
             far, half = (math.log(rate) + shift * (at - shift / 2) / sigma**2 for shift in (1.0, near))
             losses = np.maximum(np.logaddexp(math.log1p(-rate), far) - np.logaddexp(math.log1p(-rate), half), 0.0)
             if isinstance(pair, pr.MergedPair):
-                return np.append(_merged_rest(pair)[2], losses)
+                return np.append(_rest_of_merged(pair)[2], losses)
             return np.concatenate([-losses[::-1], [0.0], losses])
         case pr.LaplacePair(scale=scale):
             return np.linspace(-1 / scale, 1 / scale, count)
@@ -286,7 +286,7 @@ def _mixture_inverse(pair: pr.MixturePair, edges: Array) -> Array:
     return at
 
 
-def _merged_rest(pair: pr.MergedPair) -> tuple[float, float, float]:
+def _rest_of_merged(pair: pr.MergedPair) -> tuple[float, float, float]:
     """(P, Q, loss) of the one answer that stands for all losses ≤ 0."""
     at = 0.5 * (1 + pair.near) / pair.sigma
     common, far, half = (float(ndtr(at - shift / pair.sigma)) for shift in (0.0, 1.0, pair.near))
@@ -308,7 +308,7 @@ def _envelope_cells(pair: pr.EnvelopePair | pr.MergedPair, edges: Array) -> Cell
     size = len(edges) + 1
     right = np.searchsorted(edges, cuts, side="right")  # the cell just above each cut
     if isinstance(pair, pr.MergedPair):
-        p_rest, q_rest, loss = _merged_rest(pair)
+        p_rest, q_rest, loss = _rest_of_merged(pair)
         cell = np.append(right, np.searchsorted(edges, loss))
         return CellMasses(_gather(cell, p_right, [p_rest], size), _gather(cell, q_right, [q_rest], size))
     middle = [(1 - rate) * float(erf(at[0] / sigma * math.sqrt(0.5)))]  # at[0]: where the loss is 0

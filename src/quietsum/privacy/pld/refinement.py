@@ -72,7 +72,7 @@ class BoundQuery(Protocol):
         """The gap between the bounds as a multiple of the tolerated one."""
         ...
 
-    def tolerated_gap(self, epsilon: float, slope: float) -> float:
+    def largest_gap(self, epsilon: float, slope: float) -> float:
         """The tolerated gap as a change of ε, where log δ falls by ``slope`` for each unit of ε."""
         ...
 
@@ -114,7 +114,7 @@ class AtDelta:
         gap = found.upper - found.lower if math.isfinite(found.upper) else math.inf
         return gap / (self.tolerance * max(1.0, min(found.upper, 1e300)))
 
-    def tolerated_gap(self, epsilon: float, slope: float) -> float:
+    def largest_gap(self, epsilon: float, slope: float) -> float:
         """What was asked for."""
         return self.tolerance * max(1.0, epsilon)
 
@@ -163,7 +163,7 @@ class AtEpsilon:
             return 0.0
         return math.log(found.upper / found.lower) / self.tolerance if found.lower > 0 else math.inf
 
-    def tolerated_gap(self, epsilon: float, slope: float) -> float:
+    def largest_gap(self, epsilon: float, slope: float) -> float:
         """A factor of δ is worth this much ε."""
         return self.tolerance / slope
 
@@ -203,7 +203,7 @@ def refine(
             )
         if spacing is None:
             slope = 1 + min(plan.tilt_exponents)
-            step = max(finest, step or first_spacing(losses, plan, allowed=question.tolerated_gap(guess[0], slope)))
+            step = max(finest, step or first_spacing(losses, plan, allowed=question.largest_gap(guess[0], slope)))
             step = unit if exact and unit >= finest else unit / math.ceil(unit / step) if unit > step else step
         lower, upper = _evaluate(losses, direction, question, plan, step, guess, unit, at_least)
         best = Bounds(max(best.lower, lower), min(best.upper, upper), step)
