@@ -167,7 +167,7 @@ def lines(found: Mapping[tuple[float, str, str], Sequence[Outcome]]) -> Iterator
         paired = [one.auprc - other.auprc for one, other in zip(runs, before, strict=True)] if before else []
         judged = rule != "mean"
         named = frozenset[str]().union(*(one.named for one in runs))
-        who = "both, and no other" if named == set(ATTACKERS) else ", ".join(sorted(named)) or "nobody"
+        who = "both, and no other" if named == set(ATTACKERS) else ", ".join(sorted(named)) or "none"
         yield (
             f"{epsilon:g}", rule, arm,
             _share([one.both for one in runs]) if judged and arm != "none" else "–",

@@ -276,7 +276,7 @@ def hundred(repeat: int, machine: cost.Machine) -> list[str]:
         "integers, 10 drop-outs": (10, whole_numbers(dimension)),
         "with rounding": (10, quantised(dimension, count)),
         "with rounding and noise": (10, noised(dimension, count, honest=80)),
-        "integers, nobody drops out": (0, whole_numbers(dimension)),
+        "integers, no drop-outs": (0, whole_numbers(dimension)),
         "integers, 30 drop-outs": (30, whole_numbers(dimension)),
     }
     lines = []
