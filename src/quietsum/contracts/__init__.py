@@ -15,6 +15,7 @@ A contract is a plain class of ``test_…`` methods. Subclass it in your tests, 
 from __future__ import annotations
 
 from quietsum.contracts.accountant import AccountantContract
+from quietsum.contracts.engines import EngineContract
 from quietsum.contracts.exchanges import ExchangesContract
 from quietsum.contracts.folds import FoldContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
@@ -23,6 +24,7 @@ from quietsum.contracts.rules import RuleContract
 
 __all__ = [
     "AccountantContract",
+    "EngineContract",
     "ExchangesContract",
     "FoldContract",
     "LedgerStoreContract",

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from quietsum.learning.clients.local import LocalSteps as LocalSteps
     from quietsum.learning.clients.plain import fresh_model as fresh_model, train_plainly as train_plainly
     from quietsum.learning.clients.side_by_side import SideBySide as SideBySide
+    from quietsum.learning.clipping import (
+        Automatic as Automatic,
+        Clip as Clip,
+        Flat as Flat,
+        FlatL1 as FlatL1,
+        PerLayer as PerLayer,
+    )
     from quietsum.learning.config import (
         PrivacyConfig as PrivacyConfig,
         TrainingSchedule as TrainingSchedule,
@@ -32,7 +39,14 @@ if TYPE_CHECKING:
         private_steps as private_steps,
     )
     from quietsum.learning.engines.batch_mixing import fix_batch_norm as fix_batch_norm, unchanged as unchanged
-    from quietsum.learning.engines.protocol import Batch as Batch, losses_of as losses_of, rows_of as rows_of
+    from quietsum.learning.engines.protocol import (
+        Batch as Batch,
+        Engine as Engine,
+        Loss as Loss,
+        engine_for as engine_for,
+        losses_of as losses_of,
+        rows_of as rows_of,
+    )
     from quietsum.learning.noise.gradient_noise import uncovered_norms as uncovered_norms
     from quietsum.learning.own_loop import make_private as make_private
     from quietsum.learning.people import bound_people as bound_people

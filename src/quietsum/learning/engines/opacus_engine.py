@@ -52,6 +52,12 @@ def _still(model: nn.Module) -> Iterator[None]:
             module.p = p
 
 
+def _made_up(part: Tensor) -> Tensor:
+    """Three rows of the shape of ``part``'s."""
+    like = part[:1].expand(3, *part.shape[1:])
+    return torch.randn_like(like) if part.is_floating_point() else torch.zeros_like(like)
+
+
 class OpacusMissing(QuietsumError, ImportError):
     """The engine was asked for by name and the library is not installed."""
 
@@ -123,13 +129,11 @@ class OpacusEngine:
 
         A weight that is used outside its module, a border mode or a checkpoint gives it norms that are too small.
         """
-        rows = tuple(
-            torch.randn_like(part[:1].expand(3, *part.shape[1:])) if part.is_floating_point()
-            else torch.zeros_like(part[:1].expand(3, *part.shape[1:]))
-            for part in batch
-        )  # fmt: skip
         buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         devices = [part.device for part in self._parameters if part.is_cuda][:1]
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(0)
+            rows = tuple(_made_up(part) for part in batch)
         found: list[list[Tensor]] = []
         for way in (block, self._by_loop):
             with torch.random.fork_rng(devices=devices), _still(self._model):
@@ -153,8 +157,8 @@ class OpacusEngine:
         except QuietsumError:
             raise
         except Exception as error:  # whatever Opacus says to a layer that it does not know
-            told = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            problem = f"cannot serve this model ({told})"
+            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = f"cannot serve this model ({said})"
             raise InvalidParameter(
                 "engine", self._name, problem, "use engine = 'auto', which finds its own way"
             ) from error

@@ -41,7 +41,10 @@ ENGINES = ("auto", "bookkeeping", "vmap", "opacus", "opacus-ghost", "naive")
 
 
 class Engine(Protocol):
-    """What computes the sum of clipped gradients of one model."""
+    """What computes the sum of clipped gradients of one model.
+
+    What is asked of every implementation is tested by :class:`quietsum.contracts.EngineContract`.
+    """
 
     @property
     def name(self) -> str:
