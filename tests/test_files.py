@@ -270,7 +270,7 @@ WRITERS = {
     "alerts/auditlog.py": "a log that is chained and synced line by line",
     "alerts/sinks.py": "alerts for the operator, line by line",
     "ledger/chain/high_water_mark.py": "in place: the mark may be late, not slow",
-    "federation/flower/adapter.py": "a file for the library under it, for as long as a process lives",
+    "federation/flower/flwr_calls.py": "a file for the library under it, for as long as a process lives",
     "ledger/stores/sqlite.py": "an empty file for SQLite, which writes the rest",
     "federation/flower/childlog.py": "a log",
     "federation/flower/superlink.py": "a log",

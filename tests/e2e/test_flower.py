@@ -307,9 +307,11 @@ def one_round(stage: Stage, name: str) -> Path:
 def test_a_slow_loris_and_garbage_on_the_open_port_hold_nobody_up(story: Stage) -> None:
     stage = story
     trusting = ssl.create_default_context(cafile=str(stage.keys / "ca.crt"))
-    from quietsum.federation.flower.adapter import show
+    from quietsum.federation.flower.flwr_calls import show_certificate
 
-    show(trusting, (stage.keys / "va" / "node.crt").read_bytes(), read_node_key(stage.keys / "va" / "node.key"))
+    show_certificate(
+        trusting, (stage.keys / "va" / "node.crt").read_bytes(), read_node_key(stage.keys / "va" / "node.key")
+    )
     with contextlib.ExitStack() as stack:
         for number in range(40):
             plain = stack.enter_context(socket.create_connection(("127.0.0.1", stage.port), timeout=300))

@@ -286,7 +286,7 @@ class Story:
         failpoints.reach("carrier:sent")
         return str(self._messages)
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
+    def receive(self, wait: float) -> Sequence[Arrival]:
         found: list[Arrival] = []
         queue, self._waiting = self._waiting, []
         while queue:

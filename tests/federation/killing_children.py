@@ -47,7 +47,7 @@ class Distant:
         failpoints.reach("carrier:sent")
         return name
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
+    def receive(self, wait: float) -> Sequence[Arrival]:
         found: Sequence[Arrival] = self._call("arrived", wait)
         return found
 

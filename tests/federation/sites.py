@@ -110,7 +110,7 @@ class Carrier:
         self._waiting.append((name, node, content))
         return name
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
+    def receive(self, wait: float) -> Sequence[Arrival]:
         found: list[Arrival] = []
         waiting, self._waiting = self._waiting, []
         for name, node, content in waiting:

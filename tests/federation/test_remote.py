@@ -204,7 +204,7 @@ def test_a_site_at_work_is_waited_for_while_its_connection_comes_and_goes(tmp_pa
     world.carrier.spoil = lambda node, reply: reply or None
     nodes = world.carrier.nodes
     world.carrier.nodes = lambda: [node for node in nodes() if node != "node-va" or not held]  # type: ignore[method-assign]
-    arrived = world.carrier.arrived
+    arrived = world.carrier.receive
 
     def arrives(wait: float) -> Any:
         found = arrived(wait)
@@ -213,7 +213,7 @@ def test_a_site_at_work_is_waited_for_while_its_connection_comes_and_goes(tmp_pa
             return [*found, Arrival(message=message, content=held.pop())]
         return found
 
-    world.carrier.arrived = arrives  # type: ignore[method-assign]
+    world.carrier.receive = arrives  # type: ignore[method-assign]
     assert set(world.round().kept) == set(NAMES) and world.clock.now > late
 
 
@@ -257,7 +257,7 @@ def test_while_sites_are_awaited_a_message_that_goes_astray_is_sent_again_after_
         return answer(content)
 
     world.carrier.sites["node-va"] = flaky
-    arrived = world.carrier.arrived
+    arrived = world.carrier.receive
 
     def arrives(wait: float) -> Any:
         found = arrived(wait)
@@ -267,7 +267,7 @@ def test_while_sites_are_awaited_a_message_that_goes_astray_is_sent_again_after_
         return found
 
     began = world.clock.now
-    world.carrier.arrived = arrives  # type: ignore[method-assign]
+    world.carrier.receive = arrives  # type: ignore[method-assign]
     world.join()
     assert world.round().kept == NAMES and 2 <= len(looks) <= 4
 
@@ -312,9 +312,9 @@ class Failing(Timed):
         self._fail("send")
         return super().send(node, content, lasting=lasting)
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
+    def receive(self, wait: float) -> Sequence[Arrival]:
         self._fail("arrived")
-        return super().arrived(wait)
+        return super().receive(wait)
 
 
 @pytest.mark.parametrize("call", ["nodes", "send", "arrived"])

@@ -139,7 +139,7 @@ def test_a_site_never_answers_a_request_for_its_update_where_the_plan_asks_for_m
     sites = made.sites
     body = {"run": "run", "round": 1, "attempt": 1, "plan": made.plan.digest}
     sites.post("train", body, LAST, lasting=5.0, vector=made.state.params)
-    replies = [wire.read_letter(arrival.content, most=2**26) for arrival in made.carrier.arrived(0.1)]
+    replies = [wire.read_letter(arrival.content, most=2**26) for arrival in made.carrier.receive(0.1)]
     assert [(letter.kind, letter.body["reason"]) for letter in replies] == [
         ("refused", "the plan asks for secure aggregation, so no update leaves this site unmasked")
     ]
@@ -193,7 +193,7 @@ def test_a_site_that_is_started_anew_between_two_steps_is_lost_and_pays_for_what
 def test_a_question_that_went_astray_is_asked_again_and_answered_with_the_same_bytes(tmp_path: Path) -> None:
     made = world(tmp_path).join()
     lost: set[str] = set()
-    arrived = made.carrier.arrived
+    arrived = made.carrier.receive
     payloads: dict[str, set[bytes]] = {}
 
     def flaky(wait: float) -> Any:
@@ -213,7 +213,7 @@ def test_a_question_that_went_astray_is_asked_again_and_answered_with_the_same_b
         return found
 
     ledger = made.services[LAST].books.ledger.identity.ledger
-    made.carrier.arrived = flaky  # type: ignore[method-assign]
+    made.carrier.receive = flaky  # type: ignore[method-assign]
     assert set(made.round().kept) == set(NAMES) and lost == set(STEPS)
     assert all(len(same) == 1 for same in payloads.values())
     assert len(made.entries(Kind.RESERVE, LAST)) == 1

@@ -60,10 +60,10 @@ class Timed(Carrier):
         self.looks = 0
         self.before: Callable[[int], None] = lambda look: None
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
+    def receive(self, wait: float) -> Sequence[Arrival]:
         self.looks += 1
         self.before(self.looks)
-        found = super().arrived(wait)
+        found = super().receive(wait)
         if not found:
             self.clock.now += wait
         return found
@@ -170,7 +170,7 @@ class World:
 class Repeating(Timed):
     """Hands everything over twice, the newest first, and makes up messages of its own."""
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
-        found = list(super().arrived(wait))
+    def receive(self, wait: float) -> Sequence[Arrival]:
+        found = list(super().receive(wait))
         made_up = [Arrival(message="nobody's", content=b"x"), Arrival(message="", problem="?")]
         return [*reversed(found), *made_up, *found]

@@ -362,14 +362,14 @@ def test_a_run_across_machines_says_that_the_sites_keep_books_and_not_who_took_p
     plan, clock = plan_of(), Clock()
     federation, carrier, _ = remote(places_for(plan, tmp_path), clock=clock)
     del carrier.sites["node-va"]
-    arrived = carrier.arrived
+    arrived = carrier.receive
 
     def arrives(wait: float) -> Any:  # nobody waits in truth for who is not there
         found = arrived(wait)
         clock.now += 0.0 if found else wait
         return found
 
-    carrier.arrived = arrives  # type: ignore[method-assign]
+    carrier.receive = arrives  # type: ignore[method-assign]
     workspace = Workspace.at(tmp_path / "workspace")
     result = start(plan, workspace=workspace, federation=federation)
     values = report.build(result.folder, workspace)

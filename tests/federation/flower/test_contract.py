@@ -43,7 +43,7 @@ from flwr.superlink.routers.fleet import node_auth
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from quietsum.federation.flower import adapter, gate
+from quietsum.federation.flower import flwr_calls, flwr_coordinator, flwr_node, gate
 from quietsum.federation.flower.parcel import CHUNK, INLINE, cut
 
 
@@ -90,11 +90,11 @@ def test_the_words_and_numbers_are_flowers() -> None:
     assert gate.KEY_HEADER == FLEET_HTTP_PUBLIC_KEY_HEADER
     assert (TIMESTAMP_HEADER, FLEET_HTTP_SIGNATURE_HEADER) == ("flwr-timestamp", "flwr-signature")
     assert TASK_TOKEN_HEADER == "flwr-task-token"
-    assert SUPERLINK_NODE_ID == adapter.SUPERLINK_NODE
-    assert TaskType.SERVER_APP == adapter._SERVERAPP
-    assert HEARTBEAT_MIN_INTERVAL <= adapter.HEARTBEAT <= HEARTBEAT_MAX_INTERVAL
-    assert adapter.TASK_HEARTBEAT * 2 < HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
-    assert ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED == adapter._ACTIVATION_FAILED
+    assert SUPERLINK_NODE_ID == flwr_calls.SUPERLINK_NODE
+    assert TaskType.SERVER_APP == flwr_coordinator._SERVERAPP
+    assert HEARTBEAT_MIN_INTERVAL <= flwr_node.HEARTBEAT <= HEARTBEAT_MAX_INTERVAL
+    assert flwr_coordinator.TASK_HEARTBEAT * 2 < HEARTBEAT_PATIENCE * HEARTBEAT_DEFAULT_INTERVAL
+    assert ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED == flwr_calls._ACTIVATION_FAILED
     assert API_ERROR_MAP[ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED].http_status_code == 412
     assert API_ERROR_MAP[ApiErrorCode.RUNTIME_AUTHENTICATION_FAILED].http_status_code in (401, 403)
 
@@ -111,15 +111,15 @@ def test_our_objects_are_objects_to_flower() -> None:
 
 
 def test_the_app_without_code_is_an_app_to_flower() -> None:
-    config = get_fab_config(adapter._empty_app())
+    config = get_fab_config(flwr_coordinator._empty_app())
     assert config["project"]["name"] == "quietsum"
     assert "agentapp" not in config["tool"]["flwr"]["app"]["components"]
 
 
 def test_a_signature_of_ours_is_one_to_flower() -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    assert verify_signature(key.public_key(), b"now", adapter.sign_message(key, b"now"))
-    assert not verify_signature(key.public_key(), b"then", adapter.sign_message(key, b"now"))
+    assert verify_signature(key.public_key(), b"now", flwr_node.sign_message(key, b"now"))
+    assert not verify_signature(key.public_key(), b"then", flwr_node.sign_message(key, b"now"))
     assert public_key_to_bytes(key.public_key()).startswith(b"-----BEGIN PUBLIC KEY-----")
 
 

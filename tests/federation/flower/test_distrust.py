@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from federation.flower.trial import make_keys, start_superlink, until
-from quietsum.federation.flower import adapter, node
+from quietsum.federation.flower import flwr_calls, flwr_node, node
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.superlink import SuperLink
 from quietsum.identity.certificates import make_authority, make_server
@@ -189,8 +189,9 @@ def test_a_clock_that_is_too_far_off_is_told(
     seconds: float,
     word: str,
 ) -> None:
-    real = adapter._now
-    monkeypatch.setattr(adapter, "_now", lambda: real() + seconds)
+    real = flwr_calls.now
+    for module in (flwr_calls, flwr_node):
+        monkeypatch.setattr(module, "now", lambda: real() + seconds)
     with caplog.at_level("INFO", logger="quietsum"), site(link.address, folder / "Basel.key", folder / "ca.crt"):
         until(lambda: said(caplog))
     words = said(caplog)[0]
@@ -204,13 +205,13 @@ def test_it_is_said_once_and_then_every_few_minutes(
 ) -> None:
     foreign = folder / "foreign" / "ca.crt"
     tries: list[float] = []
-    real = adapter.NodeEnd.activate
+    real = flwr_node.NodeEnd.activate
 
-    def counted(self: adapter.NodeEnd) -> None:
+    def counted(self: flwr_node.NodeEnd) -> None:
         tries.append(0.0)
         real(self)
 
-    monkeypatch.setattr(adapter.NodeEnd, "activate", counted)
+    monkeypatch.setattr(flwr_node.NodeEnd, "activate", counted)
     with caplog.at_level("INFO", logger="quietsum"):
         with site(link.address, folder / "Basel.key", foreign):
             until(lambda: len(tries) >= 4)

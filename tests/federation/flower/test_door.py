@@ -19,13 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quietsum.federation.flower import door
-from quietsum.federation.flower.adapter import gate_word, sign_message, signed
-from quietsum.federation.flower.door import ADMIT, Door, Limits, server_side
-from quietsum.federation.flower.gate import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER, Gate
+from quietsum.federation.flower.door import ADMIT, Door, DoorLimits, server_side
+from quietsum.federation.flower.flwr_coordinator import gate_word
+from quietsum.federation.flower.flwr_node import sign_message
+from quietsum.federation.flower.flwr_server import verify_moment
+from quietsum.federation.flower.gate import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER, FrontGate
 from quietsum.identity.certificates import make_authority, make_server
 
-QUICK = Limits(handshake_seconds=2.0, head_seconds=2.0, request_seconds=2.0)
-PATIENT = Limits(handshake_seconds=60, head_seconds=60, request_seconds=60)
+QUICK = DoorLimits(handshake_seconds=2.0, head_seconds=2.0, request_seconds=2.0)
+PATIENT = DoorLimits(handshake_seconds=60, head_seconds=60, request_seconds=60)
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 MANY = b"POST / HTTP/1.1\r\n" + b"a: b\r\n" * 200_000
 HUGE = b"POST / HTTP/1.1\r\na: " + bytes(b"x" * 2_000_000)
@@ -50,7 +52,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.contextmanager
-def open_door(limits: Limits, tls: ssl.SSLContext | None = None, serving: Any = app) -> Iterator[tuple[str, int]]:
+def open_door(limits: DoorLimits, tls: ssl.SSLContext | None = None, serving: Any = app) -> Iterator[tuple[str, int]]:
     listening = socket.create_server(("127.0.0.1", 0), backlog=256)
     config = uvicorn.Config(serving, loop="asyncio", lifespan="off", log_level="critical", ws="none")
     config.timeout_keep_alive = 60
@@ -111,9 +113,9 @@ def test_what_has_no_end_is_hung_up_on(content: bytes) -> None:
 
 @pytest.mark.parametrize("content", [MANY, HUGE], ids=["many headers", "one huge header"])
 def test_the_parser_never_sees_more_than_a_head_of_it(content: bytes) -> None:
-    kind: Any = door.bounded(Limits())
+    kind: Any = door.bound_protocol(DoorLimits())
     stored = _fed(kind, content)
-    assert stored <= Limits().head_bytes
+    assert stored <= DoorLimits().head_bytes
     assert _fed(HttpToolsProtocol, content) >= 0.25 * len(content)  # without the bound all of it is kept
 
 
@@ -249,7 +251,7 @@ def ended(connection: socket.socket) -> bool:
 
 
 def test_the_oldest_stranger_of_an_address_makes_room_and_who_is_known_stays() -> None:
-    few = Limits(handshake_seconds=60, head_seconds=60, strangers_of_an_address=3)
+    few = DoorLimits(handshake_seconds=60, head_seconds=60, strangers_of_an_address=3)
     with open_door(few) as place, contextlib.ExitStack() as stack:
 
         def dial() -> socket.socket:
@@ -272,7 +274,7 @@ def test_the_oldest_stranger_of_an_address_makes_room_and_who_is_known_stays() -
 
 
 def test_strangers_are_few_in_all_and_the_most_frequent_address_gives_way() -> None:
-    here = Door(Limits(strangers=6, strangers_of_an_address=4))
+    here = Door(DoorLimits(strangers=6, strangers_of_an_address=4))
     guests = {}
     for origin, count in (("192.0.2.1", 2), ("192.0.2.2", 4), ("192.0.2.3", 2)):
         for number in range(count):
@@ -281,8 +283,8 @@ def test_strangers_are_few_in_all_and_the_most_frequent_address_gives_way() -> N
     assert here.strangers == 6
     assert [key for key, (_, right, _) in guests.items() if _cut(right)] == [("192.0.2.2", 0), ("192.0.2.2", 1)]
     for guest, right, left in guests.values():
-        guest.left()
-        guest.left()
+        guest.leave()
+        guest.leave()
         right.close()
         left.close()
     assert here.strangers == 0 and not here._strangers and not here._known
@@ -297,7 +299,7 @@ def _cut(connection: socket.socket) -> bool:
 
 
 def test_a_name_has_its_share_of_connections_and_loses_the_oldest() -> None:
-    few = Limits(handshake_seconds=60, head_seconds=60, connections_of_a_name=2)
+    few = DoorLimits(handshake_seconds=60, head_seconds=60, connections_of_a_name=2)
     with open_door(few) as place, contextlib.ExitStack() as stack:
         made = []
         for _ in range(3):
@@ -376,8 +378,8 @@ def test_nothing_of_a_body_is_read_before_the_keys_holder_has_signed() -> None:
     named = {KEY_HEADER.replace("-", "_"): word.encode()}
     time_, sign = TIME_HEADER.replace("-", "_"), SIGNATURE_HEADER.replace("-", "_")
     proof = base64.b64encode(sign_message(key, b"now"))
-    gate = Gate(behind, private=("127.0.0.2", 1), secret="s", signed=signed)
-    assert gate._renewed(f'["{word}"]'.encode())
+    gate = FrontGate(behind, private=("127.0.0.2", 1), secret="s", signed=verify_moment)
+    assert gate._renew(f'["{word}"]'.encode())
 
     async def watched(scope: Any, receive: Any, send: Any) -> None:
         inner = scope[ADMIT]

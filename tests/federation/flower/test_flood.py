@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from federation.flower.trial import Sites, collect, make_keys, start_superlink, transport, until
-from quietsum.federation.flower.adapter import gate_word
+from quietsum.federation.flower.flwr_coordinator import gate_word
 from quietsum.federation.flower.gate import KEY_HEADER
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from quietsum.federation.flower.gate import (
     REQUEST_LIMIT,
     ROSTER_PATH,
     SECRET_HEADER,
-    Gate,
+    FrontGate,
 )
 
 PRIVATE, PUBLIC = ("127.0.0.1", 4000), ("10.0.0.1", 4000)
@@ -32,7 +32,7 @@ async def through(scope: Any, receive: Any, send: Any) -> None:
 
 
 def call(
-    gate: Gate,
+    gate: FrontGate,
     server: tuple[str, int],
     path: str,
     headers: dict[str, str] | list[tuple[str, str]],
@@ -66,8 +66,8 @@ def call(
     return sent[0]["status"], sent[1]["body"]
 
 
-def make_gate(**changes: Any) -> Gate:
-    gate = Gate(through, **({"private": PRIVATE, "secret": "s3cret"} | changes))
+def make_gate(**changes: Any) -> FrontGate:
+    gate = FrontGate(through, **({"private": PRIVATE, "secret": "s3cret"} | changes))
     assert call(gate, PUBLIC, PULL, BASEL, b"")[0] == 503  # before there is a roster: come again
     assert call(gate, PRIVATE, ROSTER_PATH, SECRET, b'["basel"]')[0] == 200
     return gate

@@ -17,9 +17,10 @@ from flwr.proto.message_pb2 import Metadata
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from federation.flower.trial import PATIENCE, collect, make_keys, start_superlink, transport, until
-from quietsum.federation.flower import adapter, superlink
-from quietsum.federation.flower.adapter import MESSAGE_TYPE, SUPERLINK_NODE, Letter, NodeEnd, Refused
+from quietsum.federation.flower import flwr_calls, flwr_node, superlink
 from quietsum.federation.flower.coordinator import FlowerTransport
+from quietsum.federation.flower.flwr_calls import MESSAGE_TYPE, SUPERLINK_NODE, CallRefused, Unreachable
+from quietsum.federation.flower.flwr_node import Incoming, NodeEnd
 from quietsum.federation.flower.gate import OBJECT_LIMIT
 from quietsum.federation.flower.node import serve_node
 from quietsum.federation.flower.parcel import CHUNK, INLINE, Parcel, cut
@@ -34,23 +35,23 @@ class Scene:
     """A SuperLink with two registered sites, both online, whose every call a test makes by hand."""
 
     def __init__(self, folder: Path, link: SuperLink, carrier: FlowerTransport) -> None:
-        tls = adapter.trusting((folder / "ca.crt").read_text())
+        tls = flwr_calls.trust((folder / "ca.crt").read_text())
         self.link, self.carrier, self.folder = link, carrier, folder
         self.alice, self.mallory = (
             NodeEnd(link.address, read_node_key(folder / f"{name}.key"), tls) for name in ("alice", "mallory")
         )
-        usual, adapter.HEARTBEAT = adapter.HEARTBEAT, 900.0  # nothing here beats, and nobody is to be missed for it
+        usual, flwr_node.HEARTBEAT = flwr_node.HEARTBEAT, 900.0  # nothing here beats, and nobody is to be missed for it
         try:
             for end in (self.alice, self.mallory):
                 end.activate()
         finally:
-            adapter.HEARTBEAT = usual
+            flwr_node.HEARTBEAT = usual
         until(lambda: len(carrier.nodes()) == 2)
 
-    def sent_to(self, end: NodeEnd, content: bytes) -> tuple[str, Letter]:
+    def sent_to(self, end: NodeEnd, content: bytes) -> tuple[str, Incoming]:
         """A message to a site, as the coordinator and as the site know it."""
         name = self.carrier.send(str(end._node.node_id), content, lasting=PATIENCE)
-        found: list[Letter] = []
+        found: list[Incoming] = []
         until(lambda: (letter := end.receive()) is not None and not found.append(letter))
         return name, found[0]
 
@@ -74,7 +75,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             made.close()
 
 
-def pushed(end: NodeEnd, letter: Letter, content: Parcel, **changes: object) -> PushMessagesResponse:
+def pushed(end: NodeEnd, letter: Incoming, content: Parcel, **changes: object) -> PushMessagesResponse:
     """Push a message by ``end``; without changes it is the honest reply to ``letter``."""
     words: dict[str, object] = {
         "run_id": letter.run,
@@ -89,15 +90,17 @@ def pushed(end: NodeEnd, letter: Letter, content: Parcel, **changes: object) -> 
     }
     data = Metadata(**(words | changes))  # type: ignore[arg-type]
     asked = PushMessagesRequest(
-        node=end._node, messages_list=[adapter._empty(data)], message_object_trees=[adapter._tree(content)]
+        node=end._node,
+        messages_list=[flwr_calls.empty_message(data)],
+        message_object_trees=[flwr_calls.object_tree(content)],
     )
-    answer = adapter._asked(end._client.PushMessages, asked)
+    answer = flwr_calls.call_superlink(end._client.PushMessages, asked)
     for name in answer.objects_to_push:
         end.push(letter, answer.session_id, name, content.object(name))
     return answer
 
 
-def instruct_alice(scene: Scene, letter: Letter, content: bytes) -> None:
+def instruct_alice(scene: Scene, letter: Incoming, content: bytes) -> None:
     """As ``mallory``, send alice a message in the coordinator's name."""
     alice = scene.alice._node.node_id
     pushed(
@@ -112,13 +115,13 @@ def instruct_alice(scene: Scene, letter: Letter, content: bytes) -> None:
 
 def test_a_site_cannot_speak_to_another_as_if_it_were_the_coordinator(scene: Scene) -> None:
     name, letter = scene.sent_to(scene.mallory, b"hello mallory")
-    with pytest.raises(Refused, match="replies only") as caught:
+    with pytest.raises(CallRefused, match="replies only") as caught:
         instruct_alice(scene, letter, b"train for me")
     assert caught.value.status == 403
     assert scene.alice.receive() is None
     alice = scene.alice._node.node_id
     for changes in ({"dst_node_id": alice}, {"reply_to_message_id": ""}, {"src_node_id": SUPERLINK_NODE}):
-        with pytest.raises(Refused):
+        with pytest.raises(CallRefused):
             pushed(scene.mallory, letter, cut(b"?"), **changes)
     assert scene.alice.receive() is None
     pushed(scene.mallory, letter, cut(b"honest"))  # the same call with nothing forged
@@ -130,10 +133,10 @@ def test_a_site_that_lost_the_answer_to_its_announcement_announces_again_and_its
     content = os.urandom(INLINE + 10)
     reply = cut(content)
     lost = scene.alice.announce(letter, reply)
-    assert scene.carrier.arrived(0.5) == ()  # the coordinator has seen that a reply is on its way
+    assert scene.carrier.receive(0.5) == ()  # the coordinator has seen that a reply is on its way
     again = scene.alice.announce(letter, reply)
     assert again == lost and reply.root in again[0]
-    with pytest.raises(Refused, match="No message of that name"):
+    with pytest.raises(CallRefused, match="No message of that name"):
         scene.alice.announce(letter, cut(b"another reply"))  # the control: only the very same one
     for found in sorted(again[0]):
         scene.alice.push(letter, again[1], found, reply.object(found))
@@ -143,21 +146,23 @@ def test_a_site_that_lost_the_answer_to_its_announcement_announces_again_and_its
 def test_a_site_cannot_reply_for_another(scene: Scene) -> None:
     name, letter = scene.sent_to(scene.alice, b"hello alice")
     alice = scene.alice._node.node_id
-    with pytest.raises(Refused, match="its own name"):
+    with pytest.raises(CallRefused, match="its own name"):
         pushed(scene.mallory, letter, cut(b"forged"), src_node_id=alice)
-    with pytest.raises(Refused, match="No message of that name"):
+    with pytest.raises(CallRefused, match="No message of that name"):
         pushed(scene.mallory, letter, cut(b"forged"))
-    assert scene.carrier.arrived(0.5) == ()
+    assert scene.carrier.receive(0.5) == ()
     pushed(scene.alice, letter, cut(b"true"))
     assert collect(scene.carrier, 1)[name].content == b"true"
-    with pytest.raises(Refused):
+    with pytest.raises(CallRefused):
         scene.mallory.announce(letter, cut(b"forged"))
 
 
 def test_without_the_guard_a_site_can_speak_as_the_coordinator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control. Where this fails, Flower has begun to check for itself: read it again."""
     program = (
-        "from quietsum.federation.flower import adapter\nadapter.guard_fleet = lambda limit: None\nadapter._main()"
+        "from quietsum.federation.flower import flwr_server as server\n"
+        "server.guard_fleet = lambda limit: None\n"
+        "server._main()"
     )
 
     def unguarded(_: object, **more: object) -> object:
@@ -183,12 +188,12 @@ def test_a_reply_above_the_limit_is_refused_before_any_of_it_is_kept(scene: Scen
     before = scene.stored()
     large = cut(os.urandom(40 * 2**20))
     for declared in (str(large.length), "10", ""):
-        with pytest.raises(Refused, match="too large") as caught:
+        with pytest.raises(CallRefused, match="too large") as caught:
             pushed(scene.mallory, letter, large, group_id=declared)
         assert caught.value.status == 413
     assert scene.stored() - before < 2**20
     missing, session = scene.mallory.announce(letter, cut(b"small"))  # and an object larger than any of ours
-    with pytest.raises((Refused, adapter.Unreachable)):
+    with pytest.raises((CallRefused, Unreachable)):
         scene.mallory.push(letter, session, next(iter(missing)), bytes(OBJECT_LIMIT))
     assert scene.stored() - before < 2**20
     fine, letter = scene.sent_to(scene.alice, b"as long as it may be")
@@ -241,10 +246,10 @@ def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites_and_none_is_a
             name = carrier.send(str(full.alice._node.node_id), b"train", lasting=10.0)
             assert "disk is full" in collect(carrier, 1)[name].problem
             assert full.alice.receive() is None
-            letter = Letter(run=1, name="", kind="", declared=0, lasting=9.0, metadata=Metadata())
-            with pytest.raises(adapter.Unreachable, match="disk is full"):  # which a site tries again
+            letter = Incoming(run=1, name="", kind="", declared=0, lasting=9.0, metadata=Metadata())
+            with pytest.raises(Unreachable, match="disk is full"):  # which a site tries again
                 pushed(full.alice, letter, cut(bytes(200_000)))
-            with pytest.raises(adapter.Unreachable, match="disk is full"):
+            with pytest.raises(Unreachable, match="disk is full"):
                 full.alice.push(letter, "", "0" * 64, b"x")
             assert full.stored() - before < 100_000
             assert "make room" in (tmp_path / "link" / "superlink.log").read_text()

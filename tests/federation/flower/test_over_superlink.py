@@ -22,8 +22,9 @@ from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from federation.flower.trial import PATIENCE, Sites, answered, collect, make_keys, start_superlink, transport, until
 from quietsum.errors import InvalidParameter
-from quietsum.federation.flower.adapter import Access, CoordinatorEnd, gate_word, public_key_to_bytes
 from quietsum.federation.flower.coordinator import CarrierGone, FlowerTransport
+from quietsum.federation.flower.flwr_calls import Access
+from quietsum.federation.flower.flwr_coordinator import CoordinatorEnd, gate_word, public_key_to_bytes
 from quietsum.federation.flower.gate import (
     CALL_LIMIT,
     KEY_HEADER,
@@ -119,7 +120,7 @@ def test_a_site_killed_in_the_middle_of_its_upload_delays_nobody_and_comes_back(
         message = carrier.send(node, b"grow 8000000", lasting=8)
         until(
             lambda: (
-                sign.exists() or early.update({one.message: one for one in carrier.arrived(0.1)}) or message in early
+                sign.exists() or early.update({one.message: one for one in carrier.receive(0.1)}) or message in early
             )
         )
         return message if sign.exists() else asked()
@@ -207,7 +208,7 @@ def test_what_is_forgotten_never_arrives(trial: Trial, carrier: FlowerTransport)
     carrier.forget("nobody's")
     kept = carrier.send(node, b"kept", lasting=PATIENCE)
     assert set(collect(carrier, 1)) == {kept}
-    assert carrier.arrived(1.0) == ()
+    assert carrier.receive(1.0) == ()
 
 
 def test_an_unknown_node_is_a_problem(carrier: FlowerTransport) -> None:
@@ -241,7 +242,7 @@ def test_a_closed_transport_says_so(trial: Trial) -> None:
     made = FlowerTransport(trial.link.access)
     made.close()
     made.close()
-    assert made.arrived(30) == ()  # returns at once
+    assert made.receive(30) == ()  # returns at once
     with pytest.raises(CarrierGone, match="closed"):
         made.send("1", b"", lasting=1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quietsum.federation.flower import node as nodes
-from quietsum.federation.flower.adapter import NotStored, Refused, Unreachable
+from quietsum.federation.flower.flwr_calls import CallRefused, NotStored, Unreachable
 from quietsum.federation.flower.parcel import CHUNK, INLINE, Parcel, cut
 
 
@@ -65,6 +65,6 @@ def test_a_site_is_done_where_all_was_fetched_while_the_last_answer_was_lost(mon
 
 
 def test_a_reply_that_nobody_wants_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    end = BrokenEnd(None, NotStored("forgotten"), Refused(403, 0, "no message waits", 0.0))
+    end = BrokenEnd(None, NotStored("forgotten"), CallRefused(403, 0, "no message waits", 0.0))
     sent(end, monkeypatch)
     assert end.announced == 1 and end.pushed == 1

@@ -103,7 +103,7 @@ def collect(carrier: FlowerTransport, count: int, *, seconds: float = PATIENCE) 
     deadline = time.monotonic() + seconds
     while len(found) < count:
         assert time.monotonic() < deadline, f"only {len(found)} of {count} arrived"
-        for arrival in carrier.arrived(0.5):
+        for arrival in carrier.receive(0.5):
             assert arrival.message not in found, "a message was handed over twice"
             found[arrival.message] = arrival
     return found

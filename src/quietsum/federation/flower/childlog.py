@@ -22,7 +22,7 @@ MOST = 4 * 2**20
 
 @final
 class _Chatter(logging.Filter):
-    """Leaves out what is said once for each message: it is most of the log, and tells nobody anything."""
+    """Leaves out what is said once for each message: it is most of the log, and says nothing."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         words = str(record.msg)
@@ -43,7 +43,7 @@ def speak_plainly(loggers: Sequence[logging.Logger]) -> None:
 def keep_short(log: Path, *, most: int = MOST) -> bool:
     """Where ``log`` has more than ``most`` bytes, move its last ones to a file beside it (``superlink.log.1``).
 
-    Guarantees: nobody but the owner can read that file; where it cannot be written, the log stays as it is. On a full
+    Guarantees: only the owner can read that file; where it cannot be written, the log stays as it is. On a full
     disk room counts more than old lines: they go.
     """
     size = log.stat().st_size
@@ -68,14 +68,14 @@ def watch_length(log: Path, *, seconds: float = 60.0) -> None:
     """Look after the length of ``log`` for as long as the process lives."""
 
     def watch() -> None:
-        told = False
+        reported = False
         while True:
             try:
                 keep_short(log)
             except OSError as problem:  # a full disk, say: the log stays whole, and grows
-                if not told:
+                if not reported:
                     logging.getLogger("quietsum").warning("the log could not be shortened: %s", problem.strerror)
-                told = True
+                reported = True
             threading.Event().wait(seconds)
 
     threading.Thread(target=watch, daemon=True, name="the log's length").start()

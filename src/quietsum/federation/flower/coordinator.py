@@ -28,7 +28,8 @@ from quietsum.federation.remote.transport import Arrival
 from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
-    from quietsum.federation.flower.adapter import Access, Reply
+    from quietsum.federation.flower.flwr_calls import Access
+    from quietsum.federation.flower.flwr_coordinator import Reply
 
 __all__ = ["CarrierGone", "FlowerTransport"]
 
@@ -67,11 +68,12 @@ class FlowerTransport:
     """
 
     def __init__(self, access: Access, *, limit: int = LIMIT, patience: float = 30.0, grace: float = 15.0) -> None:
-        from quietsum.federation.flower import adapter
+        from quietsum.federation.flower import flwr_calls
+        from quietsum.federation.flower.flwr_coordinator import TASK_HEARTBEAT, CoordinatorEnd
 
         self._limit = whole_number("limit", limit, 1)
         self._grace = positive("grace", grace)
-        self._flower = adapter
+        self._calls, self._beat = flwr_calls, TASK_HEARTBEAT
         self._lock = threading.Condition()
         self._messages: dict[str, _Message] = {}
         self._arrived: collections.deque[Arrival] = collections.deque()
@@ -82,14 +84,14 @@ class FlowerTransport:
         self._nodes: Mapping[str, bytes] = {}
         self._seen_nodes = self._heard = time.monotonic()
         self._last_cut: tuple[bytes, Parcel] | None = None
-        self._end = adapter.CoordinatorEnd(access)
-        self._pulses = adapter.CoordinatorEnd(access, seconds=5.0)
+        self._end = CoordinatorEnd(access)
+        self._pulses = CoordinatorEnd(access, seconds=5.0)
         self._open(positive("patience", patience))
         for work in (self._post, self._watch, self._pulse):
             threading.Thread(target=self._forever, args=(work,), name=f"quietsum{work.__name__}", daemon=True).start()
 
     def nodes(self) -> Sequence[str]:
-        """The nodes that were connected a second ago, by Flower's numbers; nobody while the SuperLink is away."""
+        """The nodes that were connected a second ago, by Flower's numbers; none while the SuperLink is away."""
         return tuple(self.keys())
 
     def keys(self) -> Mapping[str, bytes]:
@@ -118,8 +120,8 @@ class FlowerTransport:
         self._posts.put((message, content))
         return message.name
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
-        """See :meth:`quietsum.federation.remote.transport.Transport.arrived`."""
+    def receive(self, wait: float) -> Sequence[Arrival]:
+        """See :meth:`quietsum.federation.remote.transport.Transport.receive`."""
         with self._lock:
             self._lock.wait_for(lambda: bool(self._arrived) or self._closed.is_set(), timeout=max(0.0, wait))
             found = tuple(self._arrived)
@@ -152,10 +154,10 @@ class FlowerTransport:
         while not self._closed.is_set():
             try:
                 work()
-            except self._flower.Unreachable as problem:
+            except self._calls.Unreachable as problem:
                 _log.debug("the SuperLink does not answer: %s", problem)
                 self._closed.wait(0.5)
-            except self._flower.RunLost:
+            except self._calls.RunLost:
                 if work == self._watch:
                     self._go_on()
                 else:  # one thread opens the new run, the others find it
@@ -176,20 +178,20 @@ class FlowerTransport:
         if self._posts.empty():
             self._last_cut = None
         wait = 0.1
-        while self._wanted(message):
+        while self._is_wanted(message):
             try:
                 self._hand_over(message, parcel)
                 return
-            except self._flower.Refused as refused:
+            except self._calls.CallRefused as refused:
                 self._arrive(message, problem=f"the message was not taken: {refused.text}")
                 return
-            except self._flower.Unreachable as problem:
+            except self._calls.Unreachable as problem:
                 if time.monotonic() + wait > message.until:
                     self._arrive(message, problem=f"the message could not be handed over in time: {problem}")
                     return
                 self._closed.wait(wait)
                 wait = min(2.0, wait * 1.5)
-            except self._flower.RunLost:
+            except self._calls.RunLost:
                 self._arrive(message, problem="the SuperLink has given up the run")
                 raise
 
@@ -213,7 +215,7 @@ class FlowerTransport:
         if waiting:
             for reply in self._end.replies(waiting):  # the SuperLink tells of each once: take note of all, then fetch
                 if (answered := waiting.get(reply.to)) is not None:
-                    self._announced(answered, reply)
+                    self._note(answered, reply)
             self._hear()
         with self._lock:
             coming = [one for one in self._messages.values() if one.opening is not None]
@@ -224,7 +226,7 @@ class FlowerTransport:
         self._work.wait(_PACE)
         self._work.clear()
 
-    def _announced(self, message: _Message, reply: Reply) -> None:
+    def _note(self, message: _Message, reply: Reply) -> None:
         if reply.problem or reply.declared < 0:
             self._arrive(message, problem=reply.problem or "a reply of another form")
         elif reply.declared > self._limit:
@@ -238,12 +240,12 @@ class FlowerTransport:
         assert message.opening is not None
         try:
             while (name := message.opening.wanted) is not None:
-                found = self._end.pull(name) if self._wanted(message) else None
+                found = self._end.pull(name) if self._is_wanted(message) else None
                 if found is None:
                     return
                 message.opening.take(found)
             content = message.opening.content()
-        except (Malformed, self._flower.Refused) as problem:
+        except (Malformed, self._calls.CallRefused) as problem:
             self._arrive(message, problem=f"the reply is broken: {problem}")
             return
         self._arrive(message, content=content)
@@ -252,7 +254,7 @@ class FlowerTransport:
     def _pulse(self) -> None:
         self._pulses.heartbeat()
         self._hear()
-        self._closed.wait(self._flower.TASK_HEARTBEAT)
+        self._closed.wait(self._beat)
 
     # -- what they share ------------------------------------------------------------------------------------------
 
@@ -264,8 +266,8 @@ class FlowerTransport:
                 self._pulses.share(self._end)
                 self._see_nodes()
                 return
-            except (self._flower.Unreachable, self._flower.Refused, self._flower.RunLost) as problem:
-                if time.monotonic() > deadline or isinstance(problem, self._flower.Refused):
+            except (self._calls.Unreachable, self._calls.CallRefused, self._calls.RunLost) as problem:
+                if time.monotonic() > deadline or isinstance(problem, self._calls.CallRefused):
                     self._end.close()
                     self._pulses.close()
                     raise CarrierGone(f"no run could be opened at the SuperLink: {problem}") from None
@@ -281,7 +283,7 @@ class FlowerTransport:
             self._end.open_run()
             self._pulses.share(self._end)
             _log.warning("the SuperLink had given up the run; a new one goes on")
-        except (self._flower.Unreachable, self._flower.Refused, self._flower.RunLost) as problem:
+        except (self._calls.Unreachable, self._calls.CallRefused, self._calls.RunLost) as problem:
             _log.debug("no new run yet: %s", problem)
             self._closed.wait(1.0)
 
@@ -296,7 +298,7 @@ class FlowerTransport:
         with self._lock:
             self._heard = time.monotonic()
 
-    def _wanted(self, message: _Message) -> bool:
+    def _is_wanted(self, message: _Message) -> bool:
         with self._lock:
             return message.name in self._messages and not self._closed.is_set()
 
@@ -309,7 +311,7 @@ class FlowerTransport:
     def _finish(self) -> None:
         try:
             self._pulses.finish()
-        except (self._flower.Unreachable, self._flower.Refused, self._flower.RunLost) as problem:
-            _log.debug("the SuperLink was not told that the run is over: %s", problem)
+        except (self._calls.Unreachable, self._calls.CallRefused, self._calls.RunLost) as problem:
+            _log.debug("the SuperLink could not be reached to end the run: %s", problem)
         self._end.close()
         self._pulses.close()

@@ -1,7 +1,8 @@
 """The front door of a SuperLink: what somebody who reaches the port may cost before he has shown who he is.
 
 Flower's server (uvicorn) stores headers of any number and length, queues pipelined requests, waits for ever for the
-first one, and counts nobody. So connections are accepted here, counted, and read through :func:`bounded`:
+first one, and does not count connections. So connections are accepted here, counted, and read through
+:func:`bound_protocol`:
 
 =====================  ==================================================================================
 a connection           a stranger until the gate has checked a signature; few strangers an address and in
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Any, final
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["ADMIT", "Door", "Guest", "Limits", "bounded", "serve", "server_side"]
+__all__ = ["ADMIT", "Door", "DoorLimits", "Guest", "bound_protocol", "serve", "server_side"]
 
 ADMIT = "quietsum.admit"
 """In a request's scope: what the gate calls with a name once it knows whose connection this is."""
@@ -47,7 +48,7 @@ _log = logging.getLogger("quietsum")
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
+class DoorLimits:
     """What one connection, one address and one name may take. Seconds, bytes, and numbers of connections."""
 
     handshake_seconds: float = 10.0
@@ -75,7 +76,7 @@ class Guest:
         """This connection is ``name``'s and counts among strangers no more; of ``most``, the oldest makes room."""
         self._door.admit(self, name, most)
 
-    def left(self) -> None:
+    def leave(self) -> None:
         """The connection has ended."""
         self._door.leave(self)
 
@@ -92,8 +93,8 @@ class Guest:
 class Door:
     """Accepts connections, and keeps count of them by the address they come from and the name they have shown."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: DoorLimits | None = None) -> None:
+        self.limits = limits or DoorLimits()
         self._strangers: dict[str, dict[Guest, None]] = collections.defaultdict(dict)  # in the order of their coming
         self._known: dict[str, dict[Guest, None]] = collections.defaultdict(dict)
 
@@ -210,7 +211,7 @@ def server_side(certificate: str, key: str, *, clients: str | None = None) -> ss
     context.load_cert_chain(certificate, key)
     if clients is not None:
         context.load_verify_locations(cafile=clients)
-        context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one ends the handshake; who has none is told so, see below
+        context.verify_mode = ssl.CERT_OPTIONAL  # a wrong one ends the handshake; who has none reads why, see below
     return context
 
 
@@ -218,7 +219,7 @@ class _TurnedAway(Exception):
     """Raised inside the parser's callbacks: it stops parsing, and the protocol sees ``status``."""
 
 
-def bounded(limits: Limits) -> type[asyncio.Protocol]:
+def bound_protocol(limits: DoorLimits) -> type[asyncio.Protocol]:
     """uvicorn's protocol for one connection, with a bound on everything that is read before the gate is asked.
 
     Takes one more argument than uvicorn's: ``guest``, the connection in the door's count.
@@ -250,7 +251,7 @@ def bounded(limits: Limits) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._end_in(None)
             if self._guest is not None:
-                self._guest.left()
+                self._guest.leave()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -264,7 +265,7 @@ def bounded(limits: Limits) -> type[asyncio.Protocol]:
                 try:
                     self.parser.feed_data(piece)
                 except httptools.HttpParserUpgrade:
-                    self._turn_away(400)  # seen in on_headers_complete already, whatever the parser calls it
+                    self._turn_away(400)  # seen in on_headers_complete already, by whichever name the parser gives it
                 except httptools.HttpParserError:
                     self._turn_away(self._status or 400)
                 if self._in_head:
@@ -275,7 +276,7 @@ def bounded(limits: Limits) -> type[asyncio.Protocol]:
 
         def _turn_away(self, status: int) -> None:
             self._status = status
-            if status == 431:  # whoever floods gets no answer
+            if status == 431:  # a flood gets no answer
                 self.transport.abort()
             elif not self.transport.is_closing():
                 self.transport.write(
@@ -345,7 +346,7 @@ def serve(
     config: uvicorn.Config,
     places: Sequence[tuple[socket.socket, ssl.SSLContext | None, str | None]],
     *,
-    limits: Limits | None = None,
+    limits: DoorLimits | None = None,
     started: Callable[[Any], None] = lambda server: None,
 ) -> None:
     """Serve ``config``'s app on sockets that listen already, each with its TLS and its ``origin``, until SIGTERM."""
@@ -354,7 +355,7 @@ def serve(
     import uvicorn
 
     door = Door(limits)
-    config.http = bounded(door.limits)
+    config.http = bound_protocol(door.limits)
     sslproto.SSLProtocol.max_size = READ_AT_ONCE
 
     class Server(uvicorn.Server):

@@ -1,9 +1,9 @@
 """What stands between the world and a SuperLink.
 
-All interfaces of a SuperLink share one port, and the operator's asks nobody who they are: where sites can reach the
-port, so can anybody, to register a key of his own, to stop a run, to claim a coordinator's work. So ours listens on two
-sockets. The public one knows the eight calls that our nodes make and nothing else, and takes them from the keys of the
-roster; Flower then checks the signature. The other interfaces live on a loopback socket and ask for a secret.
+All interfaces of a SuperLink share one port, and the operator's asks for no caller's identity: where sites can reach
+the port, so can anybody, to register a key of his own, to stop a run, to claim a coordinator's work. So ours listens on
+two sockets. The public one knows the eight calls that our nodes make and nothing else, and takes them from the keys of
+the roster; Flower then checks the signature. The other interfaces live on a loopback socket and ask for a secret.
 
 The roster is kept here because Flower never takes a key back that was taken off its register once: one run with a
 short roster would shut the others' sites out for good.
@@ -36,7 +36,7 @@ __all__ = [
     "SECRET_HEADER",
     "SIGNATURE_HEADER",
     "TIME_HEADER",
-    "Gate",
+    "FrontGate",
 ]
 
 SECRET_HEADER = "quietsum-secret"
@@ -79,7 +79,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @final
-class Gate:
+class FrontGate:
     """Stands before a SuperLink's three interfaces (ASGI).
 
     Guarantees: a request that came in by the public socket reaches one of the eight Fleet calls, and does so in the
@@ -102,7 +102,7 @@ class Gate:
         signed: Callable[[bytes, bytes, bytes], bool] | None = None,
     ) -> None:
         self._app, self._private, self._secret, self._patience = app, private, secret.encode(), patience
-        self._free, self._floor, self._told = free, floor, float("-inf")
+        self._free, self._floor, self._reported = free, floor, float("-inf")
         self._roster: frozenset[bytes] | None = None
         self._signed = signed
 
@@ -117,39 +117,39 @@ class Gate:
         private = tuple(scope.get("server") or ()) == self._private
         given = _headers(scope, SECRET_HEADER)
         if private and not (len(given) == 1 and hmac.compare_digest(given[0], self._secret)):
-            await _answered_here(send, 404)
+            await _answer_here(send, 404)
             return
         if not private and (scope["method"] != "POST" or scope["path"] not in _FLEET):
-            await _answered_here(send, 404)
+            await _answer_here(send, 404)
             return
         if not private and self._roster is None:
-            await _answered_here(send, 503)  # nobody has said yet who gets in; come again
+            await _answer_here(send, 503)  # the roster has not come yet; come again
             return
         keys = _headers(scope, KEY_HEADER)
         if not private and not (len(keys) == 1 and keys[0] in (self._roster or ())):
-            await _answered_here(send, 412, b'{"code": 2004, "message": "This key is not on the roster."}')
+            await _answer_here(send, 412, b'{"code": 2004, "message": "This key is not on the roster."}')
             return
         if not private and not self._is_signed(scope, keys[0]):
-            await _answered_here(send, 401, b'{"detail": "Invalid SuperNode authentication"}')
+            await _answer_here(send, 401, b'{"detail": "Invalid SuperNode authentication"}')
             return
         if (admit := scope.get(ADMIT)) is not None:  # a stranger no more
             admit("" if private else keys[0].decode("latin-1"), _OPERATORS if private else None)
         if scope["path"] in _PUSHES and self._disk_is_full():  # also where sites would be asked for what cannot come in
-            await _answered_here(send, DISK_FULL)  # before its body is read; come again
+            await _answer_here(send, DISK_FULL)  # before its body is read; come again
             return
         limit = REQUEST_LIMIT if private else OBJECT_LIMIT if scope["path"] == _PUSH_OBJECT else CALL_LIMIT
-        if _declared(scope) > limit:
-            await _answered_here(send, 413)
+        if _read_length(scope) > limit:
+            await _answer_here(send, 413)
             return
         try:
             body = await asyncio.wait_for(_body(receive, limit), self._patience)
         except (_TooLong, TimeoutError) as problem:
-            await _answered_here(send, 413 if isinstance(problem, _TooLong) else 408)
+            await _answer_here(send, 413 if isinstance(problem, _TooLong) else 408)
             return
         if body is None:
             return
         if private and scope["path"] == ROSTER_PATH:
-            await _answered_here(send, 200 if self._renewed(body) else 400)
+            await _answer_here(send, 200 if self._renew(body) else 400)
             return
         kept = [body]
 
@@ -170,8 +170,8 @@ class Gate:
     def _disk_is_full(self) -> bool:
         if self._free is None or (left := self._free()) >= self._floor:
             return False
-        if time.monotonic() - self._told > _SAY_AGAIN:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported > _SAY_AGAIN:
+            self._reported = time.monotonic()
             _log.warning(
                 "%d MiB are free on the SuperLink's disk; below %d MiB nothing is taken from sites: make room",
                 left // 2**20,
@@ -179,7 +179,7 @@ class Gate:
             )
         return True
 
-    def _renewed(self, body: bytes) -> bool:
+    def _renew(self, body: bytes) -> bool:
         try:
             found = json.loads(body)
         except ValueError:
@@ -208,7 +208,7 @@ async def _body(receive: Receive, limit: int) -> bytes | None:
             return bytes(body)
 
 
-def _declared(scope: Scope) -> int:
+def _read_length(scope: Scope) -> int:
     """The length that a request states for its body; 0 where it states none."""
     found = _headers(scope, "content-length")
     return int(found[0]) if found and found[0].isdigit() else 0
@@ -218,7 +218,7 @@ def _headers(scope: Scope, name: str) -> list[bytes]:
     return [value for found, value in scope["headers"] if found == name.encode()]
 
 
-async def _answered_here(send: Send, status: int, body: bytes = b"") -> None:
+async def _answer_here(send: Send, status: int, body: bytes = b"") -> None:
     headers = [(b"content-length", str(len(body)).encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

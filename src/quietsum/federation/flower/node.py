@@ -2,7 +2,7 @@
 
 A plain SuperNode downloads the server's app and runs it beside the site's data. Ours knows one thing: bytes come in, a
 function of the site's own makes bytes of them, those go out. It calls out only, so a site opens no port. It comes back
-by itself whenever the SuperLink was away, and it ends when it is told to, after the answer that is being worked on.
+by itself whenever the SuperLink was away, and when asked to end, it ends after the answer that is being worked on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
-    from quietsum.federation.flower.adapter import Letter, NodeEnd
+    from quietsum.federation.flower.flwr_node import Incoming, NodeEnd
     from quietsum.federation.remote.transport import Answer
 
 __all__ = ["LIMIT", "NodeRefused", "serve_node"]
@@ -63,18 +63,20 @@ def serve_node(
     one message at a time, and once for each that arrives; a reply whose sending fails is sent again for as long as
     somebody may be waiting for it. :class:`NodeRefused` where the SuperLink does not know the key.
     """
-    from quietsum.federation.flower import adapter
+    from quietsum.federation.flower.flwr_node import NodeEnd
 
     host = address.rpartition(":")[0].strip("[]")
     if insecure and not is_loopback(host):
         raise InvalidParameter("insecure", True, f"would send this site's updates to {host} in the clear", "use TLS")
     if not insecure and root_certificate is None:
-        raise InvalidParameter("root_certificate", None, "is needed", "take ca.crt from whoever runs the coordinator")
-    tls = None if insecure or root_certificate is None else _trusting(root_certificate)
+        raise InvalidParameter(
+            "root_certificate", None, "is needed", "take ca.crt from the operator of the coordinator"
+        )
+    tls = None if insecure or root_certificate is None else _trust(root_certificate)
     key = read_node_key(node_key)
     if tls is not None:
         _show(tls, node_key.with_suffix(".crt"), key)
-    end, beats = adapter.NodeEnd(address, key, tls), adapter.NodeEnd(address, key, tls, seconds=5.0)
+    end, beats = NodeEnd(address, key, tls), NodeEnd(address, key, tls, seconds=5.0)
     try:
         _Node(end, beats, answer, address, stop, limit).serve()
     finally:
@@ -89,11 +91,11 @@ class _Node:
     ) -> None:
         self._end, self._beats, self._answer = end, beats, answer
         self._address, self._stop, self._limit = address, stop, limit
-        self._sent: tuple[Letter, str] | None = None
-        self._told: tuple[object, float] | None = None
+        self._sent: tuple[Incoming, str] | None = None
+        self._complained: tuple[object, float] | None = None
 
     def serve(self) -> None:
-        from quietsum.federation.flower.adapter import Refused, Unreachable, Untrusted
+        from quietsum.federation.flower.flwr_calls import CallRefused, Unreachable, Untrusted
 
         failures = 0
         while not self._stop.is_set():
@@ -101,14 +103,14 @@ class _Node:
                 self._end.activate()
                 self._beats.take_over(self._end)
                 _log.info("connected with the SuperLink at %s", self._address)
-                failures, self._told = 0, None
-                self._connected()
+                failures, self._complained = 0, None
+                self._serve_connection()
             except Untrusted as problem:
                 said = f"what answers at {self._address} is not taken for the SuperLink: {problem.words}"
                 self._complain(problem.words, said)
             except Unreachable as problem:
                 self._complain(Unreachable, f"the SuperLink at {self._address} does not answer ({problem})")
-            except Refused as refused:
+            except CallRefused as refused:
                 if refused.unknown_key:
                     raise NodeRefused(
                         f"the SuperLink at {self._address} does not know this node's key (Flower's error 2004); "
@@ -122,11 +124,11 @@ class _Node:
     def _complain(self, what: object, words: str) -> None:
         """Say it at once where it is something new, and again every few minutes for as long as it lasts."""
         now = time.monotonic()
-        if self._told is None or self._told[0] != what or now - self._told[1] > _SAY_AGAIN:
+        if self._complained is None or self._complained[0] != what or now - self._complained[1] > _SAY_AGAIN:
             _log.warning("%s; trying on", words)
-            self._told = (what, now)
+            self._complained = (what, now)
 
-    def _connected(self) -> None:
+    def _serve_connection(self) -> None:
         """Until the connection is lost (an exception) or the end is wanted."""
         over = threading.Event()
         beating = threading.Thread(target=self._beat, args=(over,), name="quietsum-heartbeat", daemon=True)
@@ -149,7 +151,7 @@ class _Node:
 
     def _leave(self) -> None:
         """Go offline, once the last reply was fetched: a SuperLink drops the replies of nodes that have left."""
-        from quietsum.federation.flower.adapter import Refused, Unreachable
+        from quietsum.federation.flower.flwr_calls import CallRefused, Unreachable
 
         deadline = time.monotonic() + _LINGER
         try:
@@ -157,26 +159,27 @@ class _Node:
                 if time.monotonic() > deadline:
                     return  # missed heartbeats will tell
                 time.sleep(0.1)
-        except Refused:
+        except CallRefused:
             pass  # it is not there any more
         except Unreachable:
             return
         try:
             self._beats.deactivate()
-        except (Refused, Unreachable):
-            _log.debug("the SuperLink was not told that this node leaves")
+        except (CallRefused, Unreachable):
+            _log.debug("the SuperLink could not be reached to say that this node leaves")
 
     def _beat(self, over: threading.Event) -> None:
-        from quietsum.federation.flower.adapter import HEARTBEAT, Refused, Unreachable
+        from quietsum.federation.flower.flwr_calls import CallRefused, Unreachable
+        from quietsum.federation.flower.flwr_node import HEARTBEAT
 
         while not over.wait(HEARTBEAT * random.uniform(0.6, 0.8)):
             try:
                 self._beats.heartbeat()
-            except (Refused, Unreachable) as problem:  # the polling sees the same and deals with it
+            except (CallRefused, Unreachable) as problem:  # the polling sees the same and deals with it
                 _log.debug("a heartbeat failed: %s", problem)
 
-    def _handle(self, letter: Letter) -> None:
-        from quietsum.federation.flower.adapter import MESSAGE_TYPE, Refused
+    def _handle(self, letter: Incoming) -> None:
+        from quietsum.federation.flower.flwr_calls import MESSAGE_TYPE, CallRefused
 
         deadline = time.monotonic() + letter.lasting
         if letter.kind != MESSAGE_TYPE or letter.declared < 0:
@@ -187,8 +190,8 @@ class _Node:
             self._reply(letter, cut(b""), deadline, problem=f"the site takes at most {self._limit} bytes")
             return
         try:
-            content = self._fetched(letter, deadline)
-        except (Malformed, Refused) as problem:
+            content = self._fetch(letter, deadline)
+        except (Malformed, CallRefused) as problem:
             _log.warning("a message could not be read: %s", problem)
             return
         if content is None:
@@ -207,9 +210,9 @@ class _Node:
             return
         self._reply(letter, cut(reply), deadline)
 
-    def _fetched(self, letter: Letter, deadline: float) -> bytes | None:
+    def _fetch(self, letter: Incoming, deadline: float) -> bytes | None:
         """The content of a message; None where it is not there in time."""
-        from quietsum.federation.flower.adapter import Unreachable
+        from quietsum.federation.flower.flwr_calls import Unreachable
 
         opening = Opening(letter.name, declared=letter.declared)
         wait = 0.05
@@ -232,9 +235,9 @@ class _Node:
             _log.debug("a message could not be confirmed")
         return content
 
-    def _reply(self, letter: Letter, parcel: Parcel, deadline: float, *, problem: str = "") -> None:
-        """Send a reply, again and again until it is there or nobody waits for it any more."""
-        from quietsum.federation.flower.adapter import NotStored, Refused, Unreachable
+    def _reply(self, letter: Incoming, parcel: Parcel, deadline: float, *, problem: str = "") -> None:
+        """Send a reply, again and again until it is there or no longer waited for."""
+        from quietsum.federation.flower.flwr_calls import CallRefused, NotStored, Unreachable
 
         wait, session, forgotten = 0.2, "", ""
         missing: set[str] = set()
@@ -252,7 +255,7 @@ class _Node:
                 return
             except NotStored as gone:  # it is not known there any more: announce it anew
                 session, forgotten, reason = "", session, str(gone)
-            except Refused as refused:
+            except CallRefused as refused:
                 if refused.status == TOO_LARGE and not problem:
                     _log.warning("a reply of %d bytes is not taken (%s)", parcel.length, refused)
                     parcel, problem, session = cut(b""), f"the reply is too large: {parcel.length} bytes", ""
@@ -277,24 +280,24 @@ def _clocks(refused: object) -> str:
 
 
 def _show(tls: ssl.SSLContext, certificate: Path, key: EllipticCurvePrivateKey) -> None:
-    from quietsum.federation.flower import adapter
+    from quietsum.federation.flower.flwr_calls import show_certificate
 
     try:
-        adapter.show(tls, certificate.read_bytes(), key)
+        show_certificate(tls, certificate.read_bytes(), key)
     except FileNotFoundError:
         return  # most SuperLinks ask for none; one that does says so
     except (OSError, ValueError) as problem:
         raise InvalidParameter(
             "node_key", str(certificate), f"is no certificate for the node key beside it ({problem})",
-            "take node.crt anew from whoever runs the coordinator, or remove it if no certificate is asked for",
+            "take node.crt anew from the operator of the coordinator, or remove it if no certificate is asked for",
         ) from None  # fmt: skip
 
 
-def _trusting(root_certificate: Path) -> ssl.SSLContext:
-    from quietsum.federation.flower import adapter
+def _trust(root_certificate: Path) -> ssl.SSLContext:
+    from quietsum.federation.flower.flwr_calls import trust
 
     try:
-        return adapter.trusting(root_certificate.read_text(encoding="ascii"))
+        return trust(root_certificate.read_text(encoding="ascii"))
     except (OSError, ValueError) as problem:
         raise InvalidParameter(
             "root_certificate", str(root_certificate), f"cannot be used ({problem})", "it is ca.crt, a PEM file"

@@ -31,7 +31,7 @@ NONCE = 16
 INLINE = 256 * 1024
 """How much of the content travels in the root itself."""
 CHUNK = 2 * 1024 * 1024
-"""Bytes of a chunk. Whoever carries a parcel holds one of them at a time."""
+"""Bytes of a chunk. A carrier of a parcel holds one of them at a time."""
 LIMIT = 260 * 1024 * 1024
 """Bytes of a message's content, in both directions, unless said otherwise."""
 _ROOT, _PIECE = "Message", "ArrayChunk"
@@ -55,11 +55,11 @@ class Parcel:
 
     def object(self, name: str) -> bytes:
         """The object of that name, made when it is asked for: a parcel holds its content once."""
-        return self._root if name == self.root else _deflated(_PIECE, (), self._pieces[name])
+        return self._root if name == self.root else _deflate(_PIECE, (), self._pieces[name])
 
     def again(self) -> Parcel:
         """The same content for somebody else: the same chunks under a root with a nonce of its own."""
-        root = _rooted(self._order, _inflated(self._root)[2][NONCE:], None)
+        root = _write_root(self._order, _inflate(self._root)[2][NONCE:], None)
         return dataclasses.replace(self, root=_name(root), _root=root)
 
 
@@ -70,10 +70,10 @@ def cut(content: bytes, *, nonce: bytes | None = None) -> Parcel:
     order: list[str] = []
     for start in range(INLINE, len(view), CHUNK):
         piece = view[start : start + CHUNK]
-        name = _name(_deflated(_PIECE, (), piece))
+        name = _name(_deflate(_PIECE, (), piece))
         pieces[name] = piece
         order.append(name)
-    root = _rooted(order, bytes(view[:INLINE]), nonce)
+    root = _write_root(order, bytes(view[:INLINE]), nonce)
     return Parcel(
         root=_name(root), chunks=tuple(pieces), length=len(content), _order=tuple(order), _pieces=pieces, _root=root
     )
@@ -109,7 +109,7 @@ class Opening:
         name = self.wanted
         if name is None or _name(deflated) != name:
             raise Malformed("an object does not have the hash it was asked for by")
-        kind, children, body = _inflated(deflated)
+        kind, children, body = _inflate(deflated)
         if self._order is None:
             if kind != _ROOT or len(body) < NONCE or len(children) > self._declared // CHUNK + 1:
                 raise Malformed("the root of a parcel has another form")
@@ -138,16 +138,16 @@ class Opening:
         self._parts.append(body)
 
 
-def _rooted(order: Sequence[str], beginning: bytes, nonce: bytes | None) -> bytes:
+def _write_root(order: Sequence[str], beginning: bytes, nonce: bytes | None) -> bytes:
     body = (secrets.token_bytes(NONCE) if nonce is None else nonce) + beginning
-    return _deflated(_ROOT, order, memoryview(body))
+    return _deflate(_ROOT, order, memoryview(body))
 
 
-def _deflated(kind: str, children: Sequence[str], body: memoryview) -> bytes:
+def _deflate(kind: str, children: Sequence[str], body: memoryview) -> bytes:
     return b"".join((f"{kind} {','.join(children)} {len(body)}".encode(), b"\0", body))
 
 
-def _inflated(deflated: bytes) -> tuple[str, list[str], bytes]:
+def _inflate(deflated: bytes) -> tuple[str, list[str], bytes]:
     end = deflated.find(b"\0")
     try:
         kind, children, length = deflated[: max(end, 0)].decode("ascii").split(" ")

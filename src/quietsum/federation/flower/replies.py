@@ -1,10 +1,10 @@
 """What a SuperLink of ours takes from a node: replies to what it was sent, of bounded size, and nothing else.
 
 Flower checks who calls, and then believes what the call says. A message that is no reply is kept as one *to a node*,
-whoever pushed it; the sender that stands in a message is not compared with the node that pushed it; a reply may come
-with any number of objects of any size, and all of them are kept until the run is over. So one registered site could
-speak to another in the coordinator's name, or fill the coordinator's disk. Here stands what we ask for on top, as a
-plain function of the call; :mod:`.adapter` puts it before Flower's own code.
+also where a node pushed it; the sender that stands in a message is not compared with the node that pushed it; a reply
+may come with any number of objects of any size, and all of them are kept until the run is over. So one registered site
+could speak to another in the coordinator's name, or fill the coordinator's disk. Here stands what we ask for on top, as
+a plain function of the call; :mod:`.flwr_server` puts it before Flower's own code.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def objection(request: Any, *, addressee: Callable[[str], int | None], superlink
         return FORBIDDEN, "A reply goes to the coordinator only."
     if tree.object_id != data.message_id or any(child.children for child in tree.children):
         return FORBIDDEN, "A reply has one root, which bears its name, and chunks."
-    if len(tree.children) > objects_of(limit) or _declared(data.group_id) > limit:
+    if len(tree.children) > objects_of(limit) or _read_length(data.group_id) > limit:
         return TOO_LARGE, f"The reply is too large: {limit} bytes are taken."
     if addressee(data.reply_to_message_id) != request.node.node_id:
         return FORBIDDEN, "No message of that name waits for a reply of this node."
     return None
 
 
-def _declared(word: str) -> int:
+def _read_length(word: str) -> int:
     return int(word) if word.isascii() and word.isdigit() and len(word) <= 15 else 0

@@ -1,11 +1,11 @@
 """A SuperLink of our own: a child process that keeps messages, with a register of keys and a gate before it.
 
-Its folder holds ``superlink.db`` (messages that wait; whoever reads it reads what sites have sent, so it is the owner's
+Its folder holds ``superlink.db`` (messages that wait: a reader of it reads what sites have sent, so it is the owner's
 alone), ``superlink.log``, and ``access.json``, with which another process of the same operator finds it. A SuperLink
 that died and is started on the same folder goes on where it was: sites and coordinators find it again by themselves.
 
 Sites reach one socket, ``host:port``. All the rest is on loopback and asks for a secret; see
-:class:`quietsum.federation.flower.gate.Gate` for why that is needed.
+:class:`quietsum.federation.flower.gate.FrontGate` for why that is needed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from quietsum.validate import whole_number
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    from quietsum.federation.flower.adapter import Access
+    from quietsum.federation.flower.flwr_calls import Access
 
 __all__ = ["GivenUp", "SuperLink", "SuperLinkFailed", "is_loopback", "read_access"]
 
@@ -130,7 +130,7 @@ class SuperLink:
             "clients": None if clients is None else str(clients),
         }
         try:
-            self._process = _started(folder / "superlink.log", words, (public.fileno(), private.fileno()))
+            self._process = _start(folder / "superlink.log", words, (public.fileno(), private.fileno()))
         finally:
             public.close()
             private.close()
@@ -149,7 +149,7 @@ class SuperLink:
     @property
     def access(self) -> Access:
         """What a coordinator's end needs."""
-        from quietsum.federation.flower.adapter import Access
+        from quietsum.federation.flower.flwr_calls import Access
 
         return Access(**self._access_words)
 
@@ -164,12 +164,13 @@ class SuperLink:
         return self._process.poll() is None
 
     def admit(self, roster: Mapping[str, ec.EllipticCurvePublicKey]) -> None:
-        """Let in the keys of ``roster``, by name, and nobody else.
+        """Let in the keys of ``roster``, by name, and no others.
 
-        Guarantees: afterwards a node gets in if and only if its key is in ``roster``; before the first time nobody
+        Guarantees: afterwards a node gets in if and only if its key is in ``roster``; before the first time no node
         does, and sites wait. Doing it twice changes nothing.
         """
-        from quietsum.federation.flower.adapter import Refused, Register, Unreachable, gate_word, public_key_to_bytes
+        from quietsum.federation.flower.flwr_calls import CallRefused, Unreachable
+        from quietsum.federation.flower.flwr_coordinator import Register, gate_word, public_key_to_bytes
 
         words = {gate_word(key) for key in roster.values()}
         if len(words) != len(roster):
@@ -181,7 +182,7 @@ class SuperLink:
                 if public_key_to_bytes(key) not in known:
                     register.add(name, key)
             register.admit(sorted(words))
-        except (Refused, Unreachable) as problem:
+        except (CallRefused, Unreachable) as problem:
             raise SuperLinkFailed(f"the SuperLink did not take the roster: {problem}") from None
         finally:
             register.close()
@@ -200,7 +201,9 @@ class SuperLink:
             if os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 break
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGKILL)  # its own session, and its number is still its own: nobody waited for it
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # its own session, and its number is still its own: it was not waited for
         process.wait()
 
     def __enter__(self) -> Self:
@@ -210,7 +213,8 @@ class SuperLink:
         self.close()
 
     def _wait_until_ready(self, give_up: threading.Event) -> None:
-        from quietsum.federation.flower.adapter import Refused, Register, Unreachable
+        from quietsum.federation.flower.flwr_calls import CallRefused, Unreachable
+        from quietsum.federation.flower.flwr_coordinator import Register
 
         register = Register(self.access, seconds=2.0)
         deadline = time.monotonic() + _READY_WITHIN
@@ -222,7 +226,7 @@ class SuperLink:
                 try:
                     register.keys()
                     return
-                except (Refused, Unreachable) as problem:
+                except (CallRefused, Unreachable) as problem:
                     last = str(problem)
                 if give_up.wait(0.1):
                     raise GivenUp("the SuperLink was ended while it started")
@@ -233,7 +237,7 @@ class SuperLink:
 
 def read_access(folder: Path) -> Access:
     """The access to a SuperLink that another process of yours has started on ``folder``."""
-    from quietsum.federation.flower.adapter import Access
+    from quietsum.federation.flower.flwr_calls import Access
 
     found = _read_access(folder)
     if set(found) != {"address", "secret", "certificate"}:
@@ -274,7 +278,7 @@ def _listening_again(address: str | None) -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=64)
 
 
-def _started(log: Path, words: Mapping[str, object], sockets: tuple[int, int]) -> subprocess.Popen[bytes]:
+def _start(log: Path, words: Mapping[str, object], sockets: tuple[int, int]) -> subprocess.Popen[bytes]:
     environment = os.environ | {
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -283,7 +287,7 @@ def _started(log: Path, words: Mapping[str, object], sockets: tuple[int, int]) -
     }
     with _private(log, "ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "quietsum.federation.flower.adapter"],
+            [sys.executable, "-P", "-m", "quietsum.federation.flower.flwr_server"],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=out,

@@ -237,7 +237,7 @@ class Sites:
         A carrier that fails for a while loses time, and no round.
         """
         try:
-            arrivals = self._transport.arrived(wait)
+            arrivals = self._transport.receive(wait)
         except QuietsumError as error:
             log.info("the carrier does not answer: %s", error)
             time.sleep(wait)

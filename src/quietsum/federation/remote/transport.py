@@ -48,7 +48,7 @@ class Transport(Protocol):
         """
         ...
 
-    def arrived(self, wait: float) -> Sequence[Arrival]:
+    def receive(self, wait: float) -> Sequence[Arrival]:
         """Replies that are here, each once; where there are none yet, waits at most ``wait`` seconds for the first."""
         ...
 

@@ -18,16 +18,16 @@ from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.recorddict_pb2 import RecordDict
 
-from quietsum.federation.flower.adapter import (
+from quietsum.federation.flower.flwr_calls import (
     MESSAGE_TYPE,
     SUPERLINK_NODE,
     Access,
-    CoordinatorEnd,
-    NodeEnd,
-    Refused,
+    CallRefused,
     RunLost,
     Unreachable,
 )
+from quietsum.federation.flower.flwr_coordinator import CoordinatorEnd
+from quietsum.federation.flower.flwr_node import NodeEnd
 from quietsum.federation.flower.gate import REQUEST_LIMIT
 
 KEY = ec.generate_private_key(ec.SECP384R1())
@@ -114,18 +114,18 @@ def test_a_closed_connection_is_unreachable() -> None:
 
 def test_a_redirect_is_not_followed() -> None:
     elsewhere = says("307 Temporary Redirect", b"", "location: http://127.0.0.1:1/")
-    with server(elsewhere) as address, pytest.raises(Refused):
+    with server(elsewhere) as address, pytest.raises(CallRefused):
         NodeEnd(address, KEY, None).activate()
 
 
 def test_a_refusal_carries_flowers_number_and_the_difference_of_clocks() -> None:
     past = email.utils.formatdate(time.time() - 100, usegmt=True)
     known = says("412 Precondition Failed", b'{"code": 2004, "message": "no"}', f"date: {past}")
-    with server(known) as address, pytest.raises(Refused) as caught:
+    with server(known) as address, pytest.raises(CallRefused) as caught:
         NodeEnd(address, KEY, None).activate()
     assert caught.value.unknown_key
     assert 95 < caught.value.skew < 130
-    with server(says("401 Unauthorized", b"[1, 2]")) as address, pytest.raises(Refused) as caught:
+    with server(says("401 Unauthorized", b"[1, 2]")) as address, pytest.raises(CallRefused) as caught:
         NodeEnd(address, KEY, None).activate()
     assert not caught.value.unknown_key
 
