@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import quietsum as qs
 from quietsum.cli.app import app
 from quietsum.errors import CorruptState
+from quietsum.ledger import Ledger
 
 PLAN = """
 [task]
@@ -108,3 +109,57 @@ def test_rows_that_are_known_under_another_name_need_a_reason(tmp_path: Path, mo
         qs.run(plan, workspace=tmp_path, task=Renamed(sizes=sizes))
     done = qs.run(plan, workspace=tmp_path, task=Renamed(sizes=sizes), same_rows="a second study, approved")
     assert done.outcome == "finished"
+
+
+def test_a_caller_hears_of_the_folder_before_anything_is_reserved_and_of_each_warning(tmp_path: Path) -> None:
+    folders: list[Path] = []
+    warnings: list[str] = []
+
+    def opened(folder: Any) -> None:
+        folders.append(folder.path)
+        (folder.path / "run.db").write_bytes(b"no database at all, and long enough to be read as one" * 20)
+        with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+            assert not any(entry.kind == "reserve" for entry in ledger.entries())
+
+    done = qs.run(PLAN, workspace=tmp_path, name="first", opened=opened, warn=warnings.append)
+    assert folders == [done.path] and done.outcome == "finished"
+    assert len(warnings) == 1 and "run.db cannot be used" in warnings[0] and "goes on without it" in warnings[0]
+    with Ledger.open(tmp_path / "ledger.db", read_only=True) as ledger:
+        assert any(entry.kind == "reserve" for entry in ledger.entries()), "the control"
+
+
+def test_a_tracking_store_is_closed_after_the_report_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quietsum.runs import recording
+
+    order: list[str] = []
+
+    class Store:
+        def __init__(self, uri: str) -> None:
+            order.append(uri)
+
+        def __enter__(self) -> Store:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            order.append(f"closed, report written: {next(tmp_path.glob('runs/*/report.json')).is_file()}")
+
+        def open(self, folder: Any) -> None:
+            order.append(folder.run)
+
+        def saw(self, event: Any) -> None:
+            if event.kind == "run-finished":
+                order.append(f"finished, report written: {any(tmp_path.glob('runs/*/report.json'))}")
+
+    monkeypatch.setattr(recording, "MlflowWatcher", Store)
+    qs.run(PLAN, workspace=tmp_path, name="first", mlflow="sqlite:///here.db")
+    assert order == [
+        "sqlite:///here.db", "first", "finished, report written: False", "closed, report written: True",
+    ]  # fmt: skip
+
+
+def test_a_run_says_how_many_alerts_it_raised(tmp_path: Path) -> None:
+    (tmp_path / "alerts.toml").write_text("[rules]\nmargin = 0.4\n", encoding="utf-8")  # nothing is far above chance
+    assert qs.run(PLAN, workspace=tmp_path, name="loud").alerts > 0
+    assert qs.run(PLAN, workspace=tmp_path / "other", name="quiet").alerts == 0, "the control"

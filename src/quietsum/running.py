@@ -29,21 +29,22 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TextIO, final
 
 if TYPE_CHECKING:
     import numpy as np
 
     from quietsum.errors import QuietsumError
-    from quietsum.federation import Federation, RunEvent, Watcher
+    from quietsum.federation import Federation, Watcher
     from quietsum.plan import Forecast, Plan
     from quietsum.privacy import Guarantee
-    from quietsum.runs import RunFolder, RunResult, Workspace
+    from quietsum.runs import Recording, RunFolder, RunResult, Workspace
     from quietsum.tasks import AnyTask
 
-__all__ = ["Run", "forecast", "resume", "run"]
+__all__ = ["Run", "Session", "forecast", "open_session", "resume", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,10 @@ class Run:
     metrics: Mapping[str, float]
     report: Mapping[str, Any]
     error: QuietsumError | None = None
+    alerts: int = 0
+    """How many alerts were raised; notices are not counted."""
+    alerts_shown: int = 0
+    """How many of them stand on standard error, in words."""
 
     @property
     def model(self) -> np.ndarray:
@@ -105,37 +110,24 @@ def run(
     workers: int = 1,
     device: str = "cpu",
     same_rows: str = "",
+    mlflow: str | None = None,
+    opened: Callable[[RunFolder], object] | None = None,
+    warn: Callable[[str], object] = log.warning,
 ) -> Run:
     """Run ``plan`` (a :class:`Plan`, a path or a text) to its end, with every round paid for first.
 
     ``name`` is made up if omitted, ``task`` is the plan's own if omitted, and the parties live in this process, or in
     ``workers`` processes, if no ``federation`` is given. ``same_rows`` says why rows that are known under another name
-    may be used again. Raises PlanRefused or BudgetExhausted if nothing may run; a run that stops later ends with a
-    :class:`Run` whose ``error`` says why.
+    may be used again. ``mlflow`` is the address of an MLflow store to which the run is also written. ``opened`` is
+    called with the run's folder, before anything is reserved, and ``warn`` with each warning; they are logged if
+    omitted. Raises PlanRefused or BudgetExhausted if nothing may run; a run that stops later ends with a :class:`Run`
+    whose ``error`` says why.
     """
-    from quietsum.plan import resolve
-    from quietsum.runs import Workspace, start
-    from quietsum.tasks import as_task, task_of
-
-    made, place = _plan(plan), Workspace.at(workspace)
-    task = task_of(made, device=device) if task is None else as_task(task)
-    resolved = resolve(made, task.parties(), task.dimension)
-
-    def check_data() -> None:
-        """Rows that have another name in these books are refused, unless ``same_rows`` says why."""
-        from quietsum.ledger import check_rows
-        from quietsum.party import dataset_readers
-
-        remedy = 'say why with same_rows="…"'
-        for known in check_rows(place.ledger, dataset_readers(task, resolved), reason=same_rows, remedy=remedy):
-            log.warning("%s", known)
-
-    with _recording(place, watchers) as recording:
-        result = start(
-            made, workspace=place, name=name, watchers=[recording], task=task, federation=federation, workers=workers,
-            opened=recording.opened, allowed=check_data if federation is None and resolved.protected else None,
+    with open_session(workspace, mlflow=mlflow, warn=warn) as here:
+        return here.run(
+            plan, name=name, watchers=watchers, task=task, federation=federation, workers=workers, device=device,
+            same_rows=same_rows, opened=opened,
         )  # fmt: skip
-    return _ended(result, place)
 
 
 def resume(
@@ -147,86 +139,118 @@ def resume(
     federation: Federation | None = None,
     workers: int = 1,
     device: str = "cpu",
+    mlflow: str | None = None,
+    opened: Callable[[RunFolder], object] | None = None,
+    warn: Callable[[str], object] = log.warning,
 ) -> Run:
     """Go on after the last checkpoint of the run ``name``; ``"latest"`` is the newest of the workspace.
 
     Guarantees: those of the first start. A round that was reserved and not finished is made anew with fresh noise and
     charged again. Raises LedgerBroken if the ledger does not contain what the checkpoint was saved with.
     """
-    from quietsum.runs import Workspace, resume as go_on
-    from quietsum.tasks import as_task, task_of
+    with open_session(workspace, mlflow=mlflow, warn=warn) as here:
+        return here.resume(
+            here.workspace.find(name), watchers=watchers, task=task, federation=federation, workers=workers,
+            device=device, opened=opened,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def open_session(
+    workspace: Place = None,
+    *,
+    mlflow: str | None = None,
+    warn: Callable[[str], object] = log.warning,
+    alert_lines: TextIO | None = None,
+) -> Iterator[Session]:
+    """Open what outlives a run's last round: the alerts of ``workspace`` and the MLflow store at ``mlflow``.
+
+    They are waited for when the block ends, so the result can be shown before. Alerts are written to ``alert_lines`` as
+    JSON, or as words to standard error if omitted. Raises PlanRefused if ``alerts.toml`` is wrong.
+    """
+    from quietsum.runs import Workspace, open_recording
 
     place = Workspace.at(workspace)
-    folder = place.find(name)
-    task = task_of(folder.plan(), device=device) if task is None else as_task(task)
-    with _recording(place, watchers) as recording:
-        result = go_on(
-            folder, workspace=place, watchers=[recording], task=task, federation=federation, workers=workers,
-            opened=recording.opened,
+    with open_recording(place, mlflow=mlflow, warn=warn, alert_lines=alert_lines) as kept:
+        yield Session(place, kept)
+
+
+@final
+class Session:
+    """One run with what is open around it; :func:`run` and :func:`resume` make one for themselves."""
+
+    def __init__(self, workspace: Workspace, recording: Recording) -> None:
+        self.workspace, self._recording = workspace, recording
+
+    def run(
+        self,
+        plan: Plan | str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        watchers: Iterable[Watcher] = (),
+        task: AnyTask | None = None,
+        federation: Federation | None = None,
+        workers: int = 1,
+        device: str = "cpu",
+        same_rows: str = "",
+        opened: Callable[[RunFolder], object] | None = None,
+    ) -> Run:
+        """Run ``plan`` and write its report, as :func:`quietsum.run` does."""
+        from quietsum.runs import check_names, start
+        from quietsum.tasks import task_of
+
+        made = _plan(plan)
+        warn = self._recording.warn
+        check = partial(check_names, self.workspace, reason=same_rows, warn=warn) if federation is None else None
+        with self._recording.show(watchers) as kept:
+            result = start(
+                made, workspace=self.workspace, name=name, watchers=[kept], federation=federation, workers=workers,
+                task=task_of(made, device=device) if task is None else task, allowed=check, opened=self._open(opened),
+            )  # fmt: skip
+        return self._report(result)
+
+    def resume(
+        self,
+        folder: RunFolder,
+        *,
+        watchers: Iterable[Watcher] = (),
+        task: AnyTask | None = None,
+        federation: Federation | None = None,
+        workers: int = 1,
+        device: str = "cpu",
+        opened: Callable[[RunFolder], object] | None = None,
+    ) -> Run:
+        """Go on with the run in ``folder`` and write its report, as :func:`quietsum.resume` does."""
+        from quietsum.runs import resume as go_on
+        from quietsum.tasks import task_of
+
+        with self._recording.show(watchers) as kept:
+            result = go_on(
+                folder, workspace=self.workspace, watchers=[kept], federation=federation, workers=workers,
+                task=task_of(folder.plan(), device=device) if task is None else task, opened=self._open(opened),
+            )  # fmt: skip
+        return self._report(result)
+
+    def _open(self, opened: Callable[[RunFolder], object] | None) -> Callable[[RunFolder], None]:
+        def begin(folder: RunFolder) -> None:
+            if opened is not None:
+                opened(folder)
+            self._recording.open(folder)
+
+        return begin
+
+    def _report(self, result: RunResult) -> Run:
+        from quietsum import report
+
+        values, alerts = report.write(result.folder, self.workspace), self._recording.alerts
+        return Run(
+            name=result.folder.run, path=result.folder.path, outcome=result.outcome, rounds=result.round,
+            guarantees=result.claims, metrics=dict(result.metrics.values), report=values, error=result.error,
+            alerts=alerts.raised, alerts_shown=alerts.shown,
         )  # fmt: skip
-    return _ended(result, place)
 
 
 def _plan(source: Plan | str | os.PathLike[str]) -> Plan:
     from quietsum.plan import Plan, load_plan
 
     return source if isinstance(source, Plan) else load_plan(source)
-
-
-def _ended(result: RunResult, place: Workspace) -> Run:
-    from quietsum import report
-
-    values = report.write(result.folder, place)
-    return Run(
-        name=result.folder.run, path=result.folder.path, outcome=result.outcome, rounds=result.round,
-        guarantees=result.claims, metrics=dict(result.metrics.values), report=values, error=result.error,
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _recording(place: Workspace, watchers: Iterable[Watcher]) -> Iterator[_Recording]:
-    """What a run leaves in its folder and passes on as alerts, closed in order however the run ends."""
-    from quietsum.runs import alerting
-
-    with alerting(place) as alerts, contextlib.ExitStack() as stack:
-        try:
-            yield _Recording(stack, watchers, alerts)
-        except Exception as error:
-            alerts.failed(error)
-            raise
-
-
-@final
-class _Recording:
-    """The caller's watchers; once the run has a folder, also ``events.jsonl``, ``run.db`` and the alerts."""
-
-    def __init__(self, stack: contextlib.ExitStack, watchers: Iterable[Watcher], alerts: Any) -> None:
-        from quietsum.federation import guarded
-
-        self._stack, self._alerts, self._watchers = stack, alerts, [*guarded(watchers)]
-
-    def opened(self, folder: RunFolder) -> None:
-        """Begin the files of ``folder``. Nothing is reserved yet, so a full disk ends the run here."""
-        from quietsum.errors import CorruptState
-        from quietsum.federation import guarded
-        from quietsum.runs import JsonLines, Recorder
-
-        kept: list[Any] = [self._stack.enter_context(JsonLines(folder.path / "events.jsonl"))]
-        recorder: Recorder | None = None
-        try:
-            recorder = self._stack.enter_context(Recorder(folder.path / "run.db"))
-            kept.append(recorder)
-        except CorruptState as error:
-            log.warning("%s; the run goes on without it", error)
-        self._alerts.opened(recorder, None)
-        self._watchers += guarded([*kept, self._alerts])  # alerts last: they come behind what happened
-
-    def saw(self, event: RunEvent) -> None:
-        """Pass ``event`` on. A watcher that failed is heard where no round is under way."""
-        from quietsum.federation import RoundFinished, RunFinished, RunStarted
-
-        for watcher in self._watchers:
-            watcher.saw(event)
-        if isinstance(event, RunStarted | RoundFinished | RunFinished):
-            for watcher in self._watchers:
-                watcher.check()

@@ -360,7 +360,7 @@ class Sites(Federation):
 @pytest.fixture
 def sites(monkeypatch: pytest.MonkeyPatch) -> Sites:
     found = Sites()
-    monkeypatch.setattr("quietsum.cli.train.run.flower", found.flower)
+    monkeypatch.setattr("quietsum.cli.train.flower.flower", found.flower)
     return found
 
 

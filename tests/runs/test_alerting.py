@@ -164,7 +164,7 @@ def test_a_lifetime_budget_is_told_at_four_fifths_and_when_it_is_gone() -> None:
             try:
                 start(tiny_plan(), workspace=place, name=name, task=TinyTask(), watchers=[watcher])
             except BudgetExhausted as error:
-                watcher.failed(error)
+                watcher.fail(error)
                 raise
     assert inbox.kinds == [Kind.BUDGET_LOW, Kind.BUDGET_GONE] and raised("w") == ["budget-low", "budget-gone"]
     low = next(one for one in inbox.got if one.severity is Severity.WARNING)
@@ -318,9 +318,9 @@ def test_a_model_that_overflows_and_one_that_knows_nothing_are_told() -> None:
     watcher.saw(begun(metrics={"accuracy": 0.5}, chance={"accuracy": 0.55}))
     watcher.saw(over(1, metrics={"accuracy": 0.56}, metrics_on={"accuracy": "x"}))
     watcher.saw(RunFinished(outcome="finished", round=1, reason=""))
-    watcher.failed(InvalidParameter("learning_rate", 9.0, "made the model overflow in round 2", "smaller"))
-    watcher.failed(LedgerBroken("is gone"))
-    watcher.failed(ValueError("another"))
+    watcher.fail(InvalidParameter("learning_rate", 9.0, "made the model overflow in round 2", "smaller"))
+    watcher.fail(LedgerBroken("is gone"))
+    watcher.fail(ValueError("another"))
     assert inbox.kinds == [Kind.CHANCE, Kind.DIVERGENCE, Kind.LEDGER]
 
 

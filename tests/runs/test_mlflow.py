@@ -103,7 +103,7 @@ def heart(watcher: MlflowWatcher | None, name: str = "run", *more: Any) -> RunRe
         plan, workspace=Workspace(path=Path("workspace")), name=name, task=task,
         federation=LocalFederation.of(task, resolved, rng=randomness_for_tests(7)), rng=randomness_for_tests(8),
         watchers=[*more, *([] if watcher is None else [watcher])],
-        opened=None if watcher is None else watcher.opened,
+        opened=None if watcher is None else watcher.open,
     )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def tiny(store: str, place: str = "workspace", plan: Plan | None = None, **more:
     with MlflowWatcher(store) as watcher, pytest.raises(KeyboardInterrupt):
         start(
             plan or tiny_plan(), workspace=workspace, name="run", task=TinyTask(**more),
-            watchers=[watcher, StopAfter(1)], opened=watcher.opened,
+            watchers=[watcher, StopAfter(1)], opened=watcher.open,
         )  # fmt: skip
     return workspace.find("run")
 
@@ -199,7 +199,7 @@ def tiny(store: str, place: str = "workspace", plan: Plan | None = None, **more:
 def go_on(store: str, folder: RunFolder, place: str = "workspace") -> None:
     with MlflowWatcher(store) as watcher:
         workspace = Workspace(path=Path(place))
-        resume(folder, workspace=workspace, task=TinyTask(), watchers=[watcher], opened=watcher.opened)
+        resume(folder, workspace=workspace, task=TinyTask(), watchers=[watcher], opened=watcher.open)
 
 
 @pytest.mark.parametrize("note", ["kept", "lost", "garbage", "of another run"])
@@ -285,7 +285,7 @@ def test_a_report_of_an_earlier_ending_is_not_sent_again(store: str) -> None:
 def test_rule_5_who_took_part_never_reaches_the_store(store: str) -> None:
     folder = tiny(store)
     with MlflowWatcher(store) as watcher:
-        watcher.opened(folder)
+        watcher.open(folder)
         for event in events():
             watcher.saw(event)
     with contextlib.closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as database:
@@ -330,7 +330,7 @@ def test_rule_5_the_epsilon_that_is_tracked_does_not_tell_that_the_worst_party_r
         with MlflowWatcher(store) as watcher:
             start(
                 plan, workspace=Workspace(path=Path(name)), name=name, task=TinyTask(), watchers=[watcher, seen],
-                opened=watcher.opened,
+                opened=watcher.open,
             )  # fmt: skip
         (run,) = [one for one in runs_in(store) if one.data.tags["quietsum.run"] == name]
         tracked.append(history(store, run, "privacy_epsilon/record"))
@@ -382,7 +382,7 @@ def test_long_parameters_are_cut_and_odd_names_made_plain() -> None:
 def test_a_metric_that_is_no_number_is_a_tag(store: str) -> None:
     folder = tiny(store)
     with MlflowWatcher(store) as watcher:
-        watcher.opened(folder)
+        watcher.open(folder)
         watcher.saw(next(events()))
         watcher.saw(finished_round(2, value=float("nan")))
     (run,) = runs_in(store)
@@ -462,7 +462,7 @@ def test_whatever_a_web_server_answers_the_run_ends_well(
         with MlflowWatcher(f"http://127.0.0.1:{server.server_port}") as watcher:
             place = Workspace(path=Path("workspace"))
             result = start(
-                tiny_plan(), workspace=place, name="run", task=TinyTask(), watchers=[watcher], opened=watcher.opened
+                tiny_plan(), workspace=place, name="run", task=TinyTask(), watchers=[watcher], opened=watcher.open
             )
         server.shutdown()
     assert result.outcome == "finished"
@@ -598,7 +598,7 @@ def status(code: str) -> Exception:
 
 def watched(folder: RunFolder, rounds: int, **more: Any) -> None:
     with MlflowWatcher("http://localhost:1", **more) as watcher:
-        watcher.opened(folder)
+        watcher.open(folder)
         watcher.saw(next(events()))
         for number in range(1, rounds + 1):
             watcher.saw(finished_round(number))
@@ -623,7 +623,7 @@ def test_a_store_that_comes_back_gets_everything_in_order(
 
     monkeypatch.setattr(made, "send", send)
     with MlflowWatcher("http://localhost:1") as watcher:
-        watcher.opened(folder)
+        watcher.open(folder)
         watcher.saw(next(events()))
         for number in range(1, 121):
             watcher.saw(finished_round(number))
@@ -683,7 +683,7 @@ def test_a_store_that_lets_nobody_in_is_asked_once(
 
 def test_an_event_that_cannot_be_read_harms_nobody(folder: RunFolder, heard: pytest.LogCaptureFixture) -> None:
     watcher = MlflowWatcher("http://localhost:1")
-    watcher.opened(folder)
+    watcher.open(folder)
     for _ in range(3):
         watcher.saw(RoundFinished(round=1, rounds=1, asked=1, kept=(), metrics={"x": "?"}, metrics_on={"x": ""}, spent=(), limits={}))  # type: ignore[dict-item]  # fmt: skip # noqa: E501
     assert len(warnings(heard)) == 1 and "could not be written" in warnings(heard)[0]
@@ -762,7 +762,7 @@ from quietsum.runs.run import start
 from tiny import TinyTask, tiny_plan
 with MlflowWatcher(sys.argv[1], patience=float(sys.argv[2])) as watcher:
     start(tiny_plan(), workspace=Workspace(path=Path("w")), name="run", task=TinyTask(), watchers=[watcher],
-          opened=watcher.opened)
+          opened=watcher.open)
 import logging
 assert not logging.getLogger("quietsum.runs.tracking.watcher").disabled
 if "sqlite" in sys.argv[1]:
@@ -826,7 +826,7 @@ def test_an_alert_is_a_tag_without_a_name_or_a_count_of_parties(store: str) -> N
 
     with MlflowWatcher(store) as watcher:
         alerts = AlertWatcher(Sender())
-        alerts.opened(None, watcher)
+        alerts.open(None, watcher)
         heart(watcher)
         for party in ("va", "cleveland"):
             alerts.saw(PartyDropped(round=4, party=party, reason="gone", refunded=False))

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
         measured as measured,
         scores as scores,
     )
+    from quietsum.runs.recording import (
+        Recording as Recording,
+        check_names as check_names,
+        open_recording as open_recording,
+    )
     from quietsum.runs.run import (
         RunResult as RunResult,
         check_anchors as check_anchors,

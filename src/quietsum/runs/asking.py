@@ -109,7 +109,7 @@ def ask(
     resolved = resolve(plan, task.parties(), task.dimension)
     result = start(
         plan, workspace=workspace, name=name, watchers=watchers, task=task, federation=federation, opened=opened,
-        allowed=None if allowed is None else lambda: allowed(task, resolved),
+        allowed=None if allowed is None else lambda *_: allowed(task, resolved),
     )  # fmt: skip
     if result.error is not None:
         return Asked(folder=result.folder, resolved=resolved, answers=(), level=level, error=result.error)

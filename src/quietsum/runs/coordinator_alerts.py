@@ -80,7 +80,7 @@ class AlertWatcher:
         """Alerts that stand on the terminal; others were held back there, or are less grave than it shows."""
         return self._sender.sent(Terminal.name)
 
-    def opened(self, recorder: Recorder | None, tracker: MlflowWatcher | None) -> None:
+    def open(self, recorder: Recorder | None, tracker: MlflowWatcher | None) -> None:
         """The run's own places are there."""
         if recorder is not None:
             self._sender.add(_Rows(recorder))
@@ -103,7 +103,7 @@ class AlertWatcher:
             case Found():
                 self._kept_back.append(self._found(event.finding))
 
-    def failed(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """The run has ended with ``error``, or did not begin: an alert where it is one. A command shows the error."""
         alerts: list[Alert] = []
         match error:

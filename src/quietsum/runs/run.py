@@ -87,14 +87,14 @@ def start(
     federation: Federation | None = None,
     workers: int = 1,
     rng: RandomSource | None = None,
-    allowed: Callable[[], None] | None = None,
+    allowed: Callable[[Task, ResolvedPlan], None] | None = None,
     opened: Callable[[RunFolder], None] | None = None,
 ) -> RunResult:
     """Run ``plan`` from its first round. Everything that can be refused is refused before anything is spent.
 
     ``workers`` processes train the clients where no ``federation`` is passed; a federation that is passed is its
-    owner's to close. ``allowed`` is called when name and ledger are in order, before the run is opened, and refuses it
-    by raising; ``opened`` is called with the folder of the run.
+    owner's to close. ``allowed`` is called with task and plan when name and ledger are in order, before the run is
+    opened, and refuses it by raising; ``opened`` is called with the folder of the run.
     """
     task = task_of(plan) if task is None else as_task(task)
     resolved = resolve(plan, task.parties(), task.dimension)
@@ -109,7 +109,7 @@ def start(
     with _ledger_in(workspace, create=True) as ledger:
         check_anchors(ledger, workspace)
         if allowed is not None:
-            allowed()
+            allowed(task, resolved)
         reach("run:before-open")
         _open(ledger, run, resolved)
         reach("run:opened")

@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ __all__ = [
     "meaning",
     "print_json",
     "print_next",
+    "print_warning",
     "renyi_line",
 ]
 
@@ -162,6 +164,11 @@ def print_next(words: Iterable[object]) -> None:
     print("\n".join([*lines, line]))
 
 
+def print_warning(text: str) -> None:
+    """Print ``text`` as a warning, to standard error."""
+    print(textwrap.fill(f"warning: {text}", WIDTH), file=sys.stderr, flush=True)
+
+
 def command(words: Iterable[object]) -> str:
     """A command in one line, to be named in a sentence."""
     return " ".join([_program(), *(shlex.quote(str(word)) for word in words)])
@@ -181,8 +188,6 @@ def layer_lines(layers: Sequence[Mapping[str, Any]], width: int = 80) -> list[st
     >>> layer_lines([{"name": "monitoring", "state": "off", "text": "nobody looks", "setting": "alerts.toml"}])
     ['  off           monitoring: nobody looks. Setting: alerts.toml']
     """
-    import textwrap
-
     found = []
     for layer in layers:
         text = f"{layer['name']}: {layer['text']}." + (

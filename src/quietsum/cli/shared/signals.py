@@ -24,10 +24,10 @@ def answering(answers: Mapping[signal.Signals, Callable[[signal.Signals], object
         yield
         return
 
-    def heard(number: int, _: object) -> None:
+    def answer_one(number: int, _: object) -> None:
         answers[signal.Signals(number)](signal.Signals(number))
 
-    before = {number: signal.signal(number, heard) for number in answers}
+    before = {number: signal.signal(number, answer_one) for number in answers}
     try:
         yield
     finally:
@@ -43,7 +43,7 @@ class Interruption:
         self._came: signal.Signals | None = None
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def listen(self) -> Iterator[None]:
         """Ctrl-C and SIGTERM interrupt until this ends; what is ignored, as in the background of a script, stays so."""
         numbers = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
         with answering(dict.fromkeys(numbers, self._interrupt)):

@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.logs import watch_log
-from quietsum.cli.shared.output import console, print_json, print_next
+from quietsum.cli.shared.output import console, print_json, print_next, print_warning
 from quietsum.cli.shared.signals import Interruption
 from quietsum.cli.train.flower import (
     PATIENCE,
     InsecureOption,
     KeysOption,
     ListenOption,
+    Runtime,
     SuperLinkOption,
     WaitOption,
-    called,
-    flower,
 )
 from quietsum.cli.train.run import NameOption, OnOption
-from quietsum.errors import CorruptState, InvalidParameter, printable
+from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
     from quietsum.analytics import Answer, QuestionFile
-    from quietsum.federation import RunEvent
+    from quietsum.federation import Federation
     from quietsum.plan import Plan, ResolvedPlan
-    from quietsum.runs import Asked, RunFolder, Workspace
+    from quietsum.runs import Asked, Recording, Workspace
     from quietsum.tasks import QuestionTask
 
 __all__ = ["ask"]
@@ -89,9 +87,9 @@ def ask(
     """
     from quietsum.runs import Workspace
 
-    _check_words(
-        questions, run, on, output, plot, question, keys=keys, listen=listen, superlink=superlink, insecure=insecure
-    )
+    runtime = Runtime(on=on, keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
+    runtime.check()
+    _check_words(questions, run, output, plot, question)
     if level is not None:
         _check_level(level)
     watch_log(verbose)
@@ -117,43 +115,29 @@ def ask(
 
             _look_at_tables(task_in(plan, "this file"), _resolved(plan))
         return _dry(loaded, plan, as_json, str(questions))
-    again = [] if on == "local" else called(keys=keys, listen=listen, folder=superlink, wait=wait, insecure=insecure)
     if not as_json:
         _introduce(loaded, plan)
     interruption = Interruption()
-    with interruption.heard():
+    with interruption.listen():
         try:
-            with contextlib.ExitStack() as stack:
-                watching = _Watching(place, stack, as_json)
-                sites = None
-                if on == "flower":
-                    sites = stack.enter_context(
-                        flower(
-                            keys=keys, listen=listen, folder=superlink, own=place.path / "superlink", wait=wait,
-                            insecure=insecure, quiet=as_json,
-                        )
-                    )  # fmt: skip
-                asked = _ask(plan, place, loaded.level if level is None else level, name, sites, same_rows, watching)
+            from quietsum.runs import open_recording
+
+            lines = sys.stderr if as_json else None
+            with (
+                open_recording(place, warn=print_warning, alert_lines=lines) as kept,
+                runtime.open(place.path / "superlink", quiet=as_json) as sites,
+            ):
+                asked = _ask(plan, place, loaded.level if level is None else level, name, sites, same_rows, kept)
         except KeyboardInterrupt:
-            told = "stopped: what was charged stays charged; quietsum ask --run shows answers if the run had got so far"
-            print(textwrap.fill(told, 80), file=sys.stderr)
+            text = "stopped: what was charged stays charged; quietsum ask --run shows answers if the run had got so far"
+            print(textwrap.fill(text, 80), file=sys.stderr)
             return interruption.exit_code
-    return _finish(asked, [*again, *where], output, plot, question, as_json, new=True)
+    return _finish(asked, [*runtime.words, *where], output, plot, question, as_json, new=True)
 
 
 def _check_words(
-    questions: str | None,
-    run: str | None,
-    on: str,
-    output: Path | None,
-    plot: Path | None,
-    question: str | None,
-    **elsewhere: Any,
+    questions: str | None, run: str | None, output: Path | None, plot: Path | None, question: str | None
 ) -> None:
-    if on not in ("local", "flower"):
-        raise InvalidParameter("on", on, "is not a runtime of this version", "use --on local or --on flower")
-    if on == "local" and any(elsewhere.values()):
-        raise InvalidParameter("on", on, "asks nobody elsewhere", "say --on flower, or leave --keys and --listen out")
     if (questions is None) == (run is None):
         problem = "is missing" if questions is None else "and --run are alternatives"
         remedy = "quietsum ask questions.toml, or quietsum ask --run latest"
@@ -185,66 +169,27 @@ def _check_level(level: float) -> None:
         raise InvalidParameter("level", level, "lies outside [0.5, 0.9999]", "0.95 is usual")
 
 
-@final
-class _Watching:
-    """What the operator keeps of a run of questions: its events, its database, and the workspace's alerts."""
-
-    def __init__(self, place: Workspace, stack: contextlib.ExitStack, quiet: bool) -> None:
-        from quietsum.federation import Guarded
-        from quietsum.runs import alerting
-
-        self._stack = stack
-        self._alerts = stack.enter_context(alerting(place, lines=sys.stderr if quiet else None))
-        self._watchers: list[Guarded] = []
-
-    def opened(self, folder: RunFolder) -> None:
-        """Write to the run's folder from now on."""
-        from quietsum.federation import Watcher, guarded
-        from quietsum.runs import JsonLines, Recorder
-
-        kept: list[Watcher] = [self._stack.enter_context(JsonLines(folder.path / "events.jsonl"))]
-        recorder: Recorder | None = None
-        try:
-            recorder = self._stack.enter_context(Recorder(folder.path / "run.db"))
-            kept.append(recorder)
-        except CorruptState as error:
-            print(textwrap.fill(f"warning: {error}; the answers come without it", 80), file=sys.stderr)
-        self._alerts.opened(recorder, None)
-        self._watchers += guarded([*kept, self._alerts])
-
-    def saw(self, event: RunEvent) -> None:
-        """Pass it on; what fails there costs no answer."""
-        for watcher in self._watchers:
-            watcher.saw(event)
-
-    def failed(self, error: BaseException) -> None:
-        """What keeps a run from answering is an alert where it is one."""
-        self._alerts.failed(error)
-
-
 def _ask(
-    plan: Plan, place: Workspace, level: float, name: str | None, sites: Any, same_rows: str, watching: _Watching
+    plan: Plan,
+    place: Workspace,
+    level: float,
+    name: str | None,
+    sites: Federation | None,
+    same_rows: str,
+    kept: Recording,
 ) -> Asked:
-    from quietsum.runs import ask as ask_all
+    from quietsum.runs import ask as ask_all, check_names
 
     def check_data(task: QuestionTask, resolved: ResolvedPlan) -> None:
-        """Whoever asks here holds the tables, and is told alone."""
-        from quietsum.ledger import check_rows
-        from quietsum.party import dataset_readers
-
+        """Warn of what is odd in the tables: the operator holds them, as no site is asked."""
         _look_at_tables(task, resolved)
-        remedy = 'say why with --same-rows "…"'
-        for told in check_rows(place.ledger, dataset_readers(task, resolved), reason=same_rows, remedy=remedy):
-            print(textwrap.fill(told, 80), file=sys.stderr)
+        check_names(place, task, resolved, reason=same_rows, warn=kept.warn)
 
-    try:
+    with kept.show():
         return ask_all(
-            plan, workspace=place, level=level, name=name, federation=sites, watchers=[watching],
-            allowed=check_data if sites is None else None, opened=watching.opened,
+            plan, workspace=place, level=level, name=name, federation=sites, watchers=[kept],
+            allowed=check_data if sites is None else None, opened=kept.open,
         )  # fmt: skip
-    except Exception as error:
-        watching.failed(error)
-        raise
 
 
 # ------------------------------------------------------------------------------------------------ what is printed

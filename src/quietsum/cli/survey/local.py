@@ -144,7 +144,7 @@ def privatize(
     begun = time.monotonic()
     stop = Interruption()
     try:
-        with stop.heard(), reports_file(output, header) as writer, _progress(data, as_json) as seen:
+        with stop.listen(), reports_file(output, header) as writer, _progress(data, as_json) as seen:
             for first, cells, place in _cells(data, column, pieces_of(found.layout)):
                 try:
                     writer.add(found.privatize(_answers(found, cells, first, data, column, missing, clip)))

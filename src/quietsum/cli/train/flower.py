@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import signal
 import sys
@@ -16,7 +17,7 @@ import typer
 
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.logs import watch_log
-from quietsum.cli.shared.output import print_next
+from quietsum.cli.shared.output import print_next, print_warning
 from quietsum.cli.shared.signals import ENDING, answering
 from quietsum.errors import InvalidParameter, QuietsumError
 
@@ -27,9 +28,9 @@ __all__ = [
     "InsecureOption",
     "KeysOption",
     "ListenOption",
+    "Runtime",
     "SuperLinkOption",
     "WaitOption",
-    "called",
     "flower",
     "require_flower",
     "superlink",
@@ -72,6 +73,57 @@ def require_flower() -> None:
         )
 
 
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Where the parties of a command are: on this machine, or at sites that a SuperLink reaches."""
+
+    on: str
+    keys: Path | None = None
+    listen: str | None = None
+    folder: Path | None = None
+    wait: float = PATIENCE
+    insecure: bool = False
+
+    @property
+    def remote(self) -> bool:
+        """Whether sites elsewhere are asked."""
+        return self.on == "flower"
+
+    @property
+    def words(self) -> list[str]:
+        """The options that ask the same sites in the same way again; none for this machine."""
+        if not self.remote:
+            return []
+        words = ["--on", "flower"]
+        for name, value in (("--keys", self.keys), ("--listen", self.listen), ("--superlink", self.folder)):
+            if value is not None:
+                words += [name, str(value)]
+        if self.wait != PATIENCE:
+            words += ["--wait", f"{self.wait:g}"]
+        return [*words, "--insecure-loopback"] if self.insecure else words
+
+    def check(self) -> None:
+        """Raise InvalidParameter if the options do not fit each other."""
+        if self.on not in ("local", "flower"):
+            raise InvalidParameter("on", self.on, "is not a runtime of this version", "use --on local or --on flower")
+        if not self.remote and (self.keys or self.listen or self.folder or self.insecure):
+            remedy = "say --on flower, or leave --keys and --listen out"
+            raise InvalidParameter("on", self.on, "asks nobody elsewhere", remedy)
+
+    @contextlib.contextmanager
+    def open(self, own: Path, *, quiet: bool) -> Iterator[RemoteFederation | None]:
+        """The sites, by a SuperLink that keeps its state in ``own`` if one is started; None for this machine."""
+        if not self.remote:
+            yield None
+            return
+        with flower(
+            keys=self.keys, listen=self.listen, folder=self.folder, own=own, wait=self.wait, insecure=self.insecure,
+            quiet=quiet,
+        ) as sites:  # fmt: skip
+            yield sites
+
+
 @contextlib.contextmanager
 def flower(
     *,
@@ -112,17 +164,6 @@ def flower(
         yield made
 
 
-def called(*, keys: Path | None, listen: str | None, folder: Path | None, wait: float, insecure: bool) -> list[str]:
-    """The words of ``quietsum run`` that ask the same sites in the same way again."""
-    words = ["--on", "flower"]
-    for name, value in (("--keys", keys), ("--listen", listen), ("--superlink", folder)):
-        if value is not None:
-            words += [name, str(value)]
-    if wait != PATIENCE:
-        words += ["--wait", f"{wait:g}"]
-    return [*words, "--insecure-loopback"] if insecure else words
-
-
 def _place(listen: str, insecure: bool) -> tuple[str, int]:
     """Host and port to listen on; without TLS on this machine only."""
     from quietsum.federation import is_loopback
@@ -148,7 +189,7 @@ def _link(
     certificate, key, authority = (keys / name for name in ("server.crt", "server.key", "ca.crt"))
     if not insecure:
         for warning in check_serving(keys, host=host):
-            _warn(warning)
+            print_warning(warning)
     link = SuperLink(
         folder,
         host=host,
@@ -168,10 +209,6 @@ def _link(
     return link
 
 
-def _warn(text: str) -> None:
-    print(textwrap.fill(f"warning: {text}", 80), file=sys.stderr, flush=True)
-
-
 @final
 class _Asked:
     """What signals have asked of this process: to end (SIGINT, SIGTERM), to read the roster again (SIGHUP)."""
@@ -179,7 +216,7 @@ class _Asked:
     def __init__(self) -> None:
         self.end, self.again = threading.Event(), threading.Event()
 
-    def heard(self) -> contextlib.AbstractContextManager[None]:
+    def listen(self) -> contextlib.AbstractContextManager[None]:
         """Signals are taken until this ends."""
         ending = dict.fromkeys(ENDING, lambda _: self.end.set())
         return answering({**ending, signal.SIGHUP: lambda _: self.again.set()})
@@ -204,7 +241,7 @@ def superlink(
     require_flower()
     watch_log(verbose)
     if listen is not None:
-        _place(listen, insecure)  # the reason that counts most is told first
+        _place(listen, insecure)  # the reason that counts most comes first
     if keys is None or listen is None:
         given = {"--keys DIR": keys, "--listen HOST:PORT": listen}
         missing = " and ".join(name for name, value in given.items() if value is None)
@@ -212,7 +249,7 @@ def superlink(
     from quietsum.federation import GivenUp
 
     asked = _Asked()
-    with asked.heard():
+    with asked.listen():
         try:
             with _link(keys, listen, folder, insecure, give_up=asked.end) as link:
                 if not asked.end.is_set():
@@ -225,7 +262,7 @@ def superlink(
 
 def _say_where(link: SuperLink, keys: Path, folder: Path, insecure: bool) -> None:
     print(f"SuperLink at {link.address}, process {link.pid}; its folder is {folder}", flush=True)
-    again = called(keys=keys, listen=None, folder=folder, wait=PATIENCE, insecure=insecure)
+    again = Runtime(on="flower", keys=keys, folder=folder, insecure=insecure).words
     print_next(["run", "run.toml", *again])
     sys.stdout.flush()
 
@@ -248,6 +285,6 @@ def _serve(link: SuperLink, asked: _Asked, roster: Path, folder: Path) -> None:
             found = read_parties(roster)
             link.admit(found)
         except (QuietsumError, OSError) as problem:
-            _warn(f"the roster was not taken, and the one from before still holds: {problem}")
+            print_warning(f"the roster was not taken, and the one from before still holds: {problem}")
         else:
             print(f"the roster was read again; sites in it: {len(found)}", flush=True)

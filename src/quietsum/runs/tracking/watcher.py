@@ -68,7 +68,7 @@ MUTE = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
 class MlflowWatcher:
     """Sends what a run shows to the MLflow store at ``uri``; a resumed run goes on in the MLflow run it began.
 
-    Pass it to :func:`quietsum.runs.run.start` among the watchers, and its :meth:`opened` as ``opened``. Close it after
+    Pass it to :func:`quietsum.runs.run.start` among the watchers, and its :meth:`open` as ``opened``. Close it after
     the report is written, so that the report is sent too.
     """
 
@@ -99,7 +99,7 @@ class MlflowWatcher:
 
     # ------------------------------------------------------------------------------------------ the run's side
 
-    def opened(self, folder: RunFolder) -> None:
+    def open(self, folder: RunFolder) -> None:
         """The run's folder is there: from here on something can be sent."""
         self._folder = folder
         self._report_was = _changed(folder.path / "report.json")
