@@ -118,15 +118,18 @@ def test_the_page_is_in_the_index() -> None:
 
 
 def missing(text: str) -> list[str]:
-    """The functions and classes that ``text`` names and the source does not define."""
+    """The functions, classes and files that ``text`` names and the source does not define."""
     nodes = [node for tree in house.read_source(ROOT / "src").trees.values() for node in ast.walk(tree)]
     classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     functions = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    return [
+    found = [
         f"{owner}{name}"
         for owner, name in re.findall(r"`(\w+\.)?(\w+)\(\)`", text)
         if name not in functions or (owner and owner.removesuffix(".") not in classes)
     ]
+    found += [name for name in re.findall(r"`([A-Z]\w*[a-z]\w*)`", text) if name not in classes]
+    package = ROOT / "src" / "quietsum"
+    return found + [path for path in re.findall(r"`(\w+/[\w/]+\.py)`", text) if not (package / path).is_file()]
 
 
 def test_the_ways_name_functions_that_exist() -> None:
@@ -134,6 +137,7 @@ def test_the_ways_name_functions_that_exist() -> None:
     assert text.count("()`") > 20
     assert missing(text) == []
     assert missing("`run_round()`, `Ledger.reserves()`, `Legder.reserve()`") == ["Ledger.reserves", "Legder.reserve"]
+    assert missing("`Gate`, `Gatter`, `ledger/pricing.py`, `ledger/gone.py`") == ["Gatter", "ledger/gone.py"]
 
 
 def test_the_survey_counts_what_is_there_and_notices_what_is_wrong(small: Path) -> None:

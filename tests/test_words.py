@@ -24,3 +24,28 @@ def test_a_key_that_is_left_out_is_omitted_and_not_unsaid(folder: str) -> None:
 @pytest.mark.parametrize("text", ["The name; if unsaid, nobody logs in.", "Unsaid, the first one."])
 def test_the_guard_finds_it(text: str) -> None:
     assert UNSAID.search(text)
+
+
+VAGUE = re.compile(r"\b(nobody|whoever|whatever|told|unsaid)\b", re.IGNORECASE)
+"""Words behind which a sentence hides who does what; the pages name the subject."""
+
+
+def vague(text: str) -> list[str]:
+    """The words in running text and tables. What a command prints stands in a fence, and is held by its own test."""
+    return VAGUE.findall(re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("folder", [".", "docs", "docs/explanation", "docs/how-to", "docs/tutorial", "examples"])
+def test_sentences_of_the_pages_name_their_subject(folder: str) -> None:
+    pages = sorted((ROOT / folder).glob("*.md"))
+    pages = [page for page in pages if page.name != "CHANGELOG.md"]
+    text = {page.name: page.read_text(encoding="utf-8") for page in pages}
+    if "architecture.md" in text:  # its table quotes the source
+        text["architecture.md"] = re.sub(
+            r"<!-- rooms -->.*<!-- /rooms -->", "", text["architecture.md"], flags=re.DOTALL
+        )
+    assert pages and {name: found for name, page in text.items() if (found := vague(page))} == {}
+
+
+def test_the_guard_finds_a_vague_word_outside_of_fences_only() -> None:
+    assert vague("Nobody hears of it.\n```\nwhatever it prints\n```\nYou are told.\n") == ["Nobody", "told"]
