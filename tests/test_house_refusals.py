@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "δ of 1/N per client": (refused(privacy=both(delta=0.25)), "may give one client away in full"),
     "secure aggregation with fewer than three honest parties": (
         refused(SITES, aggregation=AggregationPlan(secure=True, colluders=2)),
-        "fewer than three honest parties hide nobody",
+        "fewer than three honest parties hide no update",
     ),
     "distributed noise without a floor for drop-outs": (
         refused(

@@ -311,7 +311,7 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
             (
                 plan(privacy=style("user", client=NUMBERS), federation=FederationPlan(split="iid", parties=3)),
                 SITES,
-                "stand for nobody",
+                "stand for no person or site",
             ),
             (
                 plan(privacy=style("user", client=NUMBERS), federation=FederationPlan(split="iid", parties=3)),
@@ -670,7 +670,7 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
     ],
     "bucketing-with-memory": [
         (
-            (plan(aggregation=AggregationPlan(before="bucketing", rule="foolsgold")), SITES, "belong to nobody"),
+            (plan(aggregation=AggregationPlan(before="bucketing", rule="foolsgold")), SITES, "belong to no party"),
             (plan(aggregation=AggregationPlan(before="nnm", rule="foolsgold")), SITES),
         ),
     ],

@@ -92,7 +92,7 @@ def test_a_bad_delta_hears_what_a_good_one_is() -> None:
 
 def test_a_share_is_above_zero_and_up_to_one() -> None:
     assert validate.positive_share("rate", 1) == 1.0 and validate.positive_share("rate", 5e-324) == 5e-324
-    with pytest.raises(InvalidParameter, match="rate = 0 draws nobody; pass a number above 0"):
+    with pytest.raises(InvalidParameter, match="rate = 0 draws nothing; pass a number above 0"):
         validate.positive_share("rate", 0)
     with pytest.raises(InvalidParameter, match="must lie in"):
         validate.positive_share("rate", 1.1)

@@ -68,7 +68,7 @@ class Chart:
 
     The legend states where each line ends; with a ``note``, which an SVG shows below the legend, it does not.
 
-    ``y_from_zero`` keeps differences honest; scores that all lie close together need it off to be told apart.
+    ``y_from_zero`` keeps differences honest; scores that all lie close together need it off to be distinguished.
     """
 
     title: str

@@ -1,9 +1,9 @@
 """SQLite files that anybody may have written: what is looked at before anything in them is read.
 
-A workspace may come from a stranger. A name such as ``ledger.db`` may then stand for a pipe, which holds whoever opens
-it for ever, and a table's name for a view, which is a program: one that counts without end is one line long. So before
-a query, file and log must be plain files, and the tables ordinary tables whose values are stored and not computed. A
-value may be as long as :data:`LONGEST` and no longer, whatever the file says.
+A workspace may come from a stranger. A name such as ``ledger.db`` may then stand for a pipe, which blocks the process
+that opens it for ever, and a table's name for a view, which is a program: one that counts without end is one line long.
+So before a query, file and log must be plain files, and the tables ordinary tables whose values are stored and not
+computed. A value may be as long as :data:`LONGEST` and no longer, also where the file says otherwise.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def positive_share(parameter: str, value: object, remedy: str = "pass a number a
     """``value`` as a float in (0, 1]: a rate at which something is drawn."""
     number = probability(parameter, value, remedy)
     if number == 0:
-        raise InvalidParameter(parameter, value, "draws nobody", remedy)
+        raise InvalidParameter(parameter, value, "draws nothing", remedy)
     return number
 
 

@@ -181,10 +181,10 @@ def test_who_has_written_to_a_server_may_look_there_and_an_auditor_says_so(
     assert stat.S_IMODE((tmp_path / "state" / "quietsum" / "ledgers").stat().st_mode) == 0o600
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))  # an auditor, who never wrote
     for look in (lambda: Ledger.open(path, read_only=True), lambda: verify_file(path)):
-        with pytest.raises(QuietsumError, match=r"nobody has been called.*QUIETSUM_LEDGER_URL"):
+        with pytest.raises(QuietsumError, match=r"no server has been called.*QUIETSUM_LEDGER_URL"):
             look()
     monkeypatch.setenv("QUIETSUM_LEDGER_URL", address.replace("postgres@", "somebody@"))
-    with pytest.raises(QuietsumError, match="nobody has been called"):
+    with pytest.raises(QuietsumError, match="no server has been called"):
         verify_file(path)
     monkeypatch.setenv("QUIETSUM_LEDGER_URL", address)
     assert verify_file(path).entries == 16

@@ -39,7 +39,7 @@ def test_copies_subsets_appended_and_reordered_rows_are_the_same_rows(tmp_path: 
         "more": np.concatenate([whole, table(rows // 2, seed=3)]), "twice": np.concatenate([whole, whole]),
         "in one and a half": np.concatenate([whole[rows // 3 :], table(rows // 4, seed=4)]),
     }.items():  # fmt: skip
-        with pytest.raises(PlanRefused, match=f"dataset {name!r} holds .* rows of 'visits'.*{SAY}.*Only you are told"):
+        with pytest.raises(PlanRefused, match=f"dataset {name!r} holds .* rows of 'visits'.*{SAY}.*Only you see this"):
             check(tmp_path, name, found)
 
 

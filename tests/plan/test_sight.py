@@ -55,7 +55,7 @@ def test_noise_at_the_party_for_whole_clients_hides_every_direction_whatever_the
                 aggregation=AggregationPlan(rule="signguard"))  # fmt: skip
     seen = sight(resolve(plan, BANKS, 10_000))
     assert seen is not None and seen.noise == pytest.approx(100, rel=1e-3) and seen.cosine < 1e-4
-    assert "whatever the data" in list_sight_warnings(resolve(plan, BANKS, 10_000))[0]
+    assert "for all data" in list_sight_warnings(resolve(plan, BANKS, 10_000))[0]
 
 
 @pytest.mark.parametrize("rule", ["mean", "norm-bounded"])

@@ -355,7 +355,7 @@ def test_other_bad_input_is_named_too() -> None:
             function(**good, sampling="shuffled")  # type: ignore[operator]
     with pytest.raises(InvalidParameter, match="no rate to calibrate"):
         calibrate_rate(**RATE, sampling="none")
-    with pytest.raises(InvalidParameter, match="draws nobody"):
+    with pytest.raises(InvalidParameter, match="draws no record"):
         calibrate_noise(**{**NOISE, "sample_rate": 0.0})
     with pytest.raises(InvalidParameter, match="most"):
         calibrate_steps(**STEPS, most=0)

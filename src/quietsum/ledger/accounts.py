@@ -128,7 +128,7 @@ class Accounts:
             if known != name:
                 raise PlanRefused(
                     f"{noun} {name!r} differs from the known {known!r} by its spelling only; write {known!r}, or "
-                    "choose a name that nobody takes for it"
+                    "choose a name that cannot be mistaken for it"
                 )
 
     def know(self, party: str, dataset: str) -> None:
@@ -149,7 +149,7 @@ class Accounts:
         self.protect(party, dataset)
 
     def protect(self, party: str, dataset: str) -> None:
-        """A budget was set: whatever was declared before, the data is protected from now on."""
+        """A budget was set: also data that was declared public is protected from now on."""
         self.public.pop((party, dataset), None)
         self.know(party, dataset)
 
@@ -219,7 +219,7 @@ class Accounts:
 
         A release that one book does not see would go on behind its back, and a book that is opened after other runs
         does not know of theirs. So what holds per client "over all runs" must have been promised by all of them.
-        Without ``refunds_known``, in an export, nobody can tell which runs took all their charges back.
+        Without ``refunds_known``, in an export, it is unknown which runs took all their charges back.
         """
         mine = ((party, dataset, unit) for party, dataset in names.items() for unit in PrivacyUnit)
         for party, dataset, unit in mine:  # not all books: a ledger may hold those of thousands of datasets
@@ -258,13 +258,13 @@ class Accounts:
             raise PlanRefused(
                 f"the charge of {charge.party!r} per {charge.unit} multiplies two rates of drawing: the steps of a "
                 "round share one draw of parties, so that draw amplifies nothing for records (multiplied rates report "
-                "2.45 where 12.1 is true); charge the records' own sampling, every round, whoever is drawn"
+                "2.45 where 12.1 is true); charge the records' own sampling, every round, for all registered parties"
             )
         if charge.event is None:
             if (charge.party, charge.dataset) not in self.public:
                 raise PlanRefused(
                     f"style none would release dataset {charge.dataset!r} of {charge.party!r} without protection; use "
-                    'style = "sample", or, if nobody in it needs protection: quietsum ledger declare-public '
+                    'style = "sample", or, if its records need no protection: quietsum ledger declare-public '
                     f"--party {charge.party} --dataset {charge.dataset} --reason why"
                 )
         elif terms.limit(charge.unit) is None:
@@ -348,10 +348,10 @@ class Accounts:
         self._check_units(run, set(state.shares), state.datasets, refunds_known)
         return state
 
-    def succeeds(self, name: str, told: Testimony) -> bool:
-        """Whether ``told`` is not behind what is known of ``name``, nor beside it."""
+    def succeeds(self, name: str, newer: Testimony) -> bool:
+        """Whether ``newer`` is not behind what is known of ``name``, nor beside it."""
         try:
-            check_succession(name, self.witnessed.get(name), told)
+            check_succession(name, self.witnessed.get(name), newer)
         except CorruptState:
             return False
         return True
@@ -441,7 +441,7 @@ class Accounts:
             epsilon=epsilon, epsilon_lower=epsilon, delta=0.0, unit=unit, neighbours=terms.neighbours, method=method
         )
 
-    def spent_lines(self, run: RunState, prices: Prices) -> list[dict[str, Any]]:
+    def list_spending(self, run: RunState, prices: Prices) -> list[dict[str, Any]]:
         """ε of each party and unit as a commit entry states it."""
         lines = []
         for party, unit in sorted(run.shares):

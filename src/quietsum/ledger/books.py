@@ -4,7 +4,7 @@ A *book* belongs to (party, dataset, unit) and outlives runs: deleting a run's f
 folder is ever asked. The rule, and why it is sound:
 
 * **One plan.** The plan is frozen when it is opened: every later charge is part of it. Its whole forecast, by the
-  plan's accountant at the dataset's δ, must fit the budget. Stopping it early, for whatever reason, is a function of
+  plan's accountant at the dataset's δ, must fit the budget. Stopping it early, for any reason, is a function of
   what the whole plan would have released, so the whole plan's ε holds.
 * **From the second plan on**, which somebody chose after looking at the results of the first: a Rényi filter, at the
   order that the budget and the first plan's forecast fix, over *all* charges of *all* plans, the first one included.
@@ -257,8 +257,8 @@ class BookState:
         if self.total.unprotected:
             return BudgetExhausted(
                 f"{self} was released without protection while it was public; no budget covers that, so nothing fits "
-                f"its lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}. If nobody in it "
-                f"needs protection: quietsum ledger declare-public --party {self.party} --dataset {self.dataset} "
+                f"its lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}. If its records "
+                f"need no protection: quietsum ledger declare-public --party {self.party} --dataset {self.dataset} "
                 "--reason why"
             )
 

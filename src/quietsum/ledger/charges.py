@@ -40,7 +40,7 @@ ACCOUNTINGS = ("exact", "rdp", "moments")
 class Dataset:
     """A party's data by the name that the party declares, never by content.
 
-    ``size`` is declared and public. ``public`` is the reason why nobody in it needs protection; empty means protected.
+    ``size`` is declared and public. ``public`` is the reason why its records need no protection; empty means protected.
     """
 
     party: str

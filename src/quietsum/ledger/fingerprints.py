@@ -1,11 +1,11 @@
-"""Are these rows known here under another name? A keyed sketch that the holder keeps, and nobody else ever sees.
+"""Are these rows known here under another name? A keyed sketch that the holder keeps and shows to no other party.
 
 Budgets hang on a dataset's name. The same rows under another name, or as another task, would have a fresh lifetime
-without a word. So a holder keeps, beside its ledger, a sketch of each dataset's rows, and is told when a new name comes
-with rows of an old one. It is told alone: what rows are the same as what others is a fact about records. Nothing of
-this stands in a ledger, an export, a message, a report or a receipt, and it is asked by the holder's own commands
-before anybody else is: ``quietsum run`` and ``train``, a :class:`~quietsum.learning.trainer.PrivateTrainer` with a
-workspace, ``quietsum party check`` and ``serve``.
+without a word. So a holder keeps, beside its ledger, a sketch of each dataset's rows, and is warned when a new name
+comes with rows of an old one. The warning is the holder's alone: what rows are the same as what others is a fact about
+records. Nothing of this stands in a ledger, an export, a message, a report or a receipt, and it is asked by the
+holder's own commands before anybody else is: ``quietsum run`` and ``train``, a
+:class:`~quietsum.learning.trainer.PrivateTrainer` with a workspace, ``quietsum party check`` and ``serve``.
 
 Each distinct row is hashed with a key of the holder's own (BLAKE2b, 64 bits), and the smallest :data:`KEPT` hashes are
 kept: a *bottom-k sketch* (Broder 1997). Of two sets, the hashes below the smaller of both largest are a uniform sample
@@ -134,7 +134,7 @@ def overlap(one: Sketch, other: Sketch) -> float:
 
 
 def _rows(parts: Parts) -> Iterator[bytes]:
-    """Each record as bytes: the same numbers are the same bytes, in whatever precision they came."""
+    """Each record as bytes: the same numbers are the same bytes, in any precision."""
     arrays = [as_array(part) for part in parts]
     for start in range(0, len(arrays[0]), _AT_ONCE):
         some = [array[start : start + _AT_ONCE] for array in arrays]
@@ -158,9 +158,9 @@ def check_rows(
 ) -> list[str]:
     """Compare the rows of each dataset with those known under other names; what was explained, in words.
 
-    :class:`~quietsum.errors.PlanRefused`, told to the holder, where a name is new for rows that have another one and no
-    ``reason`` is given. ``datasets`` are those of one run, by name; each is read once. What is found is kept for the
-    next time, unless ``write`` is False.
+    Raises :class:`~quietsum.errors.PlanRefused`, for the holder's eyes, where a name is new for rows that have another
+    one and no ``reason`` is given. ``datasets`` are those of one run, by name; each is read once. What is found is kept
+    for the next time, unless ``write`` is False.
     """
     books, told = Fingerprints(ledger), list[str]()
     for name, read in datasets.items():
@@ -176,7 +176,7 @@ def check_rows(
             if not reason.strip():
                 raise PlanRefused(
                     f"{what}: spent under two names, they are protected by neither budget. Use the old name, or "
-                    f"{remedy}. (Only you are told.)"
+                    f"{remedy}. (Only you see this.)"
                 )
             books.explain(name, other, reason.strip())
             told.append(f"{what}; your reason is kept in {books.path.name}")

@@ -87,11 +87,11 @@ class RunHistory:
 
     @property
     def charged(self) -> dict[Account, dict[PrivacyEvent, int]]:
-        """The same as if nobody had refused: what may leave the operator's hands (rule 5)."""
+        """The same as if no party had refused: what may leave the operator's hands (rule 5)."""
         return {account: dict(tally.leaves) for account, tally in self._gross.items()}
 
     def by_round(self, unit: PrivacyUnit = PrivacyUnit.RECORD) -> list[tuple[int, float]]:
-        """(round, ε per ``unit`` of the worst party) after each commit, as if nobody had refused.
+        """(round, ε per ``unit`` of the worst party) after each commit, as if no party had refused.
 
         Refunds are left out on purpose: this goes into reports, and a smaller ε would tell who took part (rule 5).
         """
@@ -110,7 +110,7 @@ class RunHistory:
         return self._worst(self._tallies if refunds else self._gross, unit, prices)
 
     def gross_spending(self) -> tuple[Guarantee, ...]:
-        """ε per unit and observer of the worst party, as if nobody had refused; otherwise as :meth:`Ledger.spending`.
+        """ε per unit and observer of the worst party, as if no party had refused; otherwise as :meth:`Ledger.spending`.
 
         Guarantees: a refund changes nothing in it, so that its size does not tell who took part (rule 5).
         """

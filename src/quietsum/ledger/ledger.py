@@ -253,7 +253,7 @@ class Ledger:
             self._witness(add, receipt.run, receipt.round, receipt.attempt, seen)
             add(Kind.COMMIT, {
                 "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
-                "spent": self._accounts.spent_lines(run, self._prices), "operator_only": bool(run.refunds),
+                "spent": self._accounts.list_spending(run, self._prices), "operator_only": bool(run.refunds),
                 **({"blind": _blind()} if run.refunds else {}),
             })  # fmt: skip
         return add.last
@@ -299,7 +299,7 @@ class Ledger:
         return add.last
 
     def declare_public(self, *, party: str, dataset: str, reason: str) -> Entry:
-        """Record why nobody in a dataset needs protection: no gate until its next budget. What was charged stays."""
+        """Record why a dataset needs no protection: it has no gate until its next budget. What was charged stays."""
         party, dataset = label("party", party), label("dataset", dataset)
         reason = check_reason(reason)
         with self._journal.writing("declare_public") as add:
@@ -523,7 +523,7 @@ class Ledger:
     def _witness(
         self, add: Additions, run: str, round: int, attempt: int, seen: Mapping[str, Testimony] | None
     ) -> None:
-        """Keep what was told, unless something newer is known: another process of ours may have been quicker."""
+        """Keep what ``seen`` says, unless something newer is known: another process of ours may have been quicker."""
         if seen is not None:
             kept = {name: told for name, told in seen.items() if self._accounts.succeeds(name, told)}
             body = {"run": run, "round": round, "attempt": attempt, "heads": heads_to(kept), "blind": _blind()}
@@ -534,7 +534,7 @@ class Ledger:
         return Testimony(public_key=self.identity.public_key, head=self.head)
 
     def other_heads(self) -> Mapping[str, Testimony]:
-        """The newest head of each other ledger that was told to this one, by the name of whoever keeps it."""
+        """The newest head of each other ledger that this one has heard of, by the name of its keeper."""
         with self._journal.lock:
             self._journal.follow()
             return dict(self._accounts.witnessed)

@@ -2,13 +2,13 @@
 
 A price that turns out too low is put right in a new version of the prices. What was written before is not rewritten:
 
-* A ``run`` entry says by which version it was priced (``pricing``; none means the first). Whatever stands before the
+* A ``run`` entry says by which version it was priced (``pricing``; none means the first). What stands before the
   first entry of a newer version is verified by the older rules, to the digit.
 * The first charge by newer rules on a ledger with runs that they price differently writes one ``correction``: for each
   account of those runs ε as it was stated and ε as it is. It is chained and signed like any entry, and both figures
-  are computed again by whoever verifies.
+  are computed again by each reader who verifies.
 * From there on limits and lifetimes go by the new figures. Where one is exceeded, the next charge is refused.
-* Whoever only reads writes nothing: the new figures are computed and shown with those of before.
+* A command that only reads writes nothing: the new figures are computed and shown with those of before.
 
 The first version priced a record of a person whose records were bounded as if no other record could come in
 (:class:`~quietsum.privacy.events.OneInOneOut`), and each of several fixed-size batches as the worst single one

@@ -51,7 +51,7 @@ class AttackPlan:
         "label-flip: the class whose labels are flipped; all classes if omitted.", default=None, bound=NON_NEGATIVE
     )
     target: int | None = key(
-        "label-flip and backdoors: the class that is told instead; 0 for backdoors if omitted.", default=None,
+        "label-flip and backdoors: the class that is stated instead; 0 for backdoors if omitted.", default=None,
         bound=NON_NEGATIVE,
     )  # fmt: skip
     trigger: tuple[int, ...] = key(

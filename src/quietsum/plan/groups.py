@@ -7,7 +7,7 @@ tell the server all they know, *attackers* send anything. Both are some of the n
 
 **How many colluders sit in one group.** All numbers of a group (noise, threshold, floor) are made for ``inside`` = x of
 them. An honest party whose group has more is unprotected. For one party and one draw that is P[H(n − 1, c, s − 1) > x],
-whatever the server tells others, and over all honest parties at most
+also if the server lies to the others, and over all honest parties at most
 
     β = Σ_groups Σ_{x < i < s} (s − i) · P[H(n, c, s) = i],
 
@@ -88,7 +88,7 @@ CONTAMINATED = 0.42
 MAJORITY = 1e-3
 """The largest chance that more than half of the groups hold an attacker."""
 UNLIKELY = 0.01
-"""A rule is told of so many bad groups that there are more with this chance, where it can bear them."""
+"""A rule allows for so many bad groups that there are more with this chance, where it can bear them."""
 
 Floats = NDArray[np.float64]
 Marked = Callable[[int, int], bool]
@@ -355,7 +355,7 @@ class Grouping:
         return chances(self.parties, self.count, attackers=self.attackers)
 
     def bad(self, rule: Rule, opened: int | None = None) -> int:
-        """f between groups: how many of ``opened`` group means (all if omitted) the rule is told may be anything.
+        """f between groups: how many of ``opened`` group means (all if omitted) the rule takes to be anything.
 
         As many as hold an attacker but for a chance of 1 %, where the rule can bear so many; otherwise all it can.
         """

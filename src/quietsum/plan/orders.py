@@ -1,4 +1,4 @@
-"""What a party is told to do in one round: a frozen value, made by the plan, and every number in it is public.
+"""What a party has to do in one round: a frozen value, made by the plan, and every number in it is public.
 
 The sampler in it draws the batches and is the one that states their amplification; the mechanism in it clips and adds
 the noise and is the one that states the event. So what a party does and what it is charged for cannot differ.

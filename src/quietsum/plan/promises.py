@@ -38,7 +38,7 @@ class Style(enum.StrEnum):
     """Whom the run protects."""
 
     NONE = "none"
-    """Nobody: no privacy guarantee."""
+    """No privacy guarantee."""
     SAMPLE = "sample"
     """Each record, by noise at its own party."""
     USER = "user"
@@ -210,7 +210,7 @@ class PersonPlan:
 class PrivacyPlan:
     """The promise, its numbers, and how they are computed."""
 
-    style: Style = key("Whom the run protects: nobody, each record, each client, both.", default=Style.SAMPLE)
+    style: Style = key("Whom the run protects: none, each record, each client, both.", default=Style.SAMPLE)
     record: RecordPlan | None = key("What is promised to each record.", default=None)
     person: PersonPlan | None = key("People with several records, bounded and counted.", default=None)
     client: ClientPlan | None = key("What is promised to each client.", default=None)

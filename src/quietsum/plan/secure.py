@@ -1,7 +1,7 @@
 """Secure aggregation as a plan asks for it: how many shares unmask, how small a cohort may get, who may collude.
 
-The *floor* is the smallest cohort whose sum the parties help to unmask; they insist on it themselves, whatever the
-server says. Of these, ``colluders`` are assumed to tell the server all they know, at least one, since each party
+The *floor* is the smallest cohort whose sum the parties help to unmask; they insist on it themselves, also if the
+server lies. Of these, ``colluders`` are assumed to tell the server all they know, at least one, since each party
 receives the model and knows its own share. h = floor − colluders honest inputs are left to hide one of them, and
 distributed noise is calibrated to h and charged at h (rules 8 and 20). In groups all of this is said of one group, and
 how many colluders it may hold is a question of chance (:mod:`quietsum.plan.groups`).
@@ -68,7 +68,7 @@ class SecurePlan:
 
     @property
     def seats(self) -> int:
-        """Parties whose sum is opened if nobody drops out: the cohort, or the smallest group."""
+        """Parties whose sum is opened if no party drops out: the cohort, or the smallest group."""
         return self.parameters.smallest
 
     @property

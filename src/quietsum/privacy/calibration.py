@@ -115,7 +115,7 @@ def calibrate_noise(
     target = positive("target_epsilon", target_epsilon)
     delta = open_probability("target_delta", target_delta)
     if rate == 0:
-        raise InvalidParameter("sample_rate", rate, "draws nobody, so any noise is enough", "use a rate above 0")
+        raise InvalidParameter("sample_rate", rate, "draws no record, so any noise is enough", "use a rate above 0")
     guess = _central_limit_noise(target, delta, 1.0 if sampling == "none" else rate, steps)
     if relation is Neighbours.REPLACE_ONE:
         guess *= 2

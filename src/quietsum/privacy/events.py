@@ -7,7 +7,7 @@ how it was used. All noise is relative to C, the bound on one unit's contributio
 
 Events travel as JSON and are kept for years. Four rules make old events readable for ever:
 
-1. **Kinds are never removed.** Whatever was once written can be read, priced and verified.
+1. **Kinds are never removed.** What was once written can be read, priced and verified.
 2. **New fields are optional only**, with a default that means what the event meant without the field.
 3. **The meaning of a kind and of its fields never changes.** A new meaning gets a new kind, and :data:`VERSION` grows
    when kinds are added.
@@ -406,7 +406,7 @@ class OneInOneOut(PrivacyEvent):
       and x alone becomes another. A record that changed hands would let one in at the person it left and push one out
       at the person it joined, two out and two in, which this price does not cover. Guarantees say so in words.
 
-    A whole person who comes or goes moves at most k records, and nobody else's: that is ``Group``, as ever.
+    A whole person who comes or goes moves at most k records, and no other person's: that is ``Group``, as ever.
 
     Steps on fixed-size or shuffled batches stay refused under add-or-remove, since a record that leaves without another
     coming in changes how many there are. ``Group`` and this event do not go together: which k records of one person

@@ -1,9 +1,9 @@
 """Entries, heads and receipts: what is written once and never changed.
 
 An *entry* is one act: a run opened, a charge reserved, refunded or committed, a budget set or raised, ε corrected. Each
-holds the hash of the one before it. A *head* is the newest entry's hash, signed; whoever keeps a head (a checkpoint, a
-report, a party's receipt) can tell later whether the ledger still contains what it contained then. A *receipt* says
-where in the ledger a reservation stands, and is what one commits or refunds.
+holds the hash of the one before it. A *head* is the newest entry's hash, signed; a reader who keeps a head (a
+checkpoint, a report, a party's receipt) can tell later whether the ledger still contains what it contained then. A
+*receipt* says where in the ledger a reservation stands, and is what one commits or refunds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Kind(enum.StrEnum):
     BUDGET = "budget"
     """What one unit of a dataset may ever cost; the first one or a raised one, with the reason."""
     PUBLIC = "public"
-    """A dataset in which nobody needs protection, with the reason."""
+    """A dataset whose records need no protection, with the reason."""
     RESERVE = "reserve"
     """Charges of one attempt at one round, before any party is asked."""
     REFUND = "refund"
@@ -43,7 +43,7 @@ class Kind(enum.StrEnum):
     COMMIT = "commit"
     """The attempt's result may leave; ε after it."""
     WITNESS = "witness"
-    """Heads of the other side's ledgers, as they were told with this attempt. Operator-only."""
+    """Heads of the other side's ledgers, as they came with this attempt. Operator-only."""
     CORRECTION = "correction"
     """What runs that were priced by older rules cost by today's. From here on budgets go by these."""
 

@@ -1,11 +1,11 @@
 """A ledger for others to read: everything but who took part, and still verifiable.
 
-One JSON object a line, in order. Who refused a round, and what that saved a party, is for the operator only: whoever
-reads it gets no amplification. So refunds, and commits and corrections after a refund of the same run, travel without
-their bodies. So do the heads of the sites' own ledgers, which stand in one entry an attempt, however many answered.
-Each such line gives the SHA-256 of the body instead, which is all that the chain covers, so hashes and signatures can
-still be checked, and so can every ε that is there. Those bodies hold 128 bits of chance (``blind``), so that nobody
-finds out what they say by hashing guesses. How many refused is not hidden: there is one line for each refund.
+One JSON object a line, in order. Who refused a round, and what that saved a party, is for the operator only: who reads
+it gets no amplification. So refunds, and commits and corrections after a refund of the same run, travel without their
+bodies. So do the heads of the sites' own ledgers, which stand in one entry an attempt, however many answered. Each such
+line gives the SHA-256 of the body instead, which is all that the chain covers, so hashes and signatures can still be
+checked, and so can every ε that is there. Those bodies hold 128 bits of chance (``blind``), so that their content
+cannot be found by hashing guesses. How many refused is not hidden: there is one line for each refund.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def export_ledger(ledger: Ledger, path: str | os.PathLike[str]) -> tuple[int, in
 
 def _refuse_own_books(ledger: Ledger) -> None:
     """The books of a site itself have an entry for each round that it was asked in, and its amplification rests on
-    nobody knowing which those were (rule 5)."""
+    others not knowing which those were (rule 5)."""
     for entry in ledger.entries():
         if entry.kind is Kind.RUN and entry.body["terms"].get("enrolled"):
             raise QuietsumError(
                 f"this is a site's own ledger, and its entries tell in which rounds of {entry.body['run']!r} the site "
-                "was drawn; whoever knows that gets no amplification: hand out the coordinator's export instead"
+                "was drawn; who knows that gets no amplification: hand out the coordinator's export instead"
             )
 
 
@@ -82,7 +82,7 @@ def verify_export(
 
     Guarantees: chain, signatures, each body that is there against its hash, and the stated ε of each commit whose body
     is there. What refunds gave back cannot be seen, so budgets are checked up to the first refund only; a commit may
-    be withheld behind a refund alone, as the export itself does, so that nobody leaves one out to end those checks.
+    be withheld behind a refund alone, as the export itself does, so that none can be left out to end those checks.
     """
     reading = Reading(anchors, every_signature=every_signature, redacted=True)
     for entry, withheld in _entries(Path(path), reading.state):

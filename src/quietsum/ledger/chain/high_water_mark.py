@@ -43,7 +43,7 @@ def mark_path(ledger: Path) -> Path:
 
 @final
 class Mark:
-    """The mark of one ledger. It only ever moves forward, whoever writes it."""
+    """The mark of one ledger. It only ever moves forward, also with several writers."""
 
     def __init__(self, ledger: Path) -> None:
         self.path = mark_path(ledger)

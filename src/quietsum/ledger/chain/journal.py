@@ -2,8 +2,8 @@
 
 A journal holds what the entries say (:class:`~quietsum.ledger.state.State`) and keeps it up to date without reading
 everything again: before each act it takes in only what other writers have appended since. It writes as write-ahead logs
-do. First the transaction begins, so that nobody else can append; then it follows, checks and appends; then the store
-makes it durable; only then does its own state change, and the high-water mark moves.
+do. First the transaction begins, so that no other writer can append; then it follows, checks and appends; then the
+store makes it durable; only then does its own state change, and the high-water mark moves.
 
 The signature of the newest entry covers all entries before it through their hashes. So it is checked whenever
 something was taken in, before anything is appended: a new entry signs everything under it, and what somebody wrote

@@ -1,9 +1,9 @@
 """The ledger's own key: every head is signed, so that a rewritten ledger cannot pass for the one that was there.
 
 Ed25519, one key a ledger, in a PEM file that only its owner can read. The public half stands in the genesis entry, and
-the ledger's name *is* the start of the SHA-256 of it, so nobody can rewrite a ledger with another key and keep its
-name. Whoever holds both the file and the key can still rewrite everything; that is what anchors (heads kept
-elsewhere) are for.
+the ledger's name *is* the start of the SHA-256 of it, so a ledger rewritten with another key cannot keep its name. An
+attacker who holds both the file and the key can still rewrite everything; that is what anchors (heads kept elsewhere)
+are for.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def save_new_key(ledger: Path, key: SigningKey) -> None:
     """Write ``key`` beside its ledger, durably, as ``….key.new``: it counts once the genesis entry is there.
 
     With the key under its final name first, a crash before the genesis entry would look like a deleted ledger; with
-    the genesis entry first, it would leave a ledger that nobody can continue.
+    the genesis entry first, it would leave a ledger that cannot be continued.
     """
     path = _fresh_path(ledger)
     with contextlib.suppress(FileNotFoundError):

@@ -1,13 +1,13 @@
 """What a ledger's entries say, as data that can be put away and taken up again: no code, no pickle, JSON only.
 
 :func:`pack` writes a whole :class:`~quietsum.ledger.state.State`, :func:`unpack` builds one that is the same. What is
-written is found by looking, not by a list: every field of every class of the books, whatever it is called. A value of
+written is found by looking, not by a list: every field of every class of the books, under any name. A value of
 a class that is not known here is refused (:class:`CannotPack`), never left out. :func:`layout` is a fingerprint of all
 classes and rules; what was packed under another one is not unpacked.
 
 Runs and books are many, and an act needs a few of them. So each is a piece of text of its own, with its place in a
-table of contents, and is read when somebody asks for it (:class:`Lazy`). Pieces that nobody asked
-for are copied as they are when the state is packed again.
+table of contents, and is read when somebody asks for it (:class:`Lazy`). Pieces that were not read are copied as they
+are when the state is packed again.
 
 JSON has few types, so all others are lists that begin with a letter: ``["t", …]`` is a tuple, ``["o", "Share", …]``
 an object of ours with its fields in order, ``["r", 7]`` the eighth of the values that are written down once (events,
@@ -202,7 +202,7 @@ def pack(state: State) -> bytes:
 
 
 def _items(mapping: dict[K, V] | Lazy[K, V]) -> Iterator[tuple[K, V | bytes]]:
-    """Values, or the text of those that nobody has asked for since they were unpacked."""
+    """Values, or the text of those that were not read since they were unpacked."""
     for key in mapping:
         unread = mapping.unread(key) if isinstance(mapping, Lazy) else None
         yield key, mapping[key] if unread is None else unread
@@ -341,7 +341,7 @@ class Lazy(MutableMapping[K, V]):
         self._there: dict[K, Any] = dict(places)  # a place, or the value: no value is a tuple
         self._data, self._read = data, read
         self.once = once
-        """What the pieces refer to, for whoever writes them again."""
+        """What the pieces refer to, for the next packing."""
 
     def __getitem__(self, key: K) -> V:
         found = self._there[key]
@@ -370,6 +370,6 @@ class Lazy(MutableMapping[K, V]):
         return Lazy(self._there, self._data, lambda key, _: self[key], once=self.once)
 
     def unread(self, key: K) -> bytes | None:
-        """The text of a value that nobody has asked for; None where somebody has, or where it was added."""
+        """The text of a value that was not read; None where it was read, or was added."""
         found = self._there[key]
         return self._data[found[0] : found[1]] if type(found) is tuple else None

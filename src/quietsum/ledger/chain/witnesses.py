@@ -1,10 +1,11 @@
 """Heads of other ledgers, kept in this one: how two sides that do not share a book hold each other to it.
 
 A chain alone forgets: cut its tail, restore yesterday's file or write it anew, and it verifies. So a coordinator and
-its sites exchange their newest heads with every request and reply, and each writes the other's into its chain. Whoever
-goes back behind a head that the other has kept is found at the next word that two honest sides exchange, and later by
-anybody who holds the two ledgers side by side (``quietsum ledger receipts``, then ``quietsum ledger verify --anchor``).
-A site alone cannot tell a chain that was rewritten *and made longer*: it sees heads, not what lies between them.
+its sites exchange their newest heads with every request and reply, and each writes the other's into its chain. A side
+that goes back behind a head that the other has kept is found at the next word that two honest sides exchange, and later
+by anybody who holds the two ledgers side by side (``quietsum ledger receipts``, then ``quietsum ledger verify
+--anchor``). A site alone cannot tell a chain that was rewritten *and made longer*: it sees heads, not what lies between
+them.
 
 All heads of one attempt are one entry, however many there are, and exports withhold it: how many sites answered would
 tell who did (rule 5).
@@ -73,24 +74,24 @@ class Testimony:
             raise CorruptState(f"the testimony does not hold: {error}") from None
 
 
-def check_succession(name: str, known: Testimony | None, told: Testimony) -> None:
-    """``told`` may follow what is ``known`` of ``name``: the same ledger, not shorter, and not another at its end."""
+def check_succession(name: str, known: Testimony | None, newer: Testimony) -> None:
+    """``newer`` may follow what is ``known`` of ``name``: the same ledger, not shorter, and not another at its end."""
     if known is None:
         return
-    if told.ledger != known.ledger:
+    if newer.ledger != known.ledger:
         raise CorruptState(
-            f"{name} answers with another ledger ({told.ledger}) than before ({known.ledger}): what was spent there is "
-            "no longer known; put its own ledger back"
+            f"{name} answers with another ledger ({newer.ledger}) than before ({known.ledger}): what was spent there "
+            "is no longer known; put its own ledger back"
         )
-    if told.head.sequence < known.head.sequence:
+    if newer.head.sequence < known.head.sequence:
         raise CorruptState(
-            f"the ledger of {name} ends at entry {told.head.sequence} and had {known.head.sequence}: its tail was cut "
+            f"the ledger of {name} ends at entry {newer.head.sequence} and had {known.head.sequence}: its tail was cut "
             "off, or an older copy was put back; restore the newest one"
         )
-    if told.head.sequence == known.head.sequence and told.head.hash != known.head.hash:
+    if newer.head.sequence == known.head.sequence and newer.head.hash != known.head.hash:
         raise CorruptState(
-            f"entry {told.head.sequence} of the ledger of {name} is not what it was: the ledger was rewritten; restore "
-            "an unaltered copy"
+            f"entry {newer.head.sequence} of the ledger of {name} is not what it was: the ledger was rewritten; "
+            "restore an unaltered copy"
         )
 
 

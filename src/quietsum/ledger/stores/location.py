@@ -154,7 +154,7 @@ def read_url(ledger: Path) -> str | None:
 
 
 def write_url(ledger: Path, address: str) -> None:
-    """Point ``ledger.db.url`` at a server; whoever does so vouches for it."""
+    """Point ``ledger.db.url`` at a server; the caller vouches for it."""
     write_durably(url_path(ledger), address.strip())
     remember_server(address.strip())
 

@@ -9,10 +9,10 @@ In this order, each step durable before the next:
 5. ``ledger.db.url`` is written, and points at the server;
 6. ``ledger.db`` becomes ``ledger.db.moved``, read-only.
 
-Up to step 4 only the file can be continued: nobody points at the copy. From step 4 on the file cannot, whoever opens
-it under whatever name. Between 5 and 6 both are there, and neither is opened. So at no moment can both be continued,
-and a crash leaves one of these states; the same command again finds out which, and goes on from there. A copy that an
-earlier attempt left on the server is taken where it holds the same rows; anything else there is refused.
+Up to step 4 only the file can be continued: nothing points at the copy. From step 4 on the file cannot, under any name
+and by any process. Between 5 and 6 both are there, and neither is opened. So at no moment can both be continued, and a
+crash leaves one of these states; the same command again finds out which, and goes on from there. A copy that an earlier
+attempt left on the server is taken where it holds the same rows; anything else there is refused.
 
 The way back is the same with the roles changed: the rows are copied to ``ledger.db.part`` while the writers of all
 machines wait, the server's ledger is sealed for good in the same transaction, ``ledger.db.part`` becomes ``ledger.db``,
@@ -108,7 +108,7 @@ def move_to_postgres(ledger: Path, conninfo: str, *, anchors: Iterable[Head] = (
 def move_to_sqlite(ledger: Path, *, anchors: Iterable[Head] = ()) -> Moved:
     """Move the ledger from the server that ``ledger.db.url`` names back into a file; repeat it after a crash.
 
-    Guarantees: as above. Other coordinators find the server's ledger sealed, and are told where it went.
+    Guarantees: as above. Other coordinators find the server's ledger sealed, and learn where it went.
     """
     conninfo = location.read_url(ledger)
     if conninfo is None:
@@ -149,7 +149,7 @@ def move_to_sqlite(ledger: Path, *, anchors: Iterable[Head] = ()) -> Moved:
 
 
 def _fill(part: Path, source: LedgerStore) -> None:
-    """A file with the same rows; one that an earlier attempt left is thrown away, nobody has ever opened it."""
+    """A file with the same rows; one that an earlier attempt left is thrown away: it was never opened."""
     for suffix in ("", "-wal", "-shm", "-journal"):
         part.with_name(part.name + suffix).unlink(missing_ok=True)
     target = SqliteStore(part, create=True)
@@ -205,7 +205,7 @@ def _compare(source: LedgerStore, target: LedgerStore) -> None:
 
 
 def _put_away(ledger: Path, kept: Path) -> None:
-    """One plain file without a log beside it, read-only, under a name that nobody opens."""
+    """One plain file without a log beside it, read-only, under a name that is never opened."""
     try:
         connection = sqlite3.connect(ledger, isolation_level=None, timeout=10)
         try:

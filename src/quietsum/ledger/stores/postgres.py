@@ -10,7 +10,7 @@ because vacuuming ``entries`` would take turns with the writers, and so that the
 
 Durable: ``synchronous_commit = on`` in every transaction, and a server with ``fsync`` or ``full_page_writes`` switched
 off is refused, when the connection is made and again in each transaction. Where the connection breaks while COMMIT is
-under way, nobody knows yet whether the entry was recorded. The store connects again, takes the lock, which waits for
+under way, it is not known yet whether the entry was recorded. The store connects again, takes the lock, which waits for
 what is left of the first transaction, and looks whether the row is there. If the server stays away, it says that it
 does not know (:class:`OutcomeUnknown`): the caller sends nothing, and the entry counts if it is there.
 """
@@ -62,7 +62,7 @@ def read_address(conninfo: str) -> Address:
 
 
 def complete_address(address: Address) -> dict[str, str]:
-    """The address with what libpq adds to it from a service file and the environment. Nobody is dialled for that."""
+    """The address with what libpq adds to it from a service file and the environment. No server is called for that."""
     from psycopg import pq
     from psycopg.conninfo import make_conninfo
 
@@ -82,7 +82,8 @@ class PostgresStore:
     """A store that several machines share. Guarantees: see :class:`~quietsum.ledger.stores.protocol.LedgerStore`.
 
     The one exception: after :class:`OutcomeUnknown` the rows may be there. So more may be counted than was sent, never
-    less; whoever opens the ledger next sees which. Interrupting (Ctrl-C) a transaction at its very end is the same.
+    less; the next process that opens the ledger sees which. Interrupting (Ctrl-C) a transaction at its very end is the
+    same.
     """
 
     def __init__(

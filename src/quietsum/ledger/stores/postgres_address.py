@@ -4,10 +4,10 @@ It stands in a file beside the key on every coordinator's machine, is shown in m
 password in it is refused; libpq finds it in a password file, or needs none with a certificate. Only settings that this
 module knows are let through.
 
-Off this machine nothing works without TLS, and TLS alone is not enough: whoever answers must prove who it is, before a
-password is sent and before its word counts that an entry was recorded. A certificate proves it (``verify-full``,
-``verify-ca``), or a password that is bound to the channel (``channel_binding=require``). What libpq would add to an
-address, from a service file or the environment, is judged with it.
+Off this machine nothing works without TLS, and TLS alone is not enough: the server that answers must prove who it is,
+before a password is sent and before its word counts that an entry was recorded. A certificate proves it
+(``verify-full``, ``verify-ca``), or a password that is bound to the channel (``channel_binding=require``). What libpq
+would add to an address, from a service file or the environment, is judged with it.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def unreadable() -> QuietsumError:
-    """Without what was given: nobody knows which part of it is a secret."""
+    """The error does not quote the address: any part of it may be a secret."""
     return QuietsumError(
         "this is no address of a PostgreSQL ledger; write one line such as "
         "postgresql://user@host:5432/database?sslmode=verify-full, without a password"

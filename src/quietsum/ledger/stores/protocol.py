@@ -44,7 +44,7 @@ class Row(NamedTuple):
 def read_row(values: Sequence[Any], at: int) -> Row:
     """The row that a store holds where entry ``at``, or a later one, is expected.
 
-    Guarantees: whatever the store gave back, this is a whole number and six texts that can be encoded, in the order of
+    Guarantees: for any values from the store, this is a whole number and six texts that can be encoded, in the order of
     the ledger; otherwise :class:`~quietsum.errors.LedgerBroken` names the entry. So nothing behind a store meets NULL,
     bytes, a number for a text, or bytes that are no UTF-8 (which a store passes on as lone surrogates).
     """

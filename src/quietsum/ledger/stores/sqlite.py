@@ -1,4 +1,4 @@
-"""Rows in one SQLite file that anybody may query and nobody may change.
+"""Rows in one SQLite file that anybody may query and that cannot be changed.
 
 Write-ahead log with ``synchronous = FULL``: a transaction ends after its pages were synced to disk, so what the caller
 sends afterwards was recorded before. ``BEGIN IMMEDIATE`` makes writers queue, across processes. Triggers refuse UPDATE
@@ -180,7 +180,7 @@ class SqliteStore:
             self._sync_fully()
 
     def _sync_fully(self) -> None:
-        """A log that is synced at each commit, whatever the file was last used with: copies may have lost their mode.
+        """A log that is synced at each commit, also in a copy that has lost its mode.
 
         Where the file system allows no such log, the journal that SQLite then keeps is synced with its folder. The last
         two make macOS flush the disk's own cache; elsewhere they change nothing.
@@ -297,7 +297,7 @@ class SqliteStore:
     # ------------------------------------------------------------------------------------------- moving
 
     def seal(self, place: str) -> None:
-        """Inside a transaction: refuse every further row, whoever has the file open. It goes on at ``place``."""
+        """Inside a transaction: refuse every further row, from any process. It goes on at ``place``."""
         with self._lock, self._translate_errors():
             text = f"{_SEALED}{place}".replace("'", "''")
             self._run(f"CREATE TRIGGER {_SEAL} BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, '{text}'); END")

@@ -2,11 +2,11 @@
 
 A workspace may come from anybody, and ``ledger.db.url`` in it is data: a command that only looks does not call the
 address in it because the file says so. It would tell a stranger who looks and when, and offer this machine's
-passwords and certificates to whoever answers there. So somebody has to say it, outside of the workspace:
+passwords and certificates to the server that answers there. So somebody has to say it, outside of the workspace:
 
 * ``$QUIETSUM_LEDGER_URL`` holds the same address; or
 * this user has written to the ledger at that address before (a run, a training, a move, a site's service). A command
-  that writes is told which workspace to spend from, so it calls the server and remembers the address, one a line, in
+  that writes names the workspace to spend from, so it calls the server and remembers the address, one a line, in
   ``$XDG_STATE_HOME/quietsum/ledgers`` or ``~/.local/state/quietsum/ledgers``.
 
 What is remembered is a convenience: where it cannot be written, nothing is lost but the need to say it again.
@@ -33,7 +33,7 @@ def check_trust(url: str, *, place: str, file: Path) -> None:
     if url in (os.environ.get(VARIABLE, "").strip(), *read_memory(MEMORY)):
         return
     raise QuietsumError(
-        f"{file} says that the ledger is at {place}, and nobody has been called: a command that only looks calls no "
+        f"{file} says that the ledger is at {place}, and no server has been called: a command that only looks calls no "
         f'server because a file says so. If you trust it, say so: export {VARIABLE}="$(cat {shlex.quote(str(file))})"'
     )
 

@@ -1,6 +1,6 @@
 """What would break a promise: one table of rows, each with a when, a why and an instead.
 
-A plan is held against every row before anything starts, and all rows that apply are told together. A row's ``when``
+A plan is held against every row before anything starts, and all rows that apply are stated together. A row's ``when``
 answers with what it found, in words, or with "" where the row does not apply; so a row can be read, tested and added on
 its own. What a single value may hold is not decided here but by the value itself (:mod:`quietsum.plan.values`).
 

@@ -140,13 +140,13 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="party-noise-neighbours",
         when=_party_noise_neighbours,
-        why="whoever sends takes part, which no noise hides; what is hidden is what a client holds",
+        why="a client that sends takes part, which no noise hides; what is hidden is what a client holds",
         instead='say neighbours = "zero-out" or "replace-one"',
     ),
     RefusalRow(
         name="dealt-out-clients",
         when=_dealt_out_clients,
-        why="clients that are dealt out of protected records stand for nobody, and another split deals them out anew",
+        why="clients dealt out of protected records stand for no person or site, and another split deals them out anew",
         instead='say split = "natural" where the task has sites, or style = "sample"',
     ),
     RefusalRow(

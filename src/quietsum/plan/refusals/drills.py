@@ -62,7 +62,7 @@ ROWS = (
     RefusalRow(
         name="attack-by-strangers",
         when=_strangers,
-        why="they take no part, so nobody would attack",
+        why="they take no part, so no party would attack",
         instead="name parties of the plan, or say how many",
     ),
     RefusalRow(
@@ -100,5 +100,5 @@ ROWS = (
 
 
 def list_drill_warnings(plan: Plan) -> list[str]:
-    """What everybody who sees such a plan is told."""
+    """The sentence that every reader of such a plan sees."""
     return [plan.attack.words] if plan.attack is not None else []

@@ -291,13 +291,13 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="few-for-rule",
         when=_few_for_rule,
-        why="with fewer, those that may send anything could make the result whatever they like",
+        why="with fewer, those that may send anything could make the result anything they like",
         instead="state fewer attackers, ask more parties, or choose a rule that needs fewer",
     ),
     RefusalRow(
         name="rule-with-weights",
         when=_rule_with_weights,
-        why="a robust rule counts every update once: a size that nobody can verify would be a lever",
+        why="a robust rule counts every update once: a size that cannot be verified would be a lever",
         instead='say weights = "equal", or leave it out',
     ),
     RefusalRow(
@@ -339,7 +339,7 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="no-parties",
         when=_nobody,
-        why="there is nobody to ask",
+        why="there is no party to ask",
         instead="choose another task, or options with which it has parties",
     ),
     RefusalRow(
@@ -369,7 +369,7 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="cohort-too-large",
         when=_cohort_too_large,
-        why="nobody can be drawn twice",
+        why="no party can be drawn twice",
         instead="choose a smaller size, or kind everyone",
     ),
     RefusalRow(
@@ -393,7 +393,7 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="spare-with-schedule",
         when=_spare_with_schedule,
-        why="nobody knows at which noise a lost round would be repeated, so it cannot be paid for in advance",
+        why="the noise at which a lost round would be repeated is unknown, so it cannot be paid for in advance",
         instead="leave spare_attempts at 0, or keep the noise the same in all stages",
     ),
     RefusalRow(

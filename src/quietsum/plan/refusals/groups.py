@@ -132,19 +132,19 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="groups-too-small",
         when=_few_seats,
-        why="one member always counts as a colluder, and fewer than three honest ones hide nobody",
+        why="one member always counts as a colluder, and fewer than three honest ones hide no update",
         instead="take fewer groups or more parties",
     ),
     RefusalRow(
         name="groups-few-honest",
         when=_few_honest,
-        why="fewer than three honest members hide nobody: one of them who tells, and the other's update is known",
+        why="fewer than three honest members hide no update: one of them who tells, and the other's update is known",
         instead="take fewer and larger groups, allow fewer drop-outs, or count fewer colluders if that is true",
     ),
     RefusalRow(
         name="groups-contaminated",
         when=_contaminates,
-        why="a rule between group means holds only while most groups hold nobody who sends anything",
+        why="a rule between group means holds only while most groups hold no party that may send anything",
         instead="take more and smaller groups, or state fewer attackers if that is true",
     ),
     RefusalRow(

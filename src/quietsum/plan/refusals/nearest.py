@@ -1,7 +1,7 @@
 """The nearest plan that is possible: which keys to change, and to what, so that no row refuses any more.
 
 Each row has moves, changes of a few keys that would satisfy it. A search goes from the refused plan through the moves
-of whatever row still applies, fewest changed keys first, and only offers a plan against which *every* row was held:
+of a row that still applies, fewest changed keys first, and only offers a plan against which *every* row was held:
 what is proposed here is accepted. No move touches a stated ε, and none takes a promise away; a move that shows the
 server more says so. Where nothing within :data:`MOST` changed keys is possible, nothing is proposed.
 """

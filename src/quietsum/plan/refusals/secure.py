@@ -260,7 +260,7 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="too-few-honest",
         when=_few_honest,
-        why="fewer than three honest parties hide nobody: one of them who tells, and the other's update is known",
+        why="fewer than three honest parties hide no update: one of them who tells, and the other's update is known",
         instead="take more parties; at least one always counts as a colluder, and so do those that the server enrols",
     ),
     RefusalRow(
@@ -272,7 +272,7 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="threshold-too-low",
         when=_low_threshold,
-        why="whoever colludes would hold enough shares to unmask any single update",
+        why="the colluders would hold enough shares to unmask any single update",
         instead="choose a threshold above the number of colluders, or leave it out",
     ),
     RefusalRow(
@@ -296,7 +296,7 @@ ROWS: tuple[RefusalRow, ...] = (
     RefusalRow(
         name="secure-with-central-noise",
         when=_central_noise,
-        why="the server would see the sum without noise, whatever was masked before",
+        why="the server would see the sum without noise, although the updates were masked",
         instead='say noise_at = "distributed" (the parties add the noise in shares), or secure = false',
     ),
     RefusalRow(

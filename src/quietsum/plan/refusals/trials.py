@@ -37,7 +37,7 @@ ROWS = (
     RefusalRow(
         name="rule-without-root",
         when=_no_root,
-        why="this rule tries every update on a few rows that nobody protects, held by the server",
+        why="this rule tries every update on a few unprotected rows, held by the server",
         instead="say [task] options = { root = 100 }, or choose a rule that compares updates with each other",
     ),
     RefusalRow(
@@ -49,7 +49,7 @@ ROWS = (
     RefusalRow(
         name="bucketing-with-memory",
         when=_before_remembers,
-        why="buckets are drawn anew in every round, so what is remembered would belong to nobody",
+        why="buckets are drawn anew in every round, so what is remembered would belong to no party",
         instead='say before = "nnm", or leave it out',
     ),
 )

@@ -1,6 +1,6 @@
 """The guarantee card: who learns what under which assumption, made from the plan and from nothing else.
 
-Every card has the same clauses, whatever the plan. A clause whose condition the plan does not meet is printed as NOT
+Every card has the same clauses, for every plan. A clause whose condition the plan does not meet is printed as NOT
 PROVIDED, with what is true instead; so what is missing can be read as easily as what is there. A clause about something
 that the plan does not use, neither kept nor broken, is NOT APPLICABLE. A clause never says more than the plan's own
 numbers and the protocol's statement (docs/explanation/threat-model.md) support.
@@ -238,7 +238,7 @@ def _one_sum(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
         )
         return Clause(name="one-sum", section=_SERVER, title=title, provided=False, text=text)
     if secure.simulated:
-        text = "Sums are masked, and whoever runs the simulation knows all the masks."
+        text = "Sums are masked, and the holder that runs the simulation knows all the masks."
         return Clause(name="one-sum", section=_SERVER, title=title, provided=False, text=text)
     text = (
         f"Each sum holds at least {secure.honest} honest updates. From it and all messages, the server and its "
@@ -246,7 +246,7 @@ def _one_sum(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     )
     if seated is not None:
         text += (
-            f" Groups of {secure.seats} are drawn anew in every round, after keys are committed, by nobody's choice. "
+            f" Groups of {secure.seats} are drawn anew in every round, after keys are committed, so no party chooses. "
             "An honest party is summed with fewer than two other honest ones with a chance of "
             f"{min(1.0, seated.draws * seated.among_colluders(secure.floor)):.1g} over the run. Sites count draws in "
             "their own ledgers: further runs, or a restart, bring no more than charged attempts pay for."
@@ -262,7 +262,7 @@ def _threshold(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     secure = resolved.secure
     title = "Many must collude to unmask one update"
     if secure is None:
-        text = "Nothing is masked, so nobody is needed."
+        text = "Nothing is masked, so no party is needed."
         return Clause(name="threshold", section=_SERVER, title=title, provided=False, text=text)
     chosen = secure.parameters
     title = f"{chosen.threshold} of {chosen.holders} must collude to unmask one update"
@@ -280,16 +280,16 @@ def _floor(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     secure = resolved.secure
     title = "Parties refuse to unmask a small sum"
     if secure is None:
-        text = "There is no masked sum; a round goes on with whoever replied."
+        text = "There is no masked sum; a round goes on with the parties that replied."
         return Clause(name="floor", section=_SERVER, title=title, provided=False, text=text)
     text = (
-        f"Below {secure.floor} of {secure.cohort} parties no sum is unmasked; the parties check it, whatever the "
-        f"server says. A round survives {_losses(secure.may_drop)}, and fails beyond that."
+        f"Below {secure.floor} of {secure.cohort} parties no sum is unmasked; the parties check it, also if the "
+        f"server lies. A round survives {_losses(secure.may_drop)}, and fails beyond that."
     )
     if secure.grouping is not None:
         text = (
             f"Below {secure.floor} of {secure.seats} parties no group's sum is unmasked; the parties check it, "
-            f"whatever the server says. A group survives {_losses(secure.may_drop)}, and is left out beyond that."
+            f"also if the server lies. A group survives {_losses(secure.may_drop)}, and is left out beyond that."
         )
     return Clause(name="floor", section=_SERVER, title=title, provided=not secure.simulated, text=text)
 
@@ -376,7 +376,7 @@ def _for_noise(resolved: ResolvedPlan, unit: PrivacyUnit, observer: Observer) ->
         return (shares, *(_protocol(resolved) if observer is Observer.SERVER else (_colluders(resolved),)))
     if own is PrivacyUnit.CLIENT and resolved.central_noise:
         return ("the server clips and adds the noise as planned, and shows nothing else",)
-    return ("the party itself clips and adds the noise as planned; nobody else is trusted for it",)
+    return ("the party itself clips and adds the noise as planned; no other party is trusted for it",)
 
 
 def _model(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
@@ -438,13 +438,13 @@ def _influence(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     if resolved.secure is not None and (seated := resolved.secure.grouping) is not None:
         text = (
             f"One malicious party can shift its group's sum as far as it likes; the rule sees {seated.count} means and "
-            f"is told that {seated.bad(resolved.robust) if resolved.robust else 0} of them may be anything. That it "
+            f"allows for {seated.bad(resolved.robust) if resolved.robust else 0} of them to be anything. That it "
             "leaves such a mean out is measured, and proved for no attack that knows the rule."
         )
         return Clause(name=name, section=_RESULT, title=title, provided=False, text=text)
     if resolved.secure is not None:
         text = (
-            "Nobody sees a single update, so nobody can check its length: one malicious party can shift the sum as far "
+            "No single update is seen, so its length cannot be checked: one malicious party can shift the sum as far "
             "as it likes, unseen. Only honest parties keep to the clip."
         )
         return Clause(name=name, section=_RESULT, title=title, provided=False, text=text)
@@ -515,9 +515,7 @@ def _sees(resolved: ResolvedPlan, whole: tuple[Guarantee, ...]) -> Clause:
     if found.faint:
         text = f"The noise on an update is {over}. An attack whose updates are no longer than honest ones is not seen."
     else:
-        text = (
-            f"The noise on an update is {over}. Below {FAINT:g} of that error, attacks were told apart when measured."
-        )
+        text = f"The noise on an update is {over}. Below {FAINT:g} of that error, attacks were noticed when measured."
     return Clause(name=name, section=_RESULT, title=title, provided=not found.faint, text=text)
 
 

@@ -6,9 +6,10 @@ record that leaves may let another in, and is charged so (rule 16). People: the 
 Clients: one release of the clipped sum, amplified by the draw of parties where recipients cannot know it, or
 unamplified where every party adds its own noise or a share of it.
 
-Noise in shares is charged at its floor, the honest parties of the smallest cohort that is ever unmasked, whoever comes
+Noise in shares is charged at its floor, the honest parties of the smallest cohort that is ever unmasked, in every round
 (rule 8). For records the party's own draw amplifies it: the draw is made inside the party, so the server knows no more
-of it than recipients do. For clients nothing does, against nobody: the noise itself tells how many took part (rule 20).
+of it than recipients do. For clients nothing does, against no observer: the noise itself tells how many took part (rule
+20).
 
 In groups the floor is that of one group, and what may go wrong with the draw of the groups is in the failure
 (:mod:`quietsum.plan.groups`): an honest party may sit with more colluders than its group's noise was made for.

@@ -41,7 +41,7 @@ __all__ = ["CHANCE", "LARGEST", "largest_batch", "longest_update", "noise_in_upd
 CHANCE = 1e-9
 """With which an honest update is longer than :func:`longest_update`, in one round."""
 LARGEST = 1e30
-"""No update is longer, whatever the plan: beyond it sums leave the numbers that a model can hold."""
+"""No update of any plan is longer: beyond it sums leave the numbers that a model can hold."""
 _MORE_ROWS = 2.0
 """A site may hold so many times its declared size: declared numbers are round ones."""
 _ROOM = 1 + 1e-3  # for the grid of the noise and the rounding of sums
@@ -51,7 +51,7 @@ _SINGLE = 2.0**-22  # of the model's length, for each step: weights in single pr
 def longest_update(orders: LocalOrders, *, size: int, dimension: int, model: float = 0.0) -> float:
     """The length that an honest update of a party of declared ``size`` exceeds with a chance of at most 1e-9.
 
-    ``model`` is the length of the model that was sent. Guarantees: that holds for whatever rows a party has, up to
+    ``model`` is the length of the model that was sent. Guarantees: that holds for any rows of a party, up to
     twice as many as declared, where it follows ``orders``; :data:`LARGEST` where nothing is clipped, since rows alone
     decide.
     """

@@ -1,4 +1,4 @@
-"""A plan with its parties and its noise: what each party is told, what each account is charged, what it will come to.
+"""A plan with its parties and its noise: what each party has to do, what each account is charged, what it will come to.
 
 Sampler, mechanism, charges and forecast of a :class:`ResolvedPlan` are made from the same few numbers, so they cannot
 disagree. :func:`quietsum.plan.resolution.resolving.resolve` makes it.
@@ -214,7 +214,7 @@ class ResolvedPlan:
         return self._profiles[account]
 
     def orders(self, party: str, number: int = 1) -> LocalOrders:
-        """All that ``party`` is told for round ``number``; the same value for all of one size in one stage."""
+        """All that ``party`` gets for round ``number``; the same value for all of one size in one stage."""
         stage, size = self.plan.stage(number), self.facts_of(party).size
         known = self._orders.get((stage, size))
         if known is None:
@@ -302,7 +302,7 @@ class ResolvedPlan:
     def noise_shares(self, unit: PrivacyUnit, number: int = 1) -> DistributedNoise | None:
         """The noise in shares that protects ``unit`` in round ``number``; None where it is added elsewhere.
 
-        Guarantees: calibrated to the floor's honest parties, whoever comes, so that any cohort whose sum is unmasked
+        Guarantees: calibrated to the floor's honest parties in every round, so that any cohort whose sum is unmasked
         has at least the noise that is charged.
         """
         stage = self.plan.stage(number)
@@ -347,7 +347,7 @@ class ResolvedPlan:
     def mechanism_of(
         self, unit: PrivacyUnit, noise: float = 1.0, clip: float = 1.0
     ) -> ClippedSum | DistributedNoise | None:
-        """Whatever clips ``unit`` and adds its noise, as charged; None where it is not protected."""
+        """The mechanism that clips ``unit`` and adds its noise, as charged; None where it is not protected."""
         own = PrivacyUnit.CLIENT if unit is PrivacyUnit.CLIENT else PrivacyUnit.RECORD
         if own is self.distributed_unit:
             return self._in_shares(noise, clip)
@@ -389,7 +389,7 @@ class ResolvedPlan:
     # ------------------------------------------------------------------------------ what is charged for
 
     def charges(self, parties: Iterable[str | PartyFacts] | None = None, number: int = 1) -> tuple[Charge, ...]:
-        """The charges of round ``number``: every unit of every registered party, whoever is asked or answers."""
+        """The charges of round ``number``: every unit of every registered party, asked or not, answering or not."""
         if parties is None:
             accounts: Iterable[str] = self.accounts
         else:

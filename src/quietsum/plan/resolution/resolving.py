@@ -151,7 +151,7 @@ def _with_records(bare: ResolvedPlan, pricing: int | None) -> ResolvedPlan:
     if person is not None:
         wanted.append((PrivacyUnit.PERSON, person.delta or delta))
     stated = {budget.unit: budget for budget in budgets}
-    limits = tuple(stated.get(unit) or _spent(found, unit, at, pricing) for unit, at in wanted)
+    limits = tuple(stated.get(unit) or _price_plan(found, unit, at, pricing) for unit, at in wanted)
     return dataclasses.replace(found, limits=limits)
 
 
@@ -167,7 +167,7 @@ def _promise(bare: ResolvedPlan, record: RecordPlan) -> tuple[float | None, floa
     return record.epsilon, delta
 
 
-def _spent(found: ResolvedPlan, unit: PrivacyUnit, delta: float, pricing: int | None) -> Budget:
+def _price_plan(found: ResolvedPlan, unit: PrivacyUnit, delta: float, pricing: int | None) -> Budget:
     """What the whole plan costs, as its limit."""
     _, guarantee = found.cost(unit, found.attempts, delta, pricing=pricing)
     if not math.isfinite(guarantee.epsilon):
@@ -259,7 +259,7 @@ def _with_clients(bare: ResolvedPlan, pricing: int | None) -> ResolvedPlan:
 
     if client.noise_multiplier is not None:
         found = with_noise(client.noise_multiplier)
-        limit = _spent(found, PrivacyUnit.CLIENT, client.delta, pricing)
+        limit = _price_plan(found, PrivacyUnit.CLIENT, client.delta, pricing)
     else:
         assert client.epsilon is not None
         limit = Budget(epsilon=client.epsilon, delta=client.delta, unit=PrivacyUnit.CLIENT)

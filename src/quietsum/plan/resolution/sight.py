@@ -6,14 +6,15 @@ honest updates have in common and ξ the noise on each, independent, of length �
     E[u·u'] = |s|²      and      E|u|² = |s|² + τ²d,      so the cosine is about  1 / (1 + τ²d/|s|²).
 
 Two lengths of s are known without looking at data. **The longest**: every clipped gradient points the same way, and s
-is as long as clip, rate and steps allow. With ρ = τ√d over that, the cosine is at most 1/(1 + ρ²), whatever the data
+is as long as clip, rate and steps allow. With ρ = τ√d over that, the cosine is at most 1/(1 + ρ²), for all data
 (:attr:`Sight.noise`). **By chance**: n clipped gradients in random directions have a mean of at most clip/√n, which is
 also what a party's own records can state with certainty. κ = ρ√n (:attr:`Sight.against_chance`) is the noise over that.
 
 From κ = 0.2 on (:data:`FAINT`) the plan says so. That bound is a rule of thumb, measured and not proved: a model that
 has learnt most of what it can has mean gradients well below clip/√n. On card fraud, where ten banks flip labels or do
-not, signs told flippers from honest banks at κ = 0.15 and no longer at 0.27 and 0.97 (``benchmarks/fraud_defence.py``).
-Lengths are another matter: an update that is three times as long as most is seen through any noise that is shorter.
+not, signs separated flippers from honest banks at κ = 0.15 and no longer at 0.27 and 0.97
+(``benchmarks/fraud_defence.py``). Lengths are another matter: an update that is three times as long as most is seen
+through any noise that is shorter.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Sight:
 
     @property
     def cosine(self) -> float:
-        """What the cosine of two honest updates is expected to be at most, whatever the data.
+        """What the cosine of two honest updates is expected to be at most, for all data.
 
         >>> Sight(party="a", noise=1.0).cosine
         0.5
@@ -71,7 +72,7 @@ class Sight:
 
 
 def sight(resolved: ResolvedPlan) -> Sight | None:
-    """The noise on the update of the party where it is largest; None where updates carry none, or nobody compares them.
+    """The noise on the update of the party where it is largest; None where updates carry none, or are not compared.
 
     >>> from quietsum.plan import AggregationPlan, PartyFacts, Plan, PrivacyPlan, RecordPlan, TrainingPlan, resolve
     >>> sites = [PartyFacts(name=str(at), dataset=str(at), size=100) for at in range(5)]
@@ -123,12 +124,12 @@ def list_sight_warnings(resolved: ResolvedPlan) -> tuple[str, ...]:
     if found.noise >= LOUD:
         told += (
             f"on one update it is {found.noise:.3g} times as long as what two honest ones can have in common, so their "
-            f"cosine is about {found.cosine:.2g} at most, whatever the data"
+            f"cosine is about {found.cosine:.2g} at most, for all data"
         )
     else:
         told += (
             f"on one update it is {found.against_chance:.2g} times as long as the sampling error of a mean gradient of "
-            f"{found.records:,.0f} records can be (from {FAINT:g} on, flipped labels were not told from honest noise "
-            "when it was measured)"
+            f"{found.records:,.0f} records can be (from {FAINT:g} on, flipped labels were not separated from honest "
+            "noise when it was measured)"
         )
     return (f"{told}; only an update's length still tells. A larger ε, more records in a round or fewer rounds help",)

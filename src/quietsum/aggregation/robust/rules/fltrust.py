@@ -49,7 +49,7 @@ class FLTrust:
         "it; how good the step is rests on the root set",
         least=lambda attackers: attackers + 1,
         needs_trial=True,
-        limits="record noise hides the cosine; whatever the root set does not show (a backdoor, a class that is not in "
+        limits="record noise hides the cosine; what the root set does not show (a backdoor, a class that is not in "
         "it) is not noticed",
     )
 

@@ -1,0 +1,188 @@
+"""Names and words of the source: one public meaning a name, verbs for functions, the field's words in every text.
+
+Each rule is a function that lists what breaks it in a tree of source files, so that the controls below can hand it a
+tree with a mistake in it. A table of exceptions gives each a reason, and an entry that is no longer needed fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import quietsum
+
+HOUSE = Path(quietsum.__file__).parent
+HELD = frozenset({
+    "__init__", "__main__", "aggregation", "charts", "compat", "databases", "doors", "errors", "failpoints", "files",
+    "glossary", "keys", "ledger", "plan", "privacy", "running", "validate", "wire",
+})  # fmt: skip
+"""The rooms that keep all three rules. A room that joins stays; the rules count what lies in these rooms."""
+
+SHARED: Mapping[str, str] = {}
+"""Public names that two modules may define, and why."""
+FIELD: Mapping[str, str] = {
+    "concentrated": "concentrated differential privacy",
+    "dominated": "a law dominated by another, as dominating_pmf makes the one that dominates",
+    "fixed": "a batch of fixed size",
+    "sampled": "the sampled Gaussian mechanism",
+    "shuffled": "shuffled batches, the shuffled model",
+    "unsampled": "the curve of a mechanism without its sampling",
+}
+"""Participles that are adjectives of the field: a function may begin with one where a noun follows."""
+PARTICIPLES: Mapping[str, str] = {}
+"""Other functions named by a participle, as "room/module.py name", and why."""
+RIDDLES: Mapping[str, str] = {}
+"""Texts with such a word that stay, as "room/module.py word", and why: what ledgers and files of users hold."""
+
+PARTICIPLE = re.compile(
+    r"[a-z]+ed|begun|broken|built|chosen|drawn|found|given|heard|held|kept|known|left|made|met|said|seen|sent|shown|spent"
+    r"|taken|told|written"
+)
+VERBS = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "succeed"})
+"""Verbs that end like participles."""
+RIDDLE = re.compile(r"\b(nobody|whoever|whomever|whatever|told|unsaid)\b", re.IGNORECASE)
+PROPERTIES = frozenset({"property", "cached_property", "setter", "deleter"})
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def room_of(path: Path, house: Path) -> str:
+    return path.relative_to(house).parts[0].removesuffix(".py")
+
+
+def modules(house: Path, rooms: Collection[str]) -> Iterator[tuple[str, ast.Module]]:
+    """Each module of the rooms with its path below the house."""
+    for path in sorted(house.rglob("*.py")):
+        if room_of(path, house) in rooms:
+            yield path.relative_to(house).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def public_names(house: Path, rooms: Collection[str]) -> dict[str, list[str]]:
+    """Where each public function or class of a module's top level is defined. A door defines none of its own."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for module, tree in modules(house, rooms):
+        named = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)]
+        for node in named if not module.endswith("__init__.py") else ():
+            if not node.name.startswith("_"):
+                found[node.name].append(module)
+    return found
+
+
+def list_shared(house: Path, rooms: Collection[str]) -> list[str]:
+    """Public names that several modules define, with the modules."""
+    return [f"{name}: {', '.join(where)}" for name, where in public_names(house, rooms).items() if len(where) > 1]
+
+
+def is_property(node: Function) -> bool:
+    return any(ast.unparse(one).split("(")[0].rpartition(".")[2] in PROPERTIES for one in node.decorator_list)
+
+
+def list_participles(house: Path, rooms: Collection[str]) -> list[str]:
+    """Functions and methods whose name begins with a past participle, without properties."""
+    found = []
+    for module, tree in modules(house, rooms):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node):
+                first = node.name.strip("_").partition("_")[0]
+                if PARTICIPLE.fullmatch(first) and first not in VERBS:
+                    found.append(f"{module} {node.name}")
+    return found
+
+
+def list_riddles(house: Path, rooms: Collection[str]) -> list[str]:
+    """Riddle words in strings, docstrings included, and in the texts that lie beside the code."""
+    found = []
+    for module, tree in modules(house, rooms):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found += [f"{module} {word[0].lower()}" for word in RIDDLE.finditer(node.value)]
+    for path in sorted(house.rglob("*.toml")):
+        if room_of(path, house) in rooms:
+            words = RIDDLE.finditer(path.read_text(encoding="utf-8"))
+            found += [f"{path.relative_to(house).as_posix()} {word[0].lower()}" for word in words]
+    return found
+
+
+def takes_noun(entry: str) -> str:
+    """The adjective of the field that a function's name begins with, if a noun follows; else ""."""
+    first, _, noun = entry.rpartition(" ")[2].strip("_").partition("_")
+    return first if noun and first in FIELD else ""
+
+
+# ------------------------------------------------------------------------------------------------ the source
+
+
+def test_a_public_name_is_defined_in_one_module() -> None:
+    found = list_shared(HOUSE, HELD)
+    assert [one for one in found if one.partition(":")[0] not in SHARED] == []
+    assert sorted(one.partition(":")[0] for one in found) == sorted(SHARED), "an exception is no longer needed"
+
+
+def test_a_function_is_named_by_a_verb_and_not_by_a_participle() -> None:
+    found = list_participles(HOUSE, HELD)
+    others = [one for one in found if not takes_noun(one)]
+    assert [one for one in others if one not in PARTICIPLES] == []
+    assert set(PARTICIPLES) == set(others), "an exception is no longer needed"
+    assert {takes_noun(one) for one in found} - {""} == set(FIELD), "an adjective is no longer needed"
+
+
+def test_texts_name_who_does_what() -> None:
+    found = list_riddles(HOUSE, HELD)
+    assert [one for one in found if one not in RIDDLES] == []
+    assert set(RIDDLES) == set(found), "an exception is no longer needed"
+
+
+def test_the_rooms_that_are_held_exist() -> None:
+    assert {room_of(path, HOUSE) for path in HOUSE.rglob("*.py")} >= HELD
+    assert all(SHARED.values()) and all(FIELD.values()) and all(PARTICIPLES.values()) and all(RIDDLES.values())
+
+
+# ------------------------------------------------------------------------------------------------ controls
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A house of two rooms that break every rule once, and use what the rules allow."""
+    files = {
+        "ledger/__init__.py": "def open(): ...\n",
+        "ledger/rows.py": "class Row: ...\ndef open(): ...\ndef _hidden(): ...\ndef needs_it(): ...\n",
+        "ledger/heads.py": "class Row: ...\ndef _hidden(): ...\nclass Box:\n    def open(self): ...\n"
+        "    @property\n    def spent(self): ...\n    @functools.cached_property\n    def kept(self): ...\n"
+        "    def _listed(self): ...\n",
+        "charts.py": '"""Whoever reads this."""\nasync def drawn_twice(): ...\ndef seed(): ...\n'
+        'def sampled_ratio(): ...\ndef sampled(): ...\nsay = f"it was {1} Told"  # nobody\n',
+        "glossary/words.toml": 'noise = "nobody knows"\n',
+        "glossary/__init__.py": "",
+        "other.py": '"""Nobody."""\nclass Row: ...\ndef told(): ...\n',
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_a_name_in_two_modules_is_found_and_a_method_or_a_private_one_is_not(house: Path) -> None:
+    assert list_shared(house, {"ledger", "charts"}) == ["Row: ledger/heads.py, ledger/rows.py"]
+    assert list_shared(house, {"ledger", "other"}) == ["Row: ledger/heads.py, ledger/rows.py, other.py"]
+    assert list_shared(house, {"charts", "other"}) == []
+
+
+def test_participles_are_found_and_verbs_and_properties_are_not(house: Path) -> None:
+    found = list_participles(house, {"ledger", "charts"})
+    assert found == [
+        "charts.py drawn_twice", "charts.py sampled_ratio", "charts.py sampled", "ledger/heads.py _listed"
+    ]  # fmt: skip
+    assert [takes_noun(one) for one in found] == ["", "sampled", "", ""], "an adjective alone is no name"
+
+
+def test_riddles_are_found_in_docstrings_in_templates_and_in_toml(house: Path) -> None:
+    assert list_riddles(house, {"ledger", "charts", "glossary"}) == [
+        "charts.py whoever", "charts.py told", "glossary/words.toml nobody"
+    ]  # fmt: skip
+    assert list_riddles(house, {"other"}) == ["other.py nobody"]
