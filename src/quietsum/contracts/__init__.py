@@ -21,6 +21,7 @@ from quietsum.contracts.folds import FoldContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
 from quietsum.contracts.mechanisms import MechanismContract
 from quietsum.contracts.rules import RuleContract
+from quietsum.contracts.tasks import TaskContract
 
 __all__ = [
     "AccountantContract",
@@ -30,4 +31,5 @@ __all__ = [
     "LedgerStoreContract",
     "MechanismContract",
     "RuleContract",
+    "TaskContract",
 ]
