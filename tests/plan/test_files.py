@@ -291,6 +291,10 @@ def test_keys_that_came_later_change_no_digest_until_they_are_used() -> None:
         ("\n[aggregation]\nreconstruction_threshold = 3", "aggregation.threshold"),
         ("\n[aggregation]\ndropout_rate = 0.1", "aggregation.drop_outs"),
         ("\n[privacy]\ndp_enabled = true", "privacy.style"),
+        ("\n[privacy]\ntarget_epsilon = 1.0", "privacy.record.epsilon"),
+        ("\n[privacy]\nmax_grad_norm_user = 1.0", "privacy.client.max_norm"),
+        ("\n[training]\nuse_opacus = true", "training.engine"),
+        ("\n[federation]\nnum_rounds = 3", "federation.rounds"),
     ],
 )
 def test_words_of_other_systems_are_answered_with_the_key_to_use(text: str, key: str) -> None:

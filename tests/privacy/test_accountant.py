@@ -27,7 +27,7 @@ from quietsum import (
     RenyiAccountant,
 )
 from quietsum.errors import CorruptState, MixedUnits
-from quietsum.privacy import PrivacyAccountant, get_privacy_spent
+from quietsum.privacy import ClassicalAccountant, PrivacyAccountant, PureDP, get_privacy_spent
 from quietsum.privacy.rounds import RoundCharge
 
 SAMPLE = {"noise_multiplier_sample": 1.0, "sample_rate_sample": 0.1, "steps_sample": 100}
@@ -472,3 +472,42 @@ def test_a_charge_is_a_value() -> None:
     assert charge.event == step(1.0, 0.1)
     with pytest.raises(AttributeError):
         charge.steps = 6  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("epsilon", "times"), [(0.1, 50), (1.0, 3), (0.02, 400)])
+def test_queries_of_pure_epsilon_compose_as_the_optimal_rule_says(epsilon: float, times: int) -> None:
+    accountant = PrivacyAccountant(delta=1e-5)
+    accountant.record_query(epsilon=epsilon, times=times)
+    oracle = ClassicalAccountant(rule="optimal").compose(PureDP(epsilon=epsilon), times).epsilon(delta=1e-5).epsilon
+    assert accountant.get_epsilon() == pytest.approx(oracle, rel=1e-4)
+    basic = ClassicalAccountant(rule="basic").compose(PureDP(epsilon=epsilon), times).epsilon(delta=1e-5).epsilon
+    assert accountant.get_epsilon() <= basic * (1 + 1e-9)
+    assert len(accountant.guarantees()) == 1
+
+
+def test_queries_and_rounds_of_a_party_are_resumed_exactly() -> None:
+    accountant = PrivacyAccountant(delta=1e-5)
+    accountant.record_query(epsilon=0.2, times=3)
+    accountant.record_round(
+        round_num=1, noise_multiplier_sample=1.0, sample_rate_sample=0.1, steps_sample=10, party="north"
+    )
+    accountant.record_query(epsilon=0.3, party="south")
+    accountant.record_query(epsilon=0.1)
+    state = json.loads(json.dumps(accountant.state_dict()))
+    resumed = PrivacyAccountant()
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == accountant.state_dict()
+    for party in ("north", "south"):
+        assert resumed.party_guarantee(party) == accountant.party_guarantee(party)
+    forgotten = {**state, "queries": state["queries"][1:]}  # the control: a query that was taken out is missed
+    with pytest.raises(CorruptState):
+        PrivacyAccountant().load_state_dict(forgotten)
+
+
+@pytest.mark.parametrize("wrong", [{"epsilon": 0.0}, {"epsilon": math.nan}, {"epsilon": 1.0, "times": -1},
+                                   {"epsilon": 1.0, "party": ""}])  # fmt: skip
+def test_a_query_that_is_none_is_refused_and_charges_nothing(wrong: dict[str, Any]) -> None:
+    accountant = PrivacyAccountant(delta=1e-5)
+    with pytest.raises(InvalidParameter):
+        accountant.record_query(**wrong)
+    assert accountant.get_epsilon() == 0.0 and not accountant.guarantees()

@@ -48,7 +48,11 @@ if TYPE_CHECKING:
         rows_of as rows_of,
     )
     from quietsum.learning.noise.gradient_noise import uncovered_norms as uncovered_norms
-    from quietsum.learning.own_loop import make_private as make_private
+    from quietsum.learning.own_loop import (
+        PoissonLoader as PoissonLoader,
+        PrivateOptimizer as PrivateOptimizer,
+        make_private as make_private,
+    )
     from quietsum.learning.people import bound_people as bound_people
     from quietsum.learning.records import Records as Records
     from quietsum.learning.rehearsal import rehearse_model as rehearse_model, scoring as scoring, training as training

@@ -245,3 +245,7 @@ class PrivateOptimizer(torch.optim.Optimizer):
         """(ε, δ) per record so far, if the schedule runs as planned."""
         spent = self._loader.spending.so_far()
         return spent.epsilon, spent.delta
+
+    def get_epsilon(self, delta: float | None = None) -> float:
+        """ε per record so far, if the schedule runs as planned, at ``delta``; at the plan's own δ if omitted."""
+        return self._loader.spending.so_far(delta).epsilon

@@ -38,7 +38,7 @@ from quietsum.privacy import (
     PrivacyUnit,
     person_event,
 )
-from quietsum.validate import whole_number
+from quietsum.validate import open_probability, whole_number
 
 __all__ = ["Spending", "TrainingBooks", "as_priced_today", "check_person", "opened_pricing", "person_guarantee"]
 
@@ -67,13 +67,18 @@ class Spending:
         self.charged += steps
         return receipt
 
-    def so_far(self) -> Guarantee:
-        """ε of what was charged, if the schedule runs as planned."""
+    def so_far(self, delta: float | None = None) -> Guarantee:
+        """ε of what was charged, if the schedule runs as planned, at the plan's δ unless another one is asked for."""
         plan = self.plan
+        if delta is not None:
+            open_probability("delta", delta)
         if not self.charged:
-            return _nothing(plan)
+            return dataclasses.replace(_nothing(plan), delta=plan.delta if delta is None else delta)
         found = price_event(
-            plan.event(self.charged), delta=plan.delta, accounting=plan.accounting, neighbours=plan.neighbours
+            plan.event(self.charged),
+            delta=plan.delta if delta is None else delta,
+            accounting=plan.accounting,
+            neighbours=plan.neighbours,
         )
         return dataclasses.replace(found, certified=False, warnings=plan.forecast.warnings)
 

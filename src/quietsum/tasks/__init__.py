@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from quietsum.tasks.checks import check_labels as check_labels
     from quietsum.tasks.datafiles import DATASETS as DATASETS, DataSet as DataSet, data_folder as data_folder
     from quietsum.tasks.federated import FederatedTorch as FederatedTorch
+    from quietsum.tasks.gallery.stgcn import STGCN as STGCN
     from quietsum.tasks.protocol import (
         Metrics as Metrics,
         NumpyTask as NumpyTask,

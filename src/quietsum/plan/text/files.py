@@ -250,6 +250,12 @@ _ELSEWHERE = {
     **dict.fromkeys(("dropout_rate", "dropouts", "max_dropouts", "dropout_tolerance"), "aggregation.drop_outs"),
     **dict.fromkeys(("corrupt", "max_colluders", "num_colluders"), "aggregation.colluders"),
     **dict.fromkeys(("dp_enabled", "differential_privacy"), "privacy.style"),
+    "target_epsilon": "privacy.record.epsilon", "target_delta": "privacy.record.delta",
+    "noise_multiplier_user": "privacy.client.noise_multiplier", "max_grad_norm_user": "privacy.client.max_norm",
+    "sample_rate_user": "federation.sampling", "sampling_probability": "training.sample_rate",
+    "use_opacus": "training.engine", "privacy_accounting": "privacy.accounting",
+    **dict.fromkeys(("num_rounds", "n_rounds"), "federation.rounds"),
+    **dict.fromkeys(("lr", "server_learning_rate"), "training.optimizer.learning_rate"),
 }  # fmt: skip
 """What other systems and the source documents call a key."""
 

@@ -9,6 +9,9 @@ one is used. New code imports from :mod:`quietsum` and its rooms.
 >>> numbers = {"sample_rate": 0.01, "steps_per_round": 10, "num_rounds": 100}
 >>> compute_noise_multiplier(target_epsilon=1.0, target_delta=1e-5, **numbers) > 1.0
 True
+
+Where only a word differs (``target_epsilon``, ``use_opacus``), the names here take the older word: accountants in
+:mod:`~quietsum.compat.accounting`, training in :mod:`~quietsum.compat.training`.
 """
 
 from __future__ import annotations
@@ -18,22 +21,32 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.learning import (
-        PrivacyConfig as PrivacyConfig,
-        PrivateTrainer as PrivacyPreservingTrainer,
-        make_private as make_private,
+    from quietsum.compat.accounting import (
+        DPGuarantee as DPGuarantee,
+        ImportedHistory as ImportedHistory,
+        PrivacyAccountant as PrivacyAccountant,
+        import_checkpoint as import_checkpoint,
     )
+    from quietsum.compat.training import (
+        ManualDPTrainer as ManualDPTrainer,
+        OpacusDPTrainer as OpacusDPTrainer,
+        PrivacyEngine as PrivacyEngine,
+        PrivacyPreservingTrainer as PrivacyPreservingTrainer,
+        TrainingConfig as TrainingConfig,
+        analyze_privacy_utility_tradeoff as analyze_privacy_utility_tradeoff,
+        create_privacy_config as create_privacy_config,
+    )
+    from quietsum.learning import PrivacyConfig as PrivacyConfig, make_private as make_private
     from quietsum.mechanisms import GaussianMechanism as GaussianMechanism, LaplaceMechanism as LaplaceMechanism
     from quietsum.privacy import (
-        PrivacyAccountant as PrivacyAccountant,
         RenyiAccountant as RenyiAccountant,
         compute_noise_multiplier as compute_noise_multiplier,
         gaussian_rdp as gaussian_rdp,
         get_privacy_spent as get_privacy_spent,
     )
-    from quietsum.tradeoff import analyze_privacy_utility_tradeoff as analyze_privacy_utility_tradeoff
+    from quietsum.tasks import STGCN as STGCN_PRISM
 
-    __all__ = ["PrivacyPreservingTrainer"]  # the others say so by "as" their own name
+    __all__ = ["STGCN_PRISM"]  # the others say so by "as" their own name
 else:
     _TORCH = "trains torch models; install them with: pip install 'quietsum[train]'"
     __getattr__, __dir__, __all__ = open_door(__name__, lacking={"torch": _TORCH})
