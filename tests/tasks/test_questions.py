@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from quietsum.errors import InvalidParameter
-from quietsum.tasks.questions import LONGEST, QuestionTask, oddities
+from quietsum.tasks.lines import LONGEST
+from quietsum.tasks.questions import QuestionTask, oddities
 
 OTHERS = ["f,40,x", 'm,50,"a, b"', "f,60,"] * 100
 BROKEN = {
@@ -98,7 +99,7 @@ def test_a_line_of_any_length_is_hashed_by_its_beginning_and_the_others_as_ever(
     task = QuestionTask(questions=[{"name": "all", "kind": "count"}], tables={"bern": str(tmp_path / "table.csv")})
     (tmp_path / "table.csv").write_text("\n".join(["sex,age,note", *OTHERS[:3], "x" * 1000, *OTHERS[:3]]))
     whole = task.records_of("bern")[0]
-    monkeypatch.setattr("quietsum.tasks.questions.LONGEST", 64)
+    monkeypatch.setattr("quietsum.tasks.lines.LONGEST", 64)
     cut = task.records_of("bern")[0]
     assert len(set(cut.tolist())) == 4
     assert (np.flatnonzero(cut != whole) == [3]).all()

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         page as page,
     )
     from quietsum.plan.text.tables import Table as Table
-    from quietsum.plan.text.template import template as template
+    from quietsum.plan.text.template import OTHER_DEFAULTS as OTHER_DEFAULTS, template as template
     from quietsum.plan.values import (
         AdaptivePlan as AdaptivePlan,
         AggregationPlan as AggregationPlan,

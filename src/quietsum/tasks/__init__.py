@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quietsum.tasks.datafiles import DATASETS as DATASETS, DataSet as DataSet, data_folder as data_folder
     from quietsum.tasks.federated import FederatedTorch as FederatedTorch
     from quietsum.tasks.gallery.stgcn import STGCN as STGCN
+    from quietsum.tasks.lines import read_header as read_header
     from quietsum.tasks.protocol import (
         Metrics as Metrics,
         NumpyTask as NumpyTask,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         Task as Task,
         TorchTask as TorchTask,
     )
-    from quietsum.tasks.questions import QuestionTask as QuestionTask, oddities as oddities, read_header as read_header
+    from quietsum.tasks.questions import QuestionTask as QuestionTask, oddities as oddities
     from quietsum.tasks.registry import (
         TASKS as TASKS,
         TRAINABLE as TRAINABLE,
@@ -44,5 +45,14 @@ if TYPE_CHECKING:
         trial_for as trial_for,
     )
     from quietsum.tasks.scores import more_is_better as more_is_better
+    from quietsum.tasks.table.drafting import (
+        TableDraft as TableDraft,
+        draft_table as draft_table,
+        fill_from_public_rows as fill_from_public_rows,
+        parse_column as parse_column,
+        parse_site as parse_site,
+    )
+    from quietsum.tasks.table.options import TableOptions as TableOptions, find_blanks as find_blanks
+    from quietsum.tasks.table.task import TableTask as TableTask
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -9,16 +9,14 @@ The table is a CSV file at the site whose first line names the columns; each oth
 quote that is never closed therefore ends with its line: the usual reader would take all that follows for one field, and
 one record would move the sum by many. What stands in those lines never makes this raise: a value that is no number, or
 none of the categories, is missing, and a line that is no record of the table (its quotes are not closed, it has fewer
-or more fields, it is longer than ``LONGEST``) counts as nothing.
+or more fields, it is longer than a line may be) counts as nothing.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +24,13 @@ import numpy.typing as npt
 from quietsum.analytics import AskedSite, Column, Design, Question, check_questions
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.plan import PartyFacts
+from quietsum.tasks.lines import hashes_of_lines, is_record, lines_of, open_lines, place_of, width_of
 from quietsum.tasks.protocol import Metrics, Rows
 
-__all__ = ["QuestionTask", "oddities", "read_header"]
+__all__ = ["QuestionTask", "oddities"]
 
 Floats = npt.NDArray[np.float64]
 _KEYS = {"questions", "columns", "sites", "title", "tables", "person"}
-_ENDS = ("\n", "\r")
-LONGEST = 1 << 20
-"""Characters of one line of a table."""
 
 
 @final
@@ -137,13 +133,13 @@ class QuestionTask:
         self.look_for_data(party)
         texts: dict[str, list[str]] = {name: [] for name in names}
         count = 0
-        with self._tables[party].open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            lines = _lines(file)
+        with open_lines(self._tables[party]) as file:
+            lines = lines_of(file)
             header = next(lines, [])
-            places = [(name, _place(header, name)) for name in names]
-            width = _width(header)
+            places = [(name, place_of(header, name)) for name in names]
+            width = width_of(header)
             for line in lines:
-                if not _is_record(line, width):
+                if not is_record(line, width):
                     continue
                 count += 1
                 for name, place in places:
@@ -159,11 +155,7 @@ class QuestionTask:
     def records_of(self, party: str) -> tuple[npt.NDArray[np.uint64]]:
         """A hash of each line of the table, for the holder's own look whether it is known under another name."""
         self.look_for_data(party)
-        with self._tables[party].open("rb") as file:
-            lines = _beginnings(file)
-            next(lines, b"")
-            hashes = [int.from_bytes(hashlib.blake2b(line.strip(), digest_size=8).digest()) for line in lines]
-        return (np.array(hashes, dtype=np.uint64),)
+        return (hashes_of_lines(self._tables[party]),)
 
     def _rows(self, texts: Mapping[str, Sequence[str]], count: int) -> Rows:
         values = self.design.coded(texts) if self.design.columns else np.zeros((count, 1))  # counts of everything
@@ -176,11 +168,11 @@ def oddities(path: Path, columns: Sequence[Column], size: int) -> list[str]:
     More rows than the declared size make a sum that nobody takes for this site's; a column of which hardly a value can
     be read has perhaps another decimal sign, or other words than its categories.
     """
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = _lines(file)
+    with open_lines(path) as file:
+        lines = lines_of(file)
         header = [word.strip() for word in next(lines, [])]
         listed = list(lines)
-    rows = [line for line in listed if _is_record(line, _width(header))]
+    rows = [line for line in listed if is_record(line, width_of(header))]
     found = []
     if len(rows) < len(listed):
         told = "has lines that are no records (quotes not closed, fewer or more fields than the first line)"
@@ -196,60 +188,6 @@ def oddities(path: Path, columns: Sequence[Column], size: int) -> list[str]:
             what = "none of its categories" if column.kind == "category" else "no number"
             found.append(f"{path.name}: most values of {column.name} are {what}, and count as missing")
     return found
-
-
-def read_header(path: Path) -> list[str]:
-    """The names in a table's first line; :class:`~quietsum.errors.InvalidParameter` where there is none."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        header = next(_lines(file), [])
-    if not any(name.strip() for name in header):
-        raise InvalidParameter("table", str(path), "is empty", "its first line names the columns")
-    return header
-
-
-def _lines(file: IO[str]) -> Iterator[list[str]]:
-    """The fields of each line that is not empty; none where it cannot be read by itself."""
-    csv.field_size_limit(LONGEST)
-    while line := file.readline(LONGEST):
-        if len(line) == LONGEST and not line.endswith(_ENDS):
-            while (rest := file.readline(LONGEST)) and not rest.endswith(_ENDS):
-                pass
-            yield []
-        elif text := line.rstrip("\r\n"):
-            yield text.split(",") if '"' not in text else _quoted(text)
-
-
-def _width(header: Sequence[str]) -> int:
-    """How many fields a record has: as many as the first line names."""
-    return max((place for place, word in enumerate(header, start=1) if word.strip()), default=0)
-
-
-def _is_record(line: Sequence[str], width: int) -> bool:
-    """Whether a line has so many fields, and nothing behind them."""
-    return len(line) >= width and not any(line[width:])
-
-
-def _beginnings(file: IO[bytes]) -> Iterator[bytes]:
-    """Each line, and no more than the beginning of one that is too long to be a record."""
-    while line := file.readline(LONGEST):
-        rest = line
-        while len(rest) == LONGEST and not rest.endswith(b"\n"):
-            rest = file.readline(LONGEST)
-        yield line
-
-
-def _quoted(line: str) -> list[str]:
-    try:
-        return next(csv.reader([line], strict=True), [])
-    except csv.Error:
-        return []
-
-
-def _place(header: Sequence[str], name: str) -> int:
-    found = [place for place, word in enumerate(header) if word.strip() == name]
-    if len(found) != 1:
-        raise InvalidParameter("column", name, "is not in the table once", "its first line names the columns")
-    return found[0]
 
 
 def _site(values: Mapping[str, Any]) -> AskedSite:

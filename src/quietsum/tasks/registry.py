@@ -59,8 +59,14 @@ def _questions(options: Mapping[str, Any]) -> NumpyTask:
     return QuestionTask.from_options(options)
 
 
+def _table(options: Mapping[str, Any]) -> NumpyTask:
+    from quietsum.tasks.table.task import TableTask
+
+    return TableTask.from_options(options)
+
+
 TASKS: Final[Mapping[str, Callable[[Mapping[str, Any]], NumpyTask]]] = {"heart": _heart}
-_MADE: Final = {**TASKS, "questions": _questions}  # quietsum ask writes plans of that task, and nobody else
+_MADE: Final = {**TASKS, "questions": _questions, "table": _table}  # quietsum ask and new --from write their plans
 
 
 def task_named(name: str, options: Mapping[str, Any] | None = None) -> NumpyTask:

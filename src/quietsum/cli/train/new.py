@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quietsum.cli.shared.options import JsonOption
+from quietsum.cli.train import new_table as of
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -38,7 +39,26 @@ def new(
     preset: Annotated[
         PresetName | None, typer.Option("--preset", help="A promise with a name.", show_default=False)
     ] = None,
-    task: Annotated[str, typer.Option("--task", metavar="NAME", help='A task, or "my_module:MyTask".')] = "heart",
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task", metavar="NAME", help='A task, or "my_module:MyTask". \\[default: heart]', show_default=False
+        ),
+    ] = None,
+    table: of.FromOption = None,
+    label: of.LabelOption = "",
+    site_column: of.SiteColumnOption = "",
+    person_column: of.PersonColumnOption = "",
+    declare: of.DeclareOption = None,
+    site: of.SiteOption = None,
+    columns: of.ColumnsOption = None,
+    public: of.PublicOption = "",
+    holdout: of.HoldoutOption = None,
+    holdout_public: of.HoldoutPublicOption = "",
+    model: of.ModelOption = "linear",
+    encoding: of.EncodingOption = "utf-8",
+    delimiter: of.DelimiterOption = "",
+    decimal: of.DecimalOption = ".",
     style: Annotated[
         StyleName, typer.Option("--style", help="Protect each record, each client (user), or both (hybrid).")
     ] = StyleName.SAMPLE,
@@ -49,21 +69,46 @@ def new(
     """Write a commented run.toml to start from. No data is needed.
 
     Example: quietsum new run.toml --task digits --style user
+    Example: quietsum new run.toml --from visits.csv --label back --site-column ward
+
+    With --from, TABLE's first line names the columns, and no row is read. What
+    a header does not say is declared, or left blank for you to fill in: types,
+    ranges, classes, sizes. Rows are read if --public says why they may be.
     """
     from quietsum.cli.shared.output import print_json, print_next
     from quietsum.plan import load_plan, template
 
-    _known(task)
-    text = template(task=task, preset=preset.value if preset else None, style=style.value, secure=secure)
+    asked = of.FromOptions(
+        label=label, site_column=site_column, person_column=person_column, declare=tuple(declare or ()),
+        site=tuple(site or ()), columns=columns, public=public, holdout=holdout, holdout_public=holdout_public,
+        model=model, encoding=encoding, delimiter=delimiter, decimal=decimal,
+    )  # fmt: skip
+    draft = None
+    if table is None:
+        asked.refuse_alone()
+        task = task or "heart"
+        _known(task)
+        text = template(task=task, preset=preset.value if preset else None, style=style.value, secure=secure)
+    else:
+        if task is not None:
+            raise InvalidParameter("--task", task, "does not go with --from", "a table is a task of its own")
+        draft = of.draft_from(table, asked)
+        text = template(
+            task="table", preset=preset.value if preset else None, style=style.value, secure=secure,
+            options=draft.to_toml(), settings=of.settings_for(draft),
+        )  # fmt: skip
     plan = load_plan(text)
     _write(file, text, force=force)
+    blanks = [] if draft is None else of.blanks_of(plan)
     if as_json:
         privacy = plan.privacy
         told = {"task": plan.task.name, "style": privacy.style.value, "preset": privacy.preset, "digest": plan.digest}
-        print_json({"file": str(file), **told})
+        print_json({"file": str(file), **told, **({} if draft is None else {"to_fill_in": blanks})})
         return
     print(f"wrote {file}")
     print(f"task {plan.task.name}, {plan.federation.rounds} rounds, {_promises(plan)}; nothing is spent yet")
+    if draft is not None:
+        of.say_about(draft, blanks)
     print_next(["plan", file])
 
 

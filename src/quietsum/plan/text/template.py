@@ -35,7 +35,8 @@ class Defaults:
     """What a fresh plan says about sites, training and records. A sample rate fits parties of all sizes.
 
     ``parties`` is how many clients are made of ``split`` (None: the task's own sites as they are). ``momentum`` is the
-    server's; 0 is FedAvg. ``person`` is what the task calls its people, and how many records of each are used.
+    server's; 0 is FedAvg. ``person`` is what the task calls its people, and how many records of each are used; with
+    ``promises_person`` the plan says what a whole one pays, and not only in a comment.
     """
 
     rounds: int
@@ -50,6 +51,7 @@ class Defaults:
     parties: int | None = None
     momentum: float = 0.0
     person: tuple[str, int] | None = None
+    promises_person: bool = False
 
 
 @final
@@ -109,10 +111,19 @@ CLIENTS: Mapping[str, Clients] = MappingProxyType({
 OTHER_CLIENTS = Clients(rounds=20, learning_rate=0.5, max_norm=0.5, delta=1e-4, momentum=0.0)
 
 
-def template(*, task: str = "heart", preset: str | None = None, style: str = "sample", secure: bool = False) -> str:
+def template(
+    *,
+    task: str = "heart",
+    preset: str | None = None,
+    style: str = "sample",
+    secure: bool = False,
+    options: str = "",
+    settings: Defaults | None = None,
+) -> str:
     """The text of a commented ``run.toml``; to records it promises a preset, or ε and δ.
 
-    With ``secure`` the server sees masked sums, and the parties add the noise in shares.
+    With ``secure`` the server sees masked sums, and the parties add the noise in shares. ``options`` is the text of
+    ``[task.options]``, ``settings`` those of a task that is not known by its name.
 
     >>> from quietsum.plan import load_plan
     >>> load_plan(template(preset="performance")).privacy.preset
@@ -130,7 +141,7 @@ def template(*, task: str = "heart", preset: str | None = None, style: str = "sa
         remedy = "leave one of them out, or say style = hybrid to protect both"
         raise InvalidParameter("preset", preset, "promises something to records, which style user does not", remedy)
     kind = Style(style)
-    chosen = DEFAULTS.get(task, OTHER_DEFAULTS)
+    chosen = settings or DEFAULTS.get(task, OTHER_DEFAULTS)
     clients = CLIENTS.get(task, OTHER_CLIENTS) if kind.clients else None
     if clients is not None and kind.records:  # records pay for every local step
         clients = dataclasses.replace(clients, rounds=min(clients.rounds, 20), local_steps=1)
@@ -141,6 +152,7 @@ def template(*, task: str = "heart", preset: str | None = None, style: str = "sa
         "# A run of quietsum: who takes part, how they train, what privacy is promised.\n"
         "# What it costs, before anything is spent:  quietsum plan <this file>",
         f"[task]\nname = {json.dumps(task, ensure_ascii=False)}",
+        *([options] if options else []),
         _federation(task, chosen, clients, secure),
         _training(chosen, clients),
         "\n".join((*_privacy(kind, chosen, clients, preset, secure), *_accounting(secure and kind.clients))),
@@ -268,7 +280,7 @@ def _records(chosen: Defaults, preset: str | None, shared: bool) -> list[str]:
         name, most = chosen.person
         lines += [
             f"# What a whole {name} pays, for at most so many of its records:",
-            f'# person = {{ id = "{name}", max_records = {most} }}',
+            f"{'' if chosen.promises_person else '# '}person = {{ id = {json.dumps(name)}, max_records = {most} }}",
         ]
     return lines
 

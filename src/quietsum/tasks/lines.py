@@ -1,0 +1,128 @@
+"""The lines of a table in a text file, each read by itself: whatever stands in one of them changes no other.
+
+The first line names the columns; each other line is one record. A quote that is never closed ends with its line: the
+usual reader would take all that follows for one field, and one record would move what is learned by many. Reading never
+raises for what a line holds. A line that is no record (its quotes are not closed, it has fewer or more fields than the
+first one, it is longer than :data:`LONGEST`) is told by :func:`is_record`, and counts as nothing.
+
+>>> import io
+>>> list(lines_of(io.StringIO('age,ward\\n34,"north, 2"\\n51,"south\\n40,west\\n')))
+[['age', 'ward'], ['34', 'north, 2'], [], ['40', 'west']]
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+
+from quietsum.errors import DataMissing, InvalidParameter
+
+__all__ = [
+    "LONGEST",
+    "check_file",
+    "hashes_of_lines",
+    "is_record",
+    "lines_of",
+    "open_lines",
+    "place_of",
+    "read_header",
+    "width_of",
+]
+
+_ENDS = ("\n", "\r")
+LONGEST = 1 << 20
+"""Characters of one line of a table."""
+
+
+def check_file(path: Path) -> None:
+    """Raise :class:`~quietsum.errors.DataMissing` if ``path`` is no file that can be read to its end; opens nothing.
+
+    A folder, a pipe or a device is none: reading one might never end.
+    """
+    try:
+        kind = path.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or "it is no path"
+        raise DataMissing(f"the table {path} cannot be read ({why})") from None
+    if not stat.S_ISREG(kind):
+        what = "a folder" if stat.S_ISDIR(kind) else "no regular file"
+        raise DataMissing(f"the table {path} is {what}; name a CSV file")
+
+
+def open_lines(path: Path, encoding: str = "utf-8") -> IO[str]:
+    """The text file at ``path``; a mark at its beginning is left out, and bytes that are no text become U+FFFD."""
+    return path.open(encoding="utf-8-sig" if encoding == "utf-8" else encoding, errors="replace", newline="")
+
+
+def read_header(path: Path, delimiter: str = ",", encoding: str = "utf-8") -> list[str]:
+    """The names in a table's first line. Guarantees: nothing behind that line is looked at.
+
+    Raises :class:`~quietsum.errors.InvalidParameter` if there are no names.
+    """
+    with open_lines(path, encoding) as file:
+        header = next(lines_of(file, delimiter), [])
+    if not any(name.strip() for name in header):
+        raise InvalidParameter("table", str(path), "is empty", "its first line names the columns")
+    return header
+
+
+def lines_of(file: IO[str], delimiter: str = ",") -> Iterator[list[str]]:
+    """The fields of each line that is not empty; none if it cannot be read by itself."""
+    csv.field_size_limit(LONGEST)
+    while line := file.readline(LONGEST):
+        if len(line) == LONGEST and not line.endswith(_ENDS):
+            while (rest := file.readline(LONGEST)) and not rest.endswith(_ENDS):
+                pass
+            yield []
+        elif text := line.rstrip("\r\n"):
+            yield text.split(delimiter) if '"' not in text else _quoted(text, delimiter)
+
+
+def width_of(header: Sequence[str]) -> int:
+    """How many fields a record has: as many as the first line names."""
+    return max((place for place, word in enumerate(header, start=1) if word.strip()), default=0)
+
+
+def is_record(line: Sequence[str], width: int) -> bool:
+    """Whether a line has so many fields, and nothing behind them."""
+    return len(line) >= width and not any(line[width:])
+
+
+def place_of(header: Sequence[str], name: str) -> int:
+    """Where the column ``name`` stands; raises if it does not stand there once."""
+    found = [place for place, word in enumerate(header) if word.strip() == name]
+    if len(found) != 1:
+        raise InvalidParameter("column", name, "is not in the table once", "its first line names the columns")
+    return found[0]
+
+
+def hashes_of_lines(path: Path) -> npt.NDArray[np.uint64]:
+    """A hash of each line but the first, by which a holder's ledger recognises rows that it knows already."""
+    with path.open("rb") as file:
+        lines = _beginnings(file)
+        next(lines, b"")
+        hashes = [int.from_bytes(hashlib.blake2b(line.strip(), digest_size=8).digest()) for line in lines]
+    return np.array(hashes, dtype=np.uint64)
+
+
+def _beginnings(file: IO[bytes]) -> Iterator[bytes]:
+    """Each line, and no more than the beginning of one that is too long to be a record."""
+    while line := file.readline(LONGEST):
+        rest = line
+        while len(rest) == LONGEST and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST)
+        yield line
+
+
+def _quoted(line: str, delimiter: str) -> list[str]:
+    try:
+        return next(csv.reader([line], strict=True, delimiter=delimiter), [])
+    except csv.Error:
+        return []

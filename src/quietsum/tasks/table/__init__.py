@@ -1,0 +1,1 @@
+"""A task from a table: what the options say, how a row becomes numbers, which model learns from them."""
