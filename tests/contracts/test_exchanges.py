@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from federation.sites import Carrier
+from contracts.sites_by_letters import make_sites
 from quietsum.contracts import ExchangesContract
 from quietsum.contracts.exchanges import KnownUpdates
 from quietsum.federation.local import LocalFederation
 from quietsum.federation.messages import Answer, Federation, Question
-from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.federation.workers.keepers import Keepers
-from quietsum.ledger import Ledger
-from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, SiteDataset, SiteName
-from quietsum.party.service import SiteService
 from quietsum.plan import ResolvedPlan
 from quietsum.secagg import Step
 
@@ -43,23 +39,7 @@ class TestSitesByLetters(ExchangesContract):
         self.folder = tmp_path
 
     def make(self, resolved: ResolvedPlan, task: KnownUpdates) -> Any:
-        services = {}
-        for facts in resolved.parties:
-            policy = Policy(
-                site=SiteName(name=facts.name), coordinator=CoordinatorAddress(address="127.0.0.1:9092"),
-                dataset=SiteDataset(name=facts.dataset, size=facts.size, public=facts.public),
-                tasks=(AllowedTask(name=resolved.plan.task.name),), folder=self.folder,
-            )  # fmt: skip
-            ledger = Ledger.open(self.folder / f"{facts.name}.db", create=True)
-            services[f"node-{facts.name}"] = SiteService(policy, ledger).answer
-        made = RemoteFederation(Carrier(services), roster=None, patience=60.0)
-        ledger = Ledger.open(self.folder / "coordinator.db", create=True)
-        ledger.open_run(
-            "run", plan=resolved.plan.to_dict(), terms=resolved.terms(), planned=resolved.all_charges(),
-            datasets=resolved.datasets(),
-        )  # fmt: skip
-        made.join("run", resolved, ledger)
-        return made
+        return make_sites(resolved, self.folder)
 
 
 class Trusting(Federation):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from quietsum.errors import QuietsumError
 from quietsum.federation.remote.federation import RemoteFederation
-from quietsum.federation.remote.transport import Arrival
+from quietsum.federation.remote.transport import ListTransport
 from quietsum.ledger import Ledger
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName, UnitPolicy
 from quietsum.party.service import SiteService
@@ -88,57 +87,16 @@ class Place:
         return Ledger.open(self.folder / "ledger.db", read_only=True)
 
 
-class Carrier:
-    """Messages are answered when somebody looks for replies. ``spoil`` may change or lose what comes back."""
-
-    def __init__(self, sites: Mapping[str, Callable[[bytes], bytes]]) -> None:
-        self.sites: dict[str, Callable[[bytes], bytes]] = dict(sites)
-        self.spoil: Callable[[str, bytes], bytes | None] = lambda node, content: content
-        self.sent: list[tuple[str, bytes]] = []
-        self._waiting: list[tuple[str, str, bytes]] = []
-        self._forgotten: set[str] = set()
-        self.closed = False
-
-    def nodes(self) -> Sequence[str]:
-        return tuple(self.sites)
-
-    def send(self, node: str, content: bytes, *, lasting: float) -> str:
-        if self.closed:
-            raise QuietsumError("the carrier is gone")
-        name = str(len(self.sent))
-        self.sent.append((node, content))
-        self._waiting.append((name, node, content))
-        return name
-
-    def receive(self, wait: float) -> Sequence[Arrival]:
-        found: list[Arrival] = []
-        waiting, self._waiting = self._waiting, []
-        for name, node, content in waiting:
-            if name in self._forgotten:
-                continue
-            if node not in self.sites:
-                found.append(Arrival(message=name, problem="the node is gone"))
-                continue
-            reply = self.spoil(node, self.sites[node](content))
-            if reply is not None:
-                found.append(Arrival(message=name, content=reply))
-        return found
-
-    def forget(self, message: str) -> None:
-        self._forgotten.add(message)
-
-    def close(self) -> None:
-        self.closed = True
-
-
 def places_for(plan: Plan, folder: Path, **changes: Any) -> dict[str, Place]:
     return {
         name: Place(policy_for(name, folder / name, plan, **changes), folder / name) for name in sorted(facts_of(plan))
     }
 
 
-def remote(places: Mapping[str, Place], **options: Any) -> tuple[RemoteFederation, Carrier, dict[str, SiteService]]:
+def remote(
+    places: Mapping[str, Place], **options: Any
+) -> tuple[RemoteFederation, ListTransport, dict[str, SiteService]]:
     """A federation over started sites."""
     services = {name: place.start() for name, place in places.items()}
-    carrier = Carrier({f"node-{name}": service.answer for name, service in services.items()})
+    carrier = ListTransport({f"node-{name}": service.answer for name, service in services.items()})
     return RemoteFederation(carrier, roster=None, patience=5.0, **options), carrier, services

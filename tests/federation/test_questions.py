@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from analytics.asking import COLUMNS, EVERY, SURVIVAL, hospitals, questions_of
-from federation.sites import Carrier
 from quietsum.analytics import Column, Question, QuestionFile, plan_of
 from quietsum.analytics.questions import People, Promise
 from quietsum.errors import QuietsumError, TooFewParties
 from quietsum.federation.remote.federation import RemoteFederation
+from quietsum.federation.remote.transport import ListTransport
 from quietsum.ledger import Ledger
 from quietsum.party.policy import (
     AllowedTask,
@@ -74,7 +74,7 @@ class Clinics:
         services = {
             name: SiteService(self.policy(name), ledger, now=lambda: self.now) for name, ledger in self.ledgers.items()
         }
-        carrier = Carrier({f"node-{name}": service.answer for name, service in services.items()})
+        carrier = ListTransport({f"node-{name}": service.answer for name, service in services.items()})
         return RemoteFederation(carrier, roster=None, patience=2.0)
 
     def ask(self, asked: QuestionFile) -> Asked:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from federation.sites import Carrier, places_for
+from federation.sites import places_for
 from quietsum import wire
 from quietsum.federation.messages import Federation
 from quietsum.federation.remote.federation import RemoteFederation
 from quietsum.federation.remote.sites import SentLetter, Sites
-from quietsum.federation.remote.transport import Arrival
+from quietsum.federation.remote.transport import Arrival, ListTransport
 from quietsum.federation.round import RoundResult, first_state, run_round
 from quietsum.federation.watch import PartyDropped, RunEvent
 from quietsum.ledger import Ledger
@@ -51,7 +51,7 @@ class Clock:
         return self.now
 
 
-class Timed(Carrier):
+class Timed(ListTransport):
     """Where nothing arrives, the time that somebody waited has passed. ``before`` is told of every look."""
 
     def __init__(self, sites: Mapping[str, Callable[[bytes], bytes]], clock: Clock) -> None:

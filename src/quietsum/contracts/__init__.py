@@ -17,19 +17,24 @@ from __future__ import annotations
 from quietsum.contracts.accountant import AccountantContract
 from quietsum.contracts.engines import EngineContract
 from quietsum.contracts.exchanges import ExchangesContract
+from quietsum.contracts.federations import FederationContract, WrappedFederationContract
 from quietsum.contracts.folds import FoldContract
 from quietsum.contracts.ledger_store import LedgerStoreContract
 from quietsum.contracts.mechanisms import MechanismContract
 from quietsum.contracts.rules import RuleContract
 from quietsum.contracts.tasks import TaskContract
+from quietsum.contracts.transports import TransportContract
 
 __all__ = [
     "AccountantContract",
     "EngineContract",
     "ExchangesContract",
+    "FederationContract",
     "FoldContract",
     "LedgerStoreContract",
     "MechanismContract",
     "RuleContract",
     "TaskContract",
+    "TransportContract",
+    "WrappedFederationContract",
 ]

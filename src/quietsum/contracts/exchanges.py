@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
 from quietsum.secagg import Identity, Outcome, Server, Step
 from quietsum.tasks import Metrics
 
-__all__ = ["ExchangesContract", "KnownUpdates"]
+__all__ = ["FAILS", "NAMES", "SLEEPS", "ExchangesContract", "KnownUpdates"]
 
 Floats = NDArray[np.float64]
-_NAMES = ("ada", "ben", "cleo", "dan", "eve")
+NAMES = ("ada", "ben", "cleo", "dan", "eve")
 _DIMENSION = 9
+FAILS, SLEEPS = 13.0, 17.0
+"""As the first parameter of a model: cleo's work on it raises, or takes two seconds."""
 
 
 class KnownUpdates:
@@ -32,7 +35,7 @@ class KnownUpdates:
 
     def parties(self) -> tuple[PartyFacts, ...]:
         """Five of one size."""
-        return tuple(PartyFacts(name=name, dataset=f"known-{name}", size=10, public="made up") for name in _NAMES)
+        return tuple(PartyFacts(name=name, dataset=f"known-{name}", size=10, public="made up") for name in NAMES)
 
     def initial(self) -> Floats:
         """Zeros."""
@@ -43,13 +46,17 @@ class KnownUpdates:
         return Metrics(values={"first": float(params[0])}, on="nothing")
 
     def train(self, party: str, params: Floats, orders: Any, rng: Any) -> Floats:
-        """The party's own update, whatever the model is."""
+        """The party's own update, the same for every model but two; see :data:`FAILS`."""
+        if party == "cleo" and params[0] == FAILS:
+            raise RuntimeError("this model makes cleo fail")
+        if party == "cleo" and params[0] == SLEEPS:
+            time.sleep(2.0)
         return self.update(party)
 
     @staticmethod
     def update(party: str) -> Floats:
         """What ``party`` adds to the sum."""
-        return np.asarray(np.cos(np.arange(_DIMENSION) + 10.0 * _NAMES.index(party)))
+        return np.asarray(np.cos(np.arange(_DIMENSION) + 10.0 * NAMES.index(party)))
 
 
 class ExchangesContract:
@@ -83,7 +90,7 @@ class ExchangesContract:
     ) -> tuple[Server, dict[Step, list[Answer | Refusal | Lost]]]:
         """One session; those in ``lost`` are asked nothing from their step on. What each step brought, as it came."""
         request = TrainRequest(run="run", round=number, attempt=1, params=np.full(_DIMENSION, 0.5))
-        driver, identities = Identity.fresh(), federation.identities(_NAMES)
+        driver, identities = Identity.fresh(), federation.identities(NAMES)
         terms = terms_of(resolved, request.key[:3], request.key[3])
         server = Server(terms=terms, identity=driver, identities=identities)
         letters, heard = server.open(), {}
@@ -116,19 +123,19 @@ class ExchangesContract:
         """32 bytes each, all different, and the same when asked twice."""
         for federation, _ in self._made():
             assert federation.carries_secure
-            found = federation.identities(_NAMES)
-            assert set(found) == set(_NAMES) and {len(key) for key in found.values()} == {32}
-            assert len(set(found.values())) == len(_NAMES) and dict(federation.identities(_NAMES)) == dict(found)
+            found = federation.identities(NAMES)
+            assert set(found) == set(NAMES) and {len(key) for key in found.values()} == {32}
+            assert len(set(found.values())) == len(NAMES) and dict(federation.identities(NAMES)) == dict(found)
 
     def test_every_party_has_one_word_at_every_step_and_the_sum_is_opened(self) -> None:
         """Two rounds: the mean of the known updates, whatever was before."""
         for federation, resolved in self._made():
             for number in (1, 2):
                 server, heard = self._round(federation, resolved, number=number)
-                assert server.outcome is Outcome.DONE and set(server.survivors) == set(_NAMES)
+                assert server.outcome is Outcome.DONE and set(server.survivors) == set(NAMES)
                 for step in QUESTIONS:
-                    assert sorted(word.party for word in heard[step]) == sorted(_NAMES)
-                self._check_mean(resolved, server, _NAMES)
+                    assert sorted(word.party for word in heard[step]) == sorted(NAMES)
+                self._check_mean(resolved, server, NAMES)
 
     def test_who_is_asked_nothing_says_nothing_and_the_others_go_on(self) -> None:
         """One is lost at each step that a party can be lost at."""
@@ -136,7 +143,7 @@ class ExchangesContract:
             for number, step in enumerate(QUESTIONS, start=1):
                 server, heard = self._round(federation, resolved, number=number, lost={"cleo": step})
                 assert all("cleo" not in {word.party for word in heard[at]} for at in QUESTIONS if at >= step)
-                there = [name for name in _NAMES if name != "cleo" or step > Step.SHARES]
+                there = [name for name in NAMES if name != "cleo" or step > Step.SHARES]
                 assert set(server.survivors) == set(there)
                 self._check_mean(resolved, server, there)
 
@@ -145,7 +152,7 @@ class ExchangesContract:
         for federation, resolved in self._made():
             self._round(federation, resolved)
             request = TrainRequest(run="run", round=1, attempt=1, params=np.full(_DIMENSION, 0.5))
-            driver, identities = Identity.fresh(), federation.identities(_NAMES)
+            driver, identities = Identity.fresh(), federation.identities(NAMES)
             terms = terms_of(resolved, request.key[:3], request.key[3])
             letters = Server(terms=terms, identity=driver, identities=identities).open()
             question = Question(
@@ -157,7 +164,7 @@ class ExchangesContract:
         """The hash of the model stands in the terms, and every party compares it with what came."""
         for federation, resolved in self._made():
             request = TrainRequest(run="run", round=1, attempt=1, params=np.full(_DIMENSION, 0.5))
-            driver, identities = Identity.fresh(), federation.identities(_NAMES)
+            driver, identities = Identity.fresh(), federation.identities(NAMES)
             terms = terms_of(resolved, request.key[:3], request.key[3])
             server = Server(terms=terms, identity=driver, identities=identities)
             letters = server.open()

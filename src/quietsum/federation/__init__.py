@@ -1,4 +1,4 @@
-"""One round, whoever carries the messages: reserve, draw, ask, commit, step."""
+"""One round, over any carrier of messages: reserve, draw, ask, commit, step."""
 
 from __future__ import annotations
 
@@ -28,10 +28,17 @@ if TYPE_CHECKING:
         Lost as Lost,
         Question as Question,
         Refusal as Refusal,
+        Sums as Sums,
         TrainRequest as TrainRequest,
+        Update as Update,
         model_hash as model_hash,
     )
     from quietsum.federation.remote.federation import RemoteFederation as RemoteFederation
+    from quietsum.federation.remote.transport import (
+        Arrival as Arrival,
+        ListTransport as ListTransport,
+        Transport as Transport,
+    )
     from quietsum.federation.round import (
         first_state as first_state,
         limits_of as limits_of,

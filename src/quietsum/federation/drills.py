@@ -24,6 +24,7 @@ from quietsum.federation.messages import Federation, Reply, TrainRequest, Update
 from quietsum.mechanisms import system_randomness
 
 if TYPE_CHECKING:
+    from quietsum.ledger import Ledger, Testimony
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import AttackPlan, Plan, ResolvedPlan
 
@@ -60,6 +61,22 @@ class Drill(Federation):
     def registered(self) -> Sequence[str]:
         """All parties, attackers too."""
         return self._names
+
+    def join(self, run: str, resolved: ResolvedPlan, ledger: Ledger) -> None:
+        """As the federation inside does."""
+        self._inside.join(run, resolved, ledger)
+
+    def ready(self) -> None:
+        """As the federation inside does."""
+        self._inside.ready()
+
+    def leave(self, outcome: str) -> None:
+        """As the federation inside does."""
+        self._inside.leave(outcome)
+
+    def testimonies(self) -> Mapping[str, Testimony] | None:
+        """The heads of the ledgers of honest parties and attackers."""
+        return self._inside.testimonies()
 
     def close(self) -> None:
         """End the federation inside."""

@@ -246,22 +246,24 @@ class RemoteFederation(Federation):
         sites = self._here.sites
         waiting, began = dict.fromkeys(cohort), self._clock()
         invited = set[str]()
-        while waiting and (left := end - self._clock()) > 0:
-            for name in sites.find_absent(waiting, sites.greet(waiting), began):
-                del waiting[name]
-                yield Lost(party=name, reason=f"it was not connected for {ABSENT:g} s")
-            for name in list(waiting):
-                self._send_next(asking, name, left)
-            for name in [one for one in self._uncertified() if sites.knows(one) and one not in invited]:
-                invited.add(name)  # it came when the round had begun, and takes part from the next one on
-                self._send_next(None, name, left)
-            reach("remote:waiting")
-            for received in sites.receive(min(NAP, left)):
-                reply = self._judge(received, asking)
-                if reply is not None and reply.party in waiting:
-                    del waiting[reply.party]
-                    yield reply
-        sites.forget("enrol", "train", "secure")
+        try:
+            while waiting and (left := end - self._clock()) > 0:
+                for name in sites.find_absent(waiting, sites.greet(waiting), began):
+                    del waiting[name]
+                    yield Lost(party=name, reason=f"it was not connected for {ABSENT:g} s")
+                for name in list(waiting):
+                    self._send_next(asking, name, left)
+                for name in [one for one in self._uncertified() if sites.knows(one) and one not in invited]:
+                    invited.add(name)  # it came when the round had begun, and takes part from the next one on
+                    self._send_next(None, name, left)
+                reach("remote:waiting")
+                for received in sites.receive(min(NAP, left)):
+                    reply = self._judge(received, asking)
+                    if reply is not None and reply.party in waiting:
+                        del waiting[reply.party]
+                        yield reply
+        finally:  # also where the caller breaks the round off: what is under way would hold up the next one
+            sites.forget("enrol", "train", "secure")
         for name in waiting:
             why = "" if sites.knows(name) else "; it was not there"
             yield Lost(party=name, reason=f"{late}{why}")
