@@ -26,7 +26,7 @@ from quietsum.plan import (
 )
 from quietsum.privacy.events import Gaussian, PoissonSampled
 from quietsum.privacy.exact.accountant import ExactAccountant
-from quietsum.privacy.units import PrivacyUnit
+from quietsum.privacy.units import Neighbours, PrivacyUnit
 
 SITES = [PartyFacts(name=f"site-{number}", dataset=f"visits-{number}", size=200) for number in range(4)]
 RECORD = RecordPlan(epsilon=1.0, delta=1e-4)
@@ -149,7 +149,7 @@ def test_their_good_neighbours_pass() -> None:
     refused()()
     refused(privacy=both())()
     refused(
-        privacy=dataclasses.replace(both(noise_at="party", against="server"), neighbours="zero-out"),
+        privacy=dataclasses.replace(both(noise_at="party", against="server"), neighbours=Neighbours.ZERO_OUT),
         federation=FederationPlan(sampling=SamplingPlan(kind="poisson", rate=0.5)),
     )()
     refused(privacy=PrivacyPlan(record=RecordPlan(noise_multiplier=1.0, delta=1e-4)))()

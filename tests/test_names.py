@@ -34,7 +34,9 @@ FIELD: Mapping[str, str] = {
     "unsampled": "the curve of a mechanism without its sampling",
 }
 """Participles that are adjectives of the field: a function may begin with one where a noun follows."""
-PARTICIPLES: Mapping[str, str] = {}
+PARTICIPLES: Mapping[str, str] = {
+    "ledger/accounts.py spent_lines": "frozen tests of old books call it",
+}
 """Other functions named by a participle, as "room/module.py name", and why."""
 RIDDLES: Mapping[str, str] = {}
 """Texts with such a word that stay, as "room/module.py word", and why: what ledgers and files of users hold."""

@@ -24,9 +24,11 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
+from quietsum.plan.promises import Style
 from quietsum.plan.refusals import REFUSALS, Change, check, find_refusals, nearest
 from quietsum.plan.refusals.nearest import MOVES, PARAMETERS
 from quietsum.plan.refusals.robust import attackers_of, run_ends
+from quietsum.privacy.units import Neighbours
 from test_refusals import CASES, PROMISE
 
 
@@ -79,7 +81,7 @@ def test_no_proposal_holds_another_one_and_more(attackers: int | None) -> None:
 
 def test_central_noise_after_a_rule_is_answered_with_noise_at_the_parties_or_the_mean() -> None:
     client = ClientPlan(epsilon=8, delta=0.01)
-    plan = Plan(privacy=PrivacyPlan(style="user", client=client, neighbours="zero-out"),
+    plan = Plan(privacy=PrivacyPlan(style=Style.USER, client=client, neighbours=Neighbours.ZERO_OUT),
                 aggregation=AggregationPlan(rule="median", attackers=1))  # fmt: skip
     told = proposed(plan, banks(6))
     assert any('privacy.client.noise_at = "party"' in one for one in told)
@@ -88,7 +90,7 @@ def test_central_noise_after_a_rule_is_answered_with_noise_at_the_parties_or_the
 
 def test_one_change_that_needs_another_brings_it_along() -> None:
     """Noise at the parties hides no participation, so the neighbours change with it."""
-    plan = Plan(privacy=PrivacyPlan(style="user", client=ClientPlan(epsilon=8, delta=0.01, against="server")))
+    plan = Plan(privacy=PrivacyPlan(style=Style.USER, client=ClientPlan(epsilon=8, delta=0.01, against="server")))
     assert {"privacy.client.noise_at": "party", "privacy.neighbours": "zero-out"} in [
         dict(change.keys) for change in nearest(plan, banks(6))
     ]
@@ -198,7 +200,9 @@ def _privacy(where: str) -> PrivacyPlan:
     if where == "record":
         return PrivacyPlan(record=RecordPlan(noise_multiplier=1.0, delta=1e-4))
     return PrivacyPlan(
-        style="user", client=ClientPlan(noise_multiplier=1.0, delta=0.01, noise_at=where), neighbours="zero-out"
+        style=Style.USER,
+        client=ClientPlan(noise_multiplier=1.0, delta=0.01, noise_at=where),
+        neighbours=Neighbours.ZERO_OUT,
     )
 
 

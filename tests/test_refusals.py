@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -378,7 +378,7 @@ ROWS: dict[str, list[tuple[Case, tuple[Plan, Sequence[PartyFacts]]]]] = {
     "preset-with-numbers": [
         (
             (
-                plan(privacy=PrivacyPlan(preset="performance", record=RecordPlan(**{name: value}))),
+                plan(privacy=PrivacyPlan(preset="performance", record=RecordPlan(**cast("Any", {name: value})))),
                 SITES,
                 f"'performance' together with privacy.record.{name}",
             ),

@@ -117,7 +117,7 @@ def test_a_broken_update_is_left_out_by_name_and_changes_nothing(mode: Mode, val
 
 
 @pytest.mark.parametrize("update", [np.zeros(2), np.zeros((1, 3)), np.zeros(3, dtype=np.float32), [0.0] * 3, None])
-def test_a_misshapen_update_is_no_update(update: object) -> None:
+def test_a_misshapen_update_is_no_update(update: Any) -> None:
     fold = client_sum()
     assert fold.problem_with(update)
     with pytest.raises(InvalidParameter):

@@ -66,7 +66,8 @@ class Server:
         """What somebody with psql can do; the rows of the last statement."""
         import psycopg
 
-        with psycopg.connect(self.base, autocommit=True, **({"user": user} if user else {})) as connection:
+        options: dict[str, Any] = {"user": user} if user else {}
+        with psycopg.connect(self.base, autocommit=True, **options) as connection:
             for statement in statements:
                 cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []

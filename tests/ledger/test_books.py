@@ -7,13 +7,14 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ledger.build import RECORD, STEP, STEPS, charge, memory_ledger, open_run, play, reserve
 from quietsum import Budget, ExactAccountant, Gaussian, Neighbours, PrivacyUnit
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused
-from quietsum.ledger import Book, Dataset, Ledger, Terms
+from quietsum.ledger import Book, Dataset, Ledger, Receipt, Terms
 from quietsum.ledger.pricing import FAILURE_SHARE, CostTally, Prices, cost_of
 from quietsum.privacy import ApproximateDP, RenyiFilter, gaussian_rdp
 from quietsum.privacy.renyi.filters import _rdp_budget  # the formula, asked for directly
@@ -187,7 +188,7 @@ def test_a_first_plan_that_is_too_large_hears_how_much_of_it_would_fit() -> None
 def test_a_budget_goes_up_with_a_reason_and_never_down() -> None:
     ledger = memory_ledger()
     open_run(ledger, lifetime=2.0)
-    place = {"party": "Basel", "dataset": "heart"}
+    place: dict[str, Any] = {"party": "Basel", "dataset": "heart"}
     for reason in ("", "   ", None):
         with pytest.raises(InvalidParameter, match="reason"):
             ledger.raise_budget(**place, epsilon=4.0, reason=reason)  # type: ignore[arg-type]
@@ -390,7 +391,7 @@ def test_a_books_total_is_that_of_all_its_runs_through_charges_and_refunds() -> 
         return total.key() == held.total.key()
 
     assert agrees()
-    receipts = []
+    receipts: list[Receipt] = []
     for run in ("first", "second", "third", "first"):
         receipts.append(reserve(ledger, run, round=len(receipts) + 1))
         assert agrees()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,8 @@ def session(path: Path) -> None:
 
 
 def test_a_kill_at_every_step_never_loses_what_was_sent(tmp_path: Path) -> None:
-    number, reached = 0, []
+    number = 0
+    reached: list[Any] = []
     while True:
         number += 1
         path = tmp_path / str(number) / "ledger.db"

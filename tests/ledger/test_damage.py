@@ -67,7 +67,7 @@ def test_a_byte_that_is_no_utf8_is_a_broken_ledger_and_names_the_entry(path: Pat
     tamper(path, f"UPDATE entries SET {column} = CAST(x'7bff7d' AS TEXT) WHERE sequence = 9")
     for look in (verify_file, lambda place: Ledger.open(place, read_only=True), Ledger.open):
         with pytest.raises(LedgerBroken, match="UTF-8") as broken:
-            look(path)  # type: ignore[operator]
+            look(path)
         assert (broken.value.at, broken.value.exit_code) == (9, 4)
 
 
@@ -139,7 +139,7 @@ def test_a_signature_has_one_spelling(path: Path, spelling: str) -> None:
     tamper(path, f"UPDATE entries SET signature = {spelling} WHERE sequence = 16")
     for look in (verify_file, lambda place: Ledger.open(place, read_only=True)):
         with pytest.raises(LedgerBroken, match="is not signed") as broken:
-            look(path)  # type: ignore[operator]
+            look(path)
         assert broken.value.at == 16
 
 

@@ -91,7 +91,7 @@ def test_the_worst_party_speaks_for_the_run_not_the_mean() -> None:
 
 def test_an_observer_whom_a_charge_does_not_hold_off_is_told_so() -> None:
     ledger = memory_ledger()
-    one = {"observers": (Observer.RECIPIENTS,), "unit": PrivacyUnit.CLIENT}
+    one: dict[str, Any] = {"observers": (Observer.RECIPIENTS,), "unit": PrivacyUnit.CLIENT}
     ledger.open_run(
         "first",
         plan={},

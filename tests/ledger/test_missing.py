@@ -175,7 +175,7 @@ def test_a_byte_that_is_no_utf8_in_a_database_names_the_entry(tmp_path: Path, mo
     from psycopg.types.string import TextLoader
 
     class Damaged(TextLoader):
-        def load(self, data: object) -> str:  # type: ignore[override]
+        def load(self, data: object) -> str:
             text = bytes(data)  # type: ignore[call-overload]
             return (b"\xff" if b'"round":2' in text else text).decode()
 
@@ -206,7 +206,7 @@ def test_a_damaged_run_db_is_a_clear_error(tmp_path: Path) -> None:
     path.write_bytes(data.replace(b"CREATE TABLE rounds", b"CREATE TABLE \xbfounds"))
     for use in (Recorder, lambda place: history(place, "accuracy")):
         with pytest.raises(CorruptState, match="move it away"):
-            use(path)  # type: ignore[operator]
+            use(path)
     path.write_bytes(data)
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA writable_schema = ON")

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -111,7 +112,8 @@ def test_a_process_that_has_the_file_open_can_write_nothing_more(tmp_path: Path)
 def test_two_books_are_refused_for_reading_and_writing(tmp_path: Path) -> None:
     path, _ = moved(tmp_path)
     shutil.copy2(path_after_move(path), path)
-    for options in ({}, {"read_only": True}, {"create": True}):
+    opened: tuple[dict[str, Any], ...] = ({}, {"read_only": True}, {"create": True})
+    for options in opened:
         with pytest.raises(LedgerBroken, match="is there twice"):
             Ledger.open(path, **options)
     with pytest.raises(LedgerBroken, match="is there twice"):

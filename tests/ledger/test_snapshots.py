@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from quietsum.ledger.chain.verify import verify_file
 from quietsum.ledger.chain.witnesses import Testimony as Told
 from quietsum.ledger.state import State
 from quietsum.ledger.stores.location import write_url
+from quietsum.ledger.stores.protocol import Row, read_row
 
 CLIENT = PrivacyUnit.CLIENT
 
@@ -269,9 +270,13 @@ def test_with_a_snapshot_few_entries_are_read(tmp_path: Path, monkeypatch: pytes
         play(ledger, rounds=range(1, 51))
     from quietsum.ledger.stores import sqlite
 
-    read = []
-    original = sqlite.read_row
-    monkeypatch.setattr(sqlite, "read_row", lambda values, at: read.append(at) or original(values, at))
+    read: list[int] = []
+
+    def counted(values: Sequence[Any], at: int) -> Row:
+        read.append(at)
+        return read_row(values, at)
+
+    monkeypatch.setattr(sqlite, "read_row", counted)
     Ledger.open(path).close()
     assert len(read) < 10
     snapshot_path(path).unlink()

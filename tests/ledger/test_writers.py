@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ledger.build import STEP, STEPS, charge, open_run
 from quietsum import Budget
 from quietsum.ledger import Ledger
+from quietsum.ledger.stores.protocol import Row
 from quietsum.privacy import RenyiFilter
 
 WRITER = """
@@ -106,9 +108,15 @@ def test_a_large_ledger_is_followed_not_read_again(tmp_path: Path) -> None:
     """An act looks at the last known entry and at what is new, whatever the ledger's length."""
     with Ledger.open(tmp_path / "ledger.db", create=True) as ledger:
         open_run(ledger, rounds=100, limit=9.0)
-        store, asked = ledger._journal.store, []
+        asked: list[int] = []
+        store = ledger._journal.store
         rows = store.rows
-        store.rows = lambda start=1: (asked.append(start), rows(start))[1]  # type: ignore[method-assign, assignment]
+
+        def watched(start: int = 1) -> Iterator[Row]:
+            asked.append(start)
+            return rows(start)
+
+        store.rows = watched  # type: ignore[method-assign]
         for number in range(1, 20):
             before = ledger.head.sequence
             asked.clear()

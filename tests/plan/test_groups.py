@@ -26,8 +26,9 @@ from quietsum.plan.groups import (
     nearest_groups,
     sizes,
 )
+from quietsum.plan.promises import Style
 from quietsum.plan.resolution.card import card
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 from quietsum.secagg.messages import DRAWS
 from quietsum.secagg.parameters import SECURITY_FAILURE
 
@@ -76,7 +77,7 @@ def test_all_chances_are_those_of_counting_every_draw(parties: int, groups: int,
         )
         assert alone(parties, groups, special, honest=honest, floor=floor) == pytest.approx(lost, abs=1e-12)
     for x in range(special):
-        naive = np.mean([sum(size - held for size, held in draw if held > x) for draw in every])
+        naive = float(np.mean([sum(size - held for size, held in draw if held > x) for draw in every]))
         assert count_unprotected(parties, groups, special, x) == pytest.approx(naive, abs=1e-12)
 
 
@@ -159,7 +160,8 @@ def test_no_split_of_the_views_gives_an_honest_party_a_larger_chance_than_the_bo
 
 
 def plan_of(privacy: PrivacyPlan | None = None, **keys: Any) -> Plan:
-    aggregation = AggregationPlan(**{"secure": True, "rule": "median", "groups": 20, "drop_outs": 0.0} | keys)
+    usual: dict[str, Any] = {"secure": True, "rule": "median", "groups": 20, "drop_outs": 0.0}
+    aggregation = AggregationPlan(**usual | keys)
     training = TrainingPlan(sample_rate=0.1, local_steps=1)
     return Plan(
         privacy=privacy or PrivacyPlan(record=RecordPlan(epsilon=1, delta=1e-5)), aggregation=aggregation,
@@ -169,7 +171,9 @@ def plan_of(privacy: PrivacyPlan | None = None, **keys: Any) -> Plan:
 
 SHARES = PrivacyPlan(record=RecordPlan(noise_multiplier=3.0, delta=1e-5, noise_at="distributed"))
 CLIENTS = PrivacyPlan(
-    style="user", neighbours="zero-out", client=ClientPlan(noise_multiplier=5.0, delta=1e-4, noise_at="distributed")
+    style=Style.USER,
+    neighbours=Neighbours.ZERO_OUT,
+    client=ClientPlan(noise_multiplier=5.0, delta=1e-4, noise_at="distributed"),
 )
 
 
@@ -274,13 +278,19 @@ def test_impossible_groups_are_refused_with_the_nearest_plan(keys: dict[str, Any
 
 
 def test_the_nearest_plans_that_are_named_are_possible() -> None:
-    for keys in ({"groups": 20, "attackers": 10}, {"groups": 10, "attackers": 5}, {"groups": 3, "attackers": 1},
-                 {"groups": 25}, {"groups": 14, "colluders": 5}):  # fmt: skip
+    possible: tuple[dict[str, Any], ...] = (
+        {"groups": 20, "attackers": 10},
+        {"groups": 10, "attackers": 5},
+        {"groups": 3, "attackers": 1},
+        {"groups": 25},
+        {"groups": 14, "colluders": 5},
+    )
+    for keys in possible:
         assert resolve(plan_of(**keys), CROWD, 10).secure is not None
 
 
 def test_central_noise_stays_refused_in_groups() -> None:
-    privacy = PrivacyPlan(style="user", client=ClientPlan(epsilon=8, delta=1e-3, noise_at="server"))
+    privacy = PrivacyPlan(style=Style.USER, client=ClientPlan(epsilon=8, delta=1e-3, noise_at="server"))
     with pytest.raises(PlanRefused, match="noise_at = 'server'"):
         resolve(plan_of(privacy), CROWD, 10)
 

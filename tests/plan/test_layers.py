@@ -18,7 +18,9 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
+from quietsum.plan.promises import Style
 from quietsum.plan.resolution.layers import AT_SITES, LAYERS, OFF, ON, layers
+from quietsum.privacy.units import Neighbours
 
 SITES = tuple(PartyFacts(name=f"site-{at}", dataset=f"visits-{at}", size=400) for at in range(6))
 RECORD = RecordPlan(noise_multiplier=0.5, delta=1e-5)
@@ -35,12 +37,12 @@ def made(privacy: Any = None, **aggregation: Any) -> ResolvedPlan:
 
 def client(noise_at: str) -> PrivacyPlan:
     promise = ClientPlan(noise_multiplier=4.0, delta=1e-3, noise_at=noise_at)
-    return PrivacyPlan(style="user", client=promise, neighbours="zero-out")
+    return PrivacyPlan(style=Style.USER, client=promise, neighbours=Neighbours.ZERO_OUT)
 
 
 STATES = {
     "plain": (made(), [OFF, ON, OFF, OFF, ON]),
-    "nothing": (made(PrivacyPlan(style="none")), [OFF, OFF, OFF, OFF, ON]),
+    "nothing": (made(PrivacyPlan(style=Style.NONE)), [OFF, OFF, OFF, OFF, ON]),
     "server": (made(client("server")), [OFF, OFF, OFF, OFF, ON]),
     "party": (made(client("party")), [OFF, ON, OFF, OFF, ON]),
     "masked": (made(secure=True, drop_outs=0.1), [OFF, ON, ON, OFF, ON]),

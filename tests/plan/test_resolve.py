@@ -32,6 +32,7 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
+from quietsum.plan.promises import Style
 from quietsum.plan.resolution import resolved as resolved_module
 from quietsum.plan.resolution.forecast import Profile, worst
 from quietsum.privacy.events import Gaussian, PoissonSampled, Repeated
@@ -245,7 +246,7 @@ class OtherMechanism:
         return coordinates * self.miss
 
 
-def resolved_with(monkeypatch: pytest.MonkeyPatch, **flaw: float) -> ResolvedPlan:
+def resolved_with(monkeypatch: pytest.MonkeyPatch, **flaw: Any) -> ResolvedPlan:
     monkeypatch.setattr(resolved_module, "_mechanism", lambda *about: OtherMechanism(noise_multiplier=about[2], **flaw))
     return resolve(plan(), sites(), 15)
 
@@ -419,7 +420,7 @@ def test_a_calibrated_plan_affords_itself() -> None:
 def test_presets_are_calibrated_from_declared_sizes(preset: str, size: int, epsilon: float, delta: float) -> None:
     resolved = resolve(plan(privacy=PrivacyPlan(preset=preset)), sites([40, size]), 15)
     assert resolved.limit is not None
-    assert (resolved.limit.epsilon, resolved.limit.delta) == (epsilon, pytest.approx(delta, rel=1e-12))
+    assert resolved.limit.epsilon == epsilon and resolved.limit.delta == pytest.approx(delta, rel=1e-12)
     assert resolved.forecast([20]).whole[0].epsilon == pytest.approx(epsilon, rel=1e-6)
 
 
@@ -500,7 +501,7 @@ def test_a_drill_with_more_attackers_than_its_rule_is_set_up_for_is_said_to_be_o
 
     sites = tuple(PartyFacts(name=f"s{at}", dataset=f"d{at}", size=50, public="made up") for at in range(9))
     plan = Plan(
-        privacy=PrivacyPlan(style="none"), attack=AttackPlan(kind="sign-flip", parties=attacking),
+        privacy=PrivacyPlan(style=Style.NONE), attack=AttackPlan(kind="sign-flip", parties=attacking),
         aggregation=AggregationPlan(rule="median", attackers=stated),
     )  # fmt: skip
     told = [one for one in resolve(plan, sites, 5).warnings if "is set up for aggregation.attackers" in one]

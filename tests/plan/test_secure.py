@@ -27,9 +27,10 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
+from quietsum.plan.promises import Style
 from quietsum.plan.resolution.charging import observers
 from quietsum.privacy.events import PoissonSampled, Repeated, Skellam
-from quietsum.privacy.units import Observer, PrivacyUnit
+from quietsum.privacy.units import Neighbours, Observer, PrivacyUnit
 
 SIZES = (900, 1000, 1100, 1200, 1300)
 DIMENSION = 50
@@ -48,13 +49,13 @@ def clients(
     **keys: Any,
 ) -> ResolvedPlan:
     """A plan with clients' noise in shares."""
-    promise = {"noise_multiplier": noise} if noise is not None else {"epsilon": 4.0}
+    promise: dict[str, Any] = {"noise_multiplier": noise} if noise is not None else {"epsilon": 4.0}
     plan = Plan(
         federation=FederationPlan(rounds=rounds, sampling=drawn or SamplingPlan()),
         training=TrainingPlan(sample_rate=0.5, local_steps=3),
         privacy=PrivacyPlan(
-            style="user",  # type: ignore[arg-type]
-            neighbours="zero-out",  # type: ignore[arg-type]
+            style=Style.USER,
+            neighbours=Neighbours.ZERO_OUT,
             accounting=accounting,
             client=ClientPlan(delta=1e-3, noise_at="distributed", max_norm=0.5, **promise),
         ),

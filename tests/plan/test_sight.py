@@ -21,7 +21,9 @@ from quietsum.plan import (
     TrainingPlan,
     resolve,
 )
+from quietsum.plan.promises import Style
 from quietsum.plan.resolution.sight import FAINT, list_sight_warnings, sight
+from quietsum.privacy.units import Neighbours
 
 BANKS = tuple(PartyFacts(name=f"bank-{at}", dataset=f"cards-{at}", size=19_931) for at in range(10))
 
@@ -51,7 +53,7 @@ def test_at_epsilon_1_the_plan_says_that_noise_hides_signs_and_at_8_it_does_not(
 
 def test_noise_at_the_party_for_whole_clients_hides_every_direction_whatever_the_data() -> None:
     client = ClientPlan(noise_multiplier=1.0, delta=1e-3, noise_at="party")
-    plan = Plan(privacy=PrivacyPlan(style="user", client=client, neighbours="zero-out"),
+    plan = Plan(privacy=PrivacyPlan(style=Style.USER, client=client, neighbours=Neighbours.ZERO_OUT),
                 aggregation=AggregationPlan(rule="signguard"))  # fmt: skip
     seen = sight(resolve(plan, BANKS, 10_000))
     assert seen is not None and seen.noise == pytest.approx(100, rel=1e-3) and seen.cosine < 1e-4
@@ -65,7 +67,7 @@ def test_a_rule_that_compares_no_directions_is_told_nothing(rule: str) -> None:
 
 def test_without_noise_on_updates_there_is_nothing_to_say() -> None:
     public = tuple(PartyFacts(name=bank.name, dataset=bank.dataset, size=bank.size, public="made up") for bank in BANKS)
-    plan = Plan(privacy=PrivacyPlan(style="none"), aggregation=AggregationPlan(rule="signguard"))
+    plan = Plan(privacy=PrivacyPlan(style=Style.NONE), aggregation=AggregationPlan(rule="signguard"))
     assert sight(resolve(plan, public, 32)) is None
 
 

@@ -217,29 +217,29 @@ def test_no_value_takes_a_number_outside_its_domain(make: Any, bad: object) -> N
         lambda: TaskPlan(name="a\nb"),
         lambda: TaskPlan(options={"x": math.nan}),
         lambda: TaskPlan(options={"x": object()}),
-        lambda: TaskPlan(options={1: 2}),
+        lambda: TaskPlan(options={1: 2}),  # type: ignore[dict-item]
         lambda: TaskPlan(options={"x": "\ud800"}),
         lambda: SamplingPlan(kind="often"),
         lambda: SamplingPlan(kind="poisson", rate=1.5),
         lambda: SimulatePlan(drop_outs=1.5),
-        lambda: SimulatePlan(refusing="va"),
-        lambda: FederationPlan(parties="va"),
+        lambda: SimulatePlan(refusing="va"),  # type: ignore[arg-type]
+        lambda: FederationPlan(parties="va"),  # type: ignore[arg-type]
         lambda: FederationPlan(parties=("",)),
         lambda: FederationPlan(rounds=10**7),
         lambda: FederationPlan(spare_attempts=-1),
         lambda: OptimizerPlan(kind="adam"),
         lambda: OptimizerPlan(momentum=1.0),
         lambda: RecordPlan(delta=1.0),
-        lambda: PrivacyPlan(style="secret"),
+        lambda: PrivacyPlan(style="secret"),  # type: ignore[arg-type]
         lambda: PrivacyPlan(preset="privacy_low"),
         lambda: PrivacyPlan(accounting="guess"),
         lambda: PrivacyPlan(noise="loud"),
-        lambda: PrivacyPlan(neighbours="friends"),
+        lambda: PrivacyPlan(neighbours="friends"),  # type: ignore[arg-type]
         lambda: AggregationPlan(weights="age"),
-        lambda: AggregationPlan(secure=1),
+        lambda: AggregationPlan(secure=1),  # type: ignore[arg-type]
         lambda: PartyFacts(name="a", dataset="", size=1),
         lambda: PartyFacts(name="a", dataset="d", size=-1),
-        lambda: PartyFacts(name="a", dataset="d", size=1.5),
+        lambda: PartyFacts(name="a", dataset="d", size=1.5),  # type: ignore[arg-type]
     ],
 )
 def test_no_value_takes_what_it_cannot_mean(make: Any) -> None:

@@ -30,8 +30,8 @@ from quietsum.errors import CorruptState, MixedUnits
 from quietsum.privacy import ClassicalAccountant, PrivacyAccountant, PureDP, get_privacy_spent
 from quietsum.privacy.rounds import RoundCharge
 
-SAMPLE = {"noise_multiplier_sample": 1.0, "sample_rate_sample": 0.1, "steps_sample": 100}
-USER = {"noise_multiplier_user": 0.5, "sample_rate_user": 0.8, "steps_user": 1}
+SAMPLE: dict[str, Any] = {"noise_multiplier_sample": 1.0, "sample_rate_sample": 0.1, "steps_sample": 100}
+USER: dict[str, Any] = {"noise_multiplier_user": 0.5, "sample_rate_user": 0.8, "steps_user": 1}
 
 
 def step(noise: float, rate: float) -> PoissonSampled:
@@ -355,6 +355,7 @@ def test_a_state_with_any_key_missing_or_altered_is_refused_and_changes_nothing(
     assert_refused(missing)
     if key not in ("digest", "version"):
         assert_refused(sealed(dict(missing)))
+    wrong: Any
     for wrong in (None, math.nan, "x", [], {}, -1, 1e-3):
         if state[key] == wrong:
             continue
@@ -398,6 +399,7 @@ def test_a_forged_state_is_refused_even_if_its_digest_fits(
 
 
 def test_what_is_no_state_at_all_is_refused() -> None:
+    nothing: Any
     for nothing in (None, [], "state", 7, {}, {"version": 1}):
         assert_refused(nothing)
     assert_refused({**busy_accountant().state_dict(), "digest": "0" * 64}, match="digest")

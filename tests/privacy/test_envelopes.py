@@ -257,7 +257,7 @@ def losses(noise: float, rate: float, near: float, spacing: float) -> tuple[Arra
     np.add.at(law, top + up, p)
     np.add.at(law, top + down, q)
     law[top] += 1 - p.sum() - q.sum()
-    return spacing * np.arange(-top, top + 1), law
+    return np.asarray(spacing * np.arange(-top, top + 1), dtype=np.float64), law
 
 
 def naive_epsilon(loss: Array, law: Array, steps: int, delta: float) -> float:
@@ -415,7 +415,9 @@ def test_lower_bounds_under_zero_out_are_those_of_losses_that_real_records_show(
     top = int(index.max())
     law = np.zeros(2 * top + 1)
     np.add.at(law, top + index, np.append(p[shown], p[~shown].sum()))
-    naive = naive_epsilon(spacing * np.arange(-top, top + 1), law, steps, 1e-5)  # too low by at most a spacing a step
+    naive = naive_epsilon(
+        np.asarray(spacing * np.arange(-top, top + 1), dtype=np.float64), law, steps, 1e-5
+    )  # too low by at most a spacing a step
     pld = pld_bounds({MergedPair(noise / 2, rate, 0.5): steps}, delta=1e-5)
     assert naive <= pld[1] and pld[0] <= naive + spacing * steps * 1.05
     many = spent(noise, rate, 100, ZERO)

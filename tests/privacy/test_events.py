@@ -7,6 +7,7 @@ import dataclasses
 import json
 import math
 import pickle
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -152,7 +153,14 @@ def test_a_number_outside_its_domain_is_refused_with_name_value_and_remedy(kind:
 def test_numpy_and_other_numbers_are_stored_as_plain_ones(kind: str, field: str) -> None:
     event = GOLDEN[kind][0]
     plain = getattr(event, field)
-    for convert in (np.float64, np.asarray, Decimal, Fraction, *([np.int64] if isinstance(plain, int) else [])):
+    converts: tuple[Callable[[Any], object], ...] = (
+        np.float64,
+        np.asarray,
+        Decimal,
+        Fraction,
+        *([np.int64] if isinstance(plain, int) else []),
+    )
+    for convert in converts:
         same = changed(kind, **{field: convert(plain)})
         assert same == event
         assert type(getattr(same, field)) is type(plain)
@@ -179,13 +187,19 @@ def test_a_composition_takes_any_iterable_and_keeps_a_tuple() -> None:
 
 
 def test_the_limits_of_the_domains_are_inside() -> None:
-    ev.PoissonSampled(rate=0.0, event=GAUSSIAN)
-    ev.PoissonSampled(rate=1, event=GAUSSIAN)
-    ev.Repeated(times=0, event=GAUSSIAN)
-    ev.Composed(events=())
-    ev.PureDP(epsilon=0)
-    ev.ApproximateDP(epsilon=0, delta=1)
-    ev.Skellam(variance=1, l1_sensitivity=2, l2_sensitivity=2)
+    """Each is built, keeps its values, and is read again as the same event."""
+    limits: list[tuple[ev.PrivacyEvent, dict[str, Any]]] = [
+        (ev.PoissonSampled(rate=0.0, event=GAUSSIAN), {"rate": 0.0}),
+        (ev.PoissonSampled(rate=1, event=GAUSSIAN), {"rate": 1.0}),
+        (ev.Repeated(times=0, event=GAUSSIAN), {"times": 0}),
+        (ev.Composed(events=()), {"events": ()}),
+        (ev.PureDP(epsilon=0), {"epsilon": 0.0}),
+        (ev.ApproximateDP(epsilon=0, delta=1), {"epsilon": 0.0, "delta": 1.0}),
+        (ev.Skellam(variance=1, l1_sensitivity=2, l2_sensitivity=2), {"l1_sensitivity": 2.0, "l2_sensitivity": 2.0}),
+    ]
+    for event, fields in limits:
+        assert {name: getattr(event, name) for name in fields} == fields
+        assert ev.from_dict(ev.to_dict(event)) == event
 
 
 def test_missing_noise_says_how_to_find_some() -> None:
@@ -195,7 +209,7 @@ def test_missing_noise_says_how_to_find_some() -> None:
 
 def test_fields_have_names_and_no_positions() -> None:
     with pytest.raises(TypeError):
-        ev.Gaussian(1.0)  # type: ignore[misc]
+        ev.Gaussian(1.0)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +246,9 @@ def test_events_survive_copies_and_pickles(event: ev.PrivacyEvent) -> None:
 
 
 def test_different_kinds_with_equal_fields_are_different_events() -> None:
-    assert ev.Gaussian(noise_multiplier=1.0) != ev.Laplace(noise_multiplier=1.0)
-    assert ev.PoissonSampled(rate=0.1, event=GAUSSIAN) != ev.FixedSizeSampled(rate=0.1, event=GAUSSIAN)
+    events: list[ev.PrivacyEvent] = [ev.Gaussian(noise_multiplier=1.0), ev.Laplace(noise_multiplier=1.0)]
+    events += [ev.PoissonSampled(rate=0.1, event=GAUSSIAN), ev.FixedSizeSampled(rate=0.1, event=GAUSSIAN)]
+    assert events[0] != events[1] and events[2] != events[3] and len(set(events)) == 4
 
 
 # -------------------------------------------------------------------------------------------------- JSON

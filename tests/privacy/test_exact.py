@@ -30,6 +30,7 @@ from quietsum.privacy.exact.closed_forms import gaussian_epsilon
 from quietsum.privacy.exact.contour import Spectrum
 from quietsum.privacy.exact.inversion import ContourLine, Inversion
 from quietsum.privacy.exact.mixtures import Direction
+from quietsum.privacy.exact.moments import LADDER
 from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.old_rules import SingleBatch
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair
@@ -67,8 +68,8 @@ def true_delta(accountant: ExactAccountant, epsilon: float, directions: Sequence
     for direction in directions:
         if accountant._largest_loss(direction) <= epsilon:
             continue
-        ladder = accountant._sums.ladder(direction) - exact.LADDER * epsilon - exact._LOG_WEIGHT
-        c = float(exact.LADDER[int(np.argmin(ladder))]) * 0.8
+        ladder = accountant._sums.ladder(direction) - LADDER * epsilon - exact._LOG_WEIGHT
+        c = float(LADDER[int(np.argmin(ladder))]) * 0.8
         worst = max(worst, delta(parts(accountant, direction), epsilon, c=c))
     return worst
 
@@ -524,7 +525,7 @@ def test_a_tail_that_is_cut_without_a_certificate_is_noticed(monkeypatch: pytest
     """Eight nodes and a tail bound that lies: the bounds are narrow, and wrong."""
 
     def short(self: ExactAccountant, direction: Direction, rung: int, density: int, most: int) -> ContourLine:
-        return ContourLine(direction, float(exact.LADDER[rung]), density, 8)
+        return ContourLine(direction, float(LADDER[rung]), density, 8)
 
     monkeypatch.setattr(ExactAccountant, "_line", short)
     monkeypatch.setattr(running, "_log_tail", lambda pair, direction, c, t: -1e6)
@@ -539,7 +540,7 @@ def test_a_tail_that_is_cut_without_a_certificate_is_noticed(monkeypatch: pytest
 def coarse(direction: Direction, accountant: ExactAccountant, density: int) -> Inversion:
     """A contour of few nodes, whose aliases matter."""
     rung, _ = accountant._chernoff(direction, math.log(1e-5))
-    line = ContourLine(direction, float(exact.LADDER[rung]), density, 64)
+    line = ContourLine(direction, float(LADDER[rung]), density, 64)
     sums = accountant._sums
     return Inversion(line, sums.spectrum(line), sums.tail(line), sums.above(direction, line.c))
 

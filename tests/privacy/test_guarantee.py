@@ -114,7 +114,7 @@ def test_the_notebook_view_escapes_what_others_wrote() -> None:
 
 def test_guarantees_have_no_plus() -> None:
     one, other = guarantee(), guarantee(unit=PrivacyUnit.CLIENT)
-    for add in (lambda: one + other, lambda: one + one, lambda: one + 1.0, lambda: 1.0 + one, lambda: sum([one, one])):  # type: ignore[operator]
+    for add in (lambda: one + other, lambda: one + one, lambda: one + 1.0, lambda: 1.0 + one, lambda: sum([one, one])):
         with pytest.raises(MixedUnits, match="compose the events in one accountant"):
             add()
 

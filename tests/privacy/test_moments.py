@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from privacy.oracle import Step, log_phi
-from quietsum.privacy.exact import moments
+from quietsum.privacy.exact import contour, moments
 from quietsum.privacy.exact.mixtures import Direction
 from quietsum.privacy.exact.moments import LADDER, STEPS, ladder_moments, log_moments, step_moments
 from quietsum.privacy.pairs import GaussianPair, MixturePair, OppositePair, Pair
 
 REMOVE, ADD = Direction.REMOVE, Direction.ADD
 
-PAIRS = [
+PAIRS: list[tuple[MixturePair | OppositePair, Direction]] = [
     (MixturePair(1.0, 0.01), REMOVE), (MixturePair(1.0, 0.01), ADD), (MixturePair(0.3, 0.2), REMOVE),
     (MixturePair(0.3, 0.2), ADD), (MixturePair(20.0, 1e-5), REMOVE), (MixturePair(20.0, 1e-5), ADD),
     (MixturePair(0.6, 0.9999), ADD), (MixturePair(2.0, 0.05, 3), REMOVE), (MixturePair(2.0, 0.05, 3), ADD),
@@ -75,7 +75,7 @@ def test_moments_are_infinite_beyond_what_can_matter_and_where_the_grid_would_be
 
 def test_a_coarse_rule_would_not_be_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a step of twice the length leaves the stated error."""
-    plain = moments.grid
+    plain = contour.grid
     monkeypatch.setattr(moments, "grid", lambda low, high, step: plain(low, high, 2.2 * step))
     wrong = 0
     for pair, direction in PAIRS[:6]:

@@ -44,13 +44,15 @@ STATED = [
 
 
 @pytest.mark.parametrize(("event", "neighbours", "exact", "renyi"), STATED)
-def test_fixed_size_batches_of_old_entries_cost_what_was_stated(event, neighbours, exact, renyi):
+def test_fixed_size_batches_of_old_entries_cost_what_was_stated(
+    event: ev.PrivacyEvent, neighbours: Neighbours, exact: float | None, renyi: float | None
+) -> None:
     old = restate_by_old_rules(event)
     assert ExactAccountant(neighbours=neighbours).compose(old).epsilon(delta=1e-5).epsilon == exact
     assert RenyiAccountant(neighbours=neighbours).compose(old).epsilon(delta=1e-5).epsilon == renyi
 
 
-def test_nested_batches_are_mapped_wherever_they_stand():
+def test_nested_batches_are_mapped_wherever_they_stand() -> None:
     inner = batch(0.5, noise(1.0))
     event = ev.Group(size=1, event=ev.Composed(events=(ev.Repeated(times=2, event=batch(0.5, inner)), noise(3.0))))
     single = SingleBatch(rate=0.5, event=SingleBatch(rate=0.5, event=noise(1.0)))
@@ -58,12 +60,12 @@ def test_nested_batches_are_mapped_wherever_they_stand():
     assert restate_by_old_rules(event) == wanted
 
 
-def test_an_event_without_fixed_size_batches_is_itself():
+def test_an_event_without_fixed_size_batches_is_itself() -> None:
     event = ev.Repeated(times=3, event=ev.PoissonSampled(rate=0.1, event=noise(1.0)))
     assert restate_by_old_rules(event) is event
 
 
-def test_the_old_event_has_no_json_form():
+def test_the_old_event_has_no_json_form() -> None:
     old = restate_by_old_rules(GAUSSIAN)
     with pytest.raises(InvalidParameter, match="is not an event"):
         ev.to_dict(old)
@@ -71,7 +73,7 @@ def test_the_old_event_has_no_json_form():
         ev.from_dict({"kind": "single-batch", "rate": 0.1, "event": noise(1.0).to_dict()})
 
 
-def test_what_was_refused_by_old_rules_is_refused_still():
+def test_what_was_refused_by_old_rules_is_refused_still() -> None:
     single = SingleBatch(rate=0.1, event=noise(1.0))
     with pytest.raises(UnsupportedEvent, match="add-or-remove"):
         reduce_event(single, Neighbours.ADD_REMOVE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def everybody(rows: int) -> list[list[tuple[str, int]]]:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_record_that_leaves_moves_at_most_one_out_and_one_in_of_the_same_person(most):
+def test_a_record_that_leaves_moves_at_most_one_out_and_one_in_of_the_same_person(most: int) -> None:
     seen = set()
     for rows in everybody(5):
         for place, (person, _) in enumerate(rows):
@@ -51,7 +52,7 @@ def test_a_record_that_leaves_moves_at_most_one_out_and_one_in_of_the_same_perso
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_replaced_record_that_keeps_its_person_moves_nobody_else(most):
+def test_a_replaced_record_that_keeps_its_person_moves_nobody_else(most: int) -> None:
     for rows in everybody(5):
         for place, (person, _) in enumerate(rows):
             other = [*rows[:place], (person, 99), *rows[place + 1 :]]
@@ -59,7 +60,7 @@ def test_a_replaced_record_that_keeps_its_person_moves_nobody_else(most):
             assert {value for _, value in after - before} <= {99} and len(before) == len(after)
 
 
-def test_a_record_that_changes_hands_moves_two_out_and_two_in_which_no_price_here_covers():
+def test_a_record_that_changes_hands_moves_two_out_and_two_in_which_no_price_here_covers() -> None:
     found = 0
     for rows in everybody(5):
         for place, owner in itertools.product(range(5), "abc"):
@@ -70,7 +71,7 @@ def test_a_record_that_changes_hands_moves_two_out_and_two_in_which_no_price_her
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_whole_person_who_leaves_moves_nobody_else(most):
+def test_a_whole_person_who_leaves_moves_nobody_else(most: int) -> None:
     for rows in everybody(5):
         without = [row for row in rows if row[0] != "a"]
         assert kept(without, most) == {row for row in kept(rows, most) if row[0] != "a"}
@@ -87,14 +88,14 @@ def delta_of_one_step(epsilon: float, rate: float, noise: float) -> float:
     return float(np.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), grid))
 
 
-def test_one_step_costs_what_integration_finds():
+def test_one_step_costs_what_integration_finds() -> None:
     found = ExactAccountant().compose(RECORD).epsilon(delta=1e-3)
     assert delta_of_one_step(found.epsilon, 0.25, 1.0) == pytest.approx(1e-3, rel=1e-4)
     alone = ExactAccountant().compose(STEP).epsilon(delta=1e-3)
     assert delta_of_one_step(alone.epsilon, 0.25, 1.0) > 2e-3  # the price of a record that lets nobody in is too low
 
 
-def test_an_attack_on_bounded_contributions_exceeds_the_price_without_it():
+def test_an_attack_on_bounded_contributions_exceeds_the_price_without_it() -> None:
     """The sums themselves: one person holds +1 and −1, one record is used, drawn in each step by its own coin."""
     rng, steps, tries = np.random.default_rng(7), 40, 50_000
     losses = []
@@ -111,7 +112,7 @@ def test_an_attack_on_bounded_contributions_exceeds_the_price_without_it():
 
 
 @pytest.mark.parametrize("accountant", [ExactAccountant, RenyiAccountant, PldAccountant])
-def test_the_price_is_replace_ones_under_add_or_remove_and_the_events_own_elsewhere(accountant):
+def test_the_price_is_replace_ones_under_add_or_remove_and_the_events_own_elsewhere(accountant: type[Any]) -> None:
     def epsilon(event: ev.PrivacyEvent, neighbours: Neighbours) -> float:
         return accountant(neighbours=neighbours).compose(event, 30).epsilon(delta=1e-5).epsilon
 
@@ -120,12 +121,12 @@ def test_the_price_is_replace_ones_under_add_or_remove_and_the_events_own_elsewh
     assert epsilon(RECORD, ZERO) == epsilon(STEP, ZERO)
 
 
-def test_a_sum_of_everybody_moves_by_twice_the_clip():
+def test_a_sum_of_everybody_moves_by_twice_the_clip() -> None:
     both = ev.OneInOneOut(event=ev.Gaussian(noise_multiplier=2.0))
     assert reduce_event(both, ADD) == reduce_event(ev.Gaussian(noise_multiplier=1.0), ADD)
 
 
-def test_fixed_size_batches_keep_their_price_where_they_have_one():
+def test_fixed_size_batches_keep_their_price_where_they_have_one() -> None:
     fixed = ev.FixedSizeSampled(rate=0.1, event=ev.Gaussian(noise_multiplier=2.0))
     for neighbours in (ZERO, REPLACE):
         assert reduce_event(ev.OneInOneOut(event=fixed), neighbours) == reduce_event(fixed, neighbours)
@@ -148,7 +149,7 @@ def test_fixed_size_batches_keep_their_price_where_they_have_one():
         (ev.PoissonSampled(rate=0.5, event=ev.OneInOneOut(event=ev.Gaussian(noise_multiplier=1))), ADD, "own"),
     ],
 )  # fmt: skip
-def test_what_has_no_such_price_is_refused_by_name(event, neighbours, words):
+def test_what_has_no_such_price_is_refused_by_name(event: ev.PrivacyEvent, neighbours: Neighbours, words: str) -> None:
     with pytest.raises(UnsupportedEvent, match=words):
         reduce_event(event, neighbours)
 
@@ -156,7 +157,7 @@ def test_what_has_no_such_price_is_refused_by_name(event, neighbours, words):
 # ------------------------------------------------------------------------------------------ what it says
 
 
-def test_guarantees_say_what_the_price_rests_on():
+def test_guarantees_say_what_the_price_rests_on() -> None:
     def said(neighbours: Neighbours, event: ev.PrivacyEvent = RECORD) -> str:
         return str(ExactAccountant(neighbours=neighbours).compose(event).copy().epsilon(delta=1e-5))
 
@@ -166,7 +167,7 @@ def test_guarantees_say_what_the_price_rests_on():
     assert "warning" not in said(ADD, STEP) + said(REPLACE, STEP)
 
 
-def test_it_is_written_and_read_again_and_old_rules_never_knew_it():
+def test_it_is_written_and_read_again_and_old_rules_never_knew_it() -> None:
     run = bound_record_event(ev.Composed(events=(ev.Repeated(times=3, event=STEP), STEP)))
     assert run == ev.Composed(events=(ev.Repeated(times=3, event=RECORD), RECORD)) == bound_record_event(run)
     assert ev.from_json(ev.to_json(run)) == run

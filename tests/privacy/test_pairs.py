@@ -224,9 +224,9 @@ def test_laplace_noise_on_a_vector_is_dominated_by_its_l1_norm_in_one_coordinate
         p = np.array([math.exp(-length) / 2, *inner, 0.5])
         return p, p[::-1]
 
-    split = [np.multiply.outer(a[coarse], b).ravel() for a, b in zip(losses(one), losses(other), strict=True)]
+    first, second = (np.multiply.outer(a[coarse], b).ravel() for a, b in zip(losses(one), losses(other), strict=True))
     for epsilon in np.linspace(-0.95, 0.95, 15) * (one + other):
-        assert hockey(*split, math.exp(epsilon)) <= hockey(*losses(one + other), math.exp(epsilon)) + 1e-9  # type: ignore[call-arg]
+        assert hockey(first, second, math.exp(epsilon)) <= hockey(*losses(one + other), math.exp(epsilon)) + 1e-9
 
 
 def test_events_that_state_their_own_bound_state_it_for_the_runs_relation() -> None:

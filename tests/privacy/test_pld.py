@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -15,6 +17,7 @@ from scipy.special import gammaln
 
 from quietsum.errors import InvalidParameter, UnsupportedEvent
 from quietsum.privacy import events as ev, pairs as pr
+from quietsum.privacy.pairs import Pair
 from quietsum.privacy.pld.accountant import PldAccountant, pld_bounds, pld_delta_bounds
 from quietsum.privacy.pld.convolution import sum_losses
 from quietsum.privacy.pld.grid import GridPmf, dominated_pmf, dominating_pmf
@@ -29,7 +32,7 @@ def gaussian_delta(mean: float, epsilon: float) -> float:
     return float(first - mpmath.exp(epsilon) * mpmath.ncdf(-mean / 2 - epsilon / mean))
 
 
-def smallest_epsilon(delta_at, delta: float, high: float = 400.0) -> float:
+def smallest_epsilon(delta_at: Callable[[float], float], delta: float, high: float = 400.0) -> float:
     low = 0.0
     if delta_at(0.0) <= delta:
         return 0.0
@@ -96,9 +99,9 @@ def response_table(keep: float, categories: int) -> tuple[np.ndarray, np.ndarray
     return first, np.roll(first, 1)
 
 
-def noise_table(weight, shift: int, reach: int) -> tuple[np.ndarray, np.ndarray]:
+def noise_table(weight: Callable[[int], float], shift: int, reach: int) -> tuple[np.ndarray, np.ndarray]:
     at = np.arange(-reach, reach + shift + 1)
-    tables = [np.array([weight(k - centre) for k in at]) for centre in (shift, 0)]
+    tables = [np.array([weight(int(k) - centre) for k in at]) for centre in (shift, 0)]
     return tables[0] / tables[0].sum(), tables[1] / tables[1].sum()
 
 
@@ -106,7 +109,7 @@ def sampled_table(rate: float, table: tuple[np.ndarray, np.ndarray]) -> tuple[np
     return (1 - rate) * table[1] + rate * table[0], table[1]
 
 
-def check(counts, truth: float, *, delta: float, gap: float = 5.01e-4) -> None:
+def check(counts: Mapping[Any, int], truth: float, *, delta: float, gap: float = 5.01e-4) -> None:
     lower, upper = pld_bounds(counts, delta=delta)
     assert 0 <= lower <= truth + 1e-9 and truth - 1e-9 <= upper
     assert upper - lower <= gap * max(1, truth)
@@ -128,23 +131,25 @@ def check(counts, truth: float, *, delta: float, gap: float = 5.01e-4) -> None:
         (1.0, 0.01, 1000, 1e-30, 9.3419),
     ],
 )
-def test_sampled_gaussians_have_their_known_epsilon(sigma, rate, steps, delta, known):
+def test_sampled_gaussians_have_their_known_epsilon(
+    sigma: float, rate: float, steps: int, delta: float, known: float
+) -> None:
     lower, upper = pld_bounds({pr.MixturePair(sigma, rate): steps}, delta=delta)
     assert lower <= known + 6e-4 and known - 6e-4 <= upper
     assert upper - lower <= 5.01e-4 * max(1, known)
 
 
 @pytest.mark.parametrize(("size", "known"), [(1, 0.9995), (3, 3.4061), (10, 14.427)])
-def test_groups_of_sampled_records_have_their_known_epsilon(size, known):
+def test_groups_of_sampled_records_have_their_known_epsilon(size: int, known: float) -> None:
     lower, upper = pld_bounds({pr.MixturePair(2.231, 0.0032, size): 31_200}, delta=1e-5)
     assert lower <= known * 1.0003 and known * 0.9997 <= upper
 
 
-def test_fifty_gaussians_of_noise_four_cost_8_596():
+def test_fifty_gaussians_of_noise_four_cost_8_596() -> None:
     check({pr.GaussianPair(4.0): 50}, 8.5959, delta=1e-5)
 
 
-def test_replace_one_doubles_the_sensitivity_of_a_gaussian():
+def test_replace_one_doubles_the_sensitivity_of_a_gaussian() -> None:
     event = ev.Gaussian(noise_multiplier=1.0)
     replaced = PldAccountant(neighbours=Neighbours.REPLACE_ONE).compose(event).epsilon(delta=1e-5)
     half = PldAccountant().compose(ev.Gaussian(noise_multiplier=0.5)).epsilon(delta=1e-5)
@@ -157,7 +162,7 @@ def test_replace_one_doubles_the_sensitivity_of_a_gaussian():
 
 @given(st.floats(0.3, 30), st.integers(1, 3000), st.floats(-30, -2))
 @settings(max_examples=25)
-def test_composed_gaussians_match_the_closed_form(noise, steps, log_delta):
+def test_composed_gaussians_match_the_closed_form(noise: float, steps: int, log_delta: float) -> None:
     delta = 10**log_delta
     truth = smallest_epsilon(lambda epsilon: gaussian_delta(1 / noise, epsilon), delta, 0.5 / noise**2 + 40 / noise)
     check({pr.GaussianPair(noise * math.sqrt(steps)): steps}, truth, delta=delta)
@@ -165,7 +170,7 @@ def test_composed_gaussians_match_the_closed_form(noise, steps, log_delta):
 
 @given(st.floats(0.3, 30), st.floats(1e-4, 0.99), st.floats(-28, -2))
 @settings(max_examples=25)
-def test_one_sampled_gaussian_matches_the_closed_form(sigma, rate, log_delta):
+def test_one_sampled_gaussian_matches_the_closed_form(sigma: float, rate: float, log_delta: float) -> None:
     delta = 10**log_delta
     truth = smallest_epsilon(lambda epsilon: sampled_delta(sigma, rate, epsilon), delta)
     check({pr.MixturePair(sigma, rate): 1}, truth, delta=delta)
@@ -173,7 +178,7 @@ def test_one_sampled_gaussian_matches_the_closed_form(sigma, rate, log_delta):
 
 @given(st.floats(0.4, 20), st.floats(1e-3, 0.99), st.floats(0, 4))
 @settings(max_examples=25)
-def test_delta_of_one_sampled_gaussian_matches_the_closed_form(sigma, rate, epsilon):
+def test_delta_of_one_sampled_gaussian_matches_the_closed_form(sigma: float, rate: float, epsilon: float) -> None:
     truth = sampled_delta(sigma, rate, epsilon)
     lower, upper = pld_delta_bounds({pr.MixturePair(sigma, rate): 1}, epsilon=epsilon)
     if truth > 1e-200:
@@ -185,13 +190,13 @@ def test_delta_of_one_sampled_gaussian_matches_the_closed_form(sigma, rate, epsi
 
 @given(st.floats(0.51, 0.95), st.integers(1, 200), st.floats(-25, -2))
 @settings(max_examples=25)
-def test_binary_randomized_response_is_exact_however_often_repeated(keep, times, log_delta):
+def test_binary_randomized_response_is_exact_however_often_repeated(keep: float, times: int, log_delta: float) -> None:
     delta = 10**log_delta
     truth = smallest_epsilon(lambda epsilon: response_delta(keep, times, epsilon), delta, 2000.0)
     check({pr.ResponsePair(keep, 2): times}, truth, delta=delta, gap=1e-6)
 
 
-def test_randomized_response_is_exact_after_a_million_answers():
+def test_randomized_response_is_exact_after_a_million_answers() -> None:
     """2·10⁶ losses of ±ε₀ on their own lattice; the answer is that of a Gaussian with the same mean and variance."""
     keep, times = 0.501, 1_000_000
     lower, upper = pld_bounds({pr.ResponsePair(keep, 2): times}, delta=1e-5)
@@ -219,7 +224,7 @@ SMALL = {
 
 @pytest.mark.parametrize("delta", [1e-2, 1e-5])
 @pytest.mark.parametrize("chosen", [*((pair, pair) for pair in SMALL), *itertools.combinations(SMALL, 2)], ids=repr)
-def test_two_discrete_steps_match_the_sum_over_all_outcomes(chosen, delta):
+def test_two_discrete_steps_match_the_sum_over_all_outcomes(chosen: tuple[Pair, Pair], delta: float) -> None:
     tables = [SMALL[pair] for pair in chosen]
     truth = max(
         smallest_epsilon(lambda epsilon: brute_delta(tables, epsilon), delta, 40.0),
@@ -231,7 +236,7 @@ def test_two_discrete_steps_match_the_sum_over_all_outcomes(chosen, delta):
 
 @pytest.mark.parametrize("times", [30, 400])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_many_steps_between_grid_points_match_the_multinomial_sum(rate, times):
+def test_many_steps_between_grid_points_match_the_multinomial_sum(rate: float, times: int) -> None:
     """Three atoms that share no lattice: the lower bound must survive rounding in both directions, T times."""
     pair, table = pr.SampledPair(rate, pr.ResponsePair(0.7, 3)), sampled_table(rate, response_table(0.7, 3))
     truth = max(
@@ -241,7 +246,7 @@ def test_many_steps_between_grid_points_match_the_multinomial_sum(rate, times):
     check({pair: times}, truth, delta=1e-6)
 
 
-def test_two_incommensurable_answers_repeated_often_stay_bracketed():
+def test_two_incommensurable_answers_repeated_often_stay_bracketed() -> None:
     """ln 3 and ln 1.5 have no common unit; composing in another order, or doubling one as two, changes nothing."""
     lower, upper = pld_bounds({pr.ResponsePair(0.75, 2): 300, pr.ResponsePair(0.6, 2): 300}, delta=1e-6)
     losses = np.log([3.0, 1.5])
@@ -292,7 +297,7 @@ THEIRS = [
 
 
 @pytest.mark.parametrize(("pair", "steps", "make"), THEIRS, ids=[repr(row[0]) for row in THEIRS])
-def test_both_bounds_agree_with_dp_accounting(pair, steps, make):
+def test_both_bounds_agree_with_dp_accounting(pair: Pair, steps: int, make: Callable[..., Any]) -> None:
     """Their two estimates bracket the truth as ours do, so neither lower bound exceeds the other's upper one."""
     theirs = [
         make(value_discretization_interval=5e-4, pessimistic_estimate=pessimistic)
@@ -305,7 +310,7 @@ def test_both_bounds_agree_with_dp_accounting(pair, steps, make):
     assert upper <= theirs[1] + 5e-4 * max(1, theirs[1])
 
 
-def test_approximate_dp_composes_as_in_dp_accounting():
+def test_approximate_dp_composes_as_in_dp_accounting() -> None:
     """The optimal composition of (0.5, 1e-6) ten times (Kairouz, Oh, Viswanath 2015)."""
     theirs = google.from_privacy_parameters(common.DifferentialPrivacyParameters(0.5, 1e-6))
     check({pr.ApproximatePair(0.5, 1e-6): 10}, theirs.self_compose(10).get_epsilon_for_delta(2e-5), delta=2e-5)
@@ -314,25 +319,25 @@ def test_approximate_dp_composes_as_in_dp_accounting():
 # -------------------------------------------------------------------------------------- mass at infinity
 
 
-def test_a_delta_below_the_mass_at_infinity_has_no_epsilon():
+def test_a_delta_below_the_mass_at_infinity_has_no_epsilon() -> None:
     assert pld_bounds({pr.ApproximatePair(1.0, 1e-5): 1}, delta=1e-6) == (math.inf, math.inf)
     accountant = PldAccountant().compose(ev.ApproximateDP(epsilon=1.0, delta=1e-5), times=3)
     spent = accountant.epsilon(delta=2e-5)
     assert spent.epsilon == math.inf and spent.epsilon_lower == math.inf
 
 
-def test_an_approximate_event_costs_its_epsilon_at_its_own_delta():
+def test_an_approximate_event_costs_its_epsilon_at_its_own_delta() -> None:
     for epsilon, delta in ((1.0, 1e-5), (0.3, 0.01), (5.0, 1e-9)):
         lower, upper = pld_bounds({pr.ApproximatePair(epsilon, delta): 1}, delta=delta)
         assert lower == pytest.approx(epsilon, abs=1e-6) and upper == pytest.approx(epsilon, abs=1e-9)
 
 
-def test_pure_dp_never_costs_more_than_the_sum_of_its_epsilons():
+def test_pure_dp_never_costs_more_than_the_sum_of_its_epsilons() -> None:
     lower, upper = pld_bounds({pr.ApproximatePair(0.4): 5}, delta=1e-30)
     assert upper <= 2.0 + 1e-12 and lower == pytest.approx(2.0, abs=1e-6)
 
 
-def test_sampling_an_approximate_event_samples_its_delta():
+def test_sampling_an_approximate_event_samples_its_delta() -> None:
     rate, epsilon, delta = 0.1, 1.0, 1e-5
     pair = pr.SampledPair(rate, pr.ApproximatePair(epsilon, delta))
     for steps in (1, 7):
@@ -346,11 +351,11 @@ def test_sampling_an_approximate_event_samples_its_delta():
 # ------------------------------------------------------------------------------ soundness of the machinery
 
 
-def sum_of(law: GridPmf, steps: int):
+def sum_of(law: GridPmf, steps: int) -> Any:
     return sum_losses([(law, steps)], tilt=2.0, orders=(4.0, -1.0), low=-40.0, points=1 << 13)
 
 
-def test_a_law_rounded_down_is_caught_as_too_small_and_one_rounded_up_as_too_large():
+def test_a_law_rounded_down_is_caught_as_too_small_and_one_rounded_up_as_too_large() -> None:
     """Negative control: were losses simply rounded down, the 'upper' bound would lie below the truth by T·h/2."""
     pair, steps, spacing = pr.GaussianPair(4.0), 50, 0.02
     index = np.arange(-150, 151)
@@ -366,14 +371,14 @@ def test_a_law_rounded_down_is_caught_as_too_small_and_one_rounded_up_as_too_lar
     assert truth - 0.1 <= sum_of(merged, steps).lower_epsilon(1e-5) <= truth
 
 
-def test_dominating_masses_keep_both_measures():
+def test_dominating_masses_keep_both_measures() -> None:
     """Σ mass = 1 and Σ mass·e^{−loss} = 1: connecting dots moves mass without inventing any."""
     law = dominating_pmf(pr.MixturePair(1.0, 0.3), "remove", spacing=0.05, offset=0.0, index=np.arange(-30, 400))
     assert np.exp(law.log_mass).sum() + law.infinite == pytest.approx(1, abs=1e-12)
     assert np.exp(law.log_mass - law.loss).sum() == pytest.approx(1, abs=1e-12)
 
 
-def test_merged_laws_lose_information_and_never_gain_it():
+def test_merged_laws_lose_information_and_never_gain_it() -> None:
     pair, index = pr.MixturePair(1.0, 0.3), np.arange(-10, 100)
     better, _ = dominated_pmf(pair, "remove", spacing=0.2, offset=0.0, index=index, tilt=1.0)
     worse = dominating_pmf(pair, "remove", spacing=0.2, offset=0.0, index=index)
@@ -385,7 +390,7 @@ def test_merged_laws_lose_information_and_never_gain_it():
         assert better.log_moment(order) <= float(mpmath.log(exact)) <= worse.log_moment(order)
 
 
-def test_rounding_allowance_covers_the_real_rounding_error():
+def test_rounding_allowance_covers_the_real_rounding_error() -> None:
     """A direct convolution in long double is the truth; the transform's error must stay within the stated allowance."""
     law = dominating_pmf(pr.MixturePair(1.0, 0.2), "remove", spacing=0.02, offset=0.0, index=np.arange(-20, 300))
     steps, tilt, points = 6, 1.5, 1 << 12
@@ -403,7 +408,7 @@ def test_rounding_allowance_covers_the_real_rounding_error():
     assert 0 < error < allowance
 
 
-def test_a_window_that_is_too_small_is_paid_for():
+def test_a_window_that_is_too_small_is_paid_for() -> None:
     law = dominating_pmf(pr.GaussianPair(1.0), "remove", spacing=0.02, offset=0.0, index=np.arange(-600, 601))
     truth = gaussian_delta(3.0, 8.0)
     for low, points in ((-40.0, 1 << 13), (4.0, 1 << 9), (7.0, 1 << 8), (-30.0, 1 << 11)):
@@ -414,7 +419,9 @@ def test_a_window_that_is_too_small_is_paid_for():
 
 @given(st.floats(0.5, 3), st.floats(0.01, 0.9), st.integers(1, 30), st.floats(1e-3, 0.1))
 @settings(max_examples=15)
-def test_a_coarse_grid_widens_the_bounds_but_never_breaks_them(sigma, rate, steps, grid):
+def test_a_coarse_grid_widens_the_bounds_but_never_breaks_them(
+    sigma: float, rate: float, steps: int, grid: float
+) -> None:
     event = ev.PoissonSampled(rate=rate, event=ev.Gaussian(noise_multiplier=sigma))
     coarse = PldAccountant(grid=grid).compose(event, times=steps).epsilon(delta=1e-6)
     lower, upper = pld_bounds({pr.MixturePair(sigma, rate): steps}, delta=1e-6)
@@ -442,7 +449,7 @@ def test_a_coarse_grid_widens_the_bounds_but_never_breaks_them(sigma, rate, step
     st.floats(-15, -3),
 )
 @settings(max_examples=20)
-def test_delta_at_the_two_epsilons_brackets_delta(items, log_delta):
+def test_delta_at_the_two_epsilons_brackets_delta(items: list[tuple[Pair, int]], log_delta: float) -> None:
     delta = 10**log_delta
     counts = dict(items)
     lower, upper = pld_bounds(counts, delta=delta)
@@ -455,20 +462,20 @@ def test_delta_at_the_two_epsilons_brackets_delta(items, log_delta):
 # ------------------------------------------------------------------------------------------ the accountant
 
 
-def test_nothing_composed_costs_nothing():
+def test_nothing_composed_costs_nothing() -> None:
     accountant = PldAccountant()
     assert accountant.epsilon(delta=1e-6).epsilon == 0 and accountant.delta(epsilon=0.0) == 0
     assert pld_bounds({}, delta=1e-6) == (0, 0) == pld_delta_bounds({pr.GaussianPair(1.0): 0}, epsilon=1.0)
     assert accountant.compose(ev.Gaussian(noise_multiplier=1.0), times=0).epsilon(delta=1e-6).epsilon == 0
 
 
-def test_epsilon_is_zero_once_delta_covers_the_whole_difference():
+def test_epsilon_is_zero_once_delta_covers_the_whole_difference() -> None:
     truth = sampled_delta(2.0, 0.001, 0.0)
     assert pld_bounds({pr.MixturePair(2.0, 0.001): 1}, delta=truth * 1.01) == (0, 0)
     assert pld_bounds({pr.MixturePair(2.0, 0.001): 1}, delta=truth * 0.99)[1] > 0
 
 
-def test_no_delta_is_too_small_and_epsilon_grows_as_it_falls():
+def test_no_delta_is_too_small_and_epsilon_grows_as_it_falls() -> None:
     before = 0.0
     for log_delta in (-3, -10, -20, -30, -60, -100):
         lower, upper = pld_bounds({pr.MixturePair(1.0, 0.01): 1000}, delta=10.0**log_delta)
@@ -478,29 +485,29 @@ def test_no_delta_is_too_small_and_epsilon_grows_as_it_falls():
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 500.0, 1e5])
-def test_extreme_noise_gives_numbers_and_no_nonsense(sigma):
+def test_extreme_noise_gives_numbers_and_no_nonsense(sigma: float) -> None:
     for pair in (pr.GaussianPair(sigma), pr.MixturePair(sigma, 0.1), pr.OppositePair(sigma, 0.1)):
         lower, upper = pld_bounds({pair: 3}, delta=1e-6)
         assert 0 <= lower <= upper < 5 / sigma**2 + 50 / sigma + 10
         assert upper - lower <= 2e-3 * max(1, upper)
 
 
-def test_a_thousand_discrete_gaussians_of_large_sigma_cost_what_continuous_ones_do():
+def test_a_thousand_discrete_gaussians_of_large_sigma_cost_what_continuous_ones_do() -> None:
     lower, upper = pld_bounds({pr.DiscreteGaussianPair(20_000.0, 1000): 100}, delta=1e-6)
     truth = smallest_epsilon(lambda epsilon: gaussian_delta(0.5, epsilon), 1e-6)
     assert lower - 1e-4 <= truth <= upper + 1e-4
     assert upper - lower < 1e-3
 
 
-def test_twelve_different_events_compose_into_one_bound():
-    counts = {pr.MixturePair(0.8 + 0.1 * j, 0.01 + 0.002 * j): 5 + j for j in range(12)}
+def test_twelve_different_events_compose_into_one_bound() -> None:
+    counts: dict[Pair, int] = {pr.MixturePair(0.8 + 0.1 * j, 0.01 + 0.002 * j): 5 + j for j in range(12)}
     lower, upper = pld_bounds(counts, delta=1e-5)
     singles = sum(pld_bounds({pair: count}, delta=1e-5)[0] for pair, count in counts.items())
     assert 0 < lower <= upper < singles
     assert upper - lower <= 5.01e-4 * max(1, upper)
 
 
-def test_a_guarantee_says_how_it_was_found():
+def test_a_guarantee_says_how_it_was_found() -> None:
     event = ev.Group(size=3, event=ev.PoissonSampled(rate=0.01, event=ev.Gaussian(noise_multiplier=2.0)))
     spent = PldAccountant(grid=1e-3).compose(event, times=100).epsilon(delta=1e-6)
     assert spent.method == "pld: connect-the-dots, grid 1e-03"
@@ -508,14 +515,14 @@ def test_a_guarantee_says_how_it_was_found():
     assert 0 < spent.epsilon_lower <= spent.epsilon
 
 
-def test_delta_of_the_accountant_inverts_its_epsilon():
+def test_delta_of_the_accountant_inverts_its_epsilon() -> None:
     accountant = PldAccountant().compose(ev.Laplace(noise_multiplier=3.0), times=40)
     spent = accountant.epsilon(delta=1e-6)
     assert accountant.delta(epsilon=spent.epsilon) == pytest.approx(1e-6, rel=2e-2)
     assert accountant.delta(epsilon=1e6) == 0
 
 
-def test_events_without_a_loss_distribution_are_refused_and_change_nothing():
+def test_events_without_a_loss_distribution_are_refused_and_change_nothing() -> None:
     accountant = PldAccountant().compose(ev.Gaussian(noise_multiplier=1.0))
     before = accountant.epsilon(delta=1e-6)
     skellam = ev.Skellam(variance=100.0, l1_sensitivity=5.0, l2_sensitivity=2.0)
@@ -528,20 +535,20 @@ def test_events_without_a_loss_distribution_are_refused_and_change_nothing():
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan, math.inf, "small"])
-def test_a_delta_outside_its_domain_is_named(delta):
+def test_a_delta_outside_its_domain_is_named(delta: Any) -> None:
     for ask in (lambda: pld_bounds({}, delta=delta), lambda: PldAccountant().epsilon(delta=delta)):
         with pytest.raises(InvalidParameter, match="delta"):
             ask()
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, math.nan, math.inf])
-def test_an_epsilon_outside_its_domain_is_named(epsilon):
+def test_an_epsilon_outside_its_domain_is_named(epsilon: float) -> None:
     for ask in (lambda: pld_delta_bounds({}, epsilon=epsilon), lambda: PldAccountant().delta(epsilon=epsilon)):
         with pytest.raises(InvalidParameter, match="epsilon"):
             ask()
 
 
-def test_other_bad_arguments_are_named():
+def test_other_bad_arguments_are_named() -> None:
     pair = pr.GaussianPair(1.0)
     with pytest.raises(InvalidParameter, match="grid"):
         PldAccountant(grid=0.0)
@@ -554,4 +561,4 @@ def test_other_bad_arguments_are_named():
     with pytest.raises(InvalidParameter, match="count"):
         pld_bounds({pair: -1}, delta=1e-5)
     with pytest.raises(InvalidParameter, match="count"):
-        pld_bounds({pair: 1.5}, delta=1e-5)
+        pld_bounds({pair: 1.5}, delta=1e-5)  # type: ignore[dict-item]

@@ -373,7 +373,7 @@ def test_advanced_composition_without_its_second_term_claims_less_than_the_optim
     epsilon: float, claim: float, optimal: float, advanced: float, basic: float
 ) -> None:
     found = {
-        rule: ClassicalAccountant(rule=rule).compose(PureDP(epsilon=epsilon), 100).epsilon(delta=1e-5)  # type: ignore[arg-type]
+        rule: ClassicalAccountant(rule=rule).compose(PureDP(epsilon=epsilon), 100).epsilon(delta=1e-5)
         for rule in ("optimal", "advanced", "basic")
     }
     missing_term = epsilon * math.sqrt(2 * 100 * math.log(1e5))
@@ -474,7 +474,7 @@ def test_document_1_composes_fifty_rounds_of_the_gaussian_mechanism() -> None:
     accountant.compose_gaussian(noise_multiplier=4.0, steps=50)
 
     guarantee = accountant.epsilon(delta=1e-5)
-    assert (guarantee.epsilon, guarantee.order) == (pytest.approx(9.23, abs=6e-3), pytest.approx(3.55, abs=0.2))
+    assert guarantee.epsilon == pytest.approx(9.23, abs=6e-3) and guarantee.order == pytest.approx(3.55, abs=0.2)
     assert guarantee.to_dict()["epsilon"] == guarantee.epsilon
     assert accountant.rdp_at(2.0) == pytest.approx(50 * gaussian_rdp(2.0, 4.0))
     assert len(accountant.rdp_curve()) == len(accountant.orders)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -199,6 +201,7 @@ def test_other_bad_input_is_named() -> None:
         posterior_odds(1.0, prior=-0.1)
     with pytest.raises(InvalidParameter, match="epsilon"):
         posterior_odds(-1.0, prior=0.5)
-    for ask in (attacker_advantage, lambda source: tradeoff_curve(source, [0.1])):
+    asks: tuple[Callable[[Any], object], ...] = (attacker_advantage, lambda source: tradeoff_curve(source, [0.1]))
+    for ask in asks:
         with pytest.raises(InvalidParameter, match="neither an accountant nor a guarantee"):
             ask(1.0)

@@ -441,7 +441,7 @@ class Accounts:
             epsilon=epsilon, epsilon_lower=epsilon, delta=0.0, unit=unit, neighbours=terms.neighbours, method=method
         )
 
-    def list_spending(self, run: RunState, prices: Prices) -> list[dict[str, Any]]:
+    def spent_lines(self, run: RunState, prices: Prices) -> list[dict[str, Any]]:
         """ε of each party and unit as a commit entry states it."""
         lines = []
         for party, unit in sorted(run.shares):

@@ -253,7 +253,7 @@ class Ledger:
             self._witness(add, receipt.run, receipt.round, receipt.attempt, seen)
             add(Kind.COMMIT, {
                 "run": receipt.run, "round": receipt.round, "attempt": receipt.attempt, "reserve": receipt.sequence,
-                "spent": self._accounts.list_spending(run, self._prices), "operator_only": bool(run.refunds),
+                "spent": self._accounts.spent_lines(run, self._prices), "operator_only": bool(run.refunds),
                 **({"blind": _blind()} if run.refunds else {}),
             })  # fmt: skip
         return add.last

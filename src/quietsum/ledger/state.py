@@ -222,7 +222,7 @@ class State:
             _require_blind(body)
         prices = self._prices_of(self.pricing)
         if prices is not None:
-            found = self.accounts.list_spending(run, prices)
+            found = self.accounts.spent_lines(run, prices)
             if _accounts_of(body["spent"]) != _accounts_of(found):
                 raise InvalidParameter("spent", body["spent"], "does not have one line for each account of this run")
             for line, stated in zip(found, body["spent"], strict=True):
