@@ -23,7 +23,9 @@ HELD = frozenset({
 })  # fmt: skip
 """The rooms that keep all three rules. A room that joins stays; the rules count what lies in these rooms."""
 
-SHARED: Mapping[str, str] = {}
+SHARED: Mapping[str, str] = {
+    "PrivacyAccountant": "compat keeps the names that older code was written for",
+}
 """Public names that two modules may define, and why."""
 FIELD: Mapping[str, str] = {
     "concentrated": "concentrated differential privacy",
