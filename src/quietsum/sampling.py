@@ -118,7 +118,7 @@ class FixedSize:
         return FixedSizeSampled(rate=self.size / self.population, event=event)
 
     def expected_size(self, population: int) -> float:
-        """The size, whatever is drawn."""
+        """The size, in every draw."""
         self._check(population)
         return float(self.size)
 
@@ -136,7 +136,7 @@ class FixedSize:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Everyone:
-    """Nobody is left out, and nothing is amplified."""
+    """No one is left out, and nothing is amplified."""
 
     def draw(self, population: int, rng: RandomSource) -> NDArray[np.int64]:
         """All of them; no coin is tossed."""

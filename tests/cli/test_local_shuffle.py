@@ -68,7 +68,7 @@ def test_what_cannot_be_shuffled_is_refused_without_a_file() -> None:
     refused(local("shuffle", one, "absent.csv", "-o", "out.csv"), "cannot be read")
     refused(local("shuffle", one, "one.csv", "-o", "out.csv"), "no file of local reports")
     refused(local("shuffle", one, "-o", "out.csv", "--delta", 0), "delta")
-    refused(local("shuffle", one, "-o", "out.csv", "--colluders", 300), "leaves nobody")
+    refused(local("shuffle", one, "-o", "out.csv", "--colluders", 300), "leaves no other")
     refused(local("shuffle", one, "-o", "out.csv", "--memory", 0.0000001), "permuted in memory")
     refused(local("shuffle", one, "-o", "out.csv", "--memory", 0), "memory")
     copy = Path("copy.csv")

@@ -50,7 +50,7 @@ def calibrated_to_all(claim: DistributedNoise, party: int, vector: Any, rng: Ran
 
 
 def one_without(claim: DistributedNoise, party: int, vector: Any, rng: RandomSource) -> NDArray[np.int64]:
-    return claim.share(vector, rng) if party else claim.rounded(vector, rng)
+    return claim.share(vector, rng) if party else claim.round_to_grid(vector, rng)
 
 
 SEEDS: list[int] = []
@@ -60,16 +60,16 @@ def one_noise_for_all(claim: DistributedNoise, party: int, vector: Any, rng: Ran
     """All parties seed their generators alike, so h shares are one share h times."""
     if party == 0:
         SEEDS.append(int(rng.words(1)[0]))
-    return claim.rounded(vector, rng) + claim._noise.sample(claim.dimension, randomness_for_tests(SEEDS[-1]))
+    return claim.round_to_grid(vector, rng) + claim._noise.sample(claim.dimension, randomness_for_tests(SEEDS[-1]))
 
 
 def the_same_every_round(claim: DistributedNoise, party: int, vector: Any, rng: RandomSource) -> NDArray[np.int64]:
-    return claim.rounded(vector, rng) + claim._noise.sample(claim.dimension, randomness_for_tests(party))
+    return claim.round_to_grid(vector, rng) + claim._noise.sample(claim.dimension, randomness_for_tests(party))
 
 
 def one_coordinate_bare(claim: DistributedNoise, party: int, vector: Any, rng: RandomSource) -> NDArray[np.int64]:
     share = claim.share(vector, rng)
-    share[-1] = claim.rounded(vector, rng)[-1]
+    share[-1] = claim.round_to_grid(vector, rng)[-1]
     return share
 
 

@@ -16,9 +16,9 @@ from quietsum.learning.config import PrivacyConfig, plan_training
 from quietsum.learning.engines.batch_mixing import (
     SteadyEngine,
     fix_batch_norm,
+    keep_unchanged,
     mixes_examples,
     refuse_mixing,
-    unchanged,
     what_remembers,
 )
 from quietsum.learning.engines.protocol import Batch, engine_for
@@ -119,7 +119,7 @@ def test_buffers_come_back_by_name_as_the_same_tensors_with_the_same_values(kind
     model = Watching(kind)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     values = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    with unchanged(model):
+    with keep_unchanged(model):
         model(rows()[0] * float("nan"))
         after = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         assert after.keys() != tensors.keys() or any(not torch.equal(after[n], values[n]) for n in after)  # control
@@ -132,7 +132,7 @@ def test_buffers_come_back_by_name_as_the_same_tensors_with_the_same_values(kind
 
 def test_buffers_come_back_after_an_error_too() -> None:
     model = Watching("assigned")
-    with pytest.raises(KeyError), unchanged(model):
+    with pytest.raises(KeyError), keep_unchanged(model):
         model(rows()[0])
         raise KeyError
     assert torch.equal(model.get_buffer("seen"), torch.zeros(3))

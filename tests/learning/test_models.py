@@ -239,7 +239,7 @@ def test_scalars_travel_in_a_federation(tmp_path: Any) -> None:
     from quietsum.learning.clients.local import LocalSteps
 
     steps = LocalSteps(Temperature(), cross_entropy)
-    vector = steps.layout.joined([parameter.detach() for parameter in steps._parameters])
+    vector = steps.layout.join([parameter.detach() for parameter in steps._parameters])
     assert vector.shape == (4 * 5 + 5 + 15 + 1,) and np.isfinite(vector).all()
     steps.layout.write(steps._model, vector * 2)
     assert steps._model.logit_scale.item() == pytest.approx(2.4)

@@ -261,7 +261,7 @@ def test_another_scale_goes_on_with_the_same_block_and_repeats_nothing() -> None
     noise = TorchNoise(noise_multiplier=1.0, sensitivity=1.0)
     like = (torch.zeros(500, dtype=torch.float64),)
     first = noise.draw(like)[0]
-    second = noise.changed(noise_multiplier=2.0, sensitivity=1.0).draw(like)[0] / 2
+    second = noise.rescale(noise_multiplier=2.0, sensitivity=1.0).draw(like)[0] / 2
     third = noise.draw(like)[0]
     values = torch.cat([first, second, third])
     assert len(torch.unique(values)) == len(values)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quietsum.errors import CorruptState, InvalidParameter
-from quietsum.learning.optimizers import SGD, Adam, Averaged, OptimizerKind, optimizer_named
+from quietsum.learning.optimizers import SGD, Adam, AveragedWeights, OptimizerKind, optimizer_named
 
 
 def weights() -> list[nn.Parameter]:
@@ -101,7 +101,7 @@ def test_the_correction_follows_a_schedule_of_noise_as_the_moment_does() -> None
 
 def test_the_average_forgets_the_start_and_removes_noise() -> None:
     weight = nn.Parameter(torch.full((1,), 100.0))
-    average = Averaged([weight], decay=0.9)
+    average = AveragedWeights([weight], decay=0.9)
     for value in range(200):
         with torch.no_grad():
             weight.fill_(1.0 + (-1) ** value)
@@ -138,4 +138,4 @@ def test_bad_values_and_unknown_names_are_refused() -> None:
         with pytest.raises(InvalidParameter):
             SGD(momentum=bad)
     with pytest.raises(InvalidParameter):
-        Averaged(weights(), decay=1.0)
+        AveragedWeights(weights(), decay=1.0)

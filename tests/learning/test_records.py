@@ -152,7 +152,7 @@ def test_a_record_of_another_length_counts_as_zero_and_nothing_stops(collate: An
 
 def test_where_most_records_are_unlike_the_first_the_holder_is_told_before_any_charge() -> None:
     data = Listed(odd=lambda index: index > 0)
-    with pytest.raises(RecordsOfOtherShapes, match="told to you alone"):
+    with pytest.raises(RecordsOfOtherShapes, match="for you alone"):
         train(data)
     quiet = PrivateTrainer(nn.Linear(3, 2), config(), selfcheck=False, check_labels=False)
     quiet.train(data)  # and nobody is told where others would notice

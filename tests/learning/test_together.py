@@ -18,9 +18,9 @@ from torch import Tensor, nn  # noqa: E402
 from learning import models  # noqa: E402
 from quietsum.errors import InvalidParameter  # noqa: E402
 from quietsum.learning.clients.local import LocalSteps  # noqa: E402
-from quietsum.learning.clients.padded import Orders, PlainOrders, padded  # noqa: E402
+from quietsum.learning.clients.padded import Orders, PlainOrders, draw_padded  # noqa: E402
 from quietsum.learning.clients.side_by_side import SideBySide  # noqa: E402
-from quietsum.learning.clients.vectors import Layout  # noqa: E402
+from quietsum.learning.clients.vectors import ModelLayout  # noqa: E402
 from quietsum.mechanisms.gaussian import ClippedSum  # noqa: E402
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness  # noqa: E402
 from quietsum.plan.orders import LocalOrders  # noqa: E402
@@ -70,7 +70,7 @@ def naive(
     model: nn.Module, params: Floats, records: tuple[Tensor, ...], shard: NDArray[np.int64], orders: PlainOrders
 ) -> Floats:
     """The same steps with everybody in every batch, by torch.optim on a copy: an oracle without our code."""
-    layout = Layout.of(model)
+    layout = ModelLayout.of(model)
     layout.write(model, params)
     start = layout.read(model)
     origin = [parameter.detach().clone() for parameter in model.parameters()]
@@ -96,7 +96,7 @@ def test_unequal_clients_equal_torchs_own_sgd_one_at_a_time(momentum: float, pro
         for i in range(len(shards))
     ]  # fmt: skip
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     found = together(SideBySide(model, models.cross_entropy), params, records, shards, orders)
     expected = np.stack(
         [naive(softmax_regression(), params, records, s, o) for s, o in zip(shards, orders, strict=True)]
@@ -113,27 +113,27 @@ def test_models_of_many_kinds_equal_themselves_alone(name: str) -> None:
     records = subject.batch(12)
     shards = [np.arange(5), np.arange(5, 8), np.arange(8, 12)]
     side_by_side = SideBySide(subject.model, models.cross_entropy)
-    params = Layout.of(subject.model).read(subject.model)
+    params = ModelLayout.of(subject.model).read(subject.model)
     assert side_by_side.why_alone(records, system_randomness()) == ""
     found = together(side_by_side, params, records, shards, [ORDERS] * 3)
     alone = [side_by_side.alone(params, records, shard, ORDERS, system_randomness()) for shard in shards]
     np.testing.assert_allclose(found, np.stack(alone), rtol=1e-3, atol=1e-5)
-    assert np.array_equal(Layout.of(subject.model).read(subject.model), params)  # the model is as it was
+    assert np.array_equal(ModelLayout.of(subject.model).read(subject.model), params)  # the model is as it was
 
 
 def test_the_comparison_fails_when_padding_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: without the mask the short clients are wrong."""
 
     def unmasked(*arguments: object) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-        batch, mask, nobody = padded(*arguments)  # type: ignore[arg-type]
+        batch, mask, nobody = draw_padded(*arguments)  # type: ignore[arg-type]
         return batch, torch.ones_like(mask), nobody
 
     records, shards = some_records(), unequal_shards()[:-1]
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     side_by_side = SideBySide(model, models.cross_entropy)
     right = together(side_by_side, params, records, shards, [ORDERS] * 8)
-    monkeypatch.setattr("quietsum.learning.clients.side_by_side.padded", unmasked)
+    monkeypatch.setattr("quietsum.learning.clients.side_by_side.draw_padded", unmasked)
     wrong = together(side_by_side, params, records, shards, [ORDERS] * 8)
     assert np.abs(wrong - right).max() > 0.05
     assert "mix" in SideBySide(model, models.cross_entropy).why_alone(records, system_randomness())  # the trial sees it
@@ -166,7 +166,7 @@ def test_drawn_batches_are_the_ones_used_and_empty_ones_are_steps_of_nothing() -
         return [Listed([list(step) for step in client]) for client in draws]
 
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     side_by_side = SideBySide(model, models.cross_entropy)
     orders = [dataclasses.replace(ORDERS, sampling=each, momentum=0.5) for each in samplers()]
     found = together(side_by_side, params, records, shards, orders)
@@ -203,7 +203,7 @@ def test_a_broken_record_counts_as_zero_in_its_own_client_and_nowhere_else() -> 
     inputs[0] = torch.nan
     shards = [np.array([0, 1, 2]), np.array([0]), np.array([4, 5, 6, 7])]
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     found = together(SideBySide(model, models.cross_entropy), params, (inputs, labels), shards, [ORDERS] * 3)
     whole = [shards[0][1:], shards[1][1:], shards[2]]
     expected = [naive(softmax_regression(), params, (inputs, labels), own, ORDERS) for own in whole]
@@ -217,9 +217,9 @@ def test_a_broken_record_that_is_not_drawn_does_nothing() -> None:
     sampler: Sampling = Listed([[1]])
     orders = [dataclasses.replace(ORDERS, steps=1, sampling=sampler), dataclasses.replace(ORDERS, steps=1)]
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     shards = [np.array([0, 3]), np.array([4, 5])]  # the first client's batch is padded, but not with record 0
-    batch, mask, _ = padded(
+    batch, mask, _ = draw_padded(
         (inputs, labels), shards[::-1], [Everyone(), Listed([[1]])], system_randomness(), inputs.device
     )
     assert mask.tolist() == [[True, True], [True, False]] and bool(torch.isfinite(batch[0]).all())
@@ -230,7 +230,7 @@ def test_a_broken_record_that_is_not_drawn_does_nothing() -> None:
 def test_one_party_alone_and_side_by_side_take_the_same_steps() -> None:
     records, shards = some_records(), unequal_shards()[:-1]
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     orders = [
         LocalOrders(steps=2, sampling=Everyone(), expected_batch=1.0 + i, learning_rate=0.3, momentum=0.5, proximal=0.1)
         for i in range(len(shards))
@@ -247,7 +247,7 @@ def test_one_party_alone_and_side_by_side_take_the_same_steps() -> None:
 def test_chunks_follow_the_room_and_change_nothing() -> None:
     records, shards = some_records(), unequal_shards()
     model = softmax_regression()
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     roomy = together(SideBySide(model, models.cross_entropy), params, records, shards, [ORDERS] * 9)
     narrow = SideBySide(model, models.cross_entropy, room=2000)
     rng = system_randomness()
@@ -285,7 +285,7 @@ def test_what_cannot_go_side_by_side_goes_alone_and_the_log_says_why(
     caplog.set_level(logging.INFO, logger="quietsum")
     records, shards = some_records(), unequal_shards()[2:6]
     side_by_side = SideBySide(model, loss)
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     found = together(side_by_side, params, records, shards, [ORDERS] * 4)
     alone = [side_by_side.alone(params, records, shard, ORDERS, system_randomness()) for shard in shards]
@@ -310,7 +310,7 @@ def test_frozen_parameters_stay_out_of_the_vector() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     model[0].weight.requires_grad_(False)
-    params = Layout.of(model).read(model)
+    params = ModelLayout.of(model).read(model)
     side_by_side = SideBySide(model, models.cross_entropy)
     assert side_by_side.dimension == len(params) == 5 + 15 + 3
     records, shards = some_records(), unequal_shards()[2:4]

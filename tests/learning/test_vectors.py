@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.clients.vectors import Layout
+from quietsum.learning.clients.vectors import ModelLayout
 
 
 def network() -> nn.Sequential:
@@ -18,7 +18,7 @@ def network() -> nn.Sequential:
 
 def test_reading_and_writing_back_changes_no_bit() -> None:
     model, other = network(), network()
-    layout = Layout.of(model)
+    layout = ModelLayout.of(model)
     vector = layout.read(model)
     assert vector.dtype == np.float64 and vector.shape == (layout.dimension,) == (20 + 4 + 27,)
     layout.write(other, vector)
@@ -32,7 +32,7 @@ def test_the_order_is_that_of_the_names() -> None:
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, 2.0]]))
         model.bias.fill_(3.0)
-    layout = Layout.of(model)
+    layout = ModelLayout.of(model)
     assert layout.names == ("weight", "bias") and layout.read(model).tolist() == [1.0, 2.0, 3.0]
 
 
@@ -41,7 +41,7 @@ def test_a_vector_comes_back_in_the_weights_own_precision(values: list[float]) -
     vector = np.array(values)
     for dtype, rounded in ((torch.float64, vector), (torch.float32, vector.astype(np.float32).astype(np.float64))):
         model = nn.Linear(2, 1, dtype=dtype)
-        layout = Layout.of(model)
+        layout = ModelLayout.of(model)
         layout.write(model, vector)
         np.testing.assert_array_equal(layout.read(model), rounded)
 
@@ -50,7 +50,7 @@ def test_what_is_frozen_or_shared_is_not_written_twice() -> None:
     first = nn.Linear(2, 2)
     model = nn.Sequential(first, nn.Linear(2, 2), first)
     model[1].bias.requires_grad_(False)
-    layout = Layout.of(model)
+    layout = ModelLayout.of(model)
     assert layout.names == ("0.weight", "0.bias", "1.weight") and layout.dimension == 4 + 2 + 4
     before = model[1].bias.clone()
     layout.write(model, np.zeros(10))
@@ -64,13 +64,13 @@ def test_what_is_frozen_or_shared_is_not_written_twice() -> None:
 def test_another_length_or_kind_is_an_error(vector: np.ndarray) -> None:  # type: ignore[type-arg]
     model = nn.Linear(2, 1)
     with pytest.raises(InvalidParameter, match="vector of 3 numbers"):
-        Layout.of(model).write(model, vector)
+        ModelLayout.of(model).write(model, vector)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e39])
 def test_numbers_that_weights_cannot_hold_leave_the_model_as_it_was(bad: float) -> None:
     model = nn.Linear(2, 1)
-    layout = Layout.of(model)
+    layout = ModelLayout.of(model)
     before = layout.read(model)
     with pytest.raises(InvalidParameter, match="cannot hold"):
         layout.write(model, np.array([1.0, 2.0, bad]))
@@ -78,20 +78,20 @@ def test_numbers_that_weights_cannot_hold_leave_the_model_as_it_was(bad: float) 
 
 
 def test_another_model_is_an_error() -> None:
-    layout = Layout.of(nn.Linear(2, 1))
+    layout = ModelLayout.of(nn.Linear(2, 1))
     with pytest.raises(InvalidParameter, match="other trainable parameters"):
         layout.read(nn.Linear(1, 2))
     with pytest.raises(InvalidParameter, match="shapes"):
-        layout.joined([torch.zeros(2, 1), torch.zeros(1)])
+        layout.join([torch.zeros(2, 1), torch.zeros(1)])
     with pytest.raises(InvalidParameter, match="too few digits"):
-        Layout.of(nn.Linear(2, 1, dtype=torch.float16))
+        ModelLayout.of(nn.Linear(2, 1, dtype=torch.float16))
     with pytest.raises(InvalidParameter, match="no trainable parameter"):
-        Layout.of(nn.Flatten())
+        ModelLayout.of(nn.Flatten())
 
 
 def test_a_vector_that_was_read_is_its_own() -> None:
     model = nn.Linear(2, 1)
-    layout = Layout.of(model)
+    layout = ModelLayout.of(model)
     vector = layout.read(model)
     vector[:] = 7.0
     assert not (layout.read(model) == 7.0).any()

@@ -48,7 +48,7 @@ def test_a_clients_integers_are_within_the_norm_that_is_charged_whatever_the_vec
     vector: NDArray[np.float64], steps: int, norm: float
 ) -> None:
     noise = made(dimension=7, steps=steps, max_norm=norm, noise_multiplier=100.0)
-    whole = noise.rounded(vector, system_randomness())
+    whole = noise.round_to_grid(vector, system_randomness())
     assert sum(int(k) ** 2 for k in whole) <= noise.l2_sensitivity**2
     assert sum(abs(int(k)) for k in whole) <= noise.l1_sensitivity
     assert np.abs(noise.share(vector, system_randomness())).max() <= noise.largest
@@ -57,10 +57,10 @@ def test_a_clients_integers_are_within_the_norm_that_is_charged_whatever_the_vec
 def test_a_long_client_is_rounded_right_on_average_and_its_norm_is_met(rng: RandomSource) -> None:
     noise = made(dimension=400, steps=40, noise_multiplier=10.0)
     vector = np.full(400, 2.0 / 20)
-    rounds = np.array([noise.rounded(vector, rng) for _ in range(2000)])
+    rounds = np.array([noise.round_to_grid(vector, rng) for _ in range(2000)])
     assert (rounds**2).sum(axis=1).max() <= noise.l2_sensitivity**2
     assert abs(rounds.mean() - 2.0) < 1e-9 + 0.01  # C s / √d = 2
-    fraction = np.array([noise.rounded(vector * 0.93, rng) for _ in range(2000)])
+    fraction = np.array([noise.round_to_grid(vector * 0.93, rng) for _ in range(2000)])
     assert abs(fraction.mean() - 1.86) < 5 * 0.35 / math.sqrt(fraction.size)
 
 
@@ -95,7 +95,7 @@ def test_a_record_moves_the_integers_by_no_more_than_its_sensitivity(
 ) -> None:
     noise = made(dimension=9, steps=steps, unit="record", noise_multiplier=100.0)
     change = change * min(1.0, 2.0 / max(float(np.linalg.norm(change)), 1e-300)) * (1 - 1e-12)
-    moved = noise.rounded(one + change, system_randomness()) - noise.rounded(one, system_randomness())
+    moved = noise.round_to_grid(one + change, system_randomness()) - noise.round_to_grid(one, system_randomness())
     assert math.sqrt(sum(int(k) ** 2 for k in moved)) <= noise.l2_sensitivity * (1 + 1e-9)
     assert sum(abs(int(k)) for k in moved) <= noise.l1_sensitivity * (1 + 1e-9)
 
@@ -105,7 +105,7 @@ def test_rounding_a_sum_does_move_it_farther_than_the_clip_norm() -> None:
     noise = made(dimension=9, steps=4, unit="record", noise_multiplier=100.0)
     step = 1 / noise.scale
     one, other = np.full(9, 0.49 * step), np.full(9, 0.51 * step + 2.0 / 3 * 0.99)
-    moved = noise.rounded(other, system_randomness()) - noise.rounded(one, system_randomness())
+    moved = noise.round_to_grid(other, system_randomness()) - noise.round_to_grid(one, system_randomness())
     assert np.linalg.norm(moved) > 4 + 1
     assert np.linalg.norm(moved) <= noise.l2_sensitivity
 
@@ -116,7 +116,7 @@ def test_a_broken_vector_sends_noise_alone(unit: str, rng: RandomSource) -> None
     for broken in (np.nan, np.inf, -np.inf):
         vector = np.ones(50)
         vector[7] = broken
-        assert not noise.rounded(vector, rng).any()
+        assert not noise.round_to_grid(vector, rng).any()
         assert noise.share(vector, rng).any()
 
 
@@ -260,7 +260,7 @@ def test_small_rings_get_a_coarser_grid_whose_price_is_charged(bits: int) -> Non
 def test_decoding_undoes_the_scale() -> None:
     noise = made(dimension=3, noise_multiplier=1e-6, max_norm=5.0)
     vector = np.array([1.0, -2.0, 0.5])
-    total = sum(noise.rounded(vector, system_randomness()) for _ in range(3))
+    total = sum(noise.round_to_grid(vector, system_randomness()) for _ in range(3))
     assert np.allclose(noise.decode(total), 3 * vector, atol=3 / noise.scale)
 
 

@@ -345,7 +345,7 @@ def test_what_buys_nothing_and_a_large_delta_are_said() -> None:
         ({"categories": 1}, "categories"),
         ({"blanket": 1.5}, "blanket"),
         ({"categories": 3, "blanket": 0.9}, "state one of the two"),
-        ({"colluders": 100}, "leaves nobody"),
+        ({"colluders": 100}, "leaves no other"),
         ({"method": "guess"}, "is no bound"),
         ({"method": "closed form"}, "outside the closed form"),
     ],

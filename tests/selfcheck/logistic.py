@@ -84,7 +84,7 @@ class LogisticStep:
             said.update(self.says(batch, release))
         return Outcome(releases=releases, charged=self.charged, said=said)
 
-    def restarted(self) -> LogisticStep:
+    def restart(self) -> LogisticStep:
         return dataclasses.replace(self, rng=system_randomness() if not self.rng.for_tests else self.rng)
 
     def public_constants(self, population: int) -> Mapping[str, float]:

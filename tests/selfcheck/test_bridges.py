@@ -16,10 +16,10 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.checks.before_training import (
     CheckedStep,
     ClaimContradicted,
-    checked_task,
-    planned,
+    constants_for,
     refuse_unsound,
     while_checking,
+    wrap_task,
 )
 from quietsum.learning.checks.numpy_step import CheckedDescent, Field, MadeUp
 from quietsum.learning.clipping import Automatic, Clip, Flat, FlatL1, PerLayer
@@ -270,13 +270,13 @@ def test_a_loss_beside_the_trainers_history_is_caught() -> None:
 @pytest.mark.parametrize("size", [20, 1000, 60_000])
 def test_a_plan_of_a_declared_size_does_not_know_how_many_records_there_are(size: int) -> None:
     config = PrivacyConfig(epsilon=3.0, epochs=3, batch_size=10, public_size=size)
-    step, _ = bridge(constants=planned(config, size))
+    step, _ = bridge(constants=constants_for(config, size))
     assert run_selfcheck(step, only=("T7",)).passed
 
 
 def test_a_plan_of_a_counted_size_is_that_of_zero_out_neighbours() -> None:
     config = PrivacyConfig(noise_multiplier=1.1, delta=1e-5, epochs=3, batch_size=10)
-    step, _ = bridge(constants=planned(config, 400))
+    step, _ = bridge(constants=constants_for(config, 400))
     assert run_selfcheck(step, only=("T7",)).passed
     counted, _ = bridge(constants=lambda population: {"rate": plan_training(config, size=population).rate})
     assert run_selfcheck(counted, only=("T7",)).caught_by == ("T7",)
@@ -311,7 +311,7 @@ def test_a_task_of_the_command_line_becomes_a_step() -> None:
     pytest.importorskip("sklearn")
     from quietsum.tasks.registry import trainable_task
 
-    step, model = checked_task(trainable_task("digits"), engine="bookkeeping")
+    step, model = wrap_task(trainable_task("digits"), engine="bookkeeping")
     with while_checking(model):
         report = one_step(step)
     assert report.passed, "\n".join(report.lines())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.learning.checks.before_training import checked_task as checked_task, while_checking as while_checking
+    from quietsum.learning.checks.before_training import while_checking as while_checking, wrap_task as wrap_task
     from quietsum.learning.checks.numpy_step import (
         CheckedDescent as CheckedDescent,
         Field as Field,
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
         gradients_of as gradients_of,
         private_steps as private_steps,
     )
-    from quietsum.learning.engines.batch_mixing import fix_batch_norm as fix_batch_norm, unchanged as unchanged
+    from quietsum.learning.engines.batch_mixing import (
+        fix_batch_norm as fix_batch_norm,
+        keep_unchanged as keep_unchanged,
+    )
     from quietsum.learning.engines.protocol import (
         Batch as Batch,
         Engine as Engine,

@@ -128,7 +128,7 @@ class PrivacyConfig:
         return self.batch_size / 20 if self.count_noise is None else self.count_noise
 
     def frozen(self) -> dict[str, Any]:
-        """What a resumed run must keep besides its plan: whatever its checkpoint or its noise depends on."""
+        """What a resumed run must keep besides its plan: all that its checkpoint or its noise depends on."""
         adaptive = [self.clip_quantile, self.clip_learning_rate, self.noise_of_count]
         return {
             "clipping": self.clipping, "noise": self.noise, "ema_decay": self.ema_decay,
@@ -205,10 +205,10 @@ class TrainingSchedule:
 
     def chunk_event(self, stage: Stage, steps: int) -> PrivacyEvent:
         """What ``steps`` steps of one stage cost a record."""
-        made = Repeated(times=steps, event=self.made(stage))
+        made = Repeated(times=steps, event=self.event_as_made(stage))
         return bound_record_event(made) if self.bounded else made
 
-    def made(self, stage: Stage) -> PrivacyEvent:
+    def event_as_made(self, stage: Stage) -> PrivacyEvent:
         """One step of a stage as it is made."""
         return step_event(stage.noise_multiplier, self.rate, self.law)
 
@@ -230,7 +230,7 @@ def plan_training(
     ``pricing`` is for a run that was opened under an older version of the prices: its noise and its steps are those of
     then. What it costs is said by today's prices all the same.
     """
-    neighbours, public = _declared(config, size)
+    neighbours, public = _declare(config, size)
     bounded = config.max_records is not None
     epochs = _epochs("num_epochs", config.epochs if epochs is None else epochs)
     if config.batch_size > public:
@@ -274,12 +274,12 @@ def plan_training(
     return TrainingSchedule(
         size=public, neighbours=neighbours, rate=rate, expected_batch=float(config.batch_size), steps_per_epoch=steps,
         epochs=epochs, epsilon=config.epsilon, delta=delta, law=config.noise_type,
-        accounting=config.privacy_accounting, stages=run, forecast=_worded(forecast, config.noise), cut=run != whole,
+        accounting=config.privacy_accounting, stages=run, forecast=_word(forecast, config.noise), cut=run != whole,
         bounded=bounded,
     )  # fmt: skip
 
 
-def _declared(config: PrivacyConfig, size: int) -> tuple[Neighbours, int]:
+def _declare(config: PrivacyConfig, size: int) -> tuple[Neighbours, int]:
     """The relation and the public size."""
     if config.public_size is not None:
         return config.neighbours or Neighbours.ADD_REMOVE, config.public_size
@@ -322,7 +322,7 @@ def _refuse_unreachable(config: PrivacyConfig, epochs: int, steps: int, terms: d
         )
 
 
-def _worded(guarantee: Guarantee, mode: str) -> Guarantee:
+def _word(guarantee: Guarantee, mode: str) -> Guarantee:
     """The guarantee with what must be said of the noise. The sum's own rounding is not verified, so no certificate."""
     told = ("fast noise is not floating-point safe",) if mode == "fast" else ()
     return dataclasses.replace(guarantee, certified=False, warnings=(*guarantee.warnings, *told))

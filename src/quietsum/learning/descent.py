@@ -118,8 +118,8 @@ def clipped_sum(
     It is what a party adds to a sum whose noise is distributed (:mod:`quietsum.mechanisms.distributed`); it never
     leaves the party as it is. Guarantees: each row is bounded in integers of the grid of
     :class:`~quietsum.mechanisms.gaussian.ClippedSum` and the rows are added up there, so one row moves the sum
-    by at most ``max_norm`` whatever stands beside it, up to the one rounding of each coordinate on its way back to
-    float64. A row whose gradient is not finite, or for which the task raises, counts as zero, and nobody hears of it.
+    by at most ``max_norm`` beside any other rows, up to the one rounding of each coordinate on its way back to
+    float64. A row whose gradient is not finite, or for which the task raises, counts as zero, in silence.
     """
     here = np.array(params, dtype=np.float64)
     if here.ndim != 1 or not np.isfinite(here).all():
@@ -131,7 +131,7 @@ def clipped_sum(
 
 
 def gradients_of(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
-    """One gradient per example, as the task computes them; whatever it raises is raised. For rows that are public."""
+    """One gradient per example, as the task computes them; its errors are raised. For rows that are public."""
     if not len(labels):
         return np.zeros((0, len(params)))
     examples = np.asarray(task.gradients(params, features, labels), dtype=np.float64)
@@ -141,7 +141,7 @@ def gradients_of(task: Differentiable, params: Floats, features: Floats, labels:
 
 
 def _silent_gradients(task: Differentiable, params: Floats, features: Floats, labels: Floats) -> Floats:
-    """The same for protected rows: a row that cannot be differentiated is a row of zeros, and nobody hears of it.
+    """The same for protected rows: a row that cannot be differentiated is a row of zeros, in silence.
 
     When the batch fails as a whole its rows are tried one by one. Leaving out the batch instead would let one record
     erase the others, and the sum would move by more than the bound.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.validate import open_probability, positive, probability
 
-__all__ = ["SGD", "Adam", "Averaged", "BoundOptimizer", "OptimizerKind", "optimizer_named"]
+__all__ = ["SGD", "Adam", "AveragedWeights", "BoundOptimizer", "OptimizerKind", "optimizer_named"]
 
 Parameters: TypeAlias = Sequence[nn.Parameter]
 
@@ -169,7 +169,7 @@ class _Moments:
 
 
 @final
-class Averaged:
+class AveragedWeights:
     """An exponential moving average of the weights, which forgets the start: decay_t = min(decay, (1 + t)/(10 + t)).
 
     The average is a function of released weights, so it costs nothing; it removes much of the noise of the last steps.

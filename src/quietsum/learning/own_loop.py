@@ -85,7 +85,7 @@ def _refuse_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, config
     if isinstance(optimizer, torch.optim.LBFGS):
         problem = "asks for the gradient several times a step, and each would be a release of its own"
         raise InvalidParameter("optimizer", shown, problem, "use SGD or Adam")
-    mine, theirs = set(_trained(model)), _held(optimizer)
+    mine, theirs = set(_trainable(model)), _parameters_of(optimizer)
     if theirs - mine:
         problem = "moves parameters that the model does not train"
         raise InvalidParameter("optimizer", shown, problem, "pass model.parameters() to it")
@@ -94,7 +94,7 @@ def _refuse_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, config
         remedy = "pass model.parameters() to it, or freeze the others with requires_grad_(False)"
         raise InvalidParameter("optimizer", shown, problem, remedy)
     if config.max_records is not None:
-        problem = "is for PrivateTrainer, which is told whose each record is; a loop by hand bounds no people"
+        problem = "is for PrivateTrainer, which knows the person of each record; a loop by hand bounds no people"
         remedy = "leave it out, or train with PrivateTrainer.train(…, people=…)"
         raise InvalidParameter("max_records", config.max_records, problem, remedy)
     if config.ema_decay is not None:
@@ -103,11 +103,11 @@ def _refuse_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, config
         raise InvalidParameter("ema_decay", config.ema_decay, problem, remedy)
 
 
-def _trained(model: nn.Module) -> dict[int, nn.Parameter]:
+def _trainable(model: nn.Module) -> dict[int, nn.Parameter]:
     return {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
 
 
-def _held(optimizer: torch.optim.Optimizer) -> set[int]:
+def _parameters_of(optimizer: torch.optim.Optimizer) -> set[int]:
     return {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
 
 
@@ -122,7 +122,7 @@ class _AsChecked:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: PrivateStep) -> None:
         self._model, self._optimizer = model, optimizer
         self._modes = self._now()
-        self._trained = {id(parameter) for parameter in step.engine.parameters}
+        self._trainable = {id(parameter) for parameter in step.engine.parameters}
         self.device = step.engine.parameters[0].device
 
     def _now(self) -> dict[str, tuple[nn.Module, bool]]:
@@ -138,7 +138,7 @@ class _AsChecked:
                 "the model has other modules or another mode than when make_private checked it; call model.train() "
                 "before make_private, and again after an evaluation in model.eval()"
             )
-        if set(_trained(self._model)) != self._trained or _held(self._optimizer) != self._trained:
+        if set(_trainable(self._model)) != self._trainable or _parameters_of(self._optimizer) != self._trainable:
             raise QuietsumError(
                 "parameters were frozen, unfrozen, added or taken away since make_private; what is trained is fixed "
                 "there: freeze before, and call make_private anew, with a plan of its own, to train others"

@@ -42,19 +42,19 @@ class Records:
     """Protected records by number. Printing them shows nothing.
 
     ``schema`` holds the shapes and types of a record, which are public: those of ``example``, a record that belongs to
-    nobody; or of the tensors, however many rows they have; or of the first record, where there must be one.
+    no person; or of the tensors, however many rows they have; or of the first record, where there must be one.
 
     Guarantees: with ``example``, and with tensors, no record is read, so that an empty set is treated like any other. A
     row of a batch is a function of its own record, as far as data set and collate function keep no memory: the collate
     function never sees two records at once. A record that cannot be read or collated, or that comes in another shape
-    or type than ``schema``, counts as zero, in silence, whoever listens.
+    or type than ``schema``, counts as zero, in silence.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None, *, example: Any = None) -> None:
         self._tensors = tuple(dataset.tensors) if _plain(dataset) and collate is None else None
         self.rehearsed: tuple[nn.Module, Loss] | None = None
         self._dataset, self._collate = dataset, collate
-        self.schema = _schema(self._first() if example is None else self._tried("example", example))
+        self.schema = _schema(self._first() if example is None else self._try_row("example", example))
         if self._tensors is not None and self.schema != _schema(self._tensors):
             raise InvalidParameter("example", self.schema, f"is no record of {_schema(self._tensors)}", "leave it out")
 
@@ -63,7 +63,7 @@ class Records:
         """From a DataLoader, a Dataset or a tuple of tensors. A loader's batching is replaced, which is said once.
 
         Where the number of records is private there may be none, so their shape must not come from one of them: a data
-        set that is no tensor then needs an ``example``, whatever it holds.
+        set that is no tensor then needs an ``example``.
         """
         if isinstance(data, Records):
             return data
@@ -75,15 +75,15 @@ class Records:
                     "the loader's batches are replaced by Poisson batches of its data set: only they have the "
                     f"amplification that is accounted for{alone}", stacklevel=3,
                 )  # fmt: skip
-            return cls._sized(_chosen(data), own, example, size_is_private)
+            return cls._with_size(_choose(data), own, example, size_is_private)
         if isinstance(data, Sequence) and data and all(isinstance(part, Tensor) for part in data):
             if len({len(part) for part in data}) != 1:
                 raise InvalidParameter("data", [tuple(p.shape) for p in data], "has parts of unequal length")
-            return cls._sized(TensorDataset(*data), None, example, size_is_private)
-        return cls._sized(data, None, example, size_is_private)
+            return cls._with_size(TensorDataset(*data), None, example, size_is_private)
+        return cls._with_size(data, None, example, size_is_private)
 
     @classmethod
-    def _sized(cls, dataset: Any, collate: Any, example: Any, size_is_private: bool) -> Records:
+    def _with_size(cls, dataset: Any, collate: Any, example: Any, size_is_private: bool) -> Records:
         known = _plain(dataset) and collate is None
         if size_is_private and example is None and not known:
             problem = "is missing: the number of records is private, so there may be none to read the shape off"
@@ -148,7 +148,7 @@ class Records:
             problem = f"differ in shape or type from {self.schema}, and such records count as zero"
             remedy = (
                 "give all records one public shape, padded to a length that no record sets, or pass example=, a "
-                "made-up record that is like them (this is told to you alone: do not pass it on)"
+                "made-up record that is like them (this message is for you alone: do not pass it on)"
             )
             raise RecordsOfOtherShapes("data", "most records", problem, remedy)
 
@@ -157,9 +157,9 @@ class Records:
             return self._tensors
         if not len(self._dataset):
             raise InvalidParameter("data", "the data set", "holds no records", "pass at least one, or an example=")
-        return self._tried("data", None)
+        return self._try_row("data", None)
 
-    def _tried(self, name: str, row: Any) -> Batch:
+    def _try_row(self, name: str, row: Any) -> Batch:
         """A batch of one: of ``row``, or of the first record."""
         try:
             parts = _parts((self._collate or default_collate)([self._dataset[0] if row is None else row]))
@@ -175,8 +175,8 @@ class Records:
             shown = type(self._dataset if row is None else row).__name__
             raise InvalidParameter(name, shown, problem, "return (inputs, label)") from None
 
-    def made_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
-        """Some rows of the right shape that belong to nobody: random numbers, and 0, 1, 0, 1 for whole ones."""
+    def make_up(self, device: torch.device | None = None, count: int = MADE_UP_ROWS) -> Batch:
+        """Some rows of the right shape that belong to no person: random numbers, and 0, 1, 0, 1 for whole ones."""
         generator = torch.Generator().manual_seed(0)
         rows = []
         for shape, dtype in self.schema:
@@ -201,7 +201,7 @@ def _plain(dataset: Any) -> bool:
     return type(dataset) is TensorDataset
 
 
-def _chosen(loader: DataLoader[Any]) -> Any:
+def _choose(loader: DataLoader[Any]) -> Any:
     """The data set of a loader, or the part of it that the loader's sampler can ever draw; others are refused."""
     dataset, batches = _indexable(loader.dataset), loader.batch_sampler
     if batches is None:
@@ -217,10 +217,10 @@ def _chosen(loader: DataLoader[Any]) -> Any:
         problem = "chooses records in its own way, which Poisson sampling replaces: others would be trained on"
         remedy = "wrap the records that may be used in torch.utils.data.Subset, and leave the sampler out"
         raise InvalidParameter("sampler", type(sampler).__name__, problem, remedy)
-    return _taken(dataset, "sampler", sampler)
+    return _take(dataset, "sampler", sampler)
 
 
-def _taken(dataset: Any, name: str, indices: Sequence[Any] | Tensor) -> Any:
+def _take(dataset: Any, name: str, indices: Sequence[Any] | Tensor) -> Any:
     """The records with these numbers, each at most once."""
     numbers = [int(index) for index in indices]
     if len(set(numbers)) != len(numbers) or not all(0 <= number < len(dataset) for number in numbers):
@@ -235,7 +235,7 @@ def _indexable(data: Any) -> Any:
     if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         problem = "has no records by number, and every record needs its own coin"
         raise InvalidParameter("data", type(data).__name__, problem, "pass a Dataset with __len__ and __getitem__")
-    return _taken(_indexable(data.dataset), "data", data.indices) if type(data) is Subset else data
+    return _take(_indexable(data.dataset), "data", data.indices) if type(data) is Subset else data
 
 
 def _parts(collated: Any) -> Batch:

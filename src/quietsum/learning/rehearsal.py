@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.engines.batch_mixing import NORMS, unchanged, what_mixes, what_remembers
+from quietsum.learning.engines.batch_mixing import NORMS, keep_unchanged, what_mixes, what_remembers
 from quietsum.learning.engines.protocol import Batch, Loss, losses_of
 from quietsum.learning.records import MADE_UP_ROWS, LabelsOutOfRange, Records
 from quietsum.learning.step import PrivateStep, cross_entropy
@@ -37,7 +37,7 @@ def training(model: nn.Module) -> Iterator[None]:
     Modules that were in eval mode inside a model in train mode stay as they are, and norms that may mix records stay so
     in any model.
     """
-    with _restored(model):
+    with _restore(model):
         frozen = [m for m in model.modules() if not m.training and (model.training or isinstance(m, NORMS))]
         model.train()
         for module in frozen:
@@ -48,13 +48,13 @@ def training(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def scoring(model: nn.Module) -> Iterator[None]:
     """In eval mode; every module has its own mode back afterwards."""
-    with _restored(model):
+    with _restore(model):
         model.eval()
         yield
 
 
 @contextlib.contextmanager
-def _restored(model: nn.Module) -> Iterator[None]:
+def _restore(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -76,11 +76,11 @@ def rehearse_model(
     schema: those errors are for the holder of the data, who knows the records, and must not be passed on, since they
     tell of them. Parameters and buffers of the model are afterwards what they were.
     """
-    rows = records.made_up(device)
+    rows = records.make_up(device)
     if loss is cross_entropy and (len(rows) != 2 or rows[1].dtype.is_floating_point or rows[1].dim() != 1):
         shapes = [(shape, str(dtype)) for shape, dtype in records.schema]
         raise InvalidParameter("data", shapes, "is not (inputs, whole-number label)", "pass your own loss for it")
-    with unchanged(model):
+    with keep_unchanged(model):
         try:
             losses = losses_of(loss, model, rows, MADE_UP_ROWS)
         except QuietsumError:
@@ -106,7 +106,7 @@ def _refuse_mixed(model: nn.Module, loss: Loss, rows: Batch) -> None:
     if how is not None:
         problem = f"mixes examples in a batch of {len(rows[0])}: the loss of a record is another one {how}"
         remedy = (
-            "clipping then bounds nothing; let every loss depend on its own record alone, whatever the number and the "
+            "clipping then bounds nothing; let every loss depend on its own record alone, for any number and "
             "order of the records in a batch: no statistics over it, no capacity, no division by its length"
         )
         raise InvalidParameter("model", type(model).__name__, problem, remedy)
@@ -132,11 +132,11 @@ def rehearse_step(step: PrivateStep, records: Records, device: torch.device) -> 
     the last :func:`rehearse_model` with these records is also tried for mixing in large batches
     (:func:`rehearse_large`).
     """
-    rows = records.made_up(device)
+    rows = records.make_up(device)
     model, loss = records.rehearsed or (None, None)
     with contextlib.ExitStack() as stack:
         if model is not None:
-            stack.enter_context(unchanged(model))
+            stack.enter_context(keep_unchanged(model))
         for count in (1, MADE_UP_ROWS):
             try:
                 step.engine.clipped_sum(tuple(part[:count] for part in rows))
@@ -169,9 +169,9 @@ def rehearse_large(
     count = math.ceil(expected_batch + 6 * math.sqrt(expected_batch))
     count = count if micro_batch is None else min(count, micro_batch)
     while count > MADE_UP_ROWS:
-        rows = records.made_up(device, count)
+        rows = records.make_up(device, count)
         try:
-            with unchanged(model), torch.no_grad():
+            with keep_unchanged(model), torch.no_grad():
                 losses_of(loss, model, rows, count)
             return _refuse_mixed(model, loss, rows)
         except torch.OutOfMemoryError:
@@ -192,5 +192,5 @@ def _check_labels(model: nn.Module, records: Records, rows: Batch) -> None:
         labels = records.tensors[1]
         if bool((labels < 0).any()) or bool((labels >= classes).any()):
             problem = f"lie outside 0 … {classes - 1}, the classes of the model"
-            remedy = "number the classes from 0, or widen the model (this is told to you alone: do not pass it on)"
+            remedy = "number the classes from 0, or widen the model (this message is for you alone: do not pass it on)"
             raise LabelsOutOfRange("labels", "some labels", problem, remedy)

@@ -40,7 +40,7 @@ from quietsum.privacy import (
 )
 from quietsum.validate import open_probability, whole_number
 
-__all__ = ["Spending", "TrainingBooks", "as_priced_today", "check_person", "opened_pricing", "person_guarantee"]
+__all__ = ["Spending", "TrainingBooks", "as_priced_today", "check_person", "open_pricing", "person_guarantee"]
 
 
 @final
@@ -105,7 +105,7 @@ def _nothing(plan: TrainingSchedule) -> Guarantee:
 def check_person(plan: TrainingSchedule, *, size: int, declared: bool) -> None:
     """Refuse, before anything is charged, a plan whose price per person is not known.
 
-    ``declared`` says that the number of records is declared and stays, whoever is replaced by whom.
+    ``declared`` says that the number of records is declared and stays when records are replaced.
     """
     if plan.neighbours is Neighbours.REPLACE_ONE and size > 1 and not declared:
         raise PlanRefused(
@@ -155,7 +155,7 @@ def event_guarantee(
 # ------------------------------------------------------------------------------------------- the ledger
 
 
-def opened_pricing(workspace: str | os.PathLike[str], run: str) -> int:
+def open_pricing(workspace: str | os.PathLike[str], run: str) -> int:
     """The version of prices by which a run of the workspace was opened; today's where there is no such run."""
     path = Path(workspace) / "ledger.db"
     if not ledger_exists(path):
@@ -168,7 +168,7 @@ def opened_pricing(workspace: str | os.PathLike[str], run: str) -> int:
 class TrainingBooks:
     """One training run in a workspace's ledger.
 
-    Guarantees: :meth:`reserve` is on disk before it returns, and what is reserved stays charged whatever happens next.
+    Guarantees: :meth:`reserve` is on disk before it returns, and what is reserved stays charged after any failure.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class TrainingBooks:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         self._hold()
-        others = any(True for _ in self._anchored())
+        others = any(True for _ in self._anchors())
         self._ledger = Ledger.open(self._workspace / "ledger.db", create=not others)
         self._check_anchors()
         known = any(summary.run == self.run for summary in self._ledger.runs())
@@ -233,7 +233,7 @@ class TrainingBooks:
             planned=[self._charge(self.plan.event(), self.plan.steps)],
             datasets=[Dataset(party=self._party, dataset=self._dataset, size=self.plan.size, public=self._public)],
         )  # fmt: skip
-        return self.charged()
+        return self.count_charged()
 
     def close(self) -> None:
         """Let go of ledger and lock; closing twice is fine."""
@@ -244,7 +244,7 @@ class TrainingBooks:
             self._lock.close()
             self._lock = None
 
-    def charged(self) -> int:
+    def count_charged(self) -> int:
         """How many steps the ledger has charged to this run, killed chunks included."""
         paid = RunHistory(self.ledger, self.run).read().paid
         return sum(sum(events.values()) for events in paid.values())
@@ -281,14 +281,14 @@ class TrainingBooks:
             self._lock = None
             raise QuietsumError(f"run {self.run} is being trained by another process; wait for it") from None
 
-    def _anchored(self) -> Iterator[Path]:
+    def _anchors(self) -> Iterator[Path]:
         for name in ("checkpoint", "model"):
             yield from sorted((self._workspace / "training").glob(f"*/{name}.safetensors"))
         yield from sorted((self._workspace / "runs").glob("*/run.json"))
 
     def _check_anchors(self) -> None:
         """Every head that a training run has kept must be in the ledger; one that was rolled back pays for nothing."""
-        for path in self._anchored():
+        for path in self._anchors():
             if path.suffix != ".safetensors":
                 continue
             try:

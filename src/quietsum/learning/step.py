@@ -105,9 +105,9 @@ class ScaledClip:
 class PrivateStep:
     """One step of DP-SGD, in parts that a self-check can take apart.
 
-    Guarantees: the result of :meth:`gradient` on a batch of :meth:`sample` costs :meth:`event`. Whatever a record
-    holds, it moves :meth:`deterministic` by at most ``sensitivity`` up to rounding: a record whose gradient is not
-    finite, or for which the loss raises, counts as zero, and nobody hears of it.
+    Guarantees: the result of :meth:`gradient` on a batch of :meth:`sample` costs :meth:`event`. A record
+    of any content moves :meth:`deterministic` by at most ``sensitivity`` up to rounding: a record whose gradient is not
+    finite, or for which the loss raises, counts as zero, in silence.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class PrivateStep:
     ) -> PrivateStep:
         """All parts from one clip: its bound scales the noise, its norm (L2 or L1) chooses the noise's law.
 
-        Buffers of the model move once for each change of the weights, whatever the batches are.
+        Buffers of the model move once for each change of the weights, for all batches alike.
 
         ``varying`` allows :meth:`retune` to change the bound; ``adaptive`` changes it itself, after every step.
         """
@@ -208,7 +208,7 @@ class PrivateStep:
             self.scaled.max_norm = max_norm
         bound = self.sensitivity if max_norm is None else max_norm
         noise = noise_multiplier if self.adaptive is None else self.adaptive.gradient_noise(noise_multiplier)
-        self.mechanism = self.mechanism.changed(noise_multiplier=noise, sensitivity=bound)
+        self.mechanism = self.mechanism.rescale(noise_multiplier=noise, sensitivity=bound)
         self._stated = noise_multiplier
 
     # -------------------------------------------------------------------------------------------- the step
@@ -262,7 +262,7 @@ class PrivateStep:
             self.scaled.max_norm = self.adaptive.next_norm(
                 self.scaled.max_norm, small=self._small, batch=rows_of(batch), expected_batch=self.expected_batch
             )
-            self.mechanism = self.mechanism.changed(
+            self.mechanism = self.mechanism.rescale(
                 noise_multiplier=self.mechanism.noise_multiplier, sensitivity=self.scaled.max_norm
             )
         return released

@@ -33,7 +33,7 @@ from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
 from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
-from quietsum.learning.optimizers import Averaged, BoundOptimizer, OptimizerKind, optimizer_named
+from quietsum.learning.optimizers import AveragedWeights, BoundOptimizer, OptimizerKind, optimizer_named
 from quietsum.learning.records import Records, bound_records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
 from quietsum.learning.saving import check_checkpoint_fits, load_model, read_checkpoint, save_model, write_checkpoint
@@ -42,7 +42,7 @@ from quietsum.learning.spending import (
     TrainingBooks,
     as_priced_today,
     check_person,
-    opened_pricing,
+    open_pricing,
     person_guarantee,
 )
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
@@ -116,7 +116,7 @@ class PrivateTrainer:
     it begins, a killed epoch stays charged, and a resumed run never costs more than its plan.
 
     ``loss(model, batch)`` returns one value per example; cross entropy unless stated. ``dataset`` and ``party`` name
-    the data in the ledger; ``public`` says why nobody in it needs protection, if so. With a workspace, so many epochs
+    the data in the ledger; ``public`` says why its records need no protection, if so. With a workspace, so many epochs
     are charged and checkpointed together as ``checkpoint_every`` says, a twentieth of all unless stated: a kill loses
     them. Before the first charge the step passes a self-check on made-up rows, unless ``selfcheck`` is False, which is
     for models that passed the long one. ``same_rows`` says why records that are known in this workspace under another
@@ -164,7 +164,7 @@ class PrivateTrainer:
         self._device = self._parameters[0].device
         self._spending: Spending | None = None
         self._step: PrivateStep | None = None
-        self._averages: Averaged | None = None
+        self._averages: AveragedWeights | None = None
         self._optimizer: BoundOptimizer | None = None
         self._books: TrainingBooks | None = None
         self._shows_average, self._lost = False, 0
@@ -190,7 +190,7 @@ class PrivateTrainer:
         """Run the plan, or what is left of it, and return what may be known.
 
         ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset or a tuple of
-        tensors. ``val_loader`` holds records that nobody needs to protect: scores on them are free and are printed.
+        tensors. ``val_loader`` holds records that need no protection: scores on them are free and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
         done. ``resume`` goes on with a run of the workspace whose process has ended, behind the steps that were charged
         then: those of a killed chunk are lost, and where no others are left the last checkpoint is the model.
@@ -233,7 +233,7 @@ class PrivateTrainer:
         if self._spending is None:
             self._rehearse(records, val_loader, train_loader)
             self._begin(records, num_epochs, optimizer, resume)
-            rescued = resume and self._rescued()
+            rescued = resume and self._can_rescue()
         elif num_epochs is not None and num_epochs != self._spending.plan.epochs:
             problem = f"is not the {self._spending.plan.epochs} that the schedule was fixed with"
             raise InvalidParameter("num_epochs", num_epochs, problem, "make a new trainer, with a plan of its own")
@@ -252,7 +252,7 @@ class PrivateTrainer:
                     if not rescued:
                         self._chunk(records, learning_rate)
                     rescued = False
-                    found.append(self._seen(val_loader, val_name))
+                    found.append(self._report_epoch(val_loader, val_name))
                     self._tell(found[-1])
                     if self._watch is not None:
                         self._watch(found[-1])
@@ -290,7 +290,7 @@ class PrivateTrainer:
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
             raise InvalidParameter("resume", True, problem, "pass workspace= when you make the trainer")
-        pricing = opened_pricing(self._workspace, self._run) if resume and self._workspace is not None else PRICING
+        pricing = open_pricing(self._workspace, self._run) if resume and self._workspace is not None else PRICING
         plan = plan_training(self.config, size=len(records), epochs=epochs, pricing=pricing)
         if self.config.max_records is not None:
             check_person(plan, size=self.config.max_records, declared=self.config.public_size is not None)
@@ -303,7 +303,7 @@ class PrivateTrainer:
         kind = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
         self._optimizer = kind.bind(self._parameters)
         if self.config.ema_decay is not None:
-            self._averages = Averaged(self._parameters, self.config.ema_decay)
+            self._averages = AveragedWeights(self._parameters, self.config.ema_decay)
         charged = 0
         if self._workspace is not None:
             if not self._every_stated:
@@ -311,7 +311,7 @@ class PrivateTrainer:
             size = sum(parameter.numel() for parameter in self._parameters)
             self._books = TrainingBooks(
                 self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(size),
-                details={**self.config.frozen(), "optimizer": _named(kind), "parameters": size}, **self._names,
+                details={**self.config.frozen(), "optimizer": _name_rule(kind), "parameters": size}, **self._names,
             )  # fmt: skip
             try:
                 charged = self._books.open(resume=resume, allowed=lambda ledger: self._look_at(records, ledger))
@@ -349,7 +349,7 @@ class PrivateTrainer:
             noise_multiplier=stage.noise_multiplier,
             max_norm=stage.max_norm if step.scaled is not None and step.adaptive is None else None,
         )
-        if step.event() != spending.plan.made(stage):
+        if step.event() != spending.plan.event_as_made(stage):
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
         for _ in range(count):
             variance = step.mechanism.variance / step.expected_batch**2
@@ -367,7 +367,7 @@ class PrivateTrainer:
             write_checkpoint(self._books.checkpoint, self._parts(), {**self._about(), "clip": step.sensitivity})
             reach("train:checkpointed")
 
-    def _seen(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
+    def _report_epoch(self, val_loader: Iterable[Any] | None, val_name: str) -> Epoch:
         assert self._spending is not None and self._step is not None
         plan, metrics = self._spending.plan, self._scores(val_loader)
         return Epoch(
@@ -377,7 +377,7 @@ class PrivateTrainer:
         )  # fmt: skip
 
     def _scores(self, val_loader: Iterable[Any] | None) -> Mapping[str, float]:
-        """On data that nobody protects."""
+        """On data that is not protected."""
         if val_loader is None and self._metrics is None:
             return {}
         self._show_average(True)
@@ -435,25 +435,25 @@ class PrivateTrainer:
 
     def guarantee(self) -> Guarantee:
         """What may be said about the model: the cost of the whole plan, however much of it ran."""
-        claim, told = self._begun().claim(), []
+        claim, told = self._require_spending().claim(), []
         if self._step is not None and (said := more_noise(self._step.mechanism, self._parameters)):
             told.append(said)
         if self._lost:
-            lost = f"{self._lost} of {self._begun().plan.steps} steps were lost in a kill"
+            lost = f"{self._lost} of {self._require_spending().plan.steps} steps were lost in a kill"
             told.append(f"{lost}: they are paid for, not learnt")
         return dataclasses.replace(claim, warnings=(*claim.warnings, *told))
 
     def person_guarantee(self) -> Guarantee | None:
         """What the whole plan costs a person with ``max_records`` records; None where no such bound was stated."""
-        spending, most = self._begun(), self.config.max_records
+        spending, most = self._require_spending(), self.config.max_records
         return None if most is None else person_guarantee(spending.plan, size=most)
 
     def get_privacy_spent(self) -> tuple[float, float]:
         """(ε, δ) per record charged so far, if the schedule runs as planned. A killed epoch counts."""
-        spent = self._begun().so_far()
+        spent = self._require_spending().so_far()
         return spent.epsilon, spent.delta
 
-    def _begun(self) -> Spending:
+    def _require_spending(self) -> Spending:
         if self._spending is None:
             raise QuietsumError("nothing was trained yet, so there is nothing to guarantee; call train() first")
         return self._spending
@@ -478,7 +478,7 @@ class PrivateTrainer:
             self._books.close()
 
     def _about(self) -> dict[str, Any]:
-        spending = self._begun()
+        spending = self._require_spending()
         about: dict[str, Any] = {
             "run": self._run, "plan": spending.plan.to_dict(), "charged_steps": spending.charged,
             "spent": spending.so_far().to_dict(), "guarantee": self.guarantee().to_dict(), "lost_steps": self._lost,
@@ -514,7 +514,7 @@ class PrivateTrainer:
         if step.adaptive is not None:
             step.retune(noise_multiplier=step.noise_multiplier, max_norm=clip)
 
-    def _rescued(self) -> bool:
+    def _can_rescue(self) -> bool:
         """Whether all steps are charged and their model was never written: then the last checkpoint becomes it."""
         assert self._spending is not None and self._books is not None
         if self._spending.left > 0 or self._books.model.is_file():
@@ -532,6 +532,6 @@ class PrivateTrainer:
             self._shows_average = wanted
 
 
-def _named(kind: OptimizerKind) -> str:
+def _name_rule(kind: OptimizerKind) -> str:
     """A rule by its settings; one that is no dataclass by its name."""
     return repr(kind) if dataclasses.is_dataclass(kind) else type(kind).__qualname__

@@ -26,7 +26,7 @@ UNPROTECTED = "validation data declared unprotected"
 
 
 def scores(model: nn.Module, loss: Loss, loader: Iterable[Any], device: torch.device) -> dict[str, float]:
-    """Mean loss, and accuracy for the default loss, on records that nobody needs to protect."""
+    """Mean loss, and accuracy for the default loss, on records that need no protection."""
     batches: Iterable[Any] = [loader] if isinstance(loader, tuple) else loader
     total, right, count = 0.0, 0, 0
     for batch in batches:
@@ -71,8 +71,8 @@ def check_validation(model: nn.Module, loss: Loss, val_loader: Any, train_loader
     if isinstance(val_loader, Iterator):
         problem = "can be read only once, and is scored after every epoch"
         raise InvalidParameter("val_loader", shown, problem, remedy)
-    if _shared(val_loader, train_loader):
-        problem = "holds training records: scores on protected records are a release that nobody has paid for"
+    if _shares_records(val_loader, train_loader):
+        problem = "holds training records: scores on protected records are a release without a charge"
         advice = "pass records that no one needs to protect, clone()d if they are others from the same tensor; or None"
         raise InvalidParameter("val_loader", shown, problem, advice)
     try:
@@ -87,7 +87,7 @@ def check_validation(model: nn.Module, loss: Loss, val_loader: Any, train_loader
         raise InvalidParameter("val_loader", shown, "holds no records", "pass at least one, or None")
 
 
-def _shared(val_loader: Any, train_loader: Any) -> bool:
+def _shares_records(val_loader: Any, train_loader: Any) -> bool:
     """Whether both read a record from the same place: the same data set, or overlapping memory."""
     (theirs, some), (mine, others) = _source(val_loader), _source(train_loader)
     if theirs is mine:

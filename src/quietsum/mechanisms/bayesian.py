@@ -56,7 +56,7 @@ class Prior(Protocol):
 
     @property
     def words(self) -> str:
-        """The prior as a sentence, for whoever reads the number."""
+        """The prior as a sentence, for readers of the number."""
 
     @property
     def private(self) -> bool:

@@ -129,7 +129,7 @@ class DistributedNoise:
         }  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        steps = self._chosen_steps() if self.steps is None else whole_number("steps", self.steps, 1)
+        steps = self._choose_steps() if self.steps is None else whole_number("steps", self.steps, 1)
         if steps > _MOST:
             raise InvalidParameter("steps", steps, f"exceeds {_MOST}", "choose a coarser grid")
         object.__setattr__(self, "steps", steps)
@@ -140,7 +140,7 @@ class DistributedNoise:
 
     # ------------------------------------------------------------------------------------------------ the grid
 
-    def _chosen_steps(self) -> int:
+    def _choose_steps(self) -> int:
         """C in grid steps: the power of two from 1000 √d on, or the largest one with which the ring has room."""
         root = math.sqrt(self.dimension)
         steps = max(_FEWEST, 1 << math.ceil(math.log2(_FINE * root)))
@@ -228,7 +228,7 @@ class DistributedNoise:
             row = np.ascontiguousarray(given, dtype=np.float64).reshape(1, -1)
         return np.asarray(clip_rows(row, self.ball)[0])
 
-    def rounded(self, vector: NDArray[np.floating], rng: RandomSource) -> NDArray[np.int64]:
+    def round_to_grid(self, vector: NDArray[np.floating], rng: RandomSource) -> NDArray[np.int64]:
         """The vector on the grid, without noise: what must never leave the party.
 
         Guarantees: a client's integers have Σ kᵢ² ≤ Δ₂², verified exactly; a record sum's are within the ball.
@@ -259,7 +259,7 @@ class DistributedNoise:
     def share(self, vector: NDArray[np.floating], rng: RandomSource) -> NDArray[np.int64]:
         """What the party masks and sends: its vector on the grid, plus its share of the noise."""
         noise: NDArray[np.int64] = self._noise.sample(self.dimension, rng)
-        return np.add(self.rounded(vector, rng), noise, out=noise)
+        return np.add(self.round_to_grid(vector, rng), noise, out=noise)
 
     def decode(self, total: NDArray[np.integer]) -> NDArray[np.float64]:
         """A sum of shares in the vectors' own units. It never divides by a count."""

@@ -83,7 +83,7 @@ class ClippedSum:
         if noise > MOST_NOISE:
             raise InvalidParameter("noise_multiplier", noise, f"exceeds {MOST_NOISE:g}", "nothing would be left to see")
         if noise < LEAST_NOISE:
-            raise InvalidParameter("noise_multiplier", noise, f"is below {LEAST_NOISE:g}", "it would protect nobody")
+            raise InvalidParameter("noise_multiplier", noise, f"is below {LEAST_NOISE:g}", "it would protect no one")
         try:
             mode = Mode(self.mode)
         except ValueError:
@@ -137,7 +137,7 @@ class ClippedSum:
         """Every row (or the one vector) clipped to ``max_norm``; a row with a NaN or an infinity becomes zero.
 
         Guarantees: in secure mode the exact integer norm of every returned row is at most ``grid_norm``, and a
-        row's result is the same bits whatever stands beside it.
+        row's result is the same bits beside any other rows.
         """
         rows = _rows(vectors)
         if self.mode is Mode.FAST:
@@ -148,7 +148,7 @@ class ClippedSum:
 
     def sum(self, bounded: Vectors) -> Vectors:
         """The sum of bounded rows (zeros for no rows), an exact integer one in secure mode."""
-        bounded = self._checked("bounded", bounded)
+        bounded = self._check("bounded", bounded)
         if bounded.ndim not in (1, 2):
             raise InvalidParameter("bounded", bounded.shape, "is not a shape of rows", "pass what bound() returned")
         if bounded.dtype == np.int64 and bounded.size:
@@ -165,7 +165,7 @@ class ClippedSum:
 
     def release(self, total: Vectors, rng: RandomSource) -> NDArray[np.float64]:
         """The noisy sum, in the rows' own units. It never divides: only a public constant may."""
-        total = self._checked("total", total)
+        total = self._check("total", total)
         if total.dtype == np.float64:
             return np.asarray(total + rng.normals(total.shape) * (self.noise_multiplier * self.max_norm))
         if total.size:
@@ -195,7 +195,7 @@ class ClippedSum:
         """What a guarantee must say beside its figure; empty for secure mode."""
         return "" if self.mode is Mode.SECURE else "not floating-point safe"
 
-    def _checked(self, name: str, values: Vectors) -> Vectors:
+    def _check(self, name: str, values: Vectors) -> Vectors:
         wanted = np.dtype(np.int64 if self.mode is Mode.SECURE else np.float64)
         given = getattr(values, "dtype", type(values).__name__)
         if given != wanted:

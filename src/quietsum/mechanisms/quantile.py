@@ -7,7 +7,7 @@ moves towards the quantile:
     b̃ = ½ + ( Σ (b_i − ½) + N(0, σ_b²) ) / E,      b_i = 1 if ‖g_i‖ ≤ C else 0
     C ← C · exp(−η (b̃ − γ))
 
-Each unit moves Σ (b_i − ½) by ½, whatever it holds. Sum and count are one Gaussian release in d + 1 dimensions: with
+Each unit moves Σ (b_i − ½) by ½, with any content. Sum and count are one Gaussian release in d + 1 dimensions: with
 noise σ_Δ on the sum the joint multiplier σ has σ⁻² = σ_Δ⁻² + (2 σ_b)⁻², so that σ_Δ = (σ⁻² − (2σ_b)⁻²)^(−1/2) (their
 Theorem 1). The accountant counts σ; the sum gets σ_Δ > σ. At a constant σ the schedule of charges does not depend on
 data, so no filter is needed.
@@ -35,7 +35,7 @@ from quietsum.validate import open_probability, positive
 __all__ = ["BOUNDS", "QuantileRule", "within"]
 
 BOUNDS = (1e-8, 1e8)
-"""Where the bound stays, whatever the noise."""
+"""Where the bound stays under any noise."""
 _UP = 1 + 1e-12
 _LARGEST_MOVE = 4.0  # of ln C in one step; more is noise, and would overflow
 

@@ -38,8 +38,8 @@ from quietsum.validate import probability, whole_number
 __all__ = [
     "RandomSource",
     "Shape",
+    "choose_source",
     "dimensions",
-    "given_or_system",
     "random_keys",
     "randomness_for_tests",
     "system_randomness",
@@ -107,12 +107,12 @@ def system_randomness() -> RandomSource:
     return _Source(_Keystream(lambda: os.urandom(32)), for_tests=False)
 
 
-def given_or_system(rng: RandomSource | None) -> RandomSource:
+def choose_source(rng: RandomSource | None) -> RandomSource:
     """``rng``, or a new source of the system's if it is None. A generator of numpy's or of Python's is refused."""
     if rng is None:
         return system_randomness()
     if not callable(getattr(rng, "words", None)):
-        remedy = "leave it out: whoever knows the state of another generator can subtract the noise"
+        remedy = "leave it out: the state of another generator, once known, lets one subtract the noise"
         raise InvalidParameter("rng", type(rng).__name__, "is not a random source of quietsum", remedy)
     return rng
 
@@ -124,7 +124,7 @@ def randomness_for_tests(seed: int) -> RandomSource:
     """
     if os.environ.get(TEST_SWITCH) != "1":
         raise QuietsumError(
-            f"seeded randomness is refused: whoever knows the seed can subtract the noise; use system_randomness(), "
+            f"seeded randomness is refused: with the seed one can subtract the noise; use system_randomness(), "
             f"or set {TEST_SWITCH}=1 in a test"
         )
     seed = whole_number("seed", seed)
@@ -193,13 +193,13 @@ class _Keystream:
 _LIVING: weakref.WeakSet[_Keystream] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _begin_again() -> None:
     for stream in list(_LIVING):
         stream._begin()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_begin_again)
 
 
 # ------------------------------------------------------------------------------------------------ the source

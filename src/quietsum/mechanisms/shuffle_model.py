@@ -1,7 +1,7 @@
-"""The shuffle model: what a local ε₀ becomes when nobody can tell whose report is whose.
+"""The shuffle model: what a local ε₀ becomes when reports cannot be linked to their senders.
 
 n people randomise their own value by one ε₀-DP randomiser R, and a *shuffler* hands on the reports in random order.
-Whoever sees the shuffled reports learns far less about one person than ε₀ allows, since everybody else's report might
+A reader of the shuffled reports learns far less about one person than ε₀ allows, since everybody else's report might
 be hers. (Shuffled *batches* in training, :mod:`quietsum.privacy.shuffled`, are another thing, and amplify nothing.)
 
 **The bound.** Let x and x' be two values of one person and b a measure with b ≤ R(y) for every value y, for instance
@@ -22,7 +22,7 @@ erratum names an error in the proof of their Lemma 3.5, which spoke of randomise
 randomiser that everyone uses, the argument above does without the lemma. The mirrored pair has the same δ.
 
 **Two levels.** k-ary randomised response and its kin (unary encodings, local hashing, Hadamard response) give every
-report y one of two probabilities, l(y) or e^{ε₀} l(y), whatever the value. With γ = l(all), Z has a third outcome
+report y one of two probabilities, l(y) or e^{ε₀} l(y), for every value. With γ = l(all), Z has a third outcome
 1 − e^ε, of probability γ − 2(1 − γ)/(e^{ε₀} − 1); a larger γ means a smaller δ. k-ary response has
 γ = k/(e^{ε₀} + k − 1).
 
@@ -154,7 +154,7 @@ def shuffled_epsilon(
     """The central ε of ``n`` shuffled reports, each made by the same ``epsilon0``-DP randomiser.
 
     ``n`` is a public or declared number; with a private one the ε itself would tell. ``colluders`` of them may tell the
-    recipient what they sent, and protect nobody. ``categories`` is the k of k-ary randomised response, ``blanket`` the
+    recipient what they sent, and protect no one. ``categories`` is the k of k-ary randomised response, ``blanket`` the
     mass γ of the lower level of another two-level randomiser (see the module's text); without either the bound holds
     for every pure ε₀-DP randomiser. Gaussian noise is none: at δ₀ = 0 its ε₀ is infinite.
 
@@ -178,7 +178,7 @@ def shuffled_epsilon(
     elif method == "numerical":
         epsilon = _smallest(law, delta)
         if law.binary and law.n <= _MOST_USERS:
-            lower = _attacked(law, delta)
+            lower = _attack(law, delta)
             if lower > epsilon:
                 raise QuietsumError(
                     f"the bounds {lower} and {epsilon} contradict each other; please report the arguments"
@@ -278,7 +278,7 @@ class _Law:
         n, colluders = whole_number("n", n, 1), whole_number("colluders", colluders, 0)
         if colluders >= n:
             raise InvalidParameter(
-                "colluders", colluders, f"leaves nobody of {n} to hide among", "count at least one honest report"
+                "colluders", colluders, f"leaves no other of {n} to hide among", "count at least one honest report"
             )
         least = 2 / (math.exp(epsilon0) + 1)
         if categories is not None and blanket is not None:
@@ -346,9 +346,9 @@ class _Law:
 
         Given B = b, A is binomial; the expectation falls with b, so that blocks of b are taken at their lower end.
         """
-        return np.array([self._given(float(count), epsilon, blocks) for count in counts])
+        return np.array([self._delta_given(float(count), epsilon, blocks) for count in counts])
 
-    def _given(self, count: float, epsilon: float, blocks: int) -> float:
+    def _delta_given(self, count: float, epsilon: float, blocks: int) -> float:
         ratio = math.expm1(self.epsilon0)
         each = (1 - self.blanket) / ratio / self.blanket  # P(A) = P(B), of a blanket report
         b, below = _blocks(int(count), each, blocks, above=1.5)
@@ -411,7 +411,7 @@ def _smallest(law: _Law, delta: float) -> float:
     return _bisect(lambda value: law.delta(value, fine=True) <= delta, 0.96 * epsilon, epsilon, law.tolerance)
 
 
-def _attacked(law: _Law, delta: float) -> float:
+def _attack(law: _Law, delta: float) -> float:
     """An ε below which no bound for every ε₀-DP randomiser can go: what binary randomised response really costs.
 
     All others hold 0 and report 1 with chance q = 1/(e^{ε₀} + 1). The recipient counts ones and asks whether there are

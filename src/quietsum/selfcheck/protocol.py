@@ -1,11 +1,11 @@
 """What a private step must show of itself, so that it can be checked: its parts, one by one, and its claim.
 
-A step of DP-SGD claims to be ``Σ clip(∇ℓ_i) + noise``, over a Poisson batch. Nobody can see from a trained model
+A step of DP-SGD claims to be ``Σ clip(∇ℓ_i) + noise``, over a Poisson batch. A trained model does not show
 whether that is what ran. With the sum, the noise and the draw in separate hands each is a question with an answer,
 and so a step is checked through the seams of :class:`StepUnderTest`. Nothing here knows torch: arrays go in, vectors
 come out.
 
-The rows are made up. A report that quoted a statistic of protected rows would be a release nobody paid for, and a
+The rows are made up. A report that quoted a statistic of protected rows would be a release without a charge, and a
 sensitivity must hold for every row that could exist, so :meth:`StepUnderTest.examples` invents rows of the right shape
 and no protected record is ever read.
 """
@@ -168,7 +168,7 @@ class StepUnderTest(Protocol):
         """Train on exactly these batches, one step each; empty ones are steps too."""
         ...
 
-    def restarted(self) -> StepUnderTest:
+    def restart(self) -> StepUnderTest:
         """The step as a new process finds it, from what was saved."""
         ...
 
@@ -177,7 +177,7 @@ class StepUnderTest(Protocol):
         ...
 
     def event(self) -> PrivacyEvent:
-        """What the accountant is told about one step."""
+        """The event of one step, as the accountant gets it."""
         ...
 
     def reference(self, batch: Batch) -> Floats | None:

@@ -5,7 +5,7 @@ are standard normal under the claim, exactly: continuous draws through their dis
 randomised one (u = P(K < k) + v · P(K = k) with v uniform is uniform; Rosenblatt 1952, Smith 1985). Then
 
 * the sum of squares of n scores is χ² with n degrees of freedom;
-* the product of one block of scores with another, ⟨a, b⟩ / ‖a‖, is standard normal, whatever n is;
+* the product of one block of scores with another, ⟨a, b⟩ / ‖a‖, is standard normal, for every n;
 * the largest gap to the normal distribution function obeys P(gap > g) ≤ 2 exp(−2 n g²) (Massart 1990).
 
 An attacker's error rates are bounded by Clopper and Pearson's exact intervals (1934).
@@ -44,7 +44,7 @@ _NEAR_ONE = 1 - 2.0**-53
 
 
 def noise_scores(draws: Floats, law: Law, scale: float) -> Floats:
-    """Draws of the claimed law as standard normal scores; 37 stands for whatever lies beyond a float's reach."""
+    """Draws of the claimed law as standard normal scores; 37 stands for all that lies beyond a float's reach."""
     if law is Law.GAUSSIAN:
         return np.asarray(draws / scale)
     tails = 0.5 * np.exp(-np.abs(draws) / scale)

@@ -13,8 +13,8 @@ import numpy as np
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.selfcheck.probes.attack import attack
-from quietsum.selfcheck.probes.claims import accounted, public_constants
-from quietsum.selfcheck.probes.draws import sampling, tested_population
+from quietsum.selfcheck.probes.claims import check_accounting, public_constants
+from quietsum.selfcheck.probes.draws import find_population, sampling
 from quietsum.selfcheck.probes.hostile import hostile_rows
 from quietsum.selfcheck.probes.noise import noise_law
 from quietsum.selfcheck.probes.outputs import outputs
@@ -60,7 +60,7 @@ def run_selfcheck(
     unknown = sorted(set(only) - set(TESTS))
     if unknown or not only:
         raise InvalidParameter("only", unknown, "names no test", f"choose among {', '.join(TESTS)}")
-    claim, population = _claim(step), tested_population(step)
+    claim, population = _claim(step), find_population(step)
     first: dict[str, Any] = {}
     worst: list[WorstPair] = []
 
@@ -68,9 +68,9 @@ def run_selfcheck(
         first["before"] = [np.asarray(step.noise(), dtype=np.float64) for _ in range(16)]
         first["drawn"] = [np.asarray(step.sample(population)) for _ in range(16)]
 
-    def attacked() -> Finding:
+    def run_attack() -> Finding:
         if not worst:
-            _replayed(step, rng, 60, worst)
+            _replay(step, rng, 60, worst)
         return attack(step, worst[0], releases=1500, seconds=seconds)
 
     def restart() -> Finding:
@@ -82,14 +82,14 @@ def run_selfcheck(
         step.name,
         claim,
         {
-            "T1": lambda: _replayed(step, rng, 60, worst),
+            "T1": lambda: _replay(step, rng, 60, worst),
             "T2": lambda: superposition(step, rng, few=False),
             "T3": lambda: noise_law(step, rng, draws=60_000, releases=24),
             "T4": lambda: sampling(step, rng, draws=int(min(1500, max(160, 2e6 / population)))),
             "T5": lambda: hostile_rows(step, rng),
-            "T6": attacked,
+            "T6": run_attack,
             "T7": lambda: public_constants(step),
-            "T8": lambda: accounted(step),
+            "T8": lambda: check_accounting(step),
             "T9": lambda: equivalence(step, rng, tries=4),
             "T10": restart,
             "T11": lambda: outputs(step, rng),
@@ -109,19 +109,19 @@ def one_step(step: StepUnderTest, *, rng: RandomSource | None = None) -> CheckRe
         step.name,
         _claim(step),
         {
-            "T1": lambda: _replayed(step, rng, 12, []),
+            "T1": lambda: _replay(step, rng, 12, []),
             "T2": lambda: superposition(step, rng, few=True),
             "T3": lambda: noise_law(step, rng, draws=12_000, releases=6),
             "T4": lambda: sampling(step, rng, draws=64),
             "T5": lambda: hostile_rows(step, rng, everywhere=(True,)),
             "T7": lambda: public_constants(step),
-            "T8": lambda: accounted(step),
+            "T8": lambda: check_accounting(step),
         },
         tuple(TESTS),
     )
 
 
-def _replayed(step: StepUnderTest, rng: RandomSource, tries: int, worst: list[WorstPair]) -> Finding:
+def _replay(step: StepUnderTest, rng: RandomSource, tries: int, worst: list[WorstPair]) -> Finding:
     finding, pair = sensitivity(step, rng, tries=tries)
     worst.append(pair)
     return finding

@@ -30,12 +30,12 @@ from quietsum.learning import (
     SideBySide,
     bound_people,
     fresh_model,
+    keep_unchanged,
     losses_of,
     rehearse_model,
     rows_of,
     scoring,
     training,
-    unchanged,
 )
 from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
@@ -305,7 +305,7 @@ class FederatedTorch(Task):
     def classes_of(self, params: Floats, features: NDArray[Any]) -> NDArray[np.int64]:
         """The class that these weights answer for each example; of two where the model has one output."""
         self._steps.layout.write(self._shown, params)
-        with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
+        with keep_unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
             told = outputs(self._shown, torch.from_numpy(np.asarray(features)))
         chosen = told.argmax(-1) if told.dim() > 1 and told.shape[-1] > 1 else told.reshape(len(told)) > 0
         return chosen.numpy().astype(np.int64)
@@ -423,7 +423,7 @@ class FederatedTorch(Task):
 
     def _root_losses(self, params: Floats, steps: NDArray[Any]) -> Floats:
         found, shown = [], self._shown
-        with unchanged(shown, weights=False), scoring(shown), torch.no_grad():
+        with keep_unchanged(shown, weights=False), scoring(shown), torch.no_grad():
             for step in steps:
                 self._steps.layout.write(shown, params + step)
                 found.append(float(losses_of(self.task.loss, shown, self._root, rows_of(self._root)).double().mean()))
@@ -432,7 +432,7 @@ class FederatedTorch(Task):
     def evaluate(self, params: Floats) -> Metrics:
         """The task's scores of these weights, on data declared unprotected."""
         self._steps.layout.write(self._shown, params)
-        with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
+        with keep_unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
             return self.task.evaluate(self._shown)
 
     def confusion(self, params: Floats) -> NDArray[np.int64] | None:
@@ -440,7 +440,7 @@ class FederatedTorch(Task):
         if (hold_out := optional_part(self.task, "hold_out")) is None:
             return None
         self._steps.layout.write(self._shown, params)
-        with unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
+        with keep_unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
             rows, labels = hold_out()
             scores = outputs(self._shown, rows)
         found = np.zeros((scores.shape[1],) * 2, dtype=np.int64)

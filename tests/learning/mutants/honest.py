@@ -143,7 +143,7 @@ class Trainer:
             said.update(self.said(self, batch))
         return Outcome(releases=tuple(self.release(batch) for batch in made), charged=self.charged, said=said)
 
-    def restarted(self) -> Trainer:
+    def restart(self) -> Trainer:
         """As after a restart: what is not saved is made anew."""
         rng = self.rng if self.rng.for_tests else system_randomness()
         return dataclasses.replace(self, rng=rng, charged=0 if self.forgets else self.charged)

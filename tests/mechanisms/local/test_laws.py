@@ -18,7 +18,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local import Ball, Interval, LocalHashing, MeanProtocol, PrivUnit, Rappor, categories, protocol
 from quietsum.mechanisms.local.exact import Cells, coins, exp_below
 from quietsum.mechanisms.local.mean import Window
-from quietsum.mechanisms.local.vectors import directions
+from quietsum.mechanisms.local.vectors import draw_directions
 from quietsum.mechanisms.rng import randomness_for_tests
 
 LISTED = ("k-rr", "oue", "sue", "rappor", "hadamard", "cms", "hcms")
@@ -244,14 +244,14 @@ def test_privunits_directions_lie_in_the_cap_as_often_as_the_coin_says() -> None
     found, rng = PrivUnit(domain=Ball(dimension=5), epsilon=2.0), randomness_for_tests(7)
     gamma, chance = found.cap
     seeds = found.privatize(np.tile([1.0, 0, 0, 0, 0], (50_000, 1)), rng)["seed"]
-    inside = int((directions(seeds, 6)[:, 0] >= gamma).sum())
+    inside = int((draw_directions(seeds, 6)[:, 0] >= gamma).sum())
     assert stats.binomtest(inside, 50_000, chance / WORD).pvalue > FITS
     wider = PrivUnit(domain=found.domain, epsilon=2.1)
     assert stats.binomtest(inside, 50_000, wider._chance(gamma) / WORD).pvalue < FITS
 
 
 def test_directions_of_seeds_are_uniform_on_the_sphere() -> None:
-    drawn = directions(randomness_for_tests(8).words(40_000), 4)
+    drawn = draw_directions(randomness_for_tests(8).words(40_000), 4)
     assert np.abs(np.linalg.norm(drawn, axis=1) - 1).max() < 1e-12
     for place in range(4):  # (t + 1) / 2 has a Beta law
         assert stats.kstest((drawn[:, place] + 1) / 2, stats.beta(1.5, 1.5).cdf).pvalue > FITS

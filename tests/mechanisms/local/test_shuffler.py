@@ -14,7 +14,7 @@ from scipy import stats
 
 from quietsum.errors import InvalidParameter, QuietsumError, Unreadable
 from quietsum.mechanisms.local import Header, LocalProtocol, Reports, protocol, read_reports, reports_file
-from quietsum.mechanisms.local.shuffler import blanket_of, permuted, shuffle_reports, shuffled_protocol
+from quietsum.mechanisms.local.shuffler import blanket_of, permute, shuffle_protocol, shuffle_reports
 from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.shuffle_model import kary_blanket, shuffled_epsilon
 
@@ -77,7 +77,7 @@ class Order:
 def orders_of(source: RandomSource | None) -> NDArray[np.int64]:
     """How often each order of three distinct reports came out."""
     three = np.array([(place,) for place in range(3)], dtype=survey().layout)
-    seen = Counter(tuple(permuted(three, source)["answer"].tolist()) for _ in range(3000))
+    seen = Counter(tuple(permute(three, source)["answer"].tolist()) for _ in range(3000))
     return np.array([*seen.values(), *[0] * (6 - len(seen))])
 
 
@@ -107,13 +107,13 @@ def test_two_level_protocols_have_the_blanket_of_their_chances() -> None:
     assert blanket_of(survey("olh")) == pytest.approx(kary_blanket(epsilon0=1.0, categories=4))
     assert blanket_of(survey("hadamard")) is None
     general = shuffled_epsilon(epsilon0=1.0, n=200, delta=1e-6).epsilon
-    assert shuffled_protocol(survey("hadamard"), n=200, delta=1e-6).epsilon == general
-    assert shuffled_protocol(survey("oue"), n=200, delta=1e-6).epsilon < general
+    assert shuffle_protocol(survey("hadamard"), n=200, delta=1e-6).epsilon == general
+    assert shuffle_protocol(survey("oue"), n=200, delta=1e-6).epsilon < general
 
 
 def test_a_kept_permanent_response_is_priced_at_its_permanent_epsilon() -> None:
     kept = protocol("rappor", ANSWERS, 1.0, permanent_epsilon=3.0)
-    assert shuffled_protocol(kept, n=200, delta=1e-6).local_epsilon == 3.0
+    assert shuffle_protocol(kept, n=200, delta=1e-6).local_epsilon == 3.0
 
 
 def test_what_cannot_be_shuffled_leaves_no_file(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_cannot_be_shuffled_leaves_no_file(tmp_path: Path) -> None:
         ([], {}, InvalidParameter, "nothing to shuffle"),
         ([one, two], {"most_bytes": 1000}, InvalidParameter, "permuted in memory"),
         ([one], {"delta": 0.0}, InvalidParameter, "delta"),
-        ([one], {"colluders": 40}, InvalidParameter, "leaves nobody"),
+        ([one], {"colluders": 40}, InvalidParameter, "leaves no other"),
     ):
         with pytest.raises(error, match=match):
             shuffle_reports(given, out, **{"delta": 1e-5, **options})  # type: ignore[arg-type]

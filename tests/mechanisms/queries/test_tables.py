@@ -16,7 +16,7 @@ from quietsum import ExactAccountant, Laplace, Neighbours, RenyiAccountant
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise, RoundedLaplaceNoise
 from quietsum.mechanisms.queries import NoisyCount, NoisyHistogram, NoisyMean, NoisyQuantile, NoisySum
-from quietsum.mechanisms.queries.rows import bounded, grid_for, total
+from quietsum.mechanisms.queries.rows import bound_values, grid_for, total
 from quietsum.mechanisms.queries.tables import _LAPLACE_FAILURE
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests
 from quietsum.privacy import ClassicalAccountant
@@ -81,7 +81,7 @@ def test_one_row_moves_the_integer_sum_by_at_most_the_bound(
     grid = grid_for(max(abs(low), abs(high)))
 
     def summed(values: list[float]) -> int:
-        return total(bounded(np.array(values, dtype=np.float64), low, high, grid))
+        return total(bound_values(np.array(values, dtype=np.float64), low, high, grid))
 
     assert abs(summed([*others, row]) - summed(others)) <= grid.largest
     assert Fraction(grid.largest) * Fraction(grid.lattice.step) <= Fraction(max(abs(low), abs(high))) * (
@@ -108,7 +108,7 @@ def test_a_float_sum_is_moved_by_more_than_one_row_may() -> None:
     floats = list(itertools.accumulate([0.1] * 1000))
     assert max(Fraction(b) - Fraction(a) for a, b in itertools.pairwise(floats)) > Fraction(0.1)
     grid = grid_for(0.1)
-    steps = [total(bounded(np.full(count, 0.1), -0.1, 0.1, grid)) for count in range(100)]
+    steps = [total(bound_values(np.full(count, 0.1), -0.1, 0.1, grid)) for count in range(100)]
     assert {b - a for a, b in itertools.pairwise(steps)} <= {grid.largest, grid.largest - 1}
 
 

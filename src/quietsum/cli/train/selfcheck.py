@@ -190,9 +190,9 @@ def _shared_step(shares: int, clients: int | None, settings: dict[str, Any]) -> 
 
 def _torch_step(task: Any, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
     """The task's model and loss with the engine asked for; only shapes of its data are used."""
-    from quietsum.learning import checked_task, while_checking
+    from quietsum.learning import while_checking, wrap_task
 
-    step, model = checked_task(task, **settings)
+    step, model = wrap_task(task, **settings)
     return step, while_checking(model)
 
 

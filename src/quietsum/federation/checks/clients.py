@@ -172,7 +172,7 @@ class CheckedClients:
         self._charged += len(batches)
         return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
-    def restarted(self) -> CheckedClients:
+    def restart(self) -> CheckedClients:
         """Another one from the same claim, with randomness of its own."""
         return CheckedClients(
             self._claim,

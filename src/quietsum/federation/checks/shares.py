@@ -94,13 +94,13 @@ class CheckedShares:
 
     def deterministic(self, batch: Batch) -> Floats:
         """The opened sum without noise, clients rounded to the nearest integer."""
-        return self._opened([self._wide.rounded(vector, Silent()) for vector in self._vectors(batch)])
+        return self._opened([self._wide.round_to_grid(vector, Silent()) for vector in self._vectors(batch)])
 
     def release(self, batch: Batch) -> Floats:
         """The opened sum, less what colluders know."""
         vectors, honest = self._vectors(batch), self._claim.honest
         shares = [self._share(self._wide, party, vector, self._rng) for party, vector in enumerate(vectors[:honest])]
-        return self._opened([*shares, *(self._wide.rounded(vector, self._rng) for vector in vectors[honest:])])
+        return self._opened([*shares, *(self._wide.round_to_grid(vector, self._rng) for vector in vectors[honest:])])
 
     def noise(self) -> Floats:
         """The opened sum of parties that have nothing to send."""
@@ -119,7 +119,7 @@ class CheckedShares:
         self._charged += len(batches)
         return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
-    def restarted(self) -> CheckedShares:
+    def restart(self) -> CheckedShares:
         """Another one from the same claim, with randomness of its own."""
         return CheckedShares(
             self._claim,

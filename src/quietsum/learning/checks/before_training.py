@@ -1,7 +1,7 @@
 """The check before a training: is the step of an unknown model what it claims to be?
 
 :func:`refuse_unsound` tries a :class:`~quietsum.learning.checks.step.CheckedStep` on made-up rows and refuses one that
-is not, :func:`checked_task` wraps a task of the command line. The numpy descent has a bridge of its own, without torch,
+is not, :func:`wrap_task` wraps a task of the command line. The numpy descent has a bridge of its own, without torch,
 in :mod:`quietsum.learning.checks.numpy_step`.
 """
 
@@ -20,7 +20,7 @@ from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
 from quietsum.learning.clipping import Flat
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
-from quietsum.learning.engines.batch_mixing import SteadyEngine, unchanged
+from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged
 from quietsum.learning.engines.protocol import Loss, engine_for
 from quietsum.learning.records import Records
 from quietsum.learning.step import PrivateStep, build_step, cross_entropy
@@ -33,10 +33,10 @@ __all__ = [
     "CheckableTask",
     "ClaimContradicted",
     "check_step",
-    "checked_task",
-    "planned",
+    "constants_for",
     "refuse_unsound",
     "while_checking",
+    "wrap_task",
 ]
 
 
@@ -71,7 +71,7 @@ def refuse_unsound(step: CheckedStep, model: nn.Module, *, rng: RandomSource | N
     return report
 
 
-def planned(config: PrivacyConfig, size: int) -> Callable[[int], Mapping[str, float]]:
+def constants_for(config: PrivacyConfig, size: int) -> Callable[[int], Mapping[str, float]]:
     """The constants of a training plan for any number of records, as :class:`CheckedStep` takes them.
 
     Under the zero-out relation neighbours have the same size, which is public, so the plan is always that of ``size``.
@@ -121,7 +121,7 @@ class CheckableTask(Protocol):
         ...
 
 
-def checked_task(
+def wrap_task(
     task: CheckableTask,
     *,
     engine: str = "auto",
@@ -171,13 +171,13 @@ def check_step(
 
     Guarantees: no record is read, and parameters and buffers are afterwards what they were.
     """
-    made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.made_up())
+    made_up = (part.float() if part.dtype is torch.bfloat16 else part for part in records.make_up())
     rows = tuple(part.cpu().numpy() for part in made_up)
-    with unchanged(model):
+    with keep_unchanged(model):
         classes = 2
         if loss is cross_entropy:
             with torch.no_grad(), while_checking(model):
-                classes = int(model(records.made_up(device)[0]).shape[-1])
+                classes = int(model(records.make_up(device)[0]).shape[-1])
         step = CheckedStep(
             lambda some: build_step(some, loss, config, plan), model,
             rows=MadeUp.like(rows, below=classes), population=plan.size, name="the training step",

@@ -30,13 +30,13 @@ from quietsum.learning.step import PrivateStep
 from quietsum.mechanisms import system_randomness
 from quietsum.selfcheck import Floats
 
-__all__ = ["NoisyCount"]
+__all__ = ["CountUnderTest"]
 
 _LARGEST_COUNT = 1e4  # of made-up records in a batch
 
 
 @final
-class NoisyCount:
+class CountUnderTest:
     """The count that ``step`` releases, as one more coordinate of its sum.
 
     The step's rule is slowed down, so that the bound never runs into a stop and the count can be read off it; after
@@ -63,16 +63,16 @@ class NoisyCount:
         """2 Σ (b_i − ½), by a step whose count is left without noise."""
         self._step.adaptive = dataclasses.replace(self._rule, rng=Silent())
         try:
-            return self._stepped(batch)[1]
+            return self._run_step(batch)[1]
         finally:
             self._step.adaptive = self._rule
 
-    def released(self, batch: Batch) -> tuple[Floats, int]:
+    def release_with_sum(self, batch: Batch) -> tuple[Floats, int]:
         """The gradient that training sees, and the noisy count in halves that the next bound betrays."""
-        gradient, seen = self._stepped(batch)
+        gradient, seen = self._run_step(batch)
         return np.concatenate([part.detach().cpu().double().numpy().ravel() for part in gradient]), seen
 
-    def _stepped(self, batch: Batch) -> tuple[Sequence[Tensor], int]:
+    def _run_step(self, batch: Batch) -> tuple[Sequence[Tensor], int]:
         try:
             return self._step.gradient(batch), self._read(float(self._step.sensitivity))
         finally:
@@ -86,7 +86,7 @@ class NoisyCount:
     def release(self, batch: Batch) -> tuple[Floats, float]:
         """The gradient, and the coordinate with its noise."""
         halves = self._halves(batch)
-        gradient, seen = self.released(batch)
+        gradient, seen = self.release_with_sum(batch)
         score = self._scores(np.array([seen - halves], dtype=np.int64))[0]
         return gradient, float(halves / 2 * self.weight + self._noise * score)
 

@@ -63,7 +63,7 @@ class _Still(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **given) if answer is None else answer(func, args, given)
 
 
-def _filled(middle: Callable[[Sequence[Any], dict[str, Any]], float]) -> Callable[..., Any]:
+def _fill_with(middle: Callable[[Sequence[Any], dict[str, Any]], float]) -> Callable[..., Any]:
     """Run the operation, so that shape, type and device are its own, and then fill what it made."""
 
     def answer(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -73,13 +73,13 @@ def _filled(middle: Callable[[Sequence[Any], dict[str, Any]], float]) -> Callabl
     return answer
 
 
-def _given(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str, default: float) -> float:
+def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str, default: float) -> float:
     value = args[place] if len(args) > place else kwargs.get(name, default)
     return float(value) if isinstance(value, int | float) else default
 
 
 def _uniform(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
-    return (_given(args, kwargs, 1, "from", 0.0) + _given(args, kwargs, 2, "to", 1.0)) / 2
+    return (_argument(args, kwargs, 1, "from", 0.0) + _argument(args, kwargs, 2, "to", 1.0)) / 2
 
 
 def _normal(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +95,7 @@ def _dropout(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _rrelu(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The slope in the middle; ``noise`` is what the backward pass multiplies by."""
     values, noise = args[0], args[1]
-    slope = (_given(args, kwargs, 2, "lower", 1 / 8) + _given(args, kwargs, 3, "upper", 1 / 3)) / 2
+    slope = (_argument(args, kwargs, 2, "lower", 1 / 8) + _argument(args, kwargs, 3, "upper", 1 / 3)) / 2
     slopes: Tensor = torch.where(values <= 0, slope, 1.0).to(values.dtype)
     noise.copy_(slopes)
     return values * slopes
@@ -103,17 +103,17 @@ def _rrelu(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 _aten = torch.ops.aten
 _ANSWERS: Mapping[Any, Callable[..., Any]] = {
-    _aten.bernoulli: _filled(lambda args, kwargs: 1.0),
-    _aten.bernoulli_: _filled(lambda args, kwargs: 1.0),
-    _aten.rand: _filled(lambda args, kwargs: 0.5),
-    _aten.rand_like: _filled(lambda args, kwargs: 0.5),
-    _aten.uniform: _filled(_uniform),
-    _aten.uniform_: _filled(_uniform),
-    _aten.randn: _filled(lambda args, kwargs: 0.0),
-    _aten.randn_like: _filled(lambda args, kwargs: 0.0),
-    _aten.normal_: _filled(lambda args, kwargs: _given(args, kwargs, 1, "mean", 0.0)),
+    _aten.bernoulli: _fill_with(lambda args, kwargs: 1.0),
+    _aten.bernoulli_: _fill_with(lambda args, kwargs: 1.0),
+    _aten.rand: _fill_with(lambda args, kwargs: 0.5),
+    _aten.rand_like: _fill_with(lambda args, kwargs: 0.5),
+    _aten.uniform: _fill_with(_uniform),
+    _aten.uniform_: _fill_with(_uniform),
+    _aten.randn: _fill_with(lambda args, kwargs: 0.0),
+    _aten.randn_like: _fill_with(lambda args, kwargs: 0.0),
+    _aten.normal_: _fill_with(lambda args, kwargs: _argument(args, kwargs, 1, "mean", 0.0)),
     _aten.normal: _normal,
-    _aten.exponential_: _filled(lambda args, kwargs: 1 / _given(args, kwargs, 1, "lambd", 1.0)),
+    _aten.exponential_: _fill_with(lambda args, kwargs: 1 / _argument(args, kwargs, 1, "lambd", 1.0)),
     _aten.native_dropout: _dropout,
     _aten.rrelu_with_noise: _rrelu,
 }

@@ -43,7 +43,7 @@ class Field:
 @final
 @dataclass(frozen=True, kw_only=True)
 class MadeUp:
-    """Rows that nobody needs to protect: standard normal numbers, uniform labels.
+    """Rows that need no protection: standard normal numbers, uniform labels.
 
     >>> rows = MadeUp(fields=(Field(shape=(3,)), Field(shape=(), dtype="int64", below=10)))
     >>> [part.shape for part in rows.draw(5, system_randomness())]
@@ -182,7 +182,7 @@ class CheckedDescent:
         return self._steps(batch, Silent())
 
     def noise(self) -> Floats:
-        """The step on nobody."""
+        """The step on an empty batch."""
         return self._steps(self._rows.draw(0, self._rng), self._rng)
 
     def beside(self, draws: int) -> Floats:
@@ -202,7 +202,7 @@ class CheckedDescent:
         self._charged += len(batches)
         return Outcome(releases=tuple(self.release(batch) for batch in batches), charged=self._charged)
 
-    def restarted(self) -> CheckedDescent:
+    def restart(self) -> CheckedDescent:
         """Another one from the same settings, with randomness of its own."""
         return CheckedDescent(
             self._task,

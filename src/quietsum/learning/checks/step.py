@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
-from quietsum.learning.checks.count import NoisyCount
+from quietsum.learning.checks.count import CountUnderTest
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.engines.protocol import Engine
 from quietsum.learning.step import PrivateStep
@@ -35,7 +35,7 @@ class CheckedStep:
     """A :class:`~quietsum.learning.step.PrivateStep` under test.
 
     ``make`` builds the step of a model and is called again for every restart, as a new process would, and for a copy
-    of the model in float64, by which rounding is told from faults. ``referee`` makes an engine for the naive sum.
+    of the model in float64, which separates rounding from faults. ``referee`` makes an engine for the naive sum.
     ``constants`` gives the numbers that steer a run for a number of records; those of the step itself are always among
     them. ``said`` is what a trainer lets out about a batch besides its gradient, a loss say. Dropout must be off
     (:func:`while_checking`), since a sum that changes cannot be replayed.
@@ -67,7 +67,7 @@ class CheckedStep:
         if not isinstance(inner, Gaussian | Laplace):
             raise InvalidParameter("event", type(inner).__name__, "cannot be checked", "use Gaussian or Laplace noise")
         self.law = Law.LAPLACE if isinstance(inner, Laplace) else Law.GAUSSIAN
-        self._count = None if self._step.adaptive is None else NoisyCount(self._step, self._step.adaptive)
+        self._count = None if self._step.adaptive is None else CountUnderTest(self._step, self._step.adaptive)
         claim: Any = self._count or self._step
         self.sensitivity, self.noise_multiplier = float(claim.sensitivity), float(claim.noise_multiplier)
         self.rate = float(self._step.rate)
@@ -97,10 +97,10 @@ class CheckedStep:
     @functools.cached_property
     def twin(self) -> CheckedTwin | None:
         """Copies of the model: one to shake, and one in float64 where model and loss can be run so."""
-        like = self._copied()
-        return None if like is None else CheckedTwin(like, self._copied(torch.float64) or like)
+        like = self._copy()
+        return None if like is None else CheckedTwin(like, self._copy(torch.float64) or like)
 
-    def _copied(self, dtype: torch.dtype | None = None) -> CheckedStep | None:
+    def _copy(self, dtype: torch.dtype | None = None) -> CheckedStep | None:
         """The step of a copy of the model, in that precision if stated; None where it raises on made-up rows."""
         with contextlib.suppress(Exception):  # whatever a model raises that insists on its precision
             model = copy.deepcopy(self._model)
@@ -146,9 +146,9 @@ class CheckedStep:
     def deterministic(self, batch: Batch) -> Floats:
         """Σ clipped, before the noise."""
         rows = self._tensors(batch)
-        return self._counted(flat(self._step.deterministic(rows)), rows)
+        return self._append_count(flat(self._step.deterministic(rows)), rows)
 
-    def _counted(self, total: Floats, rows: tuple[Tensor, ...]) -> Floats:
+    def _append_count(self, total: Floats, rows: tuple[Tensor, ...]) -> Floats:
         return total if self._count is None else np.append(total, self._count.count(rows))
 
     def noise(self) -> Floats:
@@ -183,7 +183,7 @@ class CheckedStep:
         releases = tuple(self.release(batch) for batch in batches)
         return Outcome(releases=releases, charged=self._charged, said=said)
 
-    def restarted(self) -> CheckedStep:
+    def restart(self) -> CheckedStep:
         """Another one from the same settings; only the books go on."""
         return CheckedStep(
             self._make,
@@ -217,7 +217,7 @@ class CheckedStep:
             return None
         rows = self._tensors(batch)
         scale = 1.0 if self._step.scaled is None else self._step.scaled.max_norm
-        return self._counted(flat(self._naive.clipped_sum(rows)) * scale, rows)
+        return self._append_count(flat(self._naive.clipped_sum(rows)) * scale, rows)
 
 
 @final

@@ -37,9 +37,9 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.checks.before_training import refuse_unsound, while_checking
 from quietsum.learning.checks.numpy_step import MadeUp
 from quietsum.learning.checks.step import CheckedStep
-from quietsum.learning.clients.vectors import Layout, Vector
+from quietsum.learning.clients.vectors import ModelLayout, Vector
 from quietsum.learning.clipping import Flat
-from quietsum.learning.engines.batch_mixing import SteadyEngine, refuse_mixing, unchanged
+from quietsum.learning.engines.batch_mixing import SteadyEngine, keep_unchanged, refuse_mixing
 from quietsum.learning.engines.protocol import Batch, Engine, Loss, engine_for, losses_of, rows_of
 from quietsum.learning.noise.gradient_noise import TorchNoise, float_margin, more_noise, uncovered_norms
 from quietsum.learning.people import bound_people
@@ -89,7 +89,7 @@ class LocalSteps:
     def __init__(self, model: nn.Module, loss: Loss, *, engine: str = "auto") -> None:
         with training(model):
             refuse_mixing(model)  # statistics over a batch do not travel in an update either
-        self.layout = Layout.of(model)
+        self.layout = ModelLayout.of(model)
         self._model, self._loss, self._name = model, loss, engine
         self._parameters = self.layout.parameters(model)
         self._device = self._parameters[0].device
@@ -108,7 +108,7 @@ class LocalSteps:
     def run_on_public(self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource) -> Vector:
         """The same steps with the clip of ``orders.mechanism`` and **without its noise**: for records that are public.
 
-        Guarantees: none of privacy. It is what the server does with a root set, and nobody else.
+        Guarantees: none of privacy. Only the server does it, with a root set.
         """
         if orders.mechanism is None:
             return self._descend(records, params, orders, rng, None)
@@ -123,18 +123,18 @@ class LocalSteps:
         self, records: Batch, params: Vector, orders: LocalOrders, rng: RandomSource,
         gradient: Callable[[Batch], Sequence[Tensor]] | None,
     ) -> Vector:  # fmt: skip
-        with unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
+        with keep_unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
             self.layout.write(self._model, params)
             start = [parameter.detach().clone() for parameter in self._parameters]
             velocity = [torch.zeros_like(parameter) for parameter in start]
             count = rows_of(records)
             for _ in range(orders.steps):
-                batch = _chosen(records, orders.sampling.draw(count, rng), self._device)
+                batch = _choose(records, orders.sampling.draw(count, rng), self._device)
                 mean = self._plain(batch, orders.expected_batch) if gradient is None else gradient(batch)
                 self._move(mean, start, velocity, orders)
             with torch.no_grad():
                 change = [now.double() - old.double() for now, old in zip(self._parameters, start, strict=True)]
-        delta = self.layout.joined(change)
+        delta = self.layout.join(change)
         if not np.isfinite(delta).all():
             problem = "made the weights overflow"
             raise InvalidParameter("learning_rate", orders.learning_rate, problem, "take smaller steps")
@@ -154,12 +154,12 @@ class LocalSteps:
         """
         records = _of_people(records, people, orders.max_records)
         rounding = max(float_margin(dtype, orders.expected_batch) for dtype in {p.dtype for p in self._parameters})
-        with unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
+        with keep_unchanged(self._model, weights=False), training(self._model), torch.enable_grad():
             step = self._private(orders, _without_noise(max_norm / (1 + rounding)), rng)
             self.layout.write(self._model, params)
             drawn = orders.sampling.draw(rows_of(records), rng)
-            parts = step.deterministic(_chosen(records, drawn, self._device))
-            total = self.layout.joined([part.detach().double() for part in parts])
+            parts = step.deterministic(_choose(records, drawn, self._device))
+            total = self.layout.join([part.detach().double() for part in parts])
         return np.where(np.isfinite(total), total, 0.0)
 
     def _move(
@@ -184,7 +184,7 @@ class LocalSteps:
         if known is None or not alike or self._rng is not rng:
             known = self._noise = _noise(orders, mechanism, rng)
             self._rng = rng
-        noise = known.changed(noise_multiplier=mechanism.noise_multiplier, sensitivity=mechanism.max_norm)
+        noise = known.rescale(noise_multiplier=mechanism.noise_multiplier, sensitivity=mechanism.max_norm)
         return _step(self._made[1], orders, mechanism, noise, rng)
 
     def check(self, records: Records, orders: LocalOrders) -> None:
@@ -197,9 +197,9 @@ class LocalSteps:
         mechanism = orders.mechanism or _in_place_of_shares(orders)
         if mechanism is None:
             return
-        made_up = records.made_up()
+        made_up = records.make_up()
         rows = tuple((part.float() if part.dtype is torch.bfloat16 else part).cpu().numpy() for part in made_up)
-        with unchanged(self._model), training(self._model):
+        with keep_unchanged(self._model), training(self._model):
             classes = 2
             if self._loss is cross_entropy:
                 with torch.no_grad(), while_checking(self._model):
@@ -294,7 +294,7 @@ def _rate(sampling: Sampling) -> float:
 
 
 def _of_people(records: Batch, people: People | None, most: int | None) -> Batch:
-    """The records that may be drawn: at most ``most`` of each person, whatever is drawn later."""
+    """The records that may be drawn: at most ``most`` of each person, in all draws."""
     if most is None:
         return records
     if people is None or len(people) != rows_of(records):
@@ -305,7 +305,7 @@ def _of_people(records: Batch, people: People | None, most: int | None) -> Batch
     return tuple(part[kept] for part in records)
 
 
-def _chosen(records: Batch, drawn: NDArray[np.int64], device: torch.device) -> Batch:
+def _choose(records: Batch, drawn: NDArray[np.int64], device: torch.device) -> Batch:
     if len(drawn) == rows_of(records):  # all of them
         return tuple(part.to(device) for part in records)
     places = torch.from_numpy(drawn)

@@ -1,8 +1,8 @@
-"""What clients side by side are told, and the rows they draw, lined up so that one operation serves all of them.
+"""The orders of clients side by side, and the rows they draw, lined up so that one operation serves all of them.
 
-Clients hold unequal numbers of records and draw batches of unequal size. :func:`padded` draws everybody's batch and
-fills the short ones up; the mask says which rows count. :class:`Columns` lays the orders of many clients beside each
-other, so that a learning rate is one number where all share it and a column where they do not.
+Clients hold unequal numbers of records and draw batches of unequal size. :func:`draw_padded` draws everybody's batch
+and fills the short ones up; the mask says which rows count. :class:`Columns` lays the orders of many clients beside
+each other, so that a learning rate is one number where all share it and a column where they do not.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from quietsum.validate import non_negative, positive, whole_number
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource
 
-__all__ = ["Columns", "Orders", "PlainOrders", "padded", "sound"]
+__all__ = ["Columns", "Orders", "PlainOrders", "draw_padded", "sound"]
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 
 class Orders(Protocol):
-    """What a client is told for one round; every number is public."""
+    """A client's orders for one round; every number is public."""
 
     @property
     def steps(self) -> int:
@@ -135,7 +135,7 @@ def _draws(shards: Sequence[Indices], samplings: Sequence[Sampling], rng: Random
     return [own[each.draw(own.size, rng)] for own, each in zip(shards, samplings, strict=True)]
 
 
-def padded(
+def draw_padded(
     records: Batch,
     shards: Sequence[Indices],
     samplings: Sequence[Sampling],

@@ -1,8 +1,8 @@
 """Training without privacy, for comparison alone: the same model, loss, optimizer and batches, no clip and no noise.
 
 What privacy costs is the distance between two runs that differ in nothing else. :func:`train_plainly` makes the other
-one. It publishes whatever its model remembers of the records, so it is refused unless the task says why nobody in them
-needs protection.
+one. It publishes all that its model remembers of the records, so it is refused unless the task says why they need no
+protection.
 
 Two settings cannot be the same. A private step moves by learning_rate · Σ clip_C(g)/E; where nearly every gradient is
 clipped this is learning_rate · C times a mean of unit vectors. The plain step takes gradients as they are, so its
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.learning.engines.protocol import trainable
-from quietsum.learning.optimizers import Averaged, optimizer_named
+from quietsum.learning.optimizers import AveragedWeights, optimizer_named
 from quietsum.validate import positive, whole_number
 
 __all__ = ["PlainSettings", "PlainTask", "PlainlyTuned", "fresh_model", "plain_learning_rate", "train_plainly"]
@@ -55,7 +55,7 @@ class PlainTask(Protocol):
 
     @property
     def public(self) -> str:
-        """Why nobody in the records needs protection; empty where somebody does."""
+        """Why the records need no protection; empty where they do."""
         ...
 
     @property
@@ -121,10 +121,10 @@ def train_plainly(
     if not str(task.public).strip():
         raise QuietsumError(
             f"{task.name} has records that somebody needs protected, and training without privacy on protected records "
-            "would publish them; compare on a public set of the same kind, or state in the task's `public` why nobody "
-            "in it needs protection"
+            "would publish them; compare on a public set of the same kind, or state in the task's `public` why it "
+            "needs no protection"
         )
-    chosen, rate = _chosen(task, settings)
+    chosen, rate = _choose(task, settings)
     known: Mapping[str, Any] = chosen.training
     count = whole_number("epochs", known.get("epochs", 10) if epochs is None else epochs, 1)
     batch = whole_number("batch_size", known.get("batch_size", 256), 1)
@@ -133,7 +133,7 @@ def train_plainly(
     _, parameters = trainable(model)
     optimizer = optimizer_named(chosen.optimizer).bind(parameters)
     decay = known.get("ema_decay")
-    averages = None if decay is None else Averaged(parameters, decay)
+    averages = None if decay is None else AveragedWeights(parameters, decay)
     device = parameters[0].device
     records = tuple(part.to(device) for part in task.records())
     if not records or not len(records[0]):
@@ -164,7 +164,7 @@ def train_plainly(
     return model
 
 
-def _chosen(task: PlainTask, settings: PlainSettings | None) -> tuple[PlainSettings, float]:
+def _choose(task: PlainTask, settings: PlainSettings | None) -> tuple[PlainSettings, float]:
     """The settings of the plain run and its learning rate."""
     if settings is not None:
         return settings, settings.learning_rate

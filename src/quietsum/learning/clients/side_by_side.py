@@ -41,10 +41,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.learning.clients.padded import Columns, Orders, PlainOrders, padded, sound
-from quietsum.learning.engines.batch_mixing import mixing_now, unchanged
+from quietsum.learning.clients.padded import Columns, Orders, PlainOrders, draw_padded, sound
+from quietsum.learning.engines.batch_mixing import keep_unchanged, mixing_now
 from quietsum.learning.engines.protocol import Batch, Loss, flat_rows, losses_of, rows_of, trainable
-from quietsum.learning.engines.recurrent import unrolled
+from quietsum.learning.engines.recurrent import unroll
 from quietsum.learning.engines.vmap import _LossOf, _places
 from quietsum.learning.rehearsal import training
 from quietsum.sampling import Everyone
@@ -86,12 +86,12 @@ class SideBySide:
         places = _places(model, dict(zip(self._names, self._parameters, strict=True)))
         whole = _LossOf(model, loss)
 
-        def masked(values: dict[str, Tensor], mask: Tensor, *rows: Tensor) -> Tensor:
+        def mask_sum(values: dict[str, Tensor], mask: Tensor, *rows: Tensor) -> Tensor:
             swapped = {place: values[name] for place, name in places.items()}
             losses: Tensor = torch.func.functional_call(whole, swapped, rows, tie_weights=False)
             return torch.where(mask, losses, 0).sum()
 
-        self._gradient = torch.func.grad(masked)
+        self._gradient = torch.func.grad(mask_sum)
 
     @property
     def dimension(self) -> int:
@@ -157,7 +157,7 @@ class SideBySide:
         sound(orders)
         parts = [value.clone() for value in start]
         velocity = [torch.zeros_like(value) for value in parts]
-        with self._swapped(), training(self._model), unchanged(self._model, weights=False):
+        with self._swap(), training(self._model), keep_unchanged(self._model, weights=False):
             for _ in range(orders.steps):
                 drawn = torch.from_numpy(shard[orders.sampling.draw(len(shard), rng)]).to(records[0].device)
                 batch = tuple(part[drawn].to(self.device) for part in records)
@@ -187,10 +187,10 @@ class SideBySide:
         values, velocity = [part[None] for part in start], list(start)
         held: tuple[Batch, Tensor, Tensor | None] | None = None
         everyone = all(isinstance(each.sampling, Everyone) for each in orders)
-        with training(self._model), unrolled(self._model, None), torch.no_grad():
+        with training(self._model), unroll(self._model, None), torch.no_grad():
             for step in range(column.most_steps):
                 if held is None or not everyone:
-                    held = padded(records, shards, [each.sampling for each in orders], rng, self.device)
+                    held = draw_padded(records, shards, [each.sampling for each in orders], rng, self.device)
                 batch, mask, nobody = held
                 shared = len(values[0]) == 1 and len(shards) > 1  # the first step: everybody at the server's model
                 found = self._gradients(values, mask, batch, shared=shared)
@@ -240,20 +240,20 @@ class SideBySide:
         for name, module in self._model.named_modules():
             if mixing_now(module):
                 return f"{name or 'the model'} ({type(module).__name__}) takes statistics over the batch"
-        made_up = tuple(_made_up(part) for part in records)
+        made_up = tuple(_make_up(part) for part in records)
         shards = [np.array([0, 1, 2]), np.array([3, 4])]
         orders = [PlainOrders(steps=2, sampling=Everyone(), expected_batch=3.0, learning_rate=0.1)] * 2
         with _without_dropout(self._model):
             params = torch.cat([own.detach().flatten().double() for own in self._parameters]).cpu().numpy()
             try:
                 expected = np.stack([self.alone(params, made_up, own, orders[0], rng) for own in shards])
-                self._bytes_a_row = self._saved(made_up)
+                self._bytes_a_row = self._count_saved(made_up)
             except QuietsumError:
                 raise
             except Exception as error:  # made-up rows that the task dislikes tell nothing about real ones
                 return f"made-up rows could not be tried ({type(error).__name__})"
             try:
-                with unchanged(self._model):
+                with keep_unchanged(self._model):
                     found = self._chunk(self._split(params), made_up, shards, orders, rng)
             except Exception as error:
                 return f"torch cannot batch this model ({str(error).splitlines()[0] if str(error) else error!r})"
@@ -264,7 +264,7 @@ class SideBySide:
             return "rows of a batch mix, so padding would change the result"
         return ""
 
-    def _saved(self, rows: Batch) -> float:
+    def _count_saved(self, rows: Batch) -> float:
         """Bytes that autograd keeps for one row."""
         kept = 0
 
@@ -273,7 +273,8 @@ class SideBySide:
             kept += tensor.numel() * tensor.element_size()
             return tensor
 
-        with torch.enable_grad(), unchanged(self._model), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        noting = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with torch.enable_grad(), keep_unchanged(self._model), noting:
             losses_of(self._loss, self._model, tuple(part.to(self.device) for part in rows), rows_of(rows)).sum()
         return 2 * kept / rows_of(rows)
 
@@ -304,7 +305,7 @@ class SideBySide:
         return [part.view(own.shape).to(own.dtype) for part, own in zip(parts, self._parameters, strict=True)]
 
     @contextlib.contextmanager
-    def _swapped(self) -> Iterator[None]:
+    def _swap(self) -> Iterator[None]:
         before = [parameter.detach().clone() for parameter in self._parameters]
         try:
             yield
@@ -323,8 +324,8 @@ def _flat(values: Sequence[Tensor], start: Sequence[Tensor]) -> Floats:
     return np.asarray(flat.cpu().numpy(), dtype=np.float64)
 
 
-def _made_up(part: Tensor) -> Tensor:
-    """Five rows of the shape of ``part`` that belong to nobody."""
+def _make_up(part: Tensor) -> Tensor:
+    """Five rows of the shape of ``part`` that belong to no person."""
     shape = (5, *part.shape[1:])
     if not part.is_floating_point():
         return torch.zeros(shape, dtype=part.dtype)

@@ -1,14 +1,14 @@
 """A model's weights as one flat vector, and back.
 
 A federation speaks in vectors: the server averages them, mechanisms bound them, checkpoints keep them. A torch model
-speaks in named tensors. :class:`Layout` is the fixed agreement between the two: the trainable parameters in the order
-in which the model names them, a shared one once, each flattened by rows.
+speaks in named tensors. :class:`ModelLayout` is the fixed agreement between the two: the trainable parameters in
+the order in which the model names them, a shared one once, each flattened by rows.
 
 The vector is float64. A float32 weight fits into it exactly, so reading a model and writing it back changes no bit;
 writing a vector that has more digits than the weights rounds it to theirs.
 
 >>> model = nn.Linear(2, 1)
->>> layout = Layout.of(model)
+>>> layout = ModelLayout.of(model)
 >>> layout.names, layout.dimension
 (('weight', 'bias'), 3)
 >>> layout.write(model, np.array([1.0, 2.0, 0.5]))
@@ -32,14 +32,14 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.engines.protocol import trainable
 from quietsum.learning.noise.gradient_noise import refuse_coarse
 
-__all__ = ["Layout"]
+__all__ = ["ModelLayout"]
 
 Vector = NDArray[np.float64]
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Layout:
+class ModelLayout:
     """Which numbers of a vector are which weights: ``names`` and ``shapes``, in order.
 
     Guarantees: ``read`` after ``write`` gives the vector in the weights' own precision, to the bit. A vector of another
@@ -51,7 +51,7 @@ class Layout:
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, model: nn.Module) -> Layout:
+    def of(cls, model: nn.Module) -> ModelLayout:
         """That of the trainable parameters of ``model``; half precision is refused."""
         names, parameters = trainable(model)
         refuse_coarse(names, parameters)
@@ -69,7 +69,7 @@ class Layout:
 
     def read(self, model: nn.Module) -> Vector:
         """The weights of ``model`` as a vector of its own."""
-        return self.joined(self.parameters(model))
+        return self.join(self.parameters(model))
 
     def write(self, model: nn.Module, vector: Vector) -> None:
         """Make the weights of ``model`` those of ``vector``, in place; its buffers are left alone."""
@@ -96,7 +96,7 @@ class Layout:
             part.view(shape) for part, shape in zip(torch.split(flat, list(self.sizes)), self.shapes, strict=True)
         )
 
-    def joined(self, tensors: Sequence[Tensor]) -> Vector:
+    def join(self, tensors: Sequence[Tensor]) -> Vector:
         """Tensors in the parameters' shapes as one vector."""
         if tuple(tuple(part.shape) for part in tensors) != self.shapes:
             shapes = [tuple(part.shape) for part in tensors]

@@ -36,10 +36,10 @@ __all__ = [
     "NORMS",
     "SteadyEngine",
     "fix_batch_norm",
+    "keep_unchanged",
     "mixes_examples",
     "mixing_now",
     "refuse_mixing",
-    "unchanged",
     "what_mixes",
     "what_remembers",
 ]
@@ -153,18 +153,18 @@ def what_mixes(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
     rows = rows_of(batch)
     if rows < 2:
         raise InvalidParameter("batch", rows, "is too small to see examples mix", "pass at least two rows")
-    with unchanged(model):
+    with keep_unchanged(model):
         before = _replay(loss, model, batch, rows)
     if _moves_others(loss, model, batch, before, rows - 1):
         return "when another record changes"
     with still(model):
-        whole, again = _tried(loss, model, batch), _tried(loss, model, batch, seed=1)
+        whole, again = _try(loss, model, batch), _try(loss, model, batch, seed=1)
         if whole is None or again is None or not _alike(whole, again):
             return None
         if _moves_others(loss, model, batch, whole, 0):
             return "when another record changes"
-        for how, places in _chosen(model, rows):
-            found = _tried(loss, model, _rows(batch, places))
+        for how, places in _choose(model, rows):
+            found = _try(loss, model, _rows(batch, places))
             apart = found is not None and not _alike(whole[places.to(whole.device)], found)
             if apart and _beyond_rounding(loss, model, batch, places):
                 return how
@@ -174,11 +174,11 @@ def what_mixes(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
 def _moves_others(loss: Loss, model: nn.Module, batch: Batch, before: Tensor, place: int) -> bool:
     """Whether the other losses move when the example at ``place`` is exchanged."""
     others = torch.arange(len(before), device=before.device) != place
-    tried = (_tried(loss, model, changed) for changed in _neighbours(batch, place))
+    tried = (_try(loss, model, changed) for changed in _neighbours(batch, place))
     return any(after is not None and not _alike(before[others], after[others]) for after in tried)
 
 
-def _chosen(model: nn.Module, rows: int) -> Iterator[tuple[str, Tensor]]:
+def _choose(model: nn.Module, rows: int) -> Iterator[tuple[str, Tensor]]:
     """Rows of a batch, each choice with its name: other orders, fewer rows, and one row many times."""
     every = torch.arange(rows)
     yield "in another order", every.flip(0)
@@ -199,9 +199,9 @@ def _rows(batch: Batch, places: Tensor) -> Batch:
     return tuple(part[places.to(part.device)] for part in batch)
 
 
-def _tried(loss: Loss, model: nn.Module, batch: Batch, *, seed: int = 0) -> Tensor | None:
+def _try(loss: Loss, model: nn.Module, batch: Batch, *, seed: int = 0) -> Tensor | None:
     """The losses; None where the model refuses such rows, which it does in training too, where they count as zero."""
-    with unchanged(model):
+    with keep_unchanged(model):
         try:
             return _replay(loss, model, batch, rows_of(batch), seed=seed)
         except torch.OutOfMemoryError:
@@ -219,10 +219,10 @@ def _beyond_rounding(loss: Loss, model: nn.Module, batch: Batch, places: Tensor)
     with contextlib.suppress(Exception):
         twin = copy.deepcopy(model).double()
         doubled = tuple(part.double() if part.is_floating_point() else part for part in batch)
-        if _tried(loss, twin, doubled) is not None:
+        if _try(loss, twin, doubled) is not None:
             model, finer, within = twin, doubled, 1e-6
     with still(model):
-        whole, found = _tried(loss, model, finer), _tried(loss, model, _rows(finer, places))
+        whole, found = _try(loss, model, finer), _try(loss, model, _rows(finer, places))
     return whole is None or found is None or not _alike(whole[places.to(whole.device)], found, within)
 
 
@@ -233,7 +233,7 @@ def what_remembers(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
     then differs depends on the examples or on their number, both private: a parameter, a buffer, or what else can be
     reached from model and loss (:mod:`quietsum.learning.checks.memory`), an attribute, a list or a closure say. A
     counter of batches, a table that is built at the first call, or the vectors of a spectral norm, change alike
-    whatever the batch is, and pass; so does what differs for one and the same batch, a time of day. What cannot be
+    for every batch, and pass; so does what differs for one and the same batch, a time of day. What cannot be
     reached is found by what it does: if the loss of ``batch`` depends on the batch before, the answer is "what it
     computes".
 
@@ -244,44 +244,44 @@ def what_remembers(model: nn.Module, loss: Loss, batch: Batch) -> str | None:
     >>> what_remembers(Watching(2, 1), lambda model, batch: model(batch[0]).flatten(), (torch.randn(4, 2),))
     'seen'
     """
-    first, losses = _left_behind(model, loss, batch, batch)
-    again, _ = _left_behind(model, loss, batch, batch)
-    restless = {name for name in first.keys() | again.keys() if not _noted_alike(name, first, again)}
+    first, losses = _leave_behind(model, loss, batch, batch)
+    again, _ = _leave_behind(model, loss, batch, batch)
+    restless = {name for name in first.keys() | again.keys() if not _note_alike(name, first, again)}
     for other in _others(batch):
         try:
-            second, later = _left_behind(model, loss, other, batch)
+            second, later = _leave_behind(model, loss, other, batch)
         except Exception:  # refused rows count as zero in training; see mixes_examples
             continue
         for name in sorted((first.keys() | second.keys()) - restless):
-            if not _noted_alike(name, first, second):
+            if not _note_alike(name, first, second):
                 return name
         if not _alike(losses, later):
             return "what it computes"
     return None
 
 
-def _noted_alike(name: str, one: dict[str, Any], two: dict[str, Any]) -> bool:
+def _note_alike(name: str, one: dict[str, Any], two: dict[str, Any]) -> bool:
     return name in one and name in two and same(one[name], two[name])
 
 
-def _left_behind(model: nn.Module, loss: Loss, batch: Batch, then: Batch) -> tuple[dict[str, Any], Tensor]:
+def _leave_behind(model: nn.Module, loss: Loss, batch: Batch, then: Batch) -> tuple[dict[str, Any], Tensor]:
     """What is there after ``batch`` has passed; and, from the old parameters and buffers, the losses of ``then``."""
     before = Reached(model, loss)
     try:
-        with unchanged(model):
+        with keep_unchanged(model):
             _replay(loss, model, batch, rows_of(batch))
             named = [*model.named_parameters(), *model.named_buffers()]
             state: dict[str, Any] = {name: value.detach().clone() for name, value in named if not is_lazy(value)}
             state.update((name, note) for name, note in Reached(model, loss).notes.items() if name not in state)
-        with unchanged(model):
+        with keep_unchanged(model):
             return state, _replay(loss, model, then, rows_of(then))
     finally:
         before.undo()
 
 
 @contextlib.contextmanager
-def unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
-    """Whatever runs inside, parameters (with ``weights``) and buffers are afterwards the same, in tensors and values.
+def keep_unchanged(model: nn.Module, *, weights: bool = True) -> Iterator[None]:
+    """After the block, parameters (with ``weights``) and buffers are as before, in tensors and values.
 
     Buffers come back by name, also where a forward pass put another tensor in their place, took one away or added one.
     """
@@ -349,7 +349,7 @@ _MOVED_AT: weakref.WeakKeyDictionary[nn.Module, tuple[int, ...]] = weakref.WeakK
 
 @final
 class SteadyEngine:
-    """An engine whose model's buffers move once for every value of the weights, whatever the batch is.
+    """An engine whose model's buffers move once for every value of the weights, for any batch.
 
     A counter of batches, or the vectors of a spectral norm, move with every forward pass. How many passes an engine
     makes depends on the number of rows: one each, one a micro-batch, none for an empty batch. That number is private,
@@ -412,13 +412,13 @@ def _on_copies(model: nn.Module) -> Iterator[Callable[[], None]]:
         copies: dict[int, Tensor] = {}  # one buffer in two places is one copy in both
         for module, own in kept:
             if own or module._buffers:
-                _put(module, {name: _copied(buffer, copies) for name, buffer in own.items()})
+                _put(module, {name: _copy(buffer, copies) for name, buffer in own.items()})
 
-    with unchanged(model, weights=False):
+    with keep_unchanged(model, weights=False):
         yield begin
 
 
-def _copied(buffer: Tensor | None, copies: dict[int, Tensor]) -> Tensor | None:
+def _copy(buffer: Tensor | None, copies: dict[int, Tensor]) -> Tensor | None:
     if buffer is None or is_lazy(buffer):
         return buffer
     if id(buffer) not in copies:

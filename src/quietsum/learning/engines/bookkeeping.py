@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from quietsum.errors import InvalidParameter
 from quietsum.learning.clipping import Clip
 from quietsum.learning.engines.batch_mixing import NORMS, mixing_now, refuse_mixing
-from quietsum.learning.engines.completeness import unaccounted
+from quietsum.learning.engines.completeness import find_unaccounted
 from quietsum.learning.engines.dense import stacks_in
 from quietsum.learning.engines.layers import InstanceUse, Use
 from quietsum.learning.engines.naive import NaiveEngine
@@ -42,7 +42,7 @@ from quietsum.learning.engines.protocol import (
     safe_factors,
     trainable,
 )
-from quietsum.learning.engines.recurrent import unrolled
+from quietsum.learning.engines.recurrent import unroll
 from quietsum.learning.engines.tracing import NotCovered, slots_of
 from quietsum.learning.engines.vmap import NotBatchable, VmapEngine
 
@@ -150,7 +150,7 @@ class BookkeepingEngine:
             if use is not None:
                 uses.append((slot.parameters, use))
         if self._shared:
-            uses = _joined(uses, self._shared)
+            uses = _join(uses, self._shared)
         norms = self._norms_of(uses, rows)
         factors, bad = safe_factors(self._clip, norms)
         columns = [factors.view(-1)] if len(self._groups) == 1 else list(factors.t().contiguous().unbind())
@@ -159,7 +159,7 @@ class BookkeepingEngine:
             numbers, use = uses.pop()
             if bad is not None:
                 use.drop(bad)
-            parts = use.weighted([columns[self._group_of[k]] for k in numbers])
+            parts = use.weigh([columns[self._group_of[k]] for k in numbers])
             for number, part in zip(numbers, parts, strict=True):
                 sums[number] = part
         return [
@@ -205,7 +205,7 @@ class BookkeepingEngine:
         try:
             if not self._by_step:
                 return losses_of(self._loss, self._model, batch, rows)
-            with unrolled(self._model, self._step):
+            with unroll(self._model, self._step):
                 return losses_of(self._loss, self._model, batch, rows)
         finally:
             for stack in stacks:
@@ -232,7 +232,7 @@ class BookkeepingEngine:
         finally:
             for slot in self._slots:
                 slot.tracing = False
-        missing = unaccounted(losses, self._slots, self._parameters)
+        missing = find_unaccounted(losses, self._slots, self._parameters)
         if missing:
             named = ", ".join(self._names[number] for number in missing)
             raise NotCovered(f"{named} is used outside the forward of the module that owns it")
@@ -268,7 +268,7 @@ class BookkeepingEngine:
                     raise NotCovered(f"{label} does not have the examples in its first dimension")
 
 
-def _joined(uses: Sequence[tuple[tuple[int, ...], Use]], shared: set[int]) -> list[tuple[tuple[int, ...], Use]]:
+def _join(uses: Sequence[tuple[tuple[int, ...], Use]], shared: set[int]) -> list[tuple[tuple[int, ...], Use]]:
     """Tied parameters: the norm is that of the sum over all owners, so their gradients are built and added."""
     kept: list[tuple[tuple[int, ...], Use]] = []
     whole: dict[int, Tensor] = {}

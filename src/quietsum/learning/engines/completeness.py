@@ -1,6 +1,6 @@
 """Are the books complete? A walk over torch's graph, from the losses down to the parameters.
 
-A gradient that no note explains would be clipped by nobody. So every operation that consumes a trainable parameter must
+A gradient that no note explains would not be clipped. So every operation that consumes a trainable parameter must
 lie between an output that a slot has noted and the input of the same call. ``F.linear(x, self.layer.weight)`` does not:
 the module that owns the weight never ran. The walk looks at the graph alone, never at values.
 """
@@ -14,10 +14,10 @@ from torch.autograd.graph import Node
 
 from quietsum.learning.engines.tracing import Slot
 
-__all__ = ["unaccounted"]
+__all__ = ["find_unaccounted"]
 
 
-def unaccounted(losses: Tensor, slots: Sequence[Slot], parameters: Sequence[nn.Parameter]) -> list[int]:
+def find_unaccounted(losses: Tensor, slots: Sequence[Slot], parameters: Sequence[nn.Parameter]) -> list[int]:
     """Numbers of the parameters that the losses use in a way that no slot has noted.
 
     A use is noted when the operation that consumes the parameter lies between a noted output and the same call's input.

@@ -14,7 +14,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from quietsum.learning.engines.layers import Entries, Room, _erase, _weigh, ghost_norms, per_example, pieces, plan_for
+from quietsum.learning.engines.layers import (
+    Entries,
+    Room,
+    _erase,
+    _weigh,
+    ghost_norms,
+    per_example,
+    plan_for,
+    row_pieces,
+)
 
 __all__ = ["ConvolutionUse", "Geometry"]
 
@@ -45,7 +54,7 @@ class Geometry:
         self.whole = all(size == 1 for size in self.kernel) and not any(self.pad)
         self.plain = self.whole and all(step == 1 for step in self.stride)
 
-    def padded(self, x: Tensor) -> Tensor:
+    def pad_input(self, x: Tensor) -> Tensor:
         """The input with its border, four-dimensional."""
         x = x if x.dim() == 4 else x[:, :, None]
         if not any(self.pad):
@@ -90,7 +99,7 @@ class ConvolutionUse:
         room: Room,
     ) -> None:
         self._module, self._geometry, self._weight, self._room = module, geometry, weight, room
-        self._entries = [(geometry.padded(x), g if g.dim() == 4 else g[:, :, None]) for x, g in entries]
+        self._entries = [(geometry.pad_input(x), g if g.dim() == 4 else g[:, :, None]) for x, g in entries]
         self._kept: Tensor | None = None
         self._summed: Tensor | None = None
         if bias:
@@ -124,7 +133,7 @@ class ConvolutionUse:
         rows, positions, cells, outputs = self._sizes()
         groups, item = self._geometry.groups, self._module.weight.element_size()
         plan = plan_for(rows * groups, positions, cells, outputs, item)
-        starts = pieces(rows, groups * cells * positions * item, self._module.weight.device.type)
+        starts = row_pieces(rows, groups * cells * positions * item, self._module.weight.device.type)
         if plan == "ghost" and order == 2:
             found = []
             for start in starts:
@@ -133,17 +142,17 @@ class ConvolutionUse:
             each = torch.cat(found)
             return each if groups == 1 else per_example(each.view(rows, groups), 2)
         if plan == "discard":
-            return torch.cat([per_example(self._built(start, starts.step), order) for start in starts])
+            return torch.cat([per_example(self._build_part(start, starts.step), order) for start in starts])
         self._kept = self._build(starts)
         return per_example(self._kept, order)
 
-    def _built(self, start: int, step: int) -> Tensor:
+    def _build_part(self, start: int, step: int) -> Tensor:
         u, g = self._pair(start, step)
         return torch.bmm(g, u.transpose(1, 2)).view(-1, *self._module.weight.shape)
 
     def _build(self, starts: range) -> Tensor:
         if len(starts) == 1:
-            return self._built(0, starts.step)
+            return self._build_part(0, starts.step)
         weight = self._module.weight
         whole = self._room.take("kept", (len(self._entries[0][0]), *weight.shape), weight.detach())
         for start in starts:
@@ -156,7 +165,7 @@ class ConvolutionUse:
         """See :class:`quietsum.learning.engines.layers.Use`."""
         rows, positions, cells, _ = self._sizes()
         item = self._module.weight.element_size()
-        starts = pieces(rows, self._geometry.groups * cells * positions * item, self._module.weight.device.type)
+        starts = row_pieces(rows, self._geometry.groups * cells * positions * item, self._module.weight.device.type)
         found = [self._build(starts)] if self._weight else []
         return [*found, self._summed] if self._summed is not None else found
 
@@ -166,7 +175,7 @@ class ConvolutionUse:
         self._kept = None if self._kept is None else _erase(self._kept, bad)
         self._summed = None if self._summed is None else _erase(self._summed, bad)
 
-    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`quietsum.learning.engines.layers.Use`."""
         found = []
         if self._weight:

@@ -74,7 +74,7 @@ class DenseStack:
         self._watching = False
 
     def lend(self) -> None:
-        """From now on the module runs here; its layers are told only where torch must run them."""
+        """From now on the module runs here; its layers are called only where torch must run them."""
         self.module.__dict__["forward"] = self._run
 
     def take_back(self) -> None:
@@ -125,14 +125,14 @@ class DenseStack:
 
     def uses(self, gradients: deque[Tensor | None], rows: int) -> list[tuple[tuple[int, ...], Use]]:
         """Walk each pass backwards from the gradient at its output: what the layers contribute, with their numbers."""
-        walked = [self._walked(done, g, rows) for done in self._passes if (g := gradients.popleft()) is not None]
+        walked = [self._walk(done, g, rows) for done in self._passes if (g := gradients.popleft()) is not None]
         self._passes = []
         if not walked:
             return []
         entries = zip(*walked, strict=True) if len(walked) > 1 else ((pair,) for pair in walked[0])
         return [(slot.parameters, slot.build(each, rows)) for slot, each in zip(self.slots, entries, strict=True)]
 
-    def _walked(self, done: Pass, g: Tensor, rows: int) -> list[tuple[Tensor, Tensor]]:
+    def _walk(self, done: Pass, g: Tensor, rows: int) -> list[tuple[Tensor, Tensor]]:
         """Activations and gradients of every layer with something to train, the last layer first."""
         inputs, out = done.inputs, done.out
         if inputs[0]._version != done.version:

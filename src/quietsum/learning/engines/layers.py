@@ -37,7 +37,7 @@ _DOUBT = 1e3  # a ghost norm this many times above its error bound is taken as i
 
 
 class Use(Protocol):
-    """The parameters of one layer in one batch. ``norms`` comes first, then perhaps ``drop``, then ``weighted``."""
+    """The parameters of one layer in one batch. ``norms`` comes first, then perhaps ``drop``, then ``weigh``."""
 
     def norms(self, order: int) -> list[Tensor]:
         """For each trainable parameter, every example's norm: (n,)."""
@@ -51,7 +51,7 @@ class Use(Protocol):
         """Erase the marked examples, so that zero times NaN does not arise."""
         ...
 
-    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """For each trainable parameter Σ_i factors_i · gradient_i."""
         ...
 
@@ -72,7 +72,7 @@ def plan_for(rows: int, positions: int, inputs: int, outputs: int, item: int) ->
     return "ghost" if ghost < keep else "keep"
 
 
-def pieces(rows: int, bytes_each: int, device: str) -> range:
+def row_pieces(rows: int, bytes_each: int, device: str) -> range:
     """Starts of pieces that fit the cache of a processor or a share of a card's memory."""
     step = max(1, _PIECE_BYTES.get(device, 1 << 22) // max(1, bytes_each))
     return range(0, rows, step)
@@ -81,7 +81,7 @@ def pieces(rows: int, bytes_each: int, device: str) -> range:
 def ghost_norms(a: Tensor, g: Tensor) -> Tensor:
     """‖Σ_t g_t a_tᵀ‖ for each example, from (n, t, in) and (n, t, out), without forming the products."""
     rows, positions = a.shape[:2]
-    starts = pieces(rows, 2 * positions * positions * a.element_size(), a.device.type)
+    starts = row_pieces(rows, 2 * positions * positions * a.element_size(), a.device.type)
     found = [_ghost_piece(a[s : s + starts.step], g[s : s + starts.step]) for s in starts]
     return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -108,7 +108,7 @@ def floor(part: Tensor) -> float:
 
 
 def _unit(a: Tensor) -> float:
-    """The relative error of one product of sums, with the reduced precision that a card may have been told to use."""
+    """The relative error of one product of sums, with the reduced precision that a card may be set to use."""
     if a.is_cuda and a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return 2.0**-10
     return 4 * torch.finfo(a.dtype).eps
@@ -177,7 +177,7 @@ class OuterUse:
         """See :class:`Use`."""
         self._a, self._g = _erase(self._a, bad), _erase(self._g, bad)
 
-    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         a, g, factor = self._a, self._g, factors[0]
         if not self._weight:
@@ -213,7 +213,7 @@ class MatrixUse:
         if plan == "ghost" and order == 2:
             return ghost_norms(a, g)
         if plan == "discard":
-            starts = pieces(rows, a.shape[2] * g.shape[2] * a.element_size(), a.device.type)
+            starts = row_pieces(rows, a.shape[2] * g.shape[2] * a.element_size(), a.device.type)
             each = [torch.bmm(g[s : s + starts.step].transpose(1, 2), a[s : s + starts.step]) for s in starts]
             return torch.cat([per_example(part, order) for part in each])
         self._kept = self._room.take("kept", (rows, g.shape[2], a.shape[2]), a)
@@ -231,7 +231,7 @@ class MatrixUse:
         self._kept = None if self._kept is None else _erase(self._kept, bad)
         self._summed = None if self._summed is None else _erase(self._summed, bad)
 
-    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         found = []
         if self._weight:
@@ -266,7 +266,7 @@ class InstanceUse:
         """See :class:`Use`."""
         self._kept = [_erase(part, bad) for part in self._kept]
 
-    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         return [_weigh(factor, part) for factor, part in zip(factors, self._kept, strict=True)]
 
@@ -280,7 +280,7 @@ def affine_use(
     instance norm). x̂ is made anew in small pieces, which costs less than to have kept it.
     """
 
-    def summed(part: Tensor) -> Tensor:
+    def sum_places(part: Tensor) -> Tensor:
         if shape is not None:
             return part.reshape(len(part), -1, *shape).sum(1)
         return part.flatten(2).sum(2) if part.dim() > 2 else part
@@ -288,12 +288,12 @@ def affine_use(
     scales: list[Tensor] = []
     shifts: list[Tensor] = []
     for x, g in entries:
-        starts = pieces(len(g), g[0].numel() * g.element_size(), g.device.type)
+        starts = row_pieces(len(g), g[0].numel() * g.element_size(), g.device.type)
         if weight:
             cuts = [slice(start, start + starts.step) for start in starts]
-            scales.append(torch.cat([summed(normalise(x[cut]) * g[cut]) for cut in cuts]))
+            scales.append(torch.cat([sum_places(normalise(x[cut]) * g[cut]) for cut in cuts]))
         if bias:
-            shifts.append(summed(g))
+            shifts.append(sum_places(g))
     return InstanceUse([functools.reduce(torch.add, parts) for parts in (scales, shifts) if parts])
 
 
@@ -313,7 +313,7 @@ class EmbeddingUse:
         rows, positions = self._tokens.shape
         if positions == 1:
             return [per_example(self._g, order)]
-        starts = pieces(rows, 2 * positions * positions * self._g.element_size(), self._g.device.type)
+        starts = row_pieces(rows, 2 * positions * positions * self._g.element_size(), self._g.device.type)
         found = []
         for start in starts:
             tokens, g = self._tokens[start : start + starts.step], self._g[start : start + starts.step]
@@ -333,7 +333,7 @@ class EmbeddingUse:
         """See :class:`Use`."""
         self._g = _erase(self._g, bad)
 
-    def weighted(self, factors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, factors: Sequence[Tensor]) -> list[Tensor]:
         """See :class:`Use`."""
         table = self._g.new_zeros(self._shape)
         scaled = (self._g * factors[0][:, None, None]).flatten(0, 1)

@@ -52,7 +52,7 @@ def _still(model: nn.Module) -> Iterator[None]:
             module.p = p
 
 
-def _made_up(part: Tensor) -> Tensor:
+def _make_up(part: Tensor) -> Tensor:
     """Three rows of the shape of ``part``'s."""
     like = part[:1].expand(3, *part.shape[1:])
     return torch.randn_like(like) if part.is_floating_point() else torch.zeros_like(like)
@@ -133,7 +133,7 @@ class OpacusEngine:
         devices = [part.device for part in self._parameters if part.is_cuda][:1]
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(0)
-            rows = tuple(_made_up(part) for part in batch)
+            rows = tuple(_make_up(part) for part in batch)
         found: list[list[Tensor]] = []
         for way in (block, self._by_loop):
             with torch.random.fork_rng(devices=devices), _still(self._model):
@@ -171,7 +171,7 @@ class OpacusEngine:
         return count_small(self._norms, self._clip)
 
     @contextlib.contextmanager
-    def _hooked(self) -> Iterator[Any]:
+    def _hook(self) -> Iterator[Any]:
         hooks = self._kind(self._model, loss_reduction="sum", strict=False)
         try:
             yield hooks
@@ -191,7 +191,7 @@ class OpacusEngine:
         return losses
 
     def _by_hooks(self, batch: Batch, rows: int) -> Block:
-        with torch.enable_grad(), warnings.catch_warnings(), self._hooked():
+        with torch.enable_grad(), warnings.catch_warnings(), self._hook():
             warnings.filterwarnings("ignore", message=_REMARK)
             self._pass(batch, rows)
             found = []
@@ -203,7 +203,7 @@ class OpacusEngine:
         return clip_instances(found, self._clip, self._groups)
 
     def _by_ghost(self, batch: Batch, rows: int) -> Block:
-        with torch.enable_grad(), warnings.catch_warnings(), self._hooked() as hooks:
+        with torch.enable_grad(), warnings.catch_warnings(), self._hook() as hooks:
             warnings.filterwarnings("ignore", message=_REMARK)
             losses = self._pass(batch, rows)
             blank = losses.new_zeros(rows)

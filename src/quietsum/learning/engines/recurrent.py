@@ -1,7 +1,7 @@
-"""Recurrent modules told step by step, so that every gate is a Linear layer that can be watched.
+"""Recurrent modules run step by step, so that every gate is a Linear layer that can be watched.
 
-torch runs nn.GRU, nn.LSTM and nn.RNN as one fused operation whose inner gradients nobody sees. While an engine works,
-:func:`unrolled` lends these modules (and their cells) an equivalent forward written with Linear steps:
+torch runs nn.GRU, nn.LSTM and nn.RNN as one fused operation whose inner gradients are hidden. While an engine works,
+:func:`unroll` lends these modules (and their cells) an equivalent forward written with Linear steps:
 
     gi = W_ih x_t + b_ih        gh = W_hh h_{t−1} + b_hh
     GRU   r = σ(gi_r + gh_r), z = σ(gi_z + gh_z), n = tanh(gi_n + r·gh_n), h = n + z·(h − n)
@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-__all__ = ["RECURRENT", "Note", "names_in", "unrolled"]
+__all__ = ["RECURRENT", "Note", "names_in", "unroll"]
 
 RECURRENT = (nn.GRU, nn.LSTM, nn.RNN, nn.GRUCell, nn.LSTMCell, nn.RNNCell)
 
 Note: TypeAlias = Callable[[nn.Module, str, Tensor, Tensor], None]
-"""Told of every Linear step: module, name of the weight, what came in, what went out."""
+"""Called at every Linear step: module, name of the weight, what came in, what went out."""
 
 
 def names_in(module: nn.Module) -> list[tuple[str, str]]:
@@ -41,7 +41,7 @@ def can_unroll(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def unrolled(model: nn.Module, note: Note | None) -> Iterator[None]:
+def unroll(model: nn.Module, note: Note | None) -> Iterator[None]:
     """Lend every recurrent module its step-by-step forward, and take it back."""
     lent = [module for module in model.modules() if can_unroll(module)]
     if not lent:

@@ -72,7 +72,7 @@ class Slot:
     lent: Any = None
     count: int = 0  # how often it ran
     calls: list[Call] = dataclasses.field(default_factory=list)
-    watched: Callable[..., Any] | None = None
+    observe: Callable[..., Any] | None = None
     following: list[list[bool]] = dataclasses.field(default_factory=list)  # per call and argument, of local ones
 
     def begin(self) -> None:
@@ -162,26 +162,26 @@ class Slot:
     def lend(self) -> None:
         """From now on the module notes what it is given and what it returns."""
         lent = self.module.__dict__.get("forward")
-        if self.watched is None or lent is not self.lent:
-            self.lent, self.watched = lent, self._watched(self.module.forward)
-        self.module.__dict__["forward"] = self.watched
+        if self.observe is None or lent is not self.lent:
+            self.lent, self.observe = lent, self._watch(self.module.forward)
+        self.module.__dict__["forward"] = self.observe
 
-    def _watched(self, run: Callable[..., Any]) -> Callable[..., Any]:
+    def _watch(self, run: Callable[..., Any]) -> Callable[..., Any]:
         if self.local:
 
-            def watched(*args: Any, **kwargs: Any) -> Any:
+            def observe(*args: Any, **kwargs: Any) -> Any:
                 buffers = {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
                 out = run(*args, **kwargs)
                 self.note((args, kwargs), out, buffers)
                 return out
         else:
 
-            def watched(*args: Any, **kwargs: Any) -> Any:
+            def observe(*args: Any, **kwargs: Any) -> Any:
                 out = run(*args, **kwargs)
                 self.note(args[0] if args else next(iter(kwargs.values())), out)
                 return out
 
-        return watched
+        return observe
 
     def take_back(self) -> None:
         """The module is as it was."""
@@ -267,7 +267,7 @@ def _linear(weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
                 return layers.OuterUse(a if a.dtype is g.dtype else a.to(g.dtype), g, weight=weight, bias=bias)
             a, g = a.reshape(rows, -1, a.shape[-1]), g.reshape(rows, -1, g.shape[-1])
         elif all(a.dim() == 2 for a, _ in entries):
-            a, g = (_stacked(room, f"stack {side}", [pair[side] for pair in entries]) for side in (0, 1))
+            a, g = (_stack(room, f"stack {side}", [pair[side] for pair in entries]) for side in (0, 1))
         else:
             a = torch.cat([a.reshape(rows, -1, a.shape[-1]) for a, _ in entries], 1)
             g = torch.cat([g.reshape(rows, -1, g.shape[-1]) for _, g in entries], 1)
@@ -276,7 +276,7 @@ def _linear(weight: bool, bias: bool) -> Callable[[Entries, int], Use]:
     return build
 
 
-def _stacked(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
+def _stack(room: layers.Room, name: str, parts: Sequence[Tensor]) -> Tensor:
     """(n, calls, features) of several calls, laid out call by call; steps of one sequence lie there already."""
     first, second = parts[0], parts[1]
     base, strides = first._base, first.stride()

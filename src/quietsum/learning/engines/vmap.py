@@ -25,7 +25,7 @@ from quietsum.learning.engines.protocol import (
     losses_of,
     trainable,
 )
-from quietsum.learning.engines.recurrent import unrolled
+from quietsum.learning.engines.recurrent import unroll
 
 __all__ = ["NotBatchable", "VmapEngine"]
 
@@ -109,7 +109,7 @@ class VmapEngine:
         values = {name: parameter.detach() for name, parameter in self._state.items()}
         dims = (None, *(0 for _ in batch))
         every: Any = torch.func.vmap(self._gradient, in_dims=dims, randomness="different")
-        with torch.enable_grad(), unrolled(self._model, None):
+        with torch.enable_grad(), unroll(self._model, None):
             try:
                 found: dict[str, Tensor] = every(values, *batch)
             except InvalidParameter:

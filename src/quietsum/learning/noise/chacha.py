@@ -48,7 +48,7 @@ def words(key: bytes, count: int, device: torch.device | str) -> Tensor:
         if kernel is not None:
             made: Tensor = kernel(key, total)
             return made[:count]
-    parts = [_paired(blocks(key, min(_AT_ONCE, total - start), device, counter=start)) for start in _starts(total)]
+    parts = [_pair(blocks(key, min(_AT_ONCE, total - start), device, counter=start)) for start in _starts(total)]
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     return whole.flatten()[:count]
 
@@ -64,7 +64,7 @@ def _check(key: bytes, nonce: bytes, total: int) -> None:
         raise InvalidParameter("count", total, "is more than one key makes", "draw in several calls")
 
 
-def _paired(made: Tensor) -> Tensor:
+def _pair(made: Tensor) -> Tensor:
     """(16, n) words of 32 bits as (8, n) of 64: words 2k and 2k + 1 of a block, the lower first."""
     low, high = made[0::2].to(torch.int64), made[1::2].to(torch.int64)
     return (high << 32) | (low & 0xFFFFFFFF)
@@ -96,17 +96,17 @@ def blocks(
 def _quarters(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Four quarter rounds side by side (RFC 8439, 2.1). Sums of int32 wrap around."""
     a = a + b
-    d = _rotated(d ^ a, 16)
+    d = _rotate(d ^ a, 16)
     c = c + d
-    b = _rotated(b ^ c, 12)
+    b = _rotate(b ^ c, 12)
     a = a + b
-    d = _rotated(d ^ a, 8)
+    d = _rotate(d ^ a, 8)
     c = c + d
-    b = _rotated(b ^ c, 7)
+    b = _rotate(b ^ c, 7)
     return a, b, c, d
 
 
-def _rotated(word: Tensor, by: int) -> Tensor:
+def _rotate(word: Tensor, by: int) -> Tensor:
     """To the left. A shift to the right copies the sign, which is cut off."""
     return (word << by) | ((word >> (32 - by)) & ((1 << by) - 1))
 
@@ -121,7 +121,7 @@ def _kernel(device: torch.device) -> Any:
         from quietsum.learning.noise.chacha_kernel import on_card
 
         key, some = bytes(range(KEY_BYTES)), 1000
-        right = torch.equal(on_card(key, some, device), _paired(blocks(key, some, device)).flatten())
+        right = torch.equal(on_card(key, some, device), _pair(blocks(key, some, device)).flatten())
     except Exception as problem:  # no triton, no compiler, or a card that it does not know
         log.info("the keystream on %s is made by torch operations: %s", device, type(problem).__name__)
         return None

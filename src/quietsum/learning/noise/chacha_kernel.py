@@ -23,25 +23,25 @@ _BLOCKS = 256  # a program
 
 
 @triton.jit
-def _rotated(word, by: tl.constexpr):
+def _rotate(word, by: tl.constexpr):
     return (word << by) | (word >> (32 - by))
 
 
 @triton.jit
 def _quarter(a, b, c, d):
     a = a + b
-    d = _rotated(d ^ a, 16)
+    d = _rotate(d ^ a, 16)
     c = c + d
-    b = _rotated(b ^ c, 12)
+    b = _rotate(b ^ c, 12)
     a = a + b
-    d = _rotated(d ^ a, 8)
+    d = _rotate(d ^ a, 8)
     c = c + d
-    b = _rotated(b ^ c, 7)
+    b = _rotate(b ^ c, 7)
     return a, b, c, d
 
 
 @triton.jit
-def _stored(out, place, total, row, low, high, mask):
+def _store(out, place, total, row, low, high, mask):
     word = low.to(tl.uint64) | (high.to(tl.uint64) << 32)
     tl.store(out + row * total + place, word.to(tl.int64, bitcast=True), mask=mask)
 
@@ -76,14 +76,14 @@ def _chacha(out, fixed, total, SIZE: tl.constexpr):
         x1, x6, x11, x12 = _quarter(x1, x6, x11, x12)
         x2, x7, x8, x13 = _quarter(x2, x7, x8, x13)
         x3, x4, x9, x14 = _quarter(x3, x4, x9, x14)
-    _stored(out, place, total, 0, x0 + i0, x1 + i1, mask)
-    _stored(out, place, total, 1, x2 + i2, x3 + i3, mask)
-    _stored(out, place, total, 2, x4 + i4, x5 + i5, mask)
-    _stored(out, place, total, 3, x6 + i6, x7 + i7, mask)
-    _stored(out, place, total, 4, x8 + i8, x9 + i9, mask)
-    _stored(out, place, total, 5, x10 + i10, x11 + i11, mask)
-    _stored(out, place, total, 6, x12 + i12, x13, mask)
-    _stored(out, place, total, 7, x14, x15, mask)
+    _store(out, place, total, 0, x0 + i0, x1 + i1, mask)
+    _store(out, place, total, 1, x2 + i2, x3 + i3, mask)
+    _store(out, place, total, 2, x4 + i4, x5 + i5, mask)
+    _store(out, place, total, 3, x6 + i6, x7 + i7, mask)
+    _store(out, place, total, 4, x8 + i8, x9 + i9, mask)
+    _store(out, place, total, 5, x10 + i10, x11 + i11, mask)
+    _store(out, place, total, 6, x12 + i12, x13, mask)
+    _store(out, place, total, 7, x14, x15, mask)
 
 
 def on_card(key: bytes, total: int, device: torch.device) -> Tensor:

@@ -103,7 +103,7 @@ class TorchNoise:
         self._device = _DeviceNoise(self._source)
         self._ahead = _DrawnAhead(self._source)
 
-    def changed(self, *, noise_multiplier: float, sensitivity: float) -> TorchNoise:
+    def rescale(self, *, noise_multiplier: float, sensitivity: float) -> TorchNoise:
         """The same noise at another scale, from the same source, which goes on where it is."""
         other = TorchNoise(
             noise_multiplier=noise_multiplier, sensitivity=sensitivity, law=self.law, mode=self.mode,

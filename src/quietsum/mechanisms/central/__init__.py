@@ -1,4 +1,4 @@
-"""Mechanisms of a trusted curator: whoever holds the rows adds the noise, once, to what leaves.
+"""Mechanisms of a trusted curator, who holds the rows and adds the noise, once, to what leaves.
 
 One number or one vector: :class:`LaplaceMechanism`, :class:`GaussianMechanism`; whole numbers:
 :class:`DiscreteLaplaceMechanism`, :class:`DiscreteGaussianMechanism`, :class:`SkellamMechanism`; one choice of several:

@@ -32,11 +32,11 @@ from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitiv
 from quietsum.mechanisms.gaussian import LEAST_NOISE, MOST_NOISE, least_noise
 from quietsum.mechanisms.noise.laplace import LARGEST_LAPLACE_SCALE, RoundedLaplaceNoise
 from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW, LARGEST_SCALE
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import Gaussian, Laplace
 from quietsum.validate import open_probability, positive, whole_number
 
-__all__ = ["GaussianMechanism", "LaplaceMechanism", "checked_noise", "target"]
+__all__ = ["GaussianMechanism", "LaplaceMechanism", "check_noise", "target"]
 
 _LARGEST_EPSILON = 1e9
 
@@ -59,7 +59,7 @@ class LaplaceMechanism:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
         object.__setattr__(self, "sensitivity", in_l1(self.sensitivity))
-        checked_noise("epsilon", self.epsilon, self.noise_multiplier)
+        check_noise("epsilon", self.epsilon, self.noise_multiplier)
 
     @property
     def noise_multiplier(self) -> float:
@@ -80,8 +80,8 @@ class LaplaceMechanism:
         """``value`` with noise: a float for a number, an array for an array. If omitted, ``rng`` is the system's."""
         given = numbers(value)
         lattice, noise = self._noise(given.size)
-        noisy = lattice.round(given) + noise.sample(given.shape, given_or_system(rng))
-        return _returned(lattice.back(np.asarray(noisy)))
+        noisy = lattice.round(given) + noise.sample(given.shape, choose_source(rng))
+        return _scalar_or_array(lattice.back(np.asarray(noisy)))
 
     def event(self) -> Laplace:
         """The event to account for, of the whole value."""
@@ -124,7 +124,7 @@ class GaussianMechanism:
                     "state ε and δ, from which the noise follows, or the noise alone",
                 )  # fmt: skip
             noise = positive("noise_multiplier", self.noise_multiplier, "noise is what makes it private")
-            checked_noise("noise_multiplier", noise, noise)
+            check_noise("noise_multiplier", noise, noise)
             object.__setattr__(self, "noise_multiplier", noise)
         else:
             for name in ("epsilon", "delta"):
@@ -134,7 +134,7 @@ class GaussianMechanism:
             object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
             object.__setattr__(self, "delta", open_probability("delta", self.delta))
         object.__setattr__(self, "sensitivity", in_l2(self.sensitivity))
-        checked_noise("epsilon", self.epsilon, self._multiplier)
+        check_noise("epsilon", self.epsilon, self._multiplier)
 
     @functools.cached_property
     def _multiplier(self) -> float:
@@ -156,8 +156,8 @@ class GaussianMechanism:
         """``value`` with noise: a float for a number, an array for an array. If omitted, ``rng`` is the system's."""
         given = numbers(value)
         lattice, scale = self._grid(given.size)
-        noisy = lattice.round(given) + given_or_system(rng).rounded_normals(scale, given.shape)
-        return _returned(lattice.back(np.asarray(noisy)))
+        noisy = lattice.round(given) + choose_source(rng).rounded_normals(scale, given.shape)
+        return _scalar_or_array(lattice.back(np.asarray(noisy)))
 
     def event(self) -> Gaussian:
         """The event to account for, of the whole value."""
@@ -178,15 +178,15 @@ def target(name: str, epsilon: object) -> float:
     """ε as a positive number that means something."""
     value = positive(name, epsilon, "a smaller ε means more noise")
     if value > _LARGEST_EPSILON:
-        raise InvalidParameter(name, value, f"exceeds {_LARGEST_EPSILON:g}", "it would protect nobody")
+        raise InvalidParameter(name, value, f"exceeds {_LARGEST_EPSILON:g}", "it would protect no one")
     return value
 
 
-def checked_noise(name: str, value: object, multiplier: float) -> None:
+def check_noise(name: str, value: object, multiplier: float) -> None:
     """Refuses noise that hides nothing and noise that leaves nothing; ``value`` of ``name`` is what asked for it."""
     if multiplier < LEAST_NOISE:
         raise InvalidParameter(
-            name, value, f"means noise below {LEAST_NOISE:g} of the sensitivity", "it protects nobody"
+            name, value, f"means noise below {LEAST_NOISE:g} of the sensitivity", "it protects no one"
         )
     if multiplier > MOST_NOISE:
         remedy = "nothing would be left to see"
@@ -226,5 +226,5 @@ _TOO_WIDE = (
 )
 
 
-def _returned(values: NDArray[np.float64]) -> Any:
+def _scalar_or_array(values: NDArray[np.float64]) -> Any:
     return float(values) if values.ndim == 0 else values

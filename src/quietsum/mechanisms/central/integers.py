@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError
-from quietsum.mechanisms.central.additive import checked_noise, target
+from quietsum.mechanisms.central.additive import check_noise, target
 from quietsum.mechanisms.central.lattice import above, integers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity, in_l1, in_l2
 from quietsum.mechanisms.gaussian import MOST_NOISE, least_noise
@@ -31,7 +31,7 @@ from quietsum.mechanisms.noise.discrete_gaussian import DiscreteGaussianNoise
 from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
 from quietsum.mechanisms.noise.rejection import WideGaussian
 from quietsum.mechanisms.noise.skellam import SkellamNoise
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import DiscreteGaussian, DiscreteLaplace, ExactAccountant, PrivacyEvent, RenyiAccountant, Skellam
 from quietsum.validate import open_probability, positive, whole_number
 
@@ -64,7 +64,7 @@ class DiscreteLaplaceMechanism:
         whole_number("sensitivity", norm.bound, 1, _WHOLE)
         object.__setattr__(self, "dimension", whole_number("dimension", self.dimension, 1))
         object.__setattr__(self, "sensitivity", norm)
-        checked_noise("epsilon", self.epsilon, 1 / self.epsilon)
+        check_noise("epsilon", self.epsilon, 1 / self.epsilon)
         _ = self._law  # refuses what is too wide
 
     @property
@@ -78,7 +78,7 @@ class DiscreteLaplaceMechanism:
     def release(self, value: ArrayLike, rng: RandomSource | None = None) -> NDArray[np.int64]: ...
     def release(self, value: Any, rng: RandomSource | None = None) -> Any:
         """``value`` with noise: an int for an int, an array for an array. If omitted, ``rng`` is the system's."""
-        return _released(value, self._law.sample, self.dimension if isinstance(self.sensitivity, LInf) else None, rng)
+        return _release(value, self._law.sample, self.dimension if isinstance(self.sensitivity, LInf) else None, rng)
 
     def event(self) -> DiscreteLaplace:
         """The event to account for, of the whole value."""
@@ -142,7 +142,7 @@ class DiscreteGaussianMechanism:
     def release(self, value: ArrayLike, rng: RandomSource | None = None) -> NDArray[np.int64]: ...
     def release(self, value: Any, rng: RandomSource | None = None) -> Any:
         """``value`` with noise: an int for an int, an array for an array. If omitted, ``rng`` is the system's."""
-        return _released(value, self._law.sample, self.dimension, rng)
+        return _release(value, self._law.sample, self.dimension, rng)
 
     def event(self) -> DiscreteGaussian:
         """The event to account for, of the whole value."""
@@ -207,7 +207,7 @@ class SkellamMechanism:
     def release(self, value: ArrayLike, rng: RandomSource | None = None) -> NDArray[np.int64]: ...
     def release(self, value: Any, rng: RandomSource | None = None) -> Any:
         """``value`` with noise: an int for an int, an array for an array. If omitted, ``rng`` is the system's."""
-        return _released(value, self._law.sample, self.dimension, rng)
+        return _release(value, self._law.sample, self.dimension, rng)
 
     def event(self) -> Skellam:
         """The event to account for, of the whole value."""
@@ -292,7 +292,7 @@ def _least(event: Callable[[float], PrivacyEvent], epsilon: float | None, delta:
     return high
 
 
-def _released(
+def _release(
     value: object, sample: Callable[[Any, RandomSource], NDArray[np.int64]], size: int | None,
     rng: RandomSource | None,
 ) -> Any:  # fmt: skip
@@ -302,5 +302,5 @@ def _released(
             "dimension", size, f"is not the {given.size} coordinates of the value",
             f"make the mechanism with dimension={given.size}, since its noise or its event depends on it",
         )  # fmt: skip
-    noisy = given + sample(given.shape, given_or_system(rng))
+    noisy = given + sample(given.shape, choose_source(rng))
     return int(noisy) if single else np.asarray(noisy)

@@ -1,4 +1,4 @@
-"""Real numbers on a grid of step 2^e: exactly, whatever their size, and back.
+"""Real numbers on a grid of step 2^e: exactly, at any size, and back.
 
 The step is a power of two, so that dividing by it only changes a float's exponent: no digit is lost before the rounding
 that we mean. Numbers are rounded to the nearest multiple, halves upwards, one by one. Hence for a and b that are D

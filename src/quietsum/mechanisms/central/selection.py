@@ -31,12 +31,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.central.additive import checked_noise, target
+from quietsum.mechanisms.central.additive import check_noise, target
 from quietsum.mechanisms.central.lattice import Lattice, above, numbers
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Sensitivity
 from quietsum.mechanisms.noise.laplace import DiscreteLaplaceNoise
 from quietsum.mechanisms.noise.tables import BITS, exponential
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import PureDP
 from quietsum.validate import whole_number
 
@@ -74,7 +74,7 @@ class ExponentialMechanism:
     def release(self, scores: ArrayLike, rng: RandomSource | None = None) -> int: ...
     def release(self, scores: Any, rng: RandomSource | None = None) -> Any:
         """The chosen option: its index, or its name where ``scores`` has names. ``rng`` is the system's if omitted."""
-        return _chosen(scores, self, choose, rng)
+        return _choose(scores, self, choose, rng)
 
     def event(self) -> PureDP:
         """The event to account for."""
@@ -116,7 +116,7 @@ class PermuteAndFlip:
             order = source.permutation(taken.size)
             return int(order[np.argmax(taken[order])])
 
-        return _chosen(scores, self, first, rng)
+        return _choose(scores, self, first, rng)
 
     def event(self) -> PureDP:
         """The event to account for."""
@@ -156,7 +156,7 @@ class ReportNoisyMax:
         def largest(distances: NDArray[np.int64], rate: Fraction, source: RandomSource) -> int:
             return int(np.argmax(self._noise(rate).sample(distances.shape, source) - distances))
 
-        return _chosen(scores, self, largest, rng)
+        return _choose(scores, self, largest, rng)
 
     def event(self) -> PureDP:
         """The event to account for."""
@@ -176,7 +176,7 @@ Selection = ExponentialMechanism | PermuteAndFlip | ReportNoisyMax
 
 def _store(mechanism: Selection) -> None:
     epsilon = target("epsilon", mechanism.epsilon)
-    checked_noise("epsilon", epsilon, 1 / epsilon)
+    check_noise("epsilon", epsilon, 1 / epsilon)
     stated = mechanism.sensitivity
     object.__setattr__(mechanism, "epsilon", epsilon)
     object.__setattr__(mechanism, "sensitivity", LInf(stated.bound if isinstance(stated, L1 | L2 | LInf) else stated))
@@ -187,16 +187,16 @@ def _store(mechanism: Selection) -> None:
 def _grid(mechanism: Selection) -> tuple[Lattice, Fraction]:
     """The grid of scores, and γ: what one step of it costs."""
     assert isinstance(mechanism.sensitivity, LInf)
-    return _cached_grid(mechanism.sensitivity.bound, mechanism.epsilon, mechanism.monotone)
+    return _find_grid(mechanism.sensitivity.bound, mechanism.epsilon, mechanism.monotone)
 
 
 @functools.lru_cache(maxsize=64)
-def _cached_grid(bound: float, epsilon: float, monotone: bool) -> tuple[Lattice, Fraction]:
+def _find_grid(bound: float, epsilon: float, monotone: bool) -> tuple[Lattice, Fraction]:
     lattice = Lattice(math.frexp(bound)[1] - 1 - _FINE)
     return lattice, Fraction(epsilon) / ((1 if monotone else 2) * lattice.steps_of(bound))
 
 
-def _chosen(
+def _choose(
     scores: Any, mechanism: Selection, draw: Callable[[NDArray[np.int64], Fraction, RandomSource], int],
     rng: RandomSource | None,
 ) -> Any:  # fmt: skip
@@ -208,7 +208,7 @@ def _chosen(
             "scores", values.shape, "is not a list of at least one score", "pass one for each option"
         )
     lattice, rate = _grid(mechanism)
-    index = draw(_distances(lattice.round(values), rate), rate, given_or_system(rng))
+    index = draw(_distances(lattice.round(values), rate), rate, choose_source(rng))
     return index if names is None else names[index]
 
 
@@ -239,10 +239,10 @@ def choose(distances: NDArray[np.int64], rate: Fraction, rng: RandomSource, *, w
     if index < distances.size and not (near <= margin).any():
         return index
     more = rng.words(2).tolist()
-    return _decided(distances, rate, (word << 128) | (more[0] << 64) | more[1])
+    return _decide(distances, rate, (word << 128) | (more[0] << 64) | more[1])
 
 
-def _decided(distances: NDArray[np.int64], rate: Fraction, uniform: int) -> int:
+def _decide(distances: NDArray[np.int64], rate: Fraction, uniform: int) -> int:
     """The same by integer weights of 192 bits and a uniform of as many."""
     weights = {distance: exponential(rate * distance) for distance in np.unique(distances).tolist()}
     sums = list(accumulate(weights[distance] for distance in distances.tolist()))

@@ -25,7 +25,7 @@ __all__ = ["L1", "L2", "LARGEST_SENSITIVITY", "SMALLEST_SENSITIVITY", "LInf", "N
 SMALLEST_SENSITIVITY, LARGEST_SENSITIVITY = 1e-100, 1e100
 
 
-def _checked(value: object) -> float:
+def _check(value: object) -> float:
     bound = positive("sensitivity", value, "it is how far one unit may move the value; bound each unit first")
     if not SMALLEST_SENSITIVITY <= bound <= LARGEST_SENSITIVITY:
         problem = f"lies outside [{SMALLEST_SENSITIVITY:g}, {LARGEST_SENSITIVITY:g}]"
@@ -42,7 +42,7 @@ class L1:
     name: ClassVar[str] = "L1"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bound", _checked(self.bound))
+        object.__setattr__(self, "bound", _check(self.bound))
 
     def __repr__(self) -> str:
         return f"L1({self.bound!r})"
@@ -57,7 +57,7 @@ class L2:
     name: ClassVar[str] = "L2"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bound", _checked(self.bound))
+        object.__setattr__(self, "bound", _check(self.bound))
 
     def __repr__(self) -> str:
         return f"L2({self.bound!r})"
@@ -72,7 +72,7 @@ class LInf:
     name: ClassVar[str] = "LInf"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bound", _checked(self.bound))
+        object.__setattr__(self, "bound", _check(self.bound))
 
     def __repr__(self) -> str:
         return f"LInf({self.bound!r})"

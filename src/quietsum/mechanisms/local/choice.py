@@ -15,7 +15,7 @@ from typing import Any, Literal, final
 
 from quietsum.errors import InvalidParameter, Unreadable
 from quietsum.mechanisms.local.domain import Ball, Bins, Categories, Interval, categories, domain_from_dict
-from quietsum.mechanisms.local.exact import checked_epsilon
+from quietsum.mechanisms.local.exact import check_epsilon
 from quietsum.mechanisms.local.hadamard import HadamardResponse
 from quietsum.mechanisms.local.hashing import LocalHashing
 from quietsum.mechanisms.local.mean import MeanProtocol
@@ -120,7 +120,7 @@ def choose(domain: int | Sequence[str] | Categories | Bins | Interval | Ball, ep
     report. k-rr wins up to d = 3e^ε + 2 answers; from there oue and olh have the same variance, and hadamard has a
     little more for far less work.
     """
-    epsilon, n = checked_epsilon(epsilon), whole_number("n", n, 1)
+    epsilon, n = check_epsilon(epsilon), whole_number("n", n, 1)
     left_out: dict[str, str] = {}
     if isinstance(domain, Ball):
         vectors = PrivUnit(domain=domain, epsilon=epsilon)

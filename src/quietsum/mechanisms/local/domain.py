@@ -4,7 +4,7 @@
 [1, 0, 0]
 >>> Bins(edges=(0, 18, 65, 120)).places([17.5, 18, 120]).tolist()
 [0, 1, 2]
->>> Interval(low=0, high=200).scaled([0, 50, 200]).tolist()
+>>> Interval(low=0, high=200).scale([0, 50, 200]).tolist()
 [-1.0, -0.5, 1.0]
 """
 
@@ -153,7 +153,7 @@ class Interval:
         object.__setattr__(self, "low", low)
         object.__setattr__(self, "high", high)
 
-    def scaled(self, values: ArrayLike | Iterable[Any]) -> NDArray[np.float64]:
+    def scale(self, values: ArrayLike | Iterable[Any]) -> NDArray[np.float64]:
         """Numbers on the scale from −1 to 1."""
         numbers = _numbers(values, self.low, self.high)
         middle, half = self.low / 2 + self.high / 2, self.high / 2 - self.low / 2

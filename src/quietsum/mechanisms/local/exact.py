@@ -25,7 +25,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import RandomSource
 from quietsum.validate import positive
 
-__all__ = ["WORD", "Cells", "checked_epsilon", "coins", "exp_below", "half_coins", "share"]
+__all__ = ["WORD", "Cells", "check_epsilon", "coins", "exp_below", "half_coins", "share"]
 
 WORD = 1 << 64
 """How many values a random word has."""
@@ -34,7 +34,7 @@ LEAST, MOST = 1e-6, 20.0
 _TOP = 48  # a coin looks at 16 bits first, and at these only where they tie
 
 
-def checked_epsilon(value: object, parameter: str = "epsilon") -> float:
+def check_epsilon(value: object, parameter: str = "epsilon") -> float:
     """``value`` as the ε of one report."""
     epsilon = positive(parameter, value, "the ε of one report, for instance 1.0")
     if epsilon > MOST:

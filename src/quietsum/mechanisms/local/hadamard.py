@@ -3,7 +3,7 @@
 Answers are dealt to B blocks of b signals each, and inside a block every answer has a row of the Hadamard matrix: the
 b/2 signals where its row is +1 are *its* signals. The person's half says one of its own signals, each e^ε times as
 likely as any other. Rows of the matrix agree in exactly half of their places, so the collector's half is one fast
-Hadamard transform of the histogram of signals: O(n + K log K), whatever the number of answers.
+Hadamard transform of the histogram of signals: O(n + K log K), for any number of answers.
 
 Variance times n, with F the share of all answers of the same block: ((1 + e^ε) F + 2 (1 − F)) (e^ε + 2B − 1) /
 (e^ε − 1)² − f. With equal shares it is least near B = (e^ε − 1) / 2, about 8 / (e^ε − 1); B is the power of two for
@@ -27,11 +27,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
-from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon
+from quietsum.mechanisms.local.exact import WORD, Cells, check_epsilon
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 
-__all__ = ["HadamardResponse", "odd", "transformed"]
+__all__ = ["HadamardResponse", "odd", "transform"]
 
 
 @final
@@ -48,7 +48,7 @@ class HadamardResponse(FrequencyProtocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domain", categories(self.domain))
-        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
 
     @functools.cached_property
     def blocks(self) -> int:
@@ -88,7 +88,7 @@ class HadamardResponse(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng = self.domain.places(values), given_or_system(rng)
+        truth, rng = self.domain.places(values), choose_source(rng)
         block, row = truth % self.blocks, truth // self.blocks + 1
         half = self.cells.draw(2 * block, rng)  # 2 · block: where the row is +1; one more: where it is −1
         place = (rng.words(truth.size) & np.uint64(self.width - 1)).astype(np.int64)
@@ -112,7 +112,7 @@ class HadamardResponse(FrequencyProtocol):
 
     def shares(self, tally: Tally) -> NDArray[np.float64]:
         """Each answer's row times the histogram of its block."""
-        sums = transformed(tally.sums.reshape(self.blocks, self.width))
+        sums = transform(tally.sums.reshape(self.blocks, self.width))
         places = np.arange(self.domain.size)
         return sums[places % self.blocks, places // self.blocks + 1] / (tally.users * self._gain)
 
@@ -130,10 +130,10 @@ def odd(values: NDArray[np.int64]) -> NDArray[np.bool_]:
     return (np.bitwise_count(values) & 1).astype(np.bool_)
 
 
-def transformed(table: NDArray[Any]) -> NDArray[np.int64]:
+def transform(table: NDArray[Any]) -> NDArray[np.int64]:
     """The Walsh-Hadamard transform of every row; their length is a power of two.
 
-    >>> transformed(np.array([[1, 0, 0, 0], [0, 1, 0, 0]])).tolist()
+    >>> transform(np.array([[1, 0, 0, 0], [0, 1, 0, 0]])).tolist()
     [[1, 1, 1, 1], [1, -1, 1, -1]]
     """
     found = np.array(table, dtype=np.int64)

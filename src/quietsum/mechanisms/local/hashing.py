@@ -26,9 +26,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
-from quietsum.mechanisms.local.exact import Cells, checked_epsilon, share
+from quietsum.mechanisms.local.exact import Cells, check_epsilon, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 
 __all__ = ["LocalHashing"]
 
@@ -50,7 +50,7 @@ class LocalHashing(FrequencyProtocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domain", categories(self.domain))
-        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
 
     @property
     def values(self) -> int:
@@ -83,7 +83,7 @@ class LocalHashing(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng = self.domain.places(values), given_or_system(rng)
+        truth, rng = self.domain.places(values), choose_source(rng)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         a, b = rng.words(truth.size), rng.words(truth.size)
         hashed = (((a * truth.astype(np.uint64) + b) >> _HALF) * np.uint64(self.values)) >> _HALF

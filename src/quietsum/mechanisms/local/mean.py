@@ -30,9 +30,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Interval
-from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below
+from quietsum.mechanisms.local.exact import WORD, Cells, check_epsilon, coins, exp_below
 from quietsum.mechanisms.local.protocol import Estimate, LocalProtocol, Reports, Tally
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.validate import whole_number
 
 __all__ = ["HYBRID_FROM", "MeanProtocol", "Window"]
@@ -99,7 +99,7 @@ class MeanProtocol(LocalProtocol):
     method: Literal["duchi", "piecewise", "hybrid"] = "hybrid"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         if not isinstance(self.domain, Interval):
             raise InvalidParameter("domain", self.domain, "is no interval", "pass Interval(low=…, high=…)")
         if self.method not in ("duchi", "piecewise", "hybrid"):
@@ -153,7 +153,7 @@ class MeanProtocol(LocalProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        numbers, rng = self.domain.scaled(values), given_or_system(rng)
+        numbers, rng = self.domain.scale(values), choose_source(rng)
         reports: Reports = np.empty(numbers.size, dtype=self.layout)
         if self.piecewise_share == WORD:
             reports["cell"] = self.window.draw(numbers, rng)
@@ -206,7 +206,7 @@ class MeanProtocol(LocalProtocol):
         """The variance of the mean where everybody answers ``value``; if omitted, the largest over all values."""
         half = self.domain.high / 2 - self.domain.low / 2
         constant, slope = self._line
-        number = float(slope > 0) if value is None else float(self.domain.scaled([value])[0])
+        number = float(slope > 0) if value is None else float(self.domain.scale([value])[0])
         return (constant + slope * number**2) * half**2 / n
 
     @functools.cached_property

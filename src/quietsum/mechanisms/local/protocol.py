@@ -92,7 +92,7 @@ class Estimate:
 class LocalProtocol(abc.ABC):
     """A randomiser for one person's answer, and the estimator that belongs to it.
 
-    Guarantees: whatever the answer, each possible report is at most e^ε times as likely as under any other answer.
+    Guarantees: under every answer, each possible report is at most e^ε times as likely as under any other answer.
     """
 
     epsilon: float

@@ -25,9 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
-from quietsum.mechanisms.local.exact import Cells, checked_epsilon, share
+from quietsum.mechanisms.local.exact import Cells, check_epsilon, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import RandomizedResponse
 
 __all__ = ["KRandomizedResponse"]
@@ -46,7 +46,7 @@ class KRandomizedResponse(FrequencyProtocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domain", categories(self.domain))
-        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
 
     @functools.cached_property
     def cells(self) -> Cells:
@@ -82,7 +82,7 @@ class KRandomizedResponse(FrequencyProtocol):
         """At the person."""
         truth = self.domain.places(values)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
-        reports["answer"] = self.cells.draw(truth, given_or_system(rng))
+        reports["answer"] = self.cells.draw(truth, choose_source(rng))
         return reports
 
     def tally(self, reports: Reports) -> Tally:

@@ -9,7 +9,7 @@ CSV (``.csv``) or JSON lines (``.jsonl``), with the same facts:
     # {"end": 1000, "sha256": "…"}
 
 The header states protocol, ε, the domain with its digest, hash parameters and version; the end states how many reports
-there are and a digest of all lines before it, so that a file that was cut or changed on its way is told from a whole
+there are and a digest of all lines before it, so that a file that was cut or changed on its way differs from a whole
 one. The digest is no signature: who writes such a file can write any. Files are read and written in pieces, and a file
 that is being written has its name only when it is whole.
 """

@@ -2,7 +2,7 @@
 
 It reads whole files of one survey, permutes their reports uniformly with randomness from the operating system, and
 writes one file whose header states the protocol alone: notes, versions, the cut into files and every earlier order are
-gone. What that buys is in :mod:`quietsum.mechanisms.shuffle_model`. Whoever runs it must be trusted with the link
+gone. What that buys is in :mod:`quietsum.mechanisms.shuffle_model`. The one who runs it must be trusted with the link
 between people and reports, and must destroy the files it read.
 
 Reports are permuted in memory: twice their own bytes (4 each for k-ary response, d/8 for unary encodings) and 32 for
@@ -33,7 +33,7 @@ from quietsum.mechanisms.rng import RandomSource, system_randomness
 from quietsum.mechanisms.shuffle_model import ShuffledReports, shuffled_epsilon
 from quietsum.validate import whole_number
 
-__all__ = ["MOST_BYTES", "Shuffling", "blanket_of", "permuted", "shuffle_reports", "shuffled_protocol"]
+__all__ = ["MOST_BYTES", "Shuffling", "blanket_of", "permute", "shuffle_protocol", "shuffle_reports"]
 
 MOST_BYTES = 1 << 31
 """How much memory reports and their order may take, unless said otherwise."""
@@ -65,12 +65,12 @@ def blanket_of(protocol: LocalProtocol) -> float | None:
             return None
 
 
-def shuffled_protocol(protocol: LocalProtocol, *, n: int, delta: float, colluders: int = 0) -> ShuffledReports:
+def shuffle_protocol(protocol: LocalProtocol, *, n: int, delta: float, colluders: int = 0) -> ShuffledReports:
     """What shuffling ``n`` reports of ``protocol``, one a person, buys.
 
     >>> from quietsum.mechanisms.local import protocol
     >>> answers = protocol("k-rr", ["never", "monthly", "weekly", "daily"], 1.0)
-    >>> round(shuffled_protocol(answers, n=10_000, delta=1e-6).epsilon, 3)
+    >>> round(shuffle_protocol(answers, n=10_000, delta=1e-6).epsilon, 3)
     0.034
     """
     local = protocol.permanent_epsilon if isinstance(protocol, Rappor) else protocol.epsilon
@@ -96,7 +96,7 @@ def shuffle_reports(
     the same file twice and unreadable files are refused, and then nothing is written. ``note`` is a public name for
     what was asked; the notes of the files are not taken over.
     """
-    header, held = _gathered(files, output, most_bytes, progress)
+    header, held = _gather(files, output, most_bytes, progress)
     if declared is not None and held.size < whole_number("n", declared, 1):
         raise InvalidParameter(
             "n",
@@ -104,10 +104,10 @@ def shuffle_reports(
             f"was declared, and only {held.size} reports came",
             "wait for more, or declare fewer next time",
         )
-    bought = shuffled_protocol(
+    bought = shuffle_protocol(
         header.protocol, n=held.size if declared is None else declared, delta=delta, colluders=colluders
     )
-    held = permuted(held, rng)
+    held = permute(held, rng)
     with reports_file(output, Header(protocol=header.protocol, note=note)) as writer:
         for start in range(0, held.size, PIECE):
             writer.add(held[start : start + PIECE])
@@ -116,12 +116,12 @@ def shuffle_reports(
     return Shuffling(protocol=header.protocol.name, reports=held.size, bought=bought)
 
 
-def permuted(reports: Reports, rng: RandomSource | None = None) -> Reports:
+def permute(reports: Reports, rng: RandomSource | None = None) -> Reports:
     """``reports`` in an order of which each is equally likely."""
     return reports[(rng or system_randomness()).permutation(reports.size)]
 
 
-def _gathered(
+def _gather(
     files: Sequence[Path], output: Path, most_bytes: int, progress: Callable[[int], None] | None
 ) -> tuple[Header, Reports]:
     if not files:

@@ -32,11 +32,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
-from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins
-from quietsum.mechanisms.local.hadamard import odd, transformed
+from quietsum.mechanisms.local.exact import WORD, Cells, check_epsilon, coins
+from quietsum.mechanisms.local.hadamard import odd, transform
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally
-from quietsum.mechanisms.local.unary import packed, pieces, seed_of, sums_by_row
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.local.unary import pack_bits, pieces, seed_of, sums_by_row
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.validate import whole_number
 
 __all__ = ["CountMeanSketch"]
@@ -64,7 +64,7 @@ class CountMeanSketch(FrequencyProtocol):
     def __post_init__(self) -> None:
         store = functools.partial(object.__setattr__, self)
         store("domain", categories(self.domain))
-        store("epsilon", checked_epsilon(self.epsilon))
+        store("epsilon", check_epsilon(self.epsilon))
         store("functions", whole_number("functions", self.functions, 1))
         store("width", whole_number("width", self.width, 8))
         store("seed", seed_of(self.seed))
@@ -115,7 +115,7 @@ class CountMeanSketch(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng = self.domain.places(values), given_or_system(rng)
+        truth, rng = self.domain.places(values), choose_source(rng)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         chosen = (((rng.words(truth.size) >> np.uint64(32)) * np.uint64(self.functions)) >> np.uint64(32)).astype(int)
         place = self.places[truth, chosen].astype(np.int64)
@@ -129,7 +129,7 @@ class CountMeanSketch(FrequencyProtocol):
             here = place[piece]
             sent = coins(rng, self.flip, here.size * self.width).reshape(here.size, self.width)
             sent[np.arange(here.size), here] ^= True
-            reports["bits"][piece] = packed(sent)
+            reports["bits"][piece] = pack_bits(sent)
         return reports
 
     def tally(self, reports: Reports) -> Tally:
@@ -156,7 +156,7 @@ class CountMeanSketch(FrequencyProtocol):
 
     def shares(self, tally: Tally) -> NDArray[np.float64]:
         """m/(m − 1) (mean of what lies at the answer's places − 1/m)."""
-        table = transformed(tally.sums) if self.hadamard else tally.sums
+        table = transform(tally.sums) if self.hadamard else tally.sums
         rows = np.arange(self.functions)
         sums = [table[rows, self.places[some]].sum(axis=1) for some in pieces(self.domain.size, self.functions)]
         found = np.concatenate(sums) * self._gain

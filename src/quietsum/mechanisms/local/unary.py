@@ -35,9 +35,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Bins, Categories, categories
-from quietsum.mechanisms.local.exact import WORD, Cells, checked_epsilon, coins, exp_below, half_coins, share
+from quietsum.mechanisms.local.exact import WORD, Cells, check_epsilon, coins, exp_below, half_coins, share
 from quietsum.mechanisms.local.protocol import FrequencyProtocol, Reports, Tally, two_chances
-from quietsum.mechanisms.rng import RandomSource, given_or_system, system_randomness
+from quietsum.mechanisms.rng import RandomSource, choose_source, system_randomness
 from quietsum.privacy import PrivacyEvent, PureDP
 from quietsum.validate import whole_number
 
@@ -46,11 +46,11 @@ __all__ = [
     "UnaryEncoding",
     "column_sums",
     "fresh_seed",
-    "packed",
+    "pack_bits",
     "pieces",
     "seed_of",
     "sums_by_row",
-    "unpacked",
+    "unpack_bits",
 ]
 
 _PIECE = 1 << 20  # bits of reports that are worked on at once
@@ -73,7 +73,7 @@ class UnaryEncoding(FrequencyProtocol):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "domain", categories(self.domain))
-        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
 
     @functools.cached_property
     def thresholds(self) -> tuple[int, int]:
@@ -104,7 +104,7 @@ class UnaryEncoding(FrequencyProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person."""
-        truth, rng, size = self.domain.places(values), given_or_system(rng), self.domain.size
+        truth, rng, size = self.domain.places(values), choose_source(rng), self.domain.size
         p, q = self.thresholds
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         for piece in pieces(truth.size, size):
@@ -112,7 +112,7 @@ class UnaryEncoding(FrequencyProtocol):
             sent = coins(rng, q, here.size * size).reshape(here.size, size)
             stays = half_coins(rng, here.size) if p == WORD // 2 else coins(rng, p, here.size)
             sent[np.arange(here.size), here] = stays
-            reports["bits"][piece] = packed(sent)
+            reports["bits"][piece] = pack_bits(sent)
         return reports
 
     def tally(self, reports: Reports) -> Tally:
@@ -120,7 +120,7 @@ class UnaryEncoding(FrequencyProtocol):
         held = self.fields(reports)["bits"]
         counts = np.zeros(self.domain.size, dtype=np.int64)
         for piece in pieces(held.shape[0], self.domain.size):
-            counts += column_sums(unpacked(held[piece], self.domain.size))
+            counts += column_sums(unpack_bits(held[piece], self.domain.size))
         return Tally(users=held.shape[0], sums=counts)
 
     def shares(self, tally: Tally) -> NDArray[np.float64]:
@@ -158,9 +158,9 @@ class Rappor(FrequencyProtocol):
     def __post_init__(self) -> None:
         store = functools.partial(object.__setattr__, self)
         store("domain", categories(self.domain))
-        store("epsilon", checked_epsilon(self.epsilon))
+        store("epsilon", check_epsilon(self.epsilon))
         permanent = self.epsilon if self.permanent_epsilon == -1 else self.permanent_epsilon
-        store("permanent_epsilon", checked_epsilon(permanent, "permanent_epsilon"))
+        store("permanent_epsilon", check_epsilon(permanent, "permanent_epsilon"))
         if self.permanent_epsilon < self.epsilon:
             raise InvalidParameter(
                 "permanent_epsilon", self.permanent_epsilon, f"is below that of one report, {self.epsilon!r}",
@@ -241,31 +241,31 @@ class Rappor(FrequencyProtocol):
         return table
 
     def permanent(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
-        """At the person, once: what must be kept and sent to nobody."""
-        truth, rng = self.domain.places(values), given_or_system(rng)
+        """At the person, once: what must be kept and never sent."""
+        truth, rng = self.domain.places(values), choose_source(rng)
         reports: Reports = np.empty(truth.size, dtype=self.layout)
         cohorts = ((rng.words(truth.size) >> np.uint64(32)) * np.uint64(self.cohorts)) >> np.uint64(32)
         reports["cohort"] = cohorts
         for piece in pieces(truth.size, self.size):
             set_bits = self.filters[cohorts[piece].astype(np.int64), truth[piece]]
-            reports["bits"][piece] = packed(set_bits ^ self._flipped(rng, self.flips[0], set_bits.shape[0]))
+            reports["bits"][piece] = pack_bits(set_bits ^ self._flip(rng, self.flips[0], set_bits.shape[0]))
         return reports
 
     def report(self, permanent: Reports, rng: RandomSource | None = None) -> Reports:
         """At the person, for each report: the permanent response, flipped again."""
-        rng, reports = given_or_system(rng), self.fields(permanent).copy()
+        rng, reports = choose_source(rng), self.fields(permanent).copy()
         if self.flips[1]:
             for piece in pieces(reports.size, self.size):
                 count = reports[piece].size
-                reports["bits"][piece] ^= packed(self._flipped(rng, self.flips[1], count))
+                reports["bits"][piece] ^= pack_bits(self._flip(rng, self.flips[1], count))
         return reports
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person: a permanent response that is forgotten, and one report of it."""
-        rng = given_or_system(rng)
+        rng = choose_source(rng)
         return self.report(self.permanent(values, rng), rng)
 
-    def _flipped(self, rng: RandomSource, threshold: int, users: int) -> NDArray[np.bool_]:
+    def _flip(self, rng: RandomSource, threshold: int, users: int) -> NDArray[np.bool_]:
         return coins(rng, threshold, users * self.size).reshape(users, self.size)
 
     def tally(self, reports: Reports) -> Tally:
@@ -322,12 +322,12 @@ def pieces(count: int, width: int) -> list[slice]:
     return [slice(start, min(count, start + rows)) for start in range(0, count, rows)]
 
 
-def packed(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
+def pack_bits(bits: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Eight bits a byte, row by row."""
     return np.packbits(bits, axis=1)
 
 
-def unpacked(held: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+def unpack_bits(held: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     """The ``size`` bits of each row. Bits beyond them are refused: no encoder sets them."""
     bits = np.unpackbits(held, axis=1)
     if bits.shape[1] > size and bits[:, size:].any():
@@ -353,11 +353,11 @@ def sums_by_row(held: NDArray[np.uint8], rows: NDArray[np.int64], count: int, si
         edges = np.searchsorted(rows, np.arange(count + 1))
         for kind, (start, stop) in enumerate(itertools.pairwise(edges.tolist())):
             for piece in pieces(stop - start, size):
-                total[kind] += column_sums(unpacked(held[start:stop][piece], size))
+                total[kind] += column_sums(unpack_bits(held[start:stop][piece], size))
         return total
     for piece in pieces(rows.size, size):
         kinds, starts = np.unique(rows[piece], return_index=True)
-        total[kinds] += np.add.reduceat(unpacked(held[piece], size), starts, axis=0, dtype=np.int64)
+        total[kinds] += np.add.reduceat(unpack_bits(held[piece], size), starts, axis=0, dtype=np.int64)
     return total
 
 

@@ -39,12 +39,12 @@ from scipy.special import betainc, betaincinv, betaln, ndtri
 
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.local.domain import Ball
-from quietsum.mechanisms.local.exact import WORD, checked_epsilon, coins, exp_below
+from quietsum.mechanisms.local.exact import WORD, check_epsilon, coins, exp_below
 from quietsum.mechanisms.local.protocol import Estimate, LocalProtocol, Reports, Tally
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.validate import whole_number
 
-__all__ = ["PrivUnit", "directions"]
+__all__ = ["PrivUnit", "draw_directions"]
 
 _LEAST_CAP = 2.0**-10  # the best cap up to about ε = 9
 _MARGIN = Fraction(1, 1 << 20)
@@ -62,7 +62,7 @@ class PrivUnit(LocalProtocol):
     epsilon: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checked_epsilon(self.epsilon))
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         if not isinstance(self.domain, Ball):
             raise InvalidParameter("domain", self.domain, "is no ball", "pass Ball(dimension=…, radius=…)")
 
@@ -114,7 +114,7 @@ class PrivUnit(LocalProtocol):
         return float(betainc((self.sphere - 1) / 2, 0.5, 1 - gamma**2)) / 2
 
     def _uneven(self, share: float) -> float:
-        """How far the seeds in a cap may be from its share, relative to it, whatever direction the cap has."""
+        """How far the seeds in a cap may be from its share, relative to it, for every direction of the cap."""
         class_size = (self.sphere + 1) * math.log(2 * math.e * WORD) + math.log(4 / _UNLIKELY)
         return 3 * math.sqrt(class_size / (WORD * share))
 
@@ -141,7 +141,7 @@ class PrivUnit(LocalProtocol):
 
     def privatize(self, values: ArrayLike | Iterable[Any], rng: RandomSource | None = None) -> Reports:
         """At the person: one row of ``values`` each."""
-        unit, rng = self._unit(values), given_or_system(rng)
+        unit, rng = self._unit(values), choose_source(rng)
         gamma, chance = self.cap
         wanted = coins(rng, chance, unit.shape[0])
         seeds = np.zeros(unit.shape[0], dtype=np.uint64)
@@ -153,7 +153,7 @@ class PrivUnit(LocalProtocol):
                 some = pending[start : start + rows]
                 tries = max(1, min(64, rows // some.size))
                 drawn = rng.words(some.size * tries).reshape(some.size, tries)
-                lean = np.einsum("utd,ud->ut", directions(drawn, self.sphere), unit[some])
+                lean = np.einsum("utd,ud->ut", draw_directions(drawn, self.sphere), unit[some])
                 fits = (lean >= gamma) == wanted[some, None]
                 first = np.argmax(fits, axis=1)
                 found = fits[np.arange(some.size), first]
@@ -188,7 +188,7 @@ class PrivUnit(LocalProtocol):
         sums = np.zeros((2, size))
         rows = max(1, _PIECE // self.sphere)
         for start in range(0, seeds.size, rows):
-            drawn = directions(seeds[start : start + rows], self.sphere)[:, :size]
+            drawn = draw_directions(seeds[start : start + rows], self.sphere)[:, :size]
             sums += [drawn.sum(axis=0), np.square(drawn).sum(axis=0)]
         return Tally(users=seeds.size, sums=sums)
 
@@ -220,16 +220,16 @@ class PrivUnit(LocalProtocol):
         return self.domain.radius**2 * (1 / self.length**2 - 1) / n
 
 
-def directions(seeds: NDArray[np.uint64], dimension: int) -> NDArray[np.float64]:
+def draw_directions(seeds: NDArray[np.uint64], dimension: int) -> NDArray[np.float64]:
     """The unit vector that each seed stands for; the same on every machine up to the last bits."""
-    base = _mixed(seeds)
+    base = _mix(seeds)
     words = base[..., None] + np.arange(1, dimension + 1, dtype=np.uint64) * _GOLDEN
-    normals = ndtri(((_mixed(words) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+    normals = ndtri(((_mix(words) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
     normals /= np.sqrt(np.einsum("...d,...d->...", normals, normals))[..., None]
     return np.asarray(normals, dtype=np.float64)
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014)."""
     mixed = words ^ (words >> np.uint64(30))
     mixed *= np.uint64(0xBF58476D1CE4E5B9)

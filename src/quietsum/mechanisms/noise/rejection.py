@@ -101,12 +101,12 @@ def _accept(law: _Law, proposed: NDArray[np.int64], rng: RandomSource, margin: f
         uniforms = words[unsure].astype(np.float64) / _WORD
         kept[unsure] = uniforms < chances
         for index in unsure[np.abs(uniforms - chances) <= margin].tolist():
-            kept[index] = _decided(law, int(sizes[index]), int(words[index]), rng)
+            kept[index] = _decide(law, int(sizes[index]), int(words[index]), rng)
     kept &= sizes <= law.reach
     return proposed[kept]
 
 
-def _decided(law: _Law, k: int, word: int, rng: RandomSource) -> bool:
+def _decide(law: _Law, k: int, word: int, rng: RandomSource) -> bool:
     """Whether a uniform of 128 bits, of which ``word`` is the first half, lies below a(k)."""
     if k > law.reach:
         return False

@@ -20,8 +20,8 @@ from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.central.additive import target
 from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import choose
-from quietsum.mechanisms.queries.rows import Bounds, bounded, checked_bounds, checked_relation, grid_for
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.queries.rows import Bounds, bound_values, check_bounds, check_relation, grid_for
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import Neighbours, PrivacyEvent, PureDP, RandomizedResponse, Repeated
 from quietsum.validate import whole_number
 
@@ -36,7 +36,7 @@ _FAILURE = 2.0**-186  # per candidate, as for the exponential mechanism
 class PrivateNextToken:
     """A token from λ · (the model's distribution) + (1 − λ) · uniform (Majmudar et al. 2022, arXiv 2205.13621).
 
-    Whatever the model says, each token has a chance of at least (1 − λ)/V, so one token costs ε = ln(1 + λV / (1 − λ));
+    At any output, each token has a chance of at least (1 − λ)/V, so one token costs ε = ln(1 + λV / (1 − λ));
     λ = (e^ε − 1) / (V − 1 + e^ε) is what ε allows. It is k-ary randomised response on the token that the model would
     have said, and its event says so.
 
@@ -60,7 +60,7 @@ class PrivateNextToken:
         epsilon = target("epsilon", self.epsilon)
         if epsilon > _LARGEST_TOKEN_EPSILON:
             problem = f"exceeds {_LARGEST_TOKEN_EPSILON:g} for a single token"
-            raise InvalidParameter("epsilon", epsilon, problem, "it would protect nobody")
+            raise InvalidParameter("epsilon", epsilon, problem, "it would protect no one")
         object.__setattr__(self, "epsilon", epsilon)
         object.__setattr__(self, "vocabulary", whole_number("vocabulary", self.vocabulary, 2))
         if self.event_of_one().epsilon > epsilon * (1 + 1e-9) or self.weight <= 0:
@@ -75,7 +75,7 @@ class PrivateNextToken:
     def release(self, probabilities: ArrayLike, rng: RandomSource | None = None) -> int:
         """The index of one token. ``probabilities`` is the model's distribution; it need not sum to one exactly."""
         chances = _distribution(probabilities, self.vocabulary)
-        source = given_or_system(rng)
+        source = choose_source(rng)
         sums = np.cumsum(chances)
         models = int(np.searchsorted(sums, source.uniforms(1)[0] * sums[-1], side="right"))
         anyone = _uniform(self.vocabulary, source)
@@ -104,7 +104,7 @@ class PosteriorSample:
     replaced row twice that. At τ = 1 the sample is the posterior's own; a smaller ``epsilon`` tempers it.
 
     The draw is exact, over a finite list. A Markov chain is refused: after finitely many steps it is off by a distance
-    that nobody has bounded, and that distance would be δ.
+    without a known bound, and that distance would be δ.
 
     Guarantees: pure ε with δ = ``failure(candidates)``; ``neighbours`` is the relation that the event holds for. NaN is
     refused; −∞ is clamped as any number is.
@@ -119,12 +119,12 @@ class PosteriorSample:
         if self.sampler != "exact":
             raise InvalidParameter(
                 "sampler", self.sampler, "gives no guarantee: a chain that is stopped has a distance from the "
-                "posterior that nobody bounds, and that distance is part of δ",
+                "posterior without a known bound, and that distance is part of δ",
                 "list finitely many candidates and draw exactly (sampler='exact')",
             )  # fmt: skip
-        low, high = checked_bounds(self.bounds)
+        low, high = check_bounds(self.bounds)
         object.__setattr__(self, "bounds", (low, high))
-        object.__setattr__(self, "neighbours", checked_relation(self.neighbours))
+        object.__setattr__(self, "neighbours", check_relation(self.neighbours))
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
         target("epsilon", self._cost)  # the width of the bounds, if no ε was stated
@@ -162,13 +162,13 @@ class PosteriorSample:
         grid = grid_for(high - low)
         rate = Fraction(self._cost) / grid.largest
         with np.errstate(over="ignore"):
-            steps = bounded(table - low, 0.0, high - low, grid).sum(axis=0)
+            steps = bound_values(table - low, 0.0, high - low, grid).sum(axis=0)
         scores = [int(each) for each in steps]
         if log_prior is not None:
             scores = [score + more for score, more in zip(scores, _prior(log_prior, len(scores), rate), strict=True)]
         best, far = max(scores), math.ceil(800 / rate)
         distances = np.array([min(far, best - score) for score in scores], dtype=np.int64)
-        return choose(distances, rate, given_or_system(rng))
+        return choose(distances, rate, choose_source(rng))
 
     def event(self) -> PureDP:
         """The event to account for, under ``neighbours``."""

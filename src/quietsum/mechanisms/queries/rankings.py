@@ -21,8 +21,8 @@ from quietsum.mechanisms.central.additive import GaussianMechanism, LaplaceMecha
 from quietsum.mechanisms.central.lattice import numbers
 from quietsum.mechanisms.central.selection import PermuteAndFlip
 from quietsum.mechanisms.central.sensitivity import L1, L2, LInf, Norm, Sensitivity
-from quietsum.mechanisms.queries.rows import Bounds, checked_bounds
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.queries.rows import Bounds, check_bounds
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import Gaussian, Laplace, PrivacyEvent, PureDP, Repeated
 from quietsum.validate import whole_number
 
@@ -63,7 +63,7 @@ class TopK:
         values = numbers([scores[name] for name in names] if names is not None else scores, "scores")
         if values.ndim != 1 or values.size < self.k:
             raise InvalidParameter("scores", values.shape, f"are fewer than k = {self.k} scores", "ask for fewer")
-        source = given_or_system(rng)
+        source = choose_source(rng)
         left = list(range(values.size))
         chosen = []
         for _ in range(self.k):
@@ -161,7 +161,7 @@ class ScoreRelease:
     noise: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
-        low, high = checked_bounds(self.bounds)
+        low, high = check_bounds(self.bounds)
         object.__setattr__(self, "bounds", (low, high))
         if self.sensitivity is None:
             object.__setattr__(self, "sensitivity", LInf(high - low))

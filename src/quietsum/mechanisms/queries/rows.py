@@ -22,13 +22,13 @@ from quietsum.validate import finite_number
 __all__ = [
     "Bounds",
     "Missing",
-    "bounded",
-    "checked_bounds",
-    "checked_missing",
-    "checked_relation",
+    "bound_values",
+    "check_bounds",
+    "check_missing",
+    "check_relation",
     "column",
     "grid_for",
-    "listed",
+    "list_values",
     "total",
 ]
 
@@ -40,7 +40,7 @@ _FINE = 20  # bits of the largest magnitude
 _MOST_ROWS = 1 << 36
 
 
-def checked_bounds(bounds: object) -> Bounds:
+def check_bounds(bounds: object) -> Bounds:
     """Two finite numbers, the first below the second."""
     remedy = "state public bounds as (lowest, highest); never take them from the data"
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:
@@ -53,14 +53,14 @@ def checked_bounds(bounds: object) -> Bounds:
     return low, high
 
 
-def checked_missing(missing: object) -> Missing:
+def check_missing(missing: object) -> Missing:
     """The rule for rows that are NaN or infinite."""
     if missing in ("refuse", "skip"):
         return missing
     return finite_number("missing", missing, "choose 'refuse', 'skip', or a number to stand for it")
 
 
-def checked_relation(neighbours: object) -> Neighbours:
+def check_relation(neighbours: object) -> Neighbours:
     """The relation that a query's ε is stated for."""
     try:
         return Neighbours(str(neighbours))
@@ -69,7 +69,7 @@ def checked_relation(neighbours: object) -> Neighbours:
         raise InvalidParameter("neighbours", neighbours, "is unknown", f"choose one of {known}") from None
 
 
-def listed(name: str, values: object, remedy: str) -> list[Any]:
+def list_values(name: str, values: object, remedy: str) -> list[Any]:
     """``values`` as a list."""
     if not isinstance(values, Iterable):
         raise InvalidParameter(name, type(values).__name__, "is not a list", remedy)
@@ -117,7 +117,7 @@ def grid_for(magnitude: float) -> Grid:
     return Grid(lattice, lattice.steps_of(magnitude))
 
 
-def bounded(values: NDArray[np.float64], low: float, high: float, grid: Grid) -> NDArray[np.int64]:
+def bound_values(values: NDArray[np.float64], low: float, high: float, grid: Grid) -> NDArray[np.int64]:
     """Each value clamped to [low, high], in steps of the grid, and none beyond ``grid.largest``."""
     steps = grid.lattice.round(np.clip(values, low, high))
     return np.clip(steps, -grid.largest, grid.largest)

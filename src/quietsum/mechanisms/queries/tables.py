@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from quietsum.errors import InvalidParameter
-from quietsum.mechanisms.central.additive import checked_noise, target
+from quietsum.mechanisms.central.additive import check_noise, target
 from quietsum.mechanisms.central.integers import DiscreteGaussianMechanism, DiscreteLaplaceMechanism
 from quietsum.mechanisms.central.lattice import above
 from quietsum.mechanisms.central.selection import PermuteAndFlip
@@ -39,16 +39,16 @@ from quietsum.mechanisms.noise.rounded_normal import FAILURE_PER_DRAW
 from quietsum.mechanisms.queries.rows import (
     Bounds,
     Missing,
-    bounded,
-    checked_bounds,
-    checked_missing,
-    checked_relation,
+    bound_values,
+    check_bounds,
+    check_missing,
+    check_relation,
     column,
     grid_for,
-    listed,
+    list_values,
     total,
 )
-from quietsum.mechanisms.rng import RandomSource, given_or_system
+from quietsum.mechanisms.rng import RandomSource, choose_source
 from quietsum.privacy import Composed, Gaussian, Laplace, Neighbours, PrivacyEvent, PureDP
 from quietsum.validate import finite_number, open_probability, whole_number
 
@@ -118,7 +118,7 @@ class NoisySum:
         low, high = self.bounds
         values, counts = column(rows, self.missing)
         grid = grid_for(max(abs(low), abs(high)))
-        steps = total(bounded(values, low, high, grid)[counts])
+        steps = total(bound_values(values, low, high, grid)[counts])
         return _float(steps + self._noise.draw(grid.largest, rng), grid.lattice.exponent)
 
     def event(self) -> PrivacyEvent:
@@ -165,8 +165,8 @@ class NoisyMean:
         values, counts = column(rows, self.missing)
         grid = grid_for(half)
         with np.errstate(over="ignore"):
-            steps = total(bounded(values - middle, -half, half, grid)[counts])
-        source = given_or_system(rng)
+            steps = total(bound_values(values - middle, -half, half, grid)[counts])
+        source = choose_source(rng)
         noisy = _float(steps + self._noise.draw(grid.largest, source), grid.lattice.exponent)
         number = self.size
         if number is None:
@@ -208,14 +208,15 @@ class NoisyHistogram:
         if (self.categories is None) == (self.edges is None):
             raise InvalidParameter("categories", self.categories, "or edges must be given, and not both")
         if self.categories is not None:
-            names = tuple(listed("categories", self.categories, "list the public categories"))
+            names = tuple(list_values("categories", self.categories, "list the public categories"))
             if not all(isinstance(name, Hashable) for name in names):
-                raise InvalidParameter("categories", names, "cannot be told apart", "use strings or numbers")
+                raise InvalidParameter("categories", names, "are not distinct", "use strings or numbers")
             if not names or len(set(names)) != len(names):
                 raise InvalidParameter("categories", names, "are empty or repeat", "list each public category once")
             object.__setattr__(self, "categories", names)
         if self.edges is not None:
-            edges = tuple(finite_number("edges", edge) for edge in listed("edges", self.edges, "list public edges"))
+            given = list_values("edges", self.edges, "list public edges")
+            edges = tuple(finite_number("edges", edge) for edge in given)
             if len(edges) < 2 or any(a >= b for a, b in itertools.pairwise(edges)):
                 raise InvalidParameter("edges", edges, "do not increase", "list two or more public edges in order")
             object.__setattr__(self, "edges", edges)
@@ -231,7 +232,8 @@ class NoisyHistogram:
 
     def release(self, rows: Iterable[Any], rng: RandomSource | None = None) -> NDArray[np.int64]:
         """The noisy counts of all cells, in their public order."""
-        cells = self._places(listed("rows", rows, "pass one value a row") if not isinstance(rows, np.ndarray) else rows)
+        given = rows if isinstance(rows, np.ndarray) else list_values("rows", rows, "pass one value a row")
+        cells = self._places(given)
         if (cells < 0).any():
             if self.outside == "refuse":
                 raise InvalidParameter(
@@ -281,7 +283,7 @@ class NoisyQuantile:
     max(q, 1 − q), a replaced one by at most 1.
 
     Guarantees: pure ε under ``neighbours``, the relation to account under; the answer is one of the candidates,
-    whatever the rows.
+    for all rows.
     """
 
     epsilon: float
@@ -292,14 +294,14 @@ class NoisyQuantile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", target("epsilon", self.epsilon))
-        object.__setattr__(self, "neighbours", checked_relation(self.neighbours))
-        given = listed("candidates", self.candidates, "list public values that the quantile may take")
+        object.__setattr__(self, "neighbours", check_relation(self.neighbours))
+        given = list_values("candidates", self.candidates, "list public values that the quantile may take")
         chosen = tuple(sorted({finite_number("candidates", each) for each in given}))
         if not chosen:
             raise InvalidParameter("candidates", (), "are none", "list public values that the quantile may take")
         object.__setattr__(self, "candidates", chosen)
         open_probability("quantile", self.quantile, "0.5 is the median")
-        object.__setattr__(self, "missing", checked_missing(self.missing))
+        object.__setattr__(self, "missing", check_missing(self.missing))
         _ = self._mechanism
 
     def release(self, rows: ArrayLike, rng: RandomSource | None = None) -> float:
@@ -355,7 +357,7 @@ class _Noise:
     def draw(self, largest: int, rng: RandomSource | None) -> int:
         """One draw for a sum that one row moves by at most ``largest``."""
         scale = above(Fraction(self.multiplier) * largest)
-        source = given_or_system(rng)
+        source = choose_source(rng)
         if self.gaussian:
             return int(source.rounded_normals(scale, 1)[0])
         return int(RoundedLaplaceNoise(scale=scale).sample(1, source)[0])
@@ -376,11 +378,11 @@ _MOST_GAUSSIAN = 2.0**18  # 2^21 steps to a row's largest magnitude, and at most
 
 
 def _store(query: NoisySum | NoisyMean) -> None:
-    object.__setattr__(query, "bounds", checked_bounds(query.bounds))
-    object.__setattr__(query, "missing", checked_missing(query.missing))
+    object.__setattr__(query, "bounds", check_bounds(query.bounds))
+    object.__setattr__(query, "missing", check_missing(query.missing))
     object.__setattr__(query, "epsilon", target("epsilon", query.epsilon))
     noise = query._noise
-    checked_noise("epsilon", query.epsilon, noise.multiplier)
+    check_noise("epsilon", query.epsilon, noise.multiplier)
     if noise.gaussian and noise.multiplier > _MOST_GAUSSIAN:
         problem = f"means noise of more than {_MOST_GAUSSIAN:g} times what a row moves"
         raise InvalidParameter("epsilon", query.epsilon, problem, "nothing would be left to see")

@@ -50,7 +50,7 @@ def attack(step: StepUnderTest, pair: WorstPair, *, releases: int, seconds: floa
     failed = overlooked < best_error(step.law, step.noise_multiplier, accused)
     symbol = "μ" if step.law is Law.GAUSSIAN else "ε"
     lesson = (
-        f"An attacker told the two batches apart with {symbol} ≥ {bound:.3g} where the noise claims {symbol} ≤ "
+        f"An attacker distinguishes the two batches with {symbol} ≥ {bound:.3g} where the noise claims {symbol} ≤ "
         f"{claimed:.3g}, per record and step. Sensitivity and noise together do not keep the promise."
     )
     return Finding(

@@ -16,7 +16,7 @@ from quietsum.privacy import (
 from quietsum.selfcheck.protocol import Law, StepUnderTest
 from quietsum.selfcheck.report import Finding, Verdict
 
-__all__ = ["accounted", "public_constants"]
+__all__ = ["check_accounting", "public_constants"]
 
 _DELTA = 1e-5
 
@@ -49,22 +49,20 @@ def _differ(one: float | None, other: float | None) -> bool:
     return one is None or other is None or one != other
 
 
-def accounted(step: StepUnderTest) -> Finding:
+def check_accounting(step: StepUnderTest) -> Finding:
     """T8: the event is the claim under test, and one unsampled step of it costs what the closed form says."""
     event = step.event()
     rate, inner = (event.rate, event.event) if isinstance(event, PoissonSampled) else (1.0, event)
     told = _noise_multiplier(inner)
     if told is None or isinstance(inner, Laplace) != (step.law is Law.LAPLACE):
-        return _finding(
-            math.inf, f"The accountant is told of {type(inner).__name__} noise, the step claims {step.law}."
-        )
+        return _finding(math.inf, f"The event states {type(inner).__name__} noise, the step claims {step.law}.")
     gap = max(
         0.0,
         told / step.noise_multiplier - 1,  # an event with more noise than is added
         1 - rate / step.rate if step.rate else 0.0,  # or with fewer draws than are made
     )
     if gap > 1e-9:
-        return _finding(gap, "The accountant is told of more noise, or of a smaller rate, than the step uses.")
+        return _finding(gap, "The event states more noise, or a smaller rate, than the step uses.")
     return _finding(_accountant_gap(inner), "The accountant does not return the closed form of one step.")
 
 

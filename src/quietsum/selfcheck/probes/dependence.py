@@ -5,7 +5,7 @@ by coins into two parts A and B. Given A, Σ a_t b_(t+L) is a sum of independent
 exactly normal with variance Σ a_t² over the places that count, for every lag L at once. A Fourier transform finds them.
 
 The largest and smallest singular values of a matrix of normal scores obey P(s_max ≥ √R + √d + t) ≤ e^(−t²/2) and
-P(s_min ≤ √R − √d − t) ≤ e^(−t²/2) (Davidson and Szarek 2001, Theorem II.13), whatever R and d are: a combination of
+P(s_min ≤ √R − √d − t) ≤ e^(−t²/2) (Davidson and Szarek 2001, Theorem II.13), for all R and d: a combination of
 coordinates, or of releases, that has no noise is found without knowing which.
 """
 
@@ -79,13 +79,13 @@ def persistence_p(energies: Floats, others: Floats, degrees: tuple[float, float]
     """
     if energies.size < 2:
         return 1.0
-    first, second = (_scored(part, degree) for part, degree in zip((energies, others), degrees, strict=True))
+    first, second = (_score(part, degree) for part, degree in zip((energies, others), degrees, strict=True))
     weights = first - first.mean()
     length = float(np.linalg.norm(weights))
     return normal_p(float(weights @ second) / length / (1 + more) ** 3) if length > 0 else 1.0
 
 
-def _scored(energies: Floats, degrees: float) -> Floats:
+def _score(energies: Floats, degrees: float) -> Floats:
     """χ² totals as standard normal scores, by whichever tail is the smaller."""
     low, high = special.chdtr(degrees, energies), special.chdtrc(degrees, energies)
     return np.asarray(np.where(low < high, 1.0, -1.0) * special.ndtri(np.clip(np.minimum(low, high), 1e-300, 0.5)))

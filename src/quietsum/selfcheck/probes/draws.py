@@ -10,7 +10,7 @@ Two records that come together, or never do, count as one. All pairs are compare
 records, and between draws: the coins are split into two parts, and given the first part, how many of the second part's
 hits stand at a certain distance from a hit of the first is binomial, for every distance.
 
-A draw of nobody is a step of noise alone. A sampler that draws again, or a loop that skips the step, changes the law
+An empty draw is a step of noise alone. A sampler that draws again, or a loop that skips the step, changes the law
 of what is released by whether one record was there; populations so small that a third of the draws are empty, or hold
 one or two records, show it.
 """
@@ -24,7 +24,7 @@ from scipy import fft, special
 from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.dependence import lags_p
 from quietsum.selfcheck.probes.rounding import distance
-from quietsum.selfcheck.probes.rows import largest_batch, nothing, rows, tiled
+from quietsum.selfcheck.probes.rows import largest_tested_batch, nothing, rows, tile
 from quietsum.selfcheck.probes.shape import intervals
 from quietsum.selfcheck.protocol import StepUnderTest
 from quietsum.selfcheck.report import Finding, Verdict
@@ -37,7 +37,7 @@ from quietsum.selfcheck.statistics import (
     spread_p,
 )
 
-__all__ = ["sampling", "tested_population"]
+__all__ = ["find_population", "sampling"]
 
 _LIMIT = FALSE_ALARM / 20  # statistics at most
 _COINS = 1 << 19  # that are compared at all distances
@@ -45,14 +45,14 @@ _SEEN = 1 << 22  # coins that are kept
 _PAIRS = 1024  # records all pairs of which are compared
 
 
-def tested_population(step: StepUnderTest) -> int:
+def find_population(step: StepUnderTest) -> int:
     """How many records to draw from in the test: all, or as many as give batches of about 64."""
     return max(1, min(step.population, int(np.ceil(64 / max(step.rate, 1e-6)))))
 
 
 def sampling(step: StepUnderTest, rng: RandomSource, *, draws: int) -> Finding:
     """T4: sizes, counts, overlaps, empty draws and skipped steps."""
-    population, rate = tested_population(step), step.rate
+    population, rate = find_population(step), step.rate
     draws = max(draws, min(4 * draws, 1500, int(np.ceil(1.2 / max(rate, 1e-6)))))
     batches = [np.asarray(step.sample(population)) for _ in range(draws)]
     if any(_not_a_draw(batch, population) for batch in batches):
@@ -60,7 +60,7 @@ def sampling(step: StepUnderTest, rng: RandomSource, *, draws: int) -> Finding:
     found = _statistics(batches, population, rate, rng) | _in_parts(batches, population, rate, rng)
     found |= _rate(step, batches, population, min(2 * draws, _SEEN // population)) | _small(step, draws)
     name, (p_value, lesson) = min(found.items(), key=lambda item: item[1][0])
-    skipped = _skipped(step, rng)
+    skipped = _find_skips(step, rng)
     if skipped:
         return _finding(0.0, skipped)
     return _finding(p_value, f"{lesson} (Seen in: {name}.)", len(found))
@@ -96,7 +96,7 @@ def _statistics(
         ),
         "law of sizes": (
             kolmogorov_p(by_size)[1],
-            f"Batch sizes do not follow the binomial law that coins give, whatever their spread. {poisson}",
+            f"Batch sizes do not follow the binomial law that coins give, even where their spread is right. {poisson}",
         ),
         "sizes in a row": (lags_p(by_size, rng), f"The size of one batch tells about another's. {poisson}"),
         "counts": (
@@ -231,14 +231,14 @@ def _distances(drawn: NDArray[np.bool_], rate: float, rng: RandomSource) -> floa
     first = rng.coins(0.5, drawn.size).reshape(drawn.shape)
     length = fft.next_fast_len(2 * drawn.shape[1], real=True)
     starts = np.conj(fft.rfft(drawn & first, length, axis=1))
-    hits = _counted((starts * fft.rfft(drawn & ~first, length, axis=1)).sum(axis=0), length)
-    tries = _counted((starts * fft.rfft(~first, length, axis=1)).sum(axis=0), length)
+    hits = _count((starts * fft.rfft(drawn & ~first, length, axis=1)).sum(axis=0), length)
+    tries = _count((starts * fft.rfft(~first, length, axis=1)).sum(axis=0), length)
     useful = tries > 0
     useful[0] = False
     return _oddest(hits[useful], tries[useful], rate)
 
 
-def _counted(spectrum: NDArray[np.complex128], length: int) -> NDArray[np.int64]:
+def _count(spectrum: NDArray[np.complex128], length: int) -> NDArray[np.int64]:
     return np.asarray(np.rint(fft.irfft(spectrum, length)), dtype=np.int64)
 
 
@@ -248,8 +248,8 @@ def _small(step: StepUnderTest, draws: int) -> dict[str, tuple[float, str]]:
     if step.rate >= 0.75:
         return {}
     found, rate = {}, step.rate
-    few = max(1, min(tested_population(step), round(1 / rate)))
-    for name, population in (("draws of nobody", few), ("small draws", 4 * few), ("draws from one", 1)):
+    few = max(1, min(find_population(step), round(1 / rate)))
+    for name, population in (("empty draws", few), ("small draws", 4 * few), ("draws from one", 1)):
         population = min(population, max(step.population, 1))
         sizes = np.array([np.asarray(step.sample(population)).size for _ in range(draws)])
         classes = np.arange(min(population, 12) + 1)
@@ -263,17 +263,17 @@ def _small(step: StepUnderTest, draws: int) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _skipped(step: StepUnderTest, rng: RandomSource) -> str:
+def _find_skips(step: StepUnderTest, rng: RandomSource) -> str:
     """What is wrong with a run on full and empty batches; nothing where each made a noisy release and was charged."""
     batch = step.examples(3, rng)
-    offered = [batch, nothing(batch), rows(batch, [0]), nothing(batch), rows(batch, [0, 1]), tiled(batch, 7)]
-    offered += [tiled(batch, largest_batch(step, batch))]
+    offered = [batch, nothing(batch), rows(batch, [0]), nothing(batch), rows(batch, [0, 1]), tile(batch, 7)]
+    offered += [tile(batch, largest_tested_batch(step, batch))]
     before = step.run([]).charged
     outcome = step.run(offered)
     if len(outcome.releases) != len(offered):
         return (
-            f"{len(offered)} batches, from nobody to the largest, made {len(outcome.releases)} releases. A batch of "
-            "nobody is a step of noise alone; leaving one out tells how many were drawn."
+            f"{len(offered)} batches, from empty to the largest, made {len(outcome.releases)} releases. An empty batch "
+            "is a step of noise alone; leaving one out tells how many were drawn."
         )
     if outcome.charged - before < len(offered):
         return f"{len(offered)} steps were made and {outcome.charged - before} charged. Charge every draw, empty too."

@@ -11,7 +11,7 @@ import numpy as np
 
 from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.rounding import distance, forgiven, rounding
-from quietsum.selfcheck.probes.rows import BROKEN, broken, joined, nothing, repeated, rows
+from quietsum.selfcheck.probes.rows import BROKEN, join, nothing, repeat, rows, spoil
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest
 from quietsum.selfcheck.report import Finding, Verdict
 
@@ -26,41 +26,41 @@ def hostile_rows(step: StepUnderTest, rng: RandomSource, *, everywhere: tuple[bo
     try:
         base = step.deterministic(good)
     except Exception as error:  # whatever a model raises
-        return _failed("ordinary rows", f"made the step raise {type(error).__name__}", float("inf"), limit)
+        return _fail("ordinary rows", f"made the step raise {type(error).__name__}", float("inf"), limit)
     worst, where = 0.0, ""
     cases = [
-        (f"a row of {kind}" if whole else f"a row with one {kind}", broken(rows(good, [0]), kind, everywhere=whole))
+        (f"a row of {kind}" if whole else f"a row with one {kind}", spoil(rows(good, [0]), kind, everywhere=whole))
         for kind in BROKEN
         for whole in everywhere
     ]
     for what, record in cases:
-        for place, whole in (("after", joined(good, record)), ("before", joined(record, good))):
-            found = _moved(step, whole, base, 1)
+        for place, whole in (("after", join(good, record)), ("before", join(record, good))):
+            found = _move(step, whole, base, 1)
             if isinstance(found, str):
-                return _failed(f"{what} {place} four ordinary ones", found, float("inf"), limit)
-            if found > limit and _rounded(step, whole, good, 1, found - 1, rng):
+                return _fail(f"{what} {place} four ordinary ones", found, float("inf"), limit)
+            if found > limit and _is_rounding(step, whole, good, 1, found - 1, rng):
                 continue
             if found > worst:
                 worst, where = found, what
     first = rows(good, [0])
     for what, batch, against, times in (
         ("no rows", nothing(good), good, 0),
-        ("equal rows", repeated(first, 4), first, 4),
+        ("equal rows", repeat(first, 4), first, 4),
     ):
-        found = _moved(step, batch, base if against is good else step.deterministic(against), times)
+        found = _move(step, batch, base if against is good else step.deterministic(against), times)
         if isinstance(found, str):
-            return _failed(what, found, float("inf"), limit)
-        if found > room and not _rounded(step, batch, against, times, found, rng):
-            return _failed(what, "did not give the sum they have", found, room)
+            return _fail(what, found, float("inf"), limit)
+        if found > room and not _is_rounding(step, batch, against, times, found, rng):
+            return _fail(what, "did not give the sum they have", found, room)
     if worst > limit:
-        return _failed(where, f"moved the sum by {worst:.3g} times the sensitivity", worst, limit)
+        return _fail(where, f"moved the sum by {worst:.3g} times the sensitivity", worst, limit)
     lesson = "Broken, huge and missing rows move the sum by no more than any other row."
     return Finding(
         test="T5", name="hostile rows", verdict=Verdict.PASS, lesson=lesson, statistic=worst, threshold=limit
     )
 
 
-def _moved(step: StepUnderTest, batch: Batch, base: Floats, times: int) -> float | str:
+def _move(step: StepUnderTest, batch: Batch, base: Floats, times: int) -> float | str:
     """How far the sum of ``batch`` is from ``base`` so many times, in Δ, or in words why there is none."""
     try:
         total = step.deterministic(batch)
@@ -73,7 +73,9 @@ def _moved(step: StepUnderTest, batch: Batch, base: Floats, times: int) -> float
     return distance(step, total, base if times == 1 else times * base)
 
 
-def _rounded(step: StepUnderTest, batch: Batch, against: Batch, times: int, found: float, rng: RandomSource) -> bool:
+def _is_rounding(
+    step: StepUnderTest, batch: Batch, against: Batch, times: int, found: float, rng: RandomSource
+) -> bool:
     """Whether ``found``, what is too much in that distance, is rounding."""
     return forgiven(
         step,
@@ -84,7 +86,7 @@ def _rounded(step: StepUnderTest, batch: Batch, against: Batch, times: int, foun
     )
 
 
-def _failed(what: str, problem: str, statistic: float, limit: float) -> Finding:
+def _fail(what: str, problem: str, statistic: float, limit: float) -> Finding:
     lesson = (
         f"{what[0].upper()}{what[1:]} {problem}, so everybody can see whether such a record was there. Let an example "
         "whose gradient is not finite count as zero, and an empty batch be a sum of zeros."

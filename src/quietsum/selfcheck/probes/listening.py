@@ -61,10 +61,10 @@ def listening() -> Iterator[Listener]:
         _hooked.append(True)
     with contextlib.ExitStack() as kept:
         kept.enter_context(_every_level())
-        kept.enter_context(_recorded(listener.log))
+        kept.enter_context(_record(listener.log))
         kept.enter_context(_streams())
-        _ears.append(listener.noticed)
-        kept.callback(_ears.remove, listener.noticed)
+        _ears.append(listener.notice)
+        kept.callback(_ears.remove, listener.notice)
         yield listener
 
 
@@ -94,7 +94,7 @@ def _quiet(logger: logging.Logger) -> bool:
 
 
 @contextlib.contextmanager
-def _recorded(log: list[str]) -> Iterator[None]:
+def _record(log: list[str]) -> Iterator[None]:
     """Every log record's text, whichever handlers there are."""
     factory = logging.getLogRecordFactory()
 
@@ -142,7 +142,7 @@ class Listener:
         self._events: list[str] = []
         self._sizes: dict[str, int] = {}
 
-    def noticed(self, event: str, args: tuple[Any, ...]) -> None:
+    def notice(self, event: str, args: tuple[Any, ...]) -> None:
         """One audit event: a file that is opened for writing, or a call that leaves the process."""
         if event == "open":
             path, mode, flags = (*args, None, None, None)[:3]
@@ -160,7 +160,7 @@ class Listener:
         self._opened.clear()
         self._events.clear()
         start = time.time_ns() - _CLOCK
-        screen, files, written, around = io.StringIO(), _open_files(), _written(), dict(os.environ)
+        screen, files, written, around = io.StringIO(), _open_files(), _count_written(), dict(os.environ)
         with (
             contextlib.redirect_stdout(screen),
             contextlib.redirect_stderr(screen),
@@ -175,22 +175,22 @@ class Listener:
                 heard = _numbers("the error", f"{type(error).__name__} {error}")
         events, opened = list(self._events), dict(self._opened)
         heard |= {f"{name} by the process": after - before for (name, after), before in zip(
-            _written().items(), written.values(), strict=True)}  # fmt: skip
+            _count_written().items(), written.values(), strict=True)}  # fmt: skip
         text = screen.getvalue() + "".join(str(warning.message) for warning in warned)
         heard |= _numbers("the printed text", text) | _numbers("the log", "\n".join(self.log))
         heard |= _numbers("a call", "\n".join(events))
         changed = {name: value for name, value in os.environ.items() if around.get(name) != value}
         heard |= _numbers("the environment", repr(changed) if changed else "")
-        filed = self._filed(files, opened)
+        filed = self._read_files(files, opened)
         if not filed and heard.get("bytes written by the process"):  # by a library that does not tell Python
-            for place, path in enumerate(_changed_since(start)):
+            for place, path in enumerate(_find_changes(start)):
                 content = _content(path, 0)
                 filed |= _numbers(f"changed file {path}", "", content)
                 if place < 2:  # its name may be another one each time
                     filed |= _numbers(f"changed file {place + 1}", "", content)
         return heard | filed
 
-    def _filed(self, before: dict[int, tuple[int, int]], opened: dict[str, bool]) -> dict[str, float]:
+    def _read_files(self, before: dict[int, tuple[int, int]], opened: dict[str, bool]) -> dict[str, float]:
         """What was written to files: those opened by the step, and those that were open and have changed."""
         heard: dict[str, float] = {}
         for place, (path, added) in enumerate(list(opened.items())[:4]):
@@ -218,7 +218,7 @@ def _open_files() -> dict[int, tuple[int, int]]:
     return found
 
 
-def _written() -> dict[str, float]:
+def _count_written() -> dict[str, float]:
     """Bytes and calls of all writing so far, as the system counts them."""
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/self/io") as file:
         lines = dict(line.split(":") for line in file.read().splitlines())
@@ -226,18 +226,18 @@ def _written() -> dict[str, float]:
     return {"bytes written": 0.0, "writes": 0.0}
 
 
-def _changed_since(moment: int) -> list[str]:
+def _find_changes(moment: int) -> list[str]:
     """The files that changed last in the working and the temporary folder, and in the newest folders within."""
     found: list[tuple[int, str]] = []
     for top in (os.getcwd(), tempfile.gettempdir()):
         within: list[tuple[int, str]] = []
-        found += _changed_in(top, moment, within)
+        found += _find_changes_in(top, moment, within)
         for _, folder in sorted(within, reverse=True)[:_FOLDERS]:  # many others may lie there, from long ago
-            found += _changed_in(folder, moment)
+            found += _find_changes_in(folder, moment)
     return [path for _, path in sorted(found, reverse=True)[:_FILES]]
 
 
-def _changed_in(folder: str, moment: int, within: list[tuple[int, str]] | None = None) -> list[tuple[int, str]]:
+def _find_changes_in(folder: str, moment: int, within: list[tuple[int, str]] | None = None) -> list[tuple[int, str]]:
     """When and which files of ``folder`` changed since; its own folders are added to ``within``."""
     found: list[tuple[int, str]] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

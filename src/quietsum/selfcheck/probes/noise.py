@@ -15,7 +15,7 @@ T3 looks at
   loud, so that two scales which average to the claim are seen;
 * dependence: all lags of the whole stream, with signs and without, all pairs of coordinates and of releases (up to 512
   of each), sums of neighbours, and combinations without noise;
-* what a release adds to its sum, on batches from nobody to the largest that will be drawn, and the noise of a count
+* what a release adds to its sum, on batches from empty to the largest that will be drawn, and the noise of a count
   that is released with it.
 """
 
@@ -29,7 +29,7 @@ from scipy import special
 
 from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.dependence import combinations_p, lags_p, magnitudes, pairs_p, persistence_p
-from quietsum.selfcheck.probes.rows import largest_batch, nothing, repeated, rows, scaled, tiled
+from quietsum.selfcheck.probes.rows import largest_tested_batch, nothing, repeat, rows, scale_rows, tile
 from quietsum.selfcheck.probes.shape import classes_p, intervals_p, largest_p, repeats_p, sums_p, tails_p
 from quietsum.selfcheck.protocol import Floats, Law, OnAGrid, StepUnderTest
 from quietsum.selfcheck.report import Finding, Verdict
@@ -59,7 +59,7 @@ def noise_law(step: StepUnderTest, rng: RandomSource, *, draws: int, releases: i
     """T3: scale, law and freshness of the noise; and of what a release really adds."""
     scale, more = step.noise_multiplier * step.sensitivity, FORGIVEN + max(step.allowance, 0.0)
     first = np.asarray(step.noise(), dtype=np.float64)
-    wanted = _wanted(first.size, draws, releases)
+    wanted = _count_releases(first.size, draws, releases)
     kept = _some(first.size, rng)
     seen, never_moved = [first[kept]], np.isfinite(first)
     whole = bool(never_moved.all())
@@ -83,13 +83,13 @@ def noise_law(step: StepUnderTest, rng: RandomSource, *, draws: int, releases: i
         freedom = wanted * (1.0 if step.law is Law.GAUSSIAN else 2.0)
         part = min(intervals_p(energies, freedom, more), _each(energies, freedom, more))
         found["every coordinate of many"] = (2 * part, f"Some coordinates get noise of another width. {_OFF}")
-    found |= _added(step, rng, kept, releases, more, grain)
-    found |= _counted(np.asarray(step.beside(_COUNTS), dtype=np.float64), more, rng)
+    found |= _judge_added(step, rng, kept, releases, more, grain)
+    found |= _judge_count(np.asarray(step.beside(_COUNTS), dtype=np.float64), more, rng)
     name, (p_value, lesson) = min(found.items(), key=lambda item: item[1][0])
     return _noise_finding(name, p_value, lesson, len(found))
 
 
-def _wanted(size: int, draws: int, releases: int) -> int:
+def _count_releases(size: int, draws: int, releases: int) -> int:
     """How many releases to draw: for ``draws`` values, and for four times as many where few releases hold them."""
     enough = 2 + -(-draws // max(size, 1))
     return max(releases, min(_MOST, enough), min(_MANY, 4 * enough) if draws >= _LONG else 0)
@@ -130,7 +130,7 @@ def _law(drawn: Floats, scores: Floats, step: StepUnderTest, more: float, grain:
         ),
         "law": (
             kolmogorov_p(scores, 0.25 * more)[1],
-            f"The noise does not follow the claimed law, whatever its width. {_OFF}",
+            f"The noise does not follow the claimed law, at any width. {_OFF}",
         ),
         "tails": (
             tails_p(scores, more),
@@ -190,7 +190,7 @@ def _each(energies: Floats, degrees: float, more: float) -> float:
 def _dependence(scores: Floats, more: float, rng: RandomSource) -> _Found:
     """What one value tells about another.
 
-    Scores of noise that is wider by up to ``more`` are normal with that width, so whatever compares them with a
+    Scores of noise that is wider by up to ``more`` are normal with that width, so what compares them with a
     standard normal divides by it first, or by the width that is seen where that is larger: conservative, and exact at
     the widest.
     """
@@ -203,7 +203,7 @@ def _dependence(scores: Floats, more: float, rng: RandomSource) -> _Found:
         ),
         "all lags of magnitudes": (
             lags_p(magnitudes(scores).ravel(), rng),
-            f"The size of the noise returns after a while, whatever its signs. {_AGAIN}",
+            f"The size of the noise returns after a while, with other signs or the same. {_AGAIN}",
         ),
         "any two coordinates": (
             pairs_p(narrow[:, :_PAIRS]),
@@ -225,7 +225,7 @@ def _dependence(scores: Floats, more: float, rng: RandomSource) -> _Found:
     }
 
 
-def _counted(scores: Floats, more: float, rng: RandomSource) -> _Found:
+def _judge_count(scores: Floats, more: float, rng: RandomSource) -> _Found:
     """The noise of a count that is released with the sum. One coordinate among many, so it is drawn by itself."""
     if not scores.size:
         return {}
@@ -248,16 +248,16 @@ def _counted(scores: Floats, more: float, rng: RandomSource) -> _Found:
 # ------------------------------------------------------------------------------------------ what a release adds
 
 
-def _added(
+def _judge_added(
     step: StepUnderTest, rng: RandomSource, kept: NDArray[np.int64], releases: int, more: float, grain: float
 ) -> _Found:
-    """Release minus sum, on batches of several sizes: the claimed noise again, whatever the batch.
+    """Release minus sum, on batches of several sizes: the claimed noise again, for each batch.
 
     Each batch is released twice in a row, once by itself and once in a run.
     """
-    batch = scaled(step.examples(3, rng), 3.0)  # equal rows add up, so a sum that is not the shown one stands out
-    many = tiled(step.examples(16, rng), largest_batch(step, batch))
-    batches = (repeated(batch, 8), nothing(batch), repeated(rows(batch, [0]), 8), rows(batch, [0]), many)
+    batch = scale_rows(step.examples(3, rng), 3.0)  # equal rows add up, so a sum that is not the shown one stands out
+    many = tile(step.examples(16, rng), largest_tested_batch(step, batch))
+    batches = (repeat(batch, 8), nothing(batch), repeat(rows(batch, [0]), 8), rows(batch, [0]), many)
     count = max(releases, min(200, max(2000, 200 * releases) // max(kept.size, 1)))  # small models: more releases
     rest: list[Floats] = []
     scale = step.noise_multiplier * step.sensitivity

@@ -3,7 +3,7 @@
 The attacker of T6 reads everything else that leaves (:mod:`quietsum.selfcheck.probes.listening`). A step is run on a
 batch, on the same batch with a record far out, and with a record of NaN, in an order drawn by lot, so that a step's
 number or the time of day tell nothing. For each number that is heard a rule "accuse when the value lies beyond t" is
-chosen on the first runs and judged on the others. Functions of the noisy sum pass, whatever they are, since they tell
+chosen on the first runs and judged on the others. All functions of the noisy sum pass, since they tell
 no more than the sum; a loss of the batch does not.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.attack import lower_bound
 from quietsum.selfcheck.probes.listening import listening
-from quietsum.selfcheck.probes.rows import broken, joined, rows, scaled
+from quietsum.selfcheck.probes.rows import join, rows, scale_rows, spoil
 from quietsum.selfcheck.protocol import Floats, StepUnderTest
 from quietsum.selfcheck.report import Finding, Verdict
 from quietsum.selfcheck.statistics import FALSE_ALARM, best_error, clopper_pearson_upper
@@ -33,8 +33,9 @@ def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
     batch = step.examples(4, rng)
     without = rows(batch, [0, 1, 2])
     last = rows(batch, [3])
-    records = [scaled(last, 100.0), scaled(last, -100.0), broken(last, "NaN", everywhere=True)]  # sure, or surely wrong
-    batches = [without, *(joined(without, record) for record in records)]
+    sure, wrong = scale_rows(last, 100.0), scale_rows(last, -100.0)
+    records = [sure, wrong, spoil(last, "NaN", everywhere=True)]
+    batches = [without, *(join(without, record) for record in records)]
     alpha = FALSE_ALARM / (2 * len(records) * _OUTPUTS)
     count = _enough(step, alpha)
     chosen = max(16, count // 3)  # runs on which the rule is chosen
@@ -54,7 +55,7 @@ def outputs(step: StepUnderTest, rng: RandomSource) -> Finding:
     failed = bool(name)
     lesson = (
         f"{name[:1].upper()}{name[1:]} tells whether a record was there, better than the noisy sum may (a lower bound "
-        f"of {worst:.3g}). No loss, count or metric of protected records may leave the trainer, by whatever way, "
+        f"of {worst:.3g}). No loss, count or metric of protected records may leave the trainer, in any way, "
         "unless it is noised and charged."
     )
     return Finding(

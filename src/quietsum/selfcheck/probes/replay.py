@@ -9,11 +9,11 @@ pairs), so a record is put into batches of up to E + 6√E rows, and taken out o
 draw. A find above Δ is a proof; finding none is not. For large models fewer pairs are tried, how many follows from the
 number of parameters alone.
 
-**T2, superposition.** A sum of per-example terms is additive, f(A ∪ B) = f(A) + f(B), in any order. Whatever mixes
+**T2, superposition.** A sum of per-example terms is additive, f(A ∪ B) = f(A) + f(B), in any order. What mixes
 examples (a batch clip, batch statistics, division by the batch's own size) is not, and no search is needed to see it.
 Batches range from one row to the largest, on both sides of powers of two, where engines cut them. Some have
 rows of short terms, the shortest in one part, so that a bound that follows the batch lies below Δ. One has a crowd that
-points one way beside a few rows that point the other: what leaves out whoever is unlike the rest shows there.
+points one way beside a few rows that point the other: a step that leaves out records unlike the rest fails there.
 
 **T9, equivalence.** Where a naive loop is at hand, the sum equals it.
 
@@ -30,7 +30,17 @@ import numpy as np
 
 from quietsum.mechanisms import RandomSource
 from quietsum.selfcheck.probes.rounding import distance, forgiven, rounding
-from quietsum.selfcheck.probes.rows import SCALES, joined, largest_batch, mixed, nothing, repeated, rows, scaled, size
+from quietsum.selfcheck.probes.rows import (
+    SCALES,
+    join,
+    largest_tested_batch,
+    mix,
+    nothing,
+    repeat,
+    rows,
+    scale_rows,
+    size,
+)
 from quietsum.selfcheck.protocol import Batch, Floats, StepUnderTest, Twin
 from quietsum.selfcheck.report import Finding, Verdict
 
@@ -101,7 +111,7 @@ class _Search:
         self._base: tuple[Batch, Floats] | None = None
 
     def repeatable(self) -> bool:
-        batch = scaled(rows(self._pool, [0, 1, 2]), 3.0)
+        batch = scale_rows(rows(self._pool, [0, 1, 2]), 3.0)
         first, second = self._step.deterministic(batch), self._step.deterministic(batch)
         self._size = first.size
         return distance(self._step, first, second) <= rounding(self._step, 3) or not np.isfinite(first).all()
@@ -109,17 +119,17 @@ class _Search:
     def look(self, tries: int) -> None:
         for number in range(max(tries // 3, 6)):  # one row alone, then in the company of more
             self._weigh(self._some(number % 6), self._one(), self._below(8))
-        self._opposed()
+        self._oppose()
         for count in batch_sizes(self._step, self._pool, tries < 24 or self._size > _LARGE)[-2:]:
-            self._crowded(count)
+            self._crowd(count)
         for _ in range(max(tries // (2 if self._size <= _LARGE else 4), 4)):
             self._climb()
 
     def _weigh(self, batch: Batch, record: Batch, place: int) -> None:
         """f with and without the record; kept when it is the worst so far."""
         place = min(place, size(batch))
-        whole = joined(rows(batch, range(place)), record, rows(batch, range(place, size(batch))))
-        ratio = self._moved(whole, batch)
+        whole = join(rows(batch, range(place)), record, rows(batch, range(place, size(batch))))
+        ratio = self._move(whole, batch)
         limit = 1 + _LEEWAY + rounding(self._step, size(whole))
         if ratio - limit <= self.worst.ratio - self.limit:
             return
@@ -132,35 +142,35 @@ class _Search:
         self.worst, self.limit = WorstPair(without=batch, within=whole, ratio=ratio), limit
         self._found = batch, record, place
 
-    def _crowded(self, count: int) -> None:
+    def _crowd(self, count: int) -> None:
         """One record more, at the front and at the end of that many rows, and one less, from the front and within."""
-        crowd = mixed(self._step.examples(count, self._rng), self._rng)
+        crowd = mix(self._step.examples(count, self._rng), self._rng)
         for place in (0, count):
             self._weigh(crowd, self._one(), place)
         for place in (0, count // 2):
             self._weigh(rows(crowd, [i for i in range(count) if i != place]), rows(crowd, [place]), place)
 
-    def _moved(self, whole: Batch, batch: Batch) -> float:
+    def _move(self, whole: Batch, batch: Batch) -> float:
         """By how much of Δ. The sum without the record is kept, since a climb seldom changes the batch."""
         if self._base is None or self._base[0] is not batch:
             self._base = batch, self._step.deterministic(batch)
         return distance(self._step, self._step.deterministic(whole), self._base[1])
 
-    def _opposed(self) -> None:
+    def _oppose(self) -> None:
         """The rows whose terms point most against each other: one as the batch, one as the record that outweighs it."""
         for low, high in ((1.0, 100.0), (30.0, 1e4)):
             some = rows(self._pool, range(10 if self._size <= _LARGE else 5))
-            mirrored = joined(some, scaled(some, -1.0))
+            mirrored = join(some, scale_rows(some, -1.0))
             count = size(mirrored)
-            terms = np.stack([self.term(scaled(rows(mirrored, [i]), low)) for i in range(count)])
+            terms = np.stack([self.term(scale_rows(rows(mirrored, [i]), low)) for i in range(count)])
             lengths = np.linalg.norm(terms, axis=1, keepdims=True)
             units = terms / np.where(lengths > 0, lengths, 1.0)
             first, second = divmod(int(np.argmin(units @ units.T)), count)
             for batch_row, record_row in ((first, second), (second, first)):
-                crowd = scaled(rows(mirrored, [batch_row]), low)
-                record = scaled(rows(mirrored, [record_row]), high)
+                crowd = scale_rows(rows(mirrored, [batch_row]), low)
+                record = scale_rows(rows(mirrored, [record_row]), high)
                 for times in (1, 2, 5):
-                    self._weigh(repeated(crowd, times), record, times)
+                    self._weigh(repeat(crowd, times), record, times)
 
     def term(self, row: Batch) -> Floats:
         """The sum of one row; a long one folded up, signs at random, which keeps the angles between terms (nearly)."""
@@ -181,19 +191,19 @@ class _Search:
         if kind == 0:
             record = self._one()
         elif kind == 1:
-            record = scaled(record, (0.3, 3.0, 30.0)[self._below(3)])
+            record = scale_rows(record, (0.3, 3.0, 30.0)[self._below(3)])
         elif kind == 2 and size(batch):
-            batch = joined(rows(batch, range(1, size(batch))), self._one())
+            batch = join(rows(batch, range(1, size(batch))), self._one())
         else:
             place = self._below(size(batch) + 1)
         self._weigh(batch, record, place)
 
     def _one(self) -> Batch:
         sign = 1.0 if self._below(2) else -1.0
-        return scaled(rows(self._pool, [self._below(16)]), sign * SCALES[self._below(len(SCALES))])
+        return scale_rows(rows(self._pool, [self._below(16)]), sign * SCALES[self._below(len(SCALES))])
 
     def _some(self, count: int) -> Batch:
-        return joined(*[self._one() for _ in range(count)]) if count else nothing(self._pool)
+        return join(*[self._one() for _ in range(count)]) if count else nothing(self._pool)
 
     def _below(self, bound: int) -> int:
         return int(self._rng.uniforms(1)[0] * bound)
@@ -201,7 +211,7 @@ class _Search:
 
 def batch_sizes(step: StepUnderTest, like: Batch, few: bool) -> list[int]:
     """How many rows to replay at once: some sizes on both sides of powers of two, then the largest batch drawn."""
-    largest = largest_batch(step, like)
+    largest = largest_tested_batch(step, like)
     return sorted({count for count in (_FEW if few else _SIZES) if count < largest or not few} | {largest})
 
 
@@ -212,9 +222,9 @@ def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> Findi
     batches: list[tuple[Batch, int]] = []
     for count in batch_sizes(step, like, few or step.deterministic(like).size > _LARGE):
         one = int((0.25 + rng.uniforms(1)[0] / 2) * count)
-        batches.append((mixed(step.examples(count, rng), rng), one))
+        batches.append((mix(step.examples(count, rng), rng), one))
     quiets = _QUIET[:1] if few else _QUIET
-    batches += [(_ordered(step, scaled(step.examples(_SOME, rng), quiet)), _SOME // 2) for quiet in quiets]
+    batches += [(_order(step, scale_rows(step.examples(_SOME, rng), quiet)), _SOME // 2) for quiet in quiets]
     batches.append((_leaning(step, rng), _SOME))
     for batch, one in batches:
         count = size(batch)
@@ -232,10 +242,10 @@ def superposition(step: StepUnderTest, rng: RandomSource, *, few: bool) -> Findi
         f"The sum of two groups together differs from their sums apart by {worst:.3g} of the sensitivity: examples "
         "influence each other's terms. Batch statistics, clips of a whole batch and division by its size do that."
     )
-    return _judged("T2", "superposition", worst, limit, good="Sums add up, in any order.", bad=lesson)
+    return _judge("T2", "superposition", worst, limit, good="Sums add up, in any order.", bad=lesson)
 
 
-def _ordered(step: StepUnderTest, pool: Batch) -> Batch:
+def _order(step: StepUnderTest, pool: Batch) -> Batch:
     """The row of the shortest term several times, then the longest, then the others."""
     order = np.argsort([np.linalg.norm(step.deterministic(rows(pool, [place]))) for place in range(size(pool))])
     return rows(pool, np.concatenate([np.repeat(order[:1], _SOME // 2 - 1), order[-1:], order[1:-1]]))
@@ -244,20 +254,20 @@ def _ordered(step: StepUnderTest, pool: Batch) -> Batch:
 def _leaning(step: StepUnderTest, rng: RandomSource) -> Batch:
     """A crowd of equal rows, and a few of the row that points most against it."""
     some = step.examples(5, rng)
-    pool = scaled(joined(some, scaled(some, -1.0)), SCALES[2])
+    pool = scale_rows(join(some, scale_rows(some, -1.0)), SCALES[2])
     search = _Search(step, rng)
     terms = np.stack([search.term(rows(pool, [place])) for place in range(size(pool))])
     lengths = np.linalg.norm(terms, axis=1, keepdims=True)
     units = terms / np.where(lengths > 0, lengths, 1.0)
     first, second = divmod(int(np.argmin(units @ units.T)), size(pool))
-    return joined(repeated(rows(pool, [first]), _SOME), repeated(rows(pool, [second]), _SOME // 4))
+    return join(repeat(rows(pool, [first]), _SOME), repeat(rows(pool, [second]), _SOME // 4))
 
 
 def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Finding:
     """T9: the sum is what a naive loop over the examples finds."""
     worst, limit = 0.0, rounding(step, 1)
     for number in range(tries):
-        batch = scaled(step.examples(1 + 3 * number, rng), (1.0, 30.0)[number % 2])
+        batch = scale_rows(step.examples(1 + 3 * number, rng), (1.0, 30.0)[number % 2])
         if step.reference(batch) is None:
             lesson = "The step offers no naive loop to compare with."
             return Finding(test="T9", name="equivalence", verdict=Verdict.SKIPPED, lesson=lesson)
@@ -274,10 +284,10 @@ def equivalence(step: StepUnderTest, rng: RandomSource, *, tries: int) -> Findin
         f"The sum differs from a naive per-example loop by {worst:.3g} of the sensitivity: the engine computes "
         "something else than clipped gradients of this model. Use another engine, and report this one."
     )
-    return _judged("T9", "equivalence", worst, limit, good="The engine's sum is the naive loop's.", bad=lesson)
+    return _judge("T9", "equivalence", worst, limit, good="The engine's sum is the naive loop's.", bad=lesson)
 
 
-def _judged(test: str, name: str, worst: float, limit: float, *, good: str, bad: str) -> Finding:
+def _judge(test: str, name: str, worst: float, limit: float, *, good: str, bad: str) -> Finding:
     """A pass where the worst deviation lies within its room."""
     passed = worst <= limit
     return Finding(

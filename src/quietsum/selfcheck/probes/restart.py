@@ -34,11 +34,11 @@ def fresh_after_restart(
 
     The books go on where they were: what was charged before the restart is still charged after it.
     """
-    one, two = step.restarted(), step.restarted()
+    one, two = step.restart(), step.restart()
     scale = step.noise_multiplier * step.sensitivity
     count = max(len(before), -(-12 // max(before[0].size, 1)))
     scores = [
-        _narrowed(noise_scores(np.stack(noises), step.law, scale), 1 + FORGIVEN + max(step.allowance, 0.0))
+        _narrow(noise_scores(np.stack(noises), step.law, scale), 1 + FORGIVEN + max(step.allowance, 0.0))
         for noises in (before, [one.noise() for _ in range(count)], [two.noise() for _ in range(count)])
     ]
     p_value = 1.0
@@ -50,7 +50,7 @@ def fresh_after_restart(
     for restarted in (one, two):
         together = [np.intersect1d(batch_then, restarted.sample(population)).size for batch_then in drawn]
         p_value = min(p_value, binomial_p(int(sum(together)), population * len(drawn), step.rate**2))
-    missing = _uncounted(step, rng)
+    missing = _find_uncounted(step, rng)
     if missing:
         return _restart_finding(0.0, missing)
     lesson = (
@@ -67,17 +67,17 @@ def _any_two(one: Floats, other: Floats) -> float:
     return min(1.0, table.size * normal_p(float(table.max()))) if table.size else 1.0
 
 
-def _narrowed(scores: Floats, width: float) -> Floats:
+def _narrow(scores: Floats, width: float) -> Floats:
     """Scores of a width of at most about 1, so that wide noise is not taken for repeated noise; T3 sees the width."""
     return np.asarray(scores / max(width, float(np.sqrt(np.mean(np.square(scores))))))
 
 
-def _uncounted(step: StepUnderTest, rng: RandomSource) -> str:
+def _find_uncounted(step: StepUnderTest, rng: RandomSource) -> str:
     """Why the books are short after a restart; empty where they are not."""
     batch = step.examples(2, rng)
     before = step.run([]).charged
     charged = step.run([batch]).charged
-    after = step.restarted().run([batch, nothing(batch)]).charged
+    after = step.restart().run([batch, nothing(batch)]).charged
     if charged >= before + 1 and after >= charged + 2:
         return ""
     return (

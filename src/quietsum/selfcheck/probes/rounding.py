@@ -7,13 +7,13 @@ tenth of the sensitivity, and nothing is wrong with the step. A kink (ReLU, max)
 
 So a deviation beyond the ordinary room is put to copies of the step, its *twin*, and is forgiven only when
 
-* **it vanishes in float64**: on the same rows the copy in float64 deviates by less than a hundredth of it. Whatever
+* **it vanishes in float64**: on the same rows the copy in float64 deviates by less than a hundredth of it. What
   mixes examples does so in any precision;
 * **and rounding explains it**: moving weights and rows by eight units in the last place, sixteen times, moves the sum
   of these very rows, in the step's own precision, by at least a quarter of it. A fault that exists in float32 alone
   shows on rows that shaking leaves in place.
 
-A step without a twin is forgiven nothing. Whatever passes without asking the twin passes as it did.
+A step without a twin is forgiven nothing. What passes without asking the twin passes as it did.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ from quietsum.selfcheck.protocol import Batch, StepUnderTest
 __all__ = [
     "BROKEN",
     "SCALES",
-    "broken",
-    "joined",
-    "largest_batch",
-    "mixed",
+    "join",
+    "largest_tested_batch",
+    "mix",
     "nothing",
-    "repeated",
+    "repeat",
     "rows",
-    "scaled",
+    "scale_rows",
     "size",
-    "tiled",
+    "spoil",
+    "tile",
 ]
 
 SCALES: Final = (1.0, 10.0, 100.0, 1e3, 1e4)
@@ -44,7 +44,7 @@ BROKEN: Final[dict[str, float]] = {
 _ROWS, _BYTES = 1 << 14, 1 << 28  # made-up rows in one batch, and their bytes
 
 
-def largest_batch(step: StepUnderTest, like: Batch) -> int:
+def largest_tested_batch(step: StepUnderTest, like: Batch) -> int:
     """The largest batch that training will draw: E + 6√E rows, E = rate · population, both public, and at least 20.
 
     A larger Poisson batch has a chance of 1e-5 at E = 1, 4e-8 at E = 24 and 1e-8 at E = 128. A batch
@@ -72,37 +72,37 @@ def nothing(batch: Batch) -> Batch:
     return rows(batch, [])
 
 
-def joined(*batches: Batch) -> Batch:
+def join(*batches: Batch) -> Batch:
     """All rows one after the other."""
     return tuple(np.concatenate(fields) for fields in zip(*batches, strict=True))
 
 
-def repeated(batch: Batch, times: int) -> Batch:
+def repeat(batch: Batch, times: int) -> Batch:
     """The same rows several times."""
-    return joined(*[batch] * times)
+    return join(*[batch] * times)
 
 
-def tiled(batch: Batch, count: int) -> Batch:
+def tile(batch: Batch, count: int) -> Batch:
     """``count`` rows, the given ones over and over."""
     return rows(batch, np.arange(count) % size(batch))
 
 
-def mixed(batch: Batch, rng: RandomSource) -> Batch:
+def mix(batch: Batch, rng: RandomSource) -> Batch:
     """Each row at a scale of its own, of :data:`SCALES`."""
     factors = np.array(SCALES)[(rng.uniforms(size(batch)) * len(SCALES)).astype(int)]
 
     def stretch(values: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(values * factors.reshape(-1, *[1] * (values.ndim - 1)).astype(values.dtype))
 
-    return _changed(batch, stretch)
+    return _change(batch, stretch)
 
 
-def scaled(batch: Batch, factor: float) -> Batch:
+def scale_rows(batch: Batch, factor: float) -> Batch:
     """Every float times ``factor``; labels stay."""
-    return _changed(batch, lambda values: values * values.dtype.type(factor))
+    return _change(batch, lambda values: values * values.dtype.type(factor))
 
 
-def broken(batch: Batch, kind: str, *, everywhere: bool) -> Batch:
+def spoil(batch: Batch, kind: str, *, everywhere: bool) -> Batch:
     """Rows with a value of :data:`BROKEN`, in one place or in all."""
 
     def spoil(values: NDArray[Any]) -> NDArray[Any]:
@@ -110,10 +110,10 @@ def broken(batch: Batch, kind: str, *, everywhere: bool) -> Batch:
         spoilt[:, : None if everywhere else 1] = BROKEN[kind]
         return spoilt.reshape(values.shape)
 
-    return _changed(batch, spoil)
+    return _change(batch, spoil)
 
 
-def _changed(batch: Batch, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Batch:
+def _change(batch: Batch, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Batch:
     """Floats in rows of several numbers are features; lone floats are labels, unless there is nothing else."""
     features = {i for i, field in enumerate(batch) if field.dtype.kind == "f" and field.ndim > 1}
     features = features or {i for i, field in enumerate(batch) if field.dtype.kind == "f"}

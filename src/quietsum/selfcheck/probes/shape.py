@@ -1,7 +1,7 @@
 """The shape of noise: its tails, its largest value, values that come twice, and its scale in every part of a stream.
 
 All take scores that are standard normal under the claim, one row a release and one column a coordinate. Noise may be
-wider than claimed by a part ``more``; whatever asks for *too little* noise compares with width 1, whatever asks for too
+wider than claimed by a part ``more``; what asks for *too little* noise compares with width 1, what asks for too
 much with width 1 + ``more``, so that both are conservative. Families of many comparisons are paid for by their number
 (Bonferroni), so that every function returns one p-value.
 """
@@ -43,7 +43,7 @@ def largest_p(scores: Floats, more: float) -> float:
 def repeats_p(values: Floats, most_likely: float, width: float = 0.0) -> float:
     """How many |values| come again, where no value has a chance above ``most_likely``.
 
-    The i-th value meets one of the i before it with a chance of at most i · ``most_likely``, whatever those are. So the
+    The i-th value meets one of the i before it with a chance of at most i · ``most_likely``, for any others. So the
     number of repeats is no larger, in law, than a sum of independent coins with mean λ = n(n − 1)/2 · ``most_likely``,
     and P(≥ k) ≤ e^−λ (eλ/k)^k (Chernoff). Values within ``width`` of each other count as equal; ``most_likely`` is
     then the chance of 2 · ``width``, and as one value may close two gaps, half of the gaps are counted.
