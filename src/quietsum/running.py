@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from quietsum.runs import Recording, RunFolder, RunResult, Workspace
     from quietsum.tasks import AnyTask
 
-__all__ = ["Run", "Session", "forecast", "open_session", "resume", "run"]
+__all__ = ["Run", "RunSession", "forecast", "open_session", "resume", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ def open_session(
     mlflow: str | None = None,
     warn: Callable[[str], object] = log.warning,
     alert_lines: TextIO | None = None,
-) -> Iterator[Session]:
+) -> Iterator[RunSession]:
     """Open what outlives a run's last round: the alerts of ``workspace`` and the MLflow store at ``mlflow``.
 
     They are waited for when the block ends, so the result can be shown before. Alerts are written to ``alert_lines`` as
@@ -172,11 +172,11 @@ def open_session(
 
     place = Workspace.at(workspace)
     with open_recording(place, mlflow=mlflow, warn=warn, alert_lines=alert_lines) as kept:
-        yield Session(place, kept)
+        yield RunSession(place, kept)
 
 
 @final
-class Session:
+class RunSession:
     """One run with what is open around it; :func:`run` and :func:`resume` make one for themselves."""
 
     def __init__(self, workspace: Workspace, recording: Recording) -> None:
@@ -196,12 +196,12 @@ class Session:
         opened: Callable[[RunFolder], object] | None = None,
     ) -> Run:
         """Run ``plan`` and write its report, as :func:`quietsum.run` does."""
-        from quietsum.runs import check_names, start
+        from quietsum.runs import check_known_rows, start
         from quietsum.tasks import task_of
 
         made = _plan(plan)
         warn = self._recording.warn
-        check = partial(check_names, self.workspace, reason=same_rows, warn=warn) if federation is None else None
+        check = partial(check_known_rows, self.workspace, reason=same_rows, warn=warn) if federation is None else None
         with self._recording.show(watchers) as kept:
             result = start(
                 made, workspace=self.workspace, name=name, watchers=[kept], federation=federation, workers=workers,

@@ -60,9 +60,9 @@ def test_a_run_that_uses_its_own_epsilon_is_a_notice_and_no_alert() -> None:
 
 def test_a_budget_that_is_gone_is_critical_and_told_once() -> None:
     course = Course()
-    first, second = course.budget_gone("does not fit"), course.ended("budget", reason="does not fit")
+    first, second = course.budget_gone("does not fit"), course.end("budget", reason="does not fit")
     assert [one.severity for one in first] == [Severity.CRITICAL] and second == []
-    assert [one.kind for one in Course().ended("budget", reason="x")] == [Kind.BUDGET_GONE]
+    assert [one.kind for one in Course().end("budget", reason="x")] == [Kind.BUDGET_GONE]
 
 
 # ------------------------------------------------------------------------------------------------- drop-outs
@@ -170,7 +170,7 @@ def test_a_rule_that_leaves_out_most_updates_is_told() -> None:
 
 def test_a_score_below_its_start_for_five_rounds_is_a_divergence() -> None:
     course = Course()
-    course.began({"accuracy": 0.5, "auc": 0.5})
+    course.begin({"accuracy": 0.5, "auc": 0.5})
     rounds = [RoundFact(round=n, metrics={"accuracy": 0.4, "auc": 0.3}) for n in range(1, 9)]
     found = alerts(course, rounds)
     assert [(one.kind, one.round, one.statistic, one.threshold) for one in found] == [
@@ -187,23 +187,23 @@ def test_a_score_below_its_start_for_five_rounds_is_a_divergence() -> None:
 )  # fmt: skip
 def test_noise_is_no_divergence_and_a_collapse_is(values: list[float], wanted: int) -> None:
     course = Course()
-    course.began({"accuracy": 0.5})
+    course.begin({"accuracy": 0.5})
     assert len(alerts(course, scored(*values))) == wanted
 
 
 def test_a_loss_that_doubles_is_a_divergence_and_one_that_falls_is_not() -> None:
     for value, wanted in ((5.0, 1), (0.4, 0), (2.5, 0)):
         course = Course()
-        course.began({"loss": 2.3})
+        course.begin({"loss": 2.3})
         assert len(alerts(course, scored(*[value] * 6, name="loss"))) == wanted
 
 
 def test_a_first_score_that_is_no_number_any_more_is_told_at_once() -> None:
     course = Course()
-    course.began({"auc": 0.5})
+    course.begin({"auc": 0.5})
     assert [one.kind for one in alerts(course, scored(float("nan"), name="auc"))] == [Kind.DIVERGENCE]
     course = Course()
-    course.began({"auc": 0.5, "accuracy": 0.5})
+    course.begin({"auc": 0.5, "accuracy": 0.5})
     assert [one.statistic for one in alerts(course, scored(0.5))] == ["auc"]  # a task leaves it out
     assert alerts(Course(), [RoundFact(round=1)]) == []
 
@@ -228,20 +228,20 @@ def test_a_finished_model_is_held_against_chance(
     name: str, value: float, start: float, task: dict[str, float], stated: dict[str, float], wanted: int
 ) -> None:
     course = Course(Thresholds(chance=stated))
-    course.began({name: start}, task)
+    course.begin({name: start}, task)
     assert alerts(course, scored(value, name=name)) == []
-    assert [one.kind for one in course.ended("finished") if one.severity > Severity.NOTICE] == [Kind.CHANCE] * wanted
+    assert [one.kind for one in course.end("finished") if one.severity > Severity.NOTICE] == [Kind.CHANCE] * wanted
 
 
 def test_a_healthy_run_has_notices_and_no_alert() -> None:
     course = Course(run="r", parties=10)
-    course.began({"accuracy": 0.5})
+    course.begin({"accuracy": 0.5})
     rounds = [RoundFact(round=n, asked=10, kept=PARTIES, metrics={"accuracy": 0.5 + n / 50}) for n in range(1, 20)]
     assert alerts(course, rounds) == []
-    ends = course.ended("finished")
+    ends = course.end("finished")
     assert [(one.kind, one.severity) for one in ends] == [(Kind.RUN_ENDED, Severity.NOTICE)]
-    assert [one.severity for one in course.ended("too-few-parties", reason="2 of 4")] == [Severity.CRITICAL]
-    assert [one.severity for one in course.ended("interrupted")] == [Severity.NOTICE]
+    assert [one.severity for one in course.end("too-few-parties", reason="2 of 4")] == [Severity.CRITICAL]
+    assert [one.severity for one in course.end("interrupted")] == [Severity.NOTICE]
 
 
 def test_a_finding_is_a_measurement_and_no_verdict() -> None:

@@ -79,7 +79,7 @@ def test_a_picture_that_cannot_be_written_is_told_before_anything_is_trained(
     plan: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here.svg").mkdir()
-    monkeypatch.setattr("quietsum.runs.drill.drilled", lambda *_, **__: pytest.fail("something was trained"))
+    monkeypatch.setattr("quietsum.runs.drill.run_drill", lambda *_, **__: pytest.fail("something was trained"))
     done = run(plan, "-o", f"{tmp_path}/{name}", code=2)
     assert "cannot be written" in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here.svg", "run.toml"]

@@ -147,16 +147,17 @@ def test_after_several_runs_a_status_tells_the_share_of_the_filter_and_not_that_
 
 
 def test_a_share_is_never_shown_as_none_where_something_was_spent() -> None:
-    from quietsum.cli.sites.status import bound, share
+    from quietsum.cli.sites.status import bound, spent_share
 
     line = {"unit": "record", "epsilon": 30.0, "delta": 1e-3, "bound_epsilon": 30.0, "neighbours": "zero-out"}
     line |= {"held_by": "filter", "spent_fraction": 1e-6, "observers": ["server", "recipients"]}
-    assert share(line) == "under 0.1 % (filter)" and "; under 0.1 % of it is used" in bound(line)
-    assert share({**line, "spent_fraction": 0.9999}) == "100.0 % (filter)"
-    assert share({**line, "held_by": "no gate", "spent_fraction": None}) == "no gate"
-    assert share({**line, "held_by": "overdrawn"}) == "more than it"
+    assert spent_share(line) == "under 0.1 % (filter)" and "; under 0.1 % of it is used" in bound(line)
+    assert spent_share({**line, "spent_fraction": 0.9999}) == "100.0 % (filter)"
+    assert spent_share({**line, "held_by": "no gate", "spent_fraction": None}) == "no gate"
+    assert spent_share({**line, "held_by": "overdrawn"}) == "more than it"
     assert "does not hold" in bound({**line, "held_by": "overdrawn"})
-    assert share({**line, "held_by": "nothing spent"}) == "nothing" and not bound({**line, "held_by": "nothing spent"})
+    unspent = {**line, "held_by": "nothing spent"}
+    assert spent_share(unspent) == "nothing" and not bound(unspent)
 
 
 def test_noise_at_the_server_is_said_to_protect_against_recipients_only(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import Result
 
 from party.asking import FACTS, Server, Watched, plan as plan_for_points, wire
-from quietsum.cli.sites.check import alone
+from quietsum.cli.sites.check import hold_place
 from quietsum.errors import QuietsumError
 from quietsum.identity.certificates import Credentials, make_authority, make_client
 from quietsum.identity.nodekeys import generate_key, read_node_key
@@ -262,8 +262,8 @@ def at(address: str, pinned: str = "") -> CoordinatorAddress:
 def test_one_process_for_each_coordinator_serves_a_site(tmp_path: Path) -> None:
     place = tmp_path / "ledger.db"
     here = at("one.example.org:9092", FIRST)
-    with alone(place, here):
-        with alone(place, at("two.example.org:9092", SECOND)):
+    with hold_place(place, here):
+        with hold_place(place, at("two.example.org:9092", SECOND)):
             pass
         for other, told in (
             (here, "for the coordinator at one.example.org:9092; end it first"),
@@ -271,17 +271,17 @@ def test_one_process_for_each_coordinator_serves_a_site(tmp_path: Path) -> None:
             (at("192.0.2.1:9092", FIRST), "for the coordinator at 192.0.2.1:9092"),
             (at("two.example.org:9092"), "pin each one in its own policy"),
         ):
-            with pytest.raises(QuietsumError, match=told), alone(place, other):
+            with pytest.raises(QuietsumError, match=told), hold_place(place, other):
                 pass
-        with alone(tmp_path / "other.db", here):
+        with hold_place(tmp_path / "other.db", here):
             pass
     with (
-        alone(place, at("two.example.org:9092")),
+        hold_place(place, at("two.example.org:9092")),
         pytest.raises(QuietsumError, match="pin each one in its own policy"),
-        alone(place, here),
+        hold_place(place, here),
     ):
         pass
-    with alone(place, here):  # whoever ends, makes room
+    with hold_place(place, here):  # whoever ends, makes room
         pass
 
 
@@ -290,7 +290,7 @@ def test_a_second_command_for_another_pinned_coordinator_is_served(policy: Path)
     second = policy.with_name("second.toml")
     second.write_text(policy.read_text(encoding="utf-8"), encoding="utf-8")
     change(second, (FIRST, SECOND), ("fl.example.org", "fl.example.net"))
-    with alone(policy.with_name("ledger.db"), load_policy(policy).coordinator):
+    with hold_place(policy.with_name("ledger.db"), load_policy(policy).coordinator):
         assert "waiting for fl.example.net:9092" in said(quietsum("party", "serve", "--policy", second))
         told = said(quietsum("party", "serve", "--policy", policy, code=2))
         assert "another process serves the site" in told

@@ -113,7 +113,7 @@ def test_a_run_that_nobody_holds_was_interrupted_and_one_that_is_held_goes_on() 
 
 def test_latest_is_the_run_that_was_started_last(monkeypatch: pytest.MonkeyPatch) -> None:
     # Both start within one second, so a creation time in whole seconds cannot tell them apart.
-    monkeypatch.setattr(folders, "now", lambda: "2026-03-01T10:15:00+00:00")
+    monkeypatch.setattr(folders, "utc_now", lambda: "2026-03-01T10:15:00+00:00")
     for name in ("b-first", "a-second"):
         run(TINY, name)
     assert json.loads(invoke("show", "latest", "--json").stdout)["run"] == "a-second"
@@ -122,7 +122,7 @@ def test_latest_is_the_run_that_was_started_last(monkeypatch: pytest.MonkeyPatch
 def test_latest_does_not_depend_on_a_clock_that_was_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     # A clock that jumps back must not make --resume latest go on with another run than the last one.
     run(TINY, "first")
-    monkeypatch.setattr(folders, "now", lambda: "1999-01-01T00:00:00+00:00")
+    monkeypatch.setattr(folders, "utc_now", lambda: "1999-01-01T00:00:00+00:00")
     run(TINY, "second")
     assert json.loads(invoke("show", "latest", "--json").stdout)["run"] == "second"
 

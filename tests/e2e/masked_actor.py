@@ -64,14 +64,14 @@ def coordinator(folder: Path, mode: str) -> None:
     from quietsum.federation.remote.federation import RemoteFederation
     from quietsum.identity.nodekeys import read_verifiers
     from quietsum.runs.folder import Workspace
-    from quietsum.runs.progress import JsonLines
+    from quietsum.runs.progress import EventLines
     from quietsum.runs.run import resume, start
 
     workspace = Workspace.at(folder / "workspace")
     roster = read_verifiers(folder / "keys" / "parties.toml")
     federation = RemoteFederation(FlowerTransport(read_access(folder / "link")), roster=roster, patience=300.0)
     try:
-        with JsonLines(folder / "events.jsonl") as lines:
+        with EventLines(folder / "events.jsonl") as lines:
             if mode == "start":
                 plan = load_plan(folder / "run.toml")
                 result = start(plan, workspace=workspace, federation=federation, watchers=[lines])

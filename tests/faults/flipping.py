@@ -161,14 +161,14 @@ def broken_off(bench: Bench) -> Path:
     from quietsum.runs import progress
 
     def work() -> int:
-        honest = progress.JsonLines.saw
+        honest = progress.EventLines.saw
 
         def saw(self: Any, event: Any) -> None:
             honest(self, event)
             if event.kind == "round-finished":
                 os._exit(0)  # the next event is not written any more
 
-        progress.JsonLines.saw = saw  # type: ignore[method-assign]
+        progress.EventLines.saw = saw  # type: ignore[method-assign]
         app(["run", str(bench.plan), "--workspace", str(bench.place), "--name", "run"], standalone_mode=False)
         return 1
 

@@ -20,7 +20,7 @@ from quietsum.defence.detection import Finding
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.files import NoRoom
 from quietsum.runs.record import SCHEMA, TABLES, findings, history, judged_groups, left_out, measured
-from quietsum.runs.sealed import sealed
+from quietsum.runs.sealed import seal
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.sampled_from([10**400, -(10**400), 2**63, 2**64, -1])
@@ -197,7 +197,7 @@ def test_scores_of_any_kind_with_a_right_check_are_read_or_told_as_damage(
 ) -> None:
     path = tmp_path / "run.db"
     for values in (scores, [scores], [{"name": scores, "value": 1.0, "on": "x"}], [{"name": "a", "value": scores}]):
-        text = json.dumps(sealed({"round": number, "scores": values}))
+        text = json.dumps(seal({"round": number, "scores": values}))
         loose(path, "measured", [1, text])
         try:
             found = measured(path, 1)

@@ -245,7 +245,7 @@ def test_a_report_that_found_no_room_is_written_by_resuming_and_costs_nothing() 
 
 def test_events_that_find_no_room_end_in_a_clear_error_and_the_run_goes_on_later() -> None:
     # events.jsonl is for the operator. A full disk there must not end in a traceback.
-    honest = progress.JsonLines.saw
+    honest = progress.EventLines.saw
 
     def no_room(self: Any, event: Any) -> None:
         if self._own and event.kind == "round-finished" and event.round == 2:
@@ -253,7 +253,7 @@ def test_events_that_find_no_room_end_in_a_clear_error_and_the_run_goes_on_later
         honest(self, event)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(progress.JsonLines, "saw", no_room)
+        patch.setattr(progress.EventLines, "saw", no_room)
         result = invoke("run", "run.toml", "--name", "run")
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code in (0, 1) and "Traceback" not in result.output

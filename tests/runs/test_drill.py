@@ -18,7 +18,7 @@ from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.federation.drills import Drill
 from quietsum.plan import AttackPlan, Plan
 from quietsum.runs import drill as drills
-from quietsum.runs.drill import Cell, Drilled, Matrix, drilled, parse_attack
+from quietsum.runs.drill import Cell, Drilled, Matrix, parse_attack, run_drill
 from quietsum.runs.pictures import heatmap
 from quietsum.tasks import Metrics, task_of
 from tiny import TinyTask, tiny_plan
@@ -45,7 +45,7 @@ def plan(**tables: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def matrix() -> Matrix:
-    return drilled(
+    return run_drill(
         plan(), task(), rules=("mean", "median", "signguard"), attacks=("ipm:20", "label-flip"), rounds=6, repeats=2
     )
 
@@ -76,7 +76,7 @@ def test_what_a_rule_left_out_is_counted_for_attackers_and_for_others(matrix: Ma
 def test_rules_that_withstand_fewer_attackers_than_there_are_are_named(matrix: Matrix) -> None:
     assert matrix.outnumbered == {}
     two = dataclasses.replace(plan(), attack=AttackPlan(kind="zero", parties=2))
-    found = drilled(two, task(), rules=("mean", "median", "krum"), attacks=("zero",), rounds=1)
+    found = run_drill(two, task(), rules=("mean", "median", "krum"), attacks=("zero",), rounds=1)
     assert found.outnumbered == {"krum": 1}, "Krum needs 2f + 3 parties, and there are six"
     assert found.to_dict()["withstand_fewer"] == {"krum": 1}
 
@@ -99,11 +99,11 @@ def test_the_picture_names_every_rule_and_attack_and_is_one_well_formed_file(mat
 
 def test_protected_rows_are_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     diary = tmp_path / "diary"
-    monkeypatch.setattr(drills, "_trained", lambda *_: pytest.fail("a model was trained"))
+    monkeypatch.setattr(drills, "_train", lambda *_: pytest.fail("a model was trained"))
     private = Near(sizes=SIX, diary=str(diary))
     private.public = ""
     with pytest.raises(PlanRefused, match=r"the rows of a, b, c and others are protected.*quietsum run charges it"):
-        drilled(plan(), private)
+        run_drill(plan(), private)
     assert not diary.exists()
 
 
@@ -112,13 +112,13 @@ def test_one_protected_party_among_public_ones_is_enough(monkeypatch: pytest.Mon
     facts = (*mixed.parties()[:-1], dataclasses.replace(mixed.parties()[-1], public=""))
     monkeypatch.setattr(mixed, "parties", lambda: facts)
     with pytest.raises(PlanRefused, match="the rows of f are protected"):
-        drilled(plan(), mixed)
+        run_drill(plan(), mixed)
 
 
 def test_nothing_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    drilled(plan(), task(), rules=("mean",), attacks=("zero",), rounds=1)
+    run_drill(plan(), task(), rules=("mean",), attacks=("zero",), rounds=1)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,7 +132,7 @@ def test_who_attacks_is_what_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Drill, "_crafted", noted)
     stated = dataclasses.replace(plan(), attack=AttackPlan(kind="zero", parties=("e", "b")))
-    assert drilled(stated, task(), rules=("mean",), attacks=("sign-flip",), rounds=1).attackers == 2
+    assert run_drill(stated, task(), rules=("mean",), attacks=("sign-flip",), rounds=1).attackers == 2
     assert seen == [frozenset({"b", "e"})]
 
 
@@ -140,7 +140,7 @@ CLIENTS = {"style": "user", "record": None, "client": {"noise_multiplier": 1.0, 
 
 
 def test_a_pair_that_a_plan_refuses_is_told_and_the_others_are_trained() -> None:
-    found = drilled(plan(privacy=CLIENTS), task(), rules=("mean", "median"), attacks=("zero",), rounds=1)
+    found = run_drill(plan(privacy=CLIENTS), task(), rules=("mean", "median"), attacks=("zero",), rounds=1)
     assert "noise at the server after aggregation.rule = 'median'" in found.cell("median", "zero").refused
     assert math.isnan(found.cell("median", "zero").score)
     assert found.worst("median") is None
@@ -150,12 +150,12 @@ def test_a_pair_that_a_plan_refuses_is_told_and_the_others_are_trained() -> None
 
 def test_where_every_pair_is_refused_so_is_the_drill() -> None:
     with pytest.raises(PlanRefused, match="no rule and no attack fit"):
-        drilled(plan(privacy=CLIENTS), task(), rules=("median",), attacks=("zero",), rounds=1)
+        run_drill(plan(privacy=CLIENTS), task(), rules=("median",), attacks=("zero",), rounds=1)
 
 
 def test_weights_of_the_plan_are_for_its_mean_alone() -> None:
     weighted = plan(aggregation={"weights": "size"})
-    found = drilled(weighted, task(), rules=("mean", "median"), attacks=("zero",), rounds=1)
+    found = run_drill(weighted, task(), rules=("mean", "median"), attacks=("zero",), rounds=1)
     assert all(cell.runs for cell in found.cells)
 
 
@@ -174,7 +174,7 @@ def test_what_is_no_attack_is_refused(text: str) -> None:
 
 def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="rule"):
-        drilled(plan(), task(), rules=("majority",), attacks=("zero",), rounds=1)
+        run_drill(plan(), task(), rules=("majority",), attacks=("zero",), rounds=1)
 
 
 @pytest.mark.slow
@@ -185,16 +185,16 @@ def test_the_success_of_a_trigger_is_counted_and_a_root_set_is_tried() -> None:
         "training": {"batch_size": 32, "local_steps": 6, "optimizer": {"learning_rate": 0.3}},
         "privacy": {"style": "none"}, "attack": {"kind": "zero", "parties": 2, "target": 3},
     })  # fmt: skip
-    found = drilled(digits, task_of(digits), rules=("mean",), attacks=("backdoor:3", "zero"))
+    found = run_drill(digits, task_of(digits), rules=("mean",), attacks=("backdoor:3", "zero"))
     won = found.cell("mean", "backdoor:3").mean("success")
     assert won is not None
     assert won > 0.6
     assert found.cell("mean", "zero").mean("success") is None
-    trusting = drilled(digits, task_of(digits), rules=("fltrust",), attacks=("zero",), rounds=2)
+    trusting = run_drill(digits, task_of(digits), rules=("fltrust",), attacks=("zero",), rounds=2)
     assert trusting.cell("fltrust", "zero").runs
     rootless = dataclasses.replace(digits, task=dataclasses.replace(digits.task, options={}))
     with pytest.raises(PlanRefused, match="root"):
-        drilled(rootless, task_of(rootless), rules=("fltrust",), attacks=("zero",), rounds=1)
+        run_drill(rootless, task_of(rootless), rules=("fltrust",), attacks=("zero",), rounds=1)
 
 
 def test_scores_beyond_one_are_no_percentages() -> None:
@@ -298,5 +298,5 @@ def test_everything_in_the_picture_lies_inside_it_however_long_its_words_are() -
 def test_a_rule_that_nobody_knows_is_refused_before_anything_is_trained() -> None:
     told: list[Any] = []
     with pytest.raises(InvalidParameter, match="is unknown"):
-        drilled(plan(), task(), rules=("mean", "nosuch"), attacks=("zero",), tell=told.append)
+        run_drill(plan(), task(), rules=("mean", "nosuch"), attacks=("zero",), tell=told.append)
     assert told == []

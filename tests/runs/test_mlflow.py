@@ -42,9 +42,9 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.run import RunResult, resume, start
 from quietsum.runs.tracking import pieces as tracking, watcher as watching
-from quietsum.runs.tracking.address import checked, without_secrets
-from quietsum.runs.tracking.pieces import Ending, File, Opening, Piece, Round, Store
-from quietsum.runs.tracking.watcher import LONGEST_VALUE, MlflowWatcher, flat, spent_values
+from quietsum.runs.tracking.address import check_address, without_secrets
+from quietsum.runs.tracking.pieces import Ending, File, Round, RunOpening, Store, StorePiece
+from quietsum.runs.tracking.watcher import LONGEST_VALUE, MlflowWatcher, flatten_plan, spent_values
 from quietsum.tasks import task_of
 from tiny import TinyTask, tiny_plan
 
@@ -223,10 +223,10 @@ def test_a_resumed_run_is_found_again_by_its_note_or_by_its_tags(store: str, not
     assert len(runs_in(store)) == (2 if note == "of another run" else 1)
 
 
-def opening(folder: Path, run: str, ledger: str = "0123") -> Opening:
+def opening(folder: Path, run: str, ledger: str = "0123") -> RunOpening:
     tags = {"quietsum.run": run, "quietsum.ledger": ledger}
     folder.mkdir(exist_ok=True)
-    return Opening(folder=folder, run=run, ledger=ledger, experiment="quietsum", tags=tags, params={})
+    return RunOpening(folder=folder, run=run, ledger=ledger, experiment="quietsum", tags=tags, params={})
 
 
 @pytest.mark.parametrize("name", ["o'brien", 'say "a"', "both ' and \"", "tags.`x` = 'y", "%", "plain", "zoë"])
@@ -374,7 +374,7 @@ def test_of_two_observers_the_larger_epsilon_is_sent_with_its_delta_and_its_name
 
 
 def test_long_parameters_are_cut_and_odd_names_made_plain() -> None:
-    found = flat({"task": {"options": {"a(b)": "x" * 9999, "none": None, "on": True}}})
+    found = flatten_plan({"task": {"options": {"a(b)": "x" * 9999, "none": None, "on": True}}})
     assert len(found["task.options.a_b_"]) == LONGEST_VALUE and found["task.options.a_b_"].endswith("…")
     assert found["task.options.on"] == "true" and "task.options.none" not in found
 
@@ -480,7 +480,7 @@ def test_a_user_who_wants_more_patience_of_mlflow_gets_it_and_what_was_unset_is_
     seen: dict[str, str | None] = {}
     true_send = Store.send
 
-    def send(self: Store, pieces: list[Piece]) -> None:
+    def send(self: Store, pieces: list[StorePiece]) -> None:
         seen.update({name: os.environ.get(name) for name in watching.CALM})
         true_send(self, pieces)
 
@@ -561,14 +561,14 @@ class Scripted:
     """A store whose answers a test decides: errors to raise first, then it takes everything."""
 
     def __init__(self, *errors: Exception) -> None:
-        self.errors, self.taken = list(errors), list[Piece]()
+        self.errors, self.taken = list(errors), list[StorePiece]()
         self.gate = threading.Event()
         self.gate.set()
 
     def __call__(self, uri: str) -> Scripted:
         return self
 
-    def send(self, pieces: list[Piece]) -> None:
+    def send(self, pieces: list[StorePiece]) -> None:
         self.gate.wait(20)
         if self.errors:
             raise self.errors.pop(0)
@@ -617,7 +617,7 @@ def test_a_store_that_comes_back_gets_everything_in_order(
     back = threading.Event()
     true_send = made.send
 
-    def send(pieces: list[Piece]) -> None:
+    def send(pieces: list[StorePiece]) -> None:
         true_send(pieces)
         back.set()
 
@@ -629,7 +629,7 @@ def test_a_store_that_comes_back_gets_everything_in_order(
             watcher.saw(finished_round(number))
         assert back.wait(20)
     assert made.rounds == list(range(1, 121))
-    assert isinstance(made.taken[0], Opening) and isinstance(made.taken[-1], Ending)
+    assert isinstance(made.taken[0], RunOpening) and isinstance(made.taken[-1], Ending)
     assert [message.split(";")[0].split("1 ")[1] for message in warnings(heard)] == ["does not answer, or not well"]
 
 
@@ -651,7 +651,7 @@ def test_what_a_store_refuses_is_left_out_and_the_rest_is_sent(
     made = scripted(monkeypatch)
     true_send = made.send
 
-    def send(pieces: list[Piece]) -> None:
+    def send(pieces: list[StorePiece]) -> None:
         if isinstance(pieces[0], File) and pieces[0].path.name == "model.safetensors":
             raise status("INVALID_PARAMETER_VALUE")
         true_send(pieces)
@@ -798,7 +798,7 @@ def test_a_process_ends_while_a_silent_server_still_holds_its_connection(silent_
 @pytest.mark.parametrize("uri", ["http://ann:geheim@mlflow.example.org", "http://ann@10.0.0.7:5000"])
 def test_no_password_travels_in_the_clear(uri: str) -> None:
     with pytest.raises(InvalidParameter, match="to everybody on the way; use https://") as told:
-        checked(uri)
+        check_address(uri)
     assert "geheim" not in str(told.value)
 
 
@@ -806,17 +806,21 @@ def test_no_password_travels_in_the_clear(uri: str) -> None:
 def test_nor_does_one_from_the_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "geheim")
     with pytest.raises(InvalidParameter, match="everybody on the way"):
-        checked("http://mlflow.example.org")
-    assert checked("https://mlflow.example.org") and checked("http://127.0.0.1:5000") and checked("sqlite:///x.db")
+        check_address("http://mlflow.example.org")
+    assert (
+        check_address("https://mlflow.example.org")
+        and check_address("http://127.0.0.1:5000")
+        and check_address("sqlite:///x.db")
+    )
 
 
 def test_what_travels_in_the_clear_is_said_and_what_does_not_is_not(caplog: pytest.LogCaptureFixture) -> None:
     for uri in ("http://localhost:5000", "http://[::1]:5000", "http://127.0.0.1", "https://mlflow.example.org"):
-        assert checked(uri) == uri and not caplog.records
-    checked("http://mlflow.example.org:5000")
+        assert check_address(uri) == uri and not caplog.records
+    check_address("http://mlflow.example.org:5000")
     assert "travels to mlflow.example.org in the clear" in caplog.text
     with pytest.raises(InvalidParameter, match="is no address"):
-        checked("http://[half")
+        check_address("http://[half")
 
 
 def test_an_alert_is_a_tag_without_a_name_or_a_count_of_parties(store: str) -> None:

@@ -21,7 +21,7 @@ from quietsum.learning.checks.numpy_step import Silent
 from quietsum.ledger import Head
 from quietsum.plan import PartyFacts, Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.checkpoint import KEPT, Checkpoint, apart
+from quietsum.runs.checkpoint import KEPT, RunCheckpoint, apart
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import resume, start
 from quietsum.tasks import Rows
@@ -144,7 +144,7 @@ def test_the_control_without_its_memory_the_run_would_end_elsewhere(tmp_path: Pa
     folder = stopped(halves, PLAN, rng=Silent())
     last = newest(halves)
     nothing = ServerState(params=last.state.params, slots={MEMORY: np.zeros(16)})
-    forgot = Checkpoint(
+    forgot = RunCheckpoint(
         run=last.run, plan=last.plan, round=last.round, state=nothing, head=last.head, privacy=last.privacy
     )
     checkpoints.write(folder.checkpoints, forgot, of_parties=[MEMORY])
@@ -205,10 +205,10 @@ def test_an_operator_s_file_of_another_round_or_another_run_is_refused_and_so_is
 # --------------------------------------------------------------------------------------------------- crashes
 
 
-def some(number: int) -> Checkpoint:
+def some(number: int) -> RunCheckpoint:
     head = Head(ledger="ab" * 16, sequence=number + 1, hash="cd" * 32, signature="ef" * 64)
     state = ServerState(params=np.full(3, float(number)), slots={MEMORY: np.full(6, float(number)), "clip": np.ones(1)})
-    return Checkpoint(run="run", plan="plan", round=number, state=state, head=head, privacy={})
+    return RunCheckpoint(run="run", plan="plan", round=number, state=state, head=head, privacy={})
 
 
 def test_after_a_crash_anywhere_the_newest_checkpoint_has_the_memory_that_it_was_saved_with(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_run_db_that_cannot_be_written_costs_no_charge(monkeypatch: pytest.Mon
         nonlocal count
         count += 1
         if count >= full_at:
-            raise self._refused(sqlite3.OperationalError("database or disk is full"))
+            raise self._no_room(sqlite3.OperationalError("database or disk is full"))
         honest(self, statement, *values)
 
     monkeypatch.setattr(record.Recorder, "_put", put)
@@ -97,14 +97,14 @@ def test_a_run_db_that_cannot_be_written_costs_no_charge(monkeypatch: pytest.Mon
 
 
 def test_events_that_find_no_room_cost_no_charge(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = progress.JsonLines.saw
+    honest = progress.EventLines.saw
 
     def saw(self: Any, event: RunEvent) -> None:
         if self._own and event.kind == "round-started":
             raise OSError(28, os.strerror(28))
         honest(self, event)
 
-    monkeypatch.setattr(progress.JsonLines, "saw", saw)
+    monkeypatch.setattr(progress.EventLines, "saw", saw)
     result = invoke("run", "run.toml", "--name", "run")
     assert result.exit_code == 0 and paid() == {"north": 3, "south": 3}
 
@@ -115,7 +115,7 @@ def test_a_reader_that_leaves_ends_the_run_between_two_rounds(monkeypatch: pytes
             raise BrokenPipeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress.JsonLines, "saw", saw)
+        patch.setattr(progress.EventLines, "saw", saw)
         result = invoke("run", "run.toml", "--name", "run", "--json")
     assert result.exit_code == 141, result.output
     assert paid() == {"north": 1, "south": 1}

@@ -47,12 +47,12 @@ def test_plain_lines_of_a_short_run_say_nothing_that_changes_from_run_to_run() -
 def test_a_slow_first_round_does_not_spoil_the_forecast() -> None:
     times = iter([0.0, 100.0, 101.0, 102.0])
     pace = Pace(lambda: next(times))
-    assert pace.finished(1, 11, parties=50) == "0.5/s · 16 min 40 s left"
-    assert pace.finished(2, 11, parties=50) == "50/s · 9 s left"
-    assert pace.finished(11, 11, parties=50) == "50/s"
+    assert pace.finish(1, 11, parties=50) == "0.5/s · 16 min 40 s left"
+    assert pace.finish(2, 11, parties=50) == "50/s · 9 s left"
+    assert pace.finish(11, 11, parties=50) == "50/s"
 
 
 def test_a_clock_that_stands_still_is_no_error_and_a_bar_is_never_too_wide() -> None:
     pace = Pace(lambda: 5.0)
-    assert "left" in pace.finished(1, 3, parties=10**6) and "left" in pace.finished(2, 3, parties=10**6)
+    assert "left" in pace.finish(1, 3, parties=10**6) and "left" in pace.finish(2, 3, parties=10**6)
     assert len(bar(3, 2, "x" * 200)) <= 80

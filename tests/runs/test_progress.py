@@ -21,7 +21,7 @@ from quietsum.files import NoRoom
 from quietsum.privacy import Observer
 from quietsum.runs import progress
 from quietsum.runs.folder import Workspace
-from quietsum.runs.progress import JsonLines, Progress, round_line, spent_text
+from quietsum.runs.progress import EventLines, Progress, round_line, spent_text
 from quietsum.runs.run import start
 from tiny import TinyTask, tiny_plan
 
@@ -224,7 +224,7 @@ def test_the_control_a_run_that_ends_well_gives_the_terminal_back(tmp_path: Path
 
 def test_each_event_is_one_line_of_json_without_infinities(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with JsonLines(path) as lines:
+    with EventLines(path) as lines:
         for event in (STARTED, round_finished(spent=(guarantee(math.inf),), limits={}), FINISHED):
             lines.saw(event)
     read = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
@@ -236,14 +236,14 @@ def test_each_event_is_one_line_of_json_without_infinities(tmp_path: Path) -> No
 def test_a_resumed_run_adds_to_its_events(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     for _ in range(2):
-        with JsonLines(path) as lines:
+        with EventLines(path) as lines:
             lines.saw(FINISHED)
     assert len(path.read_text().splitlines()) == 2
 
 
 def test_a_stream_that_is_not_ours_stays_open() -> None:
     stream = io.StringIO()
-    with JsonLines(stream) as lines:
+    with EventLines(stream) as lines:
         lines.saw(FINISHED)
     assert not stream.closed and stream.getvalue().endswith("\n")
 

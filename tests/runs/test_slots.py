@@ -18,11 +18,11 @@ from quietsum.learning.checks.numpy_step import Silent
 from quietsum.plan import Plan
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.checkpoint import Checkpoint
+from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import Recorder, history
 from quietsum.runs.run import resume, start
-from quietsum.runs.sealed import checked
+from quietsum.runs.sealed import unseal
 from tiny import TinyTask, tiny_plan
 
 ADAM = {"optimizer": {"kind": "fedadam", "learning_rate": 0.05}}
@@ -74,7 +74,7 @@ def stopped(place: Workspace, plan: Plan, after: int = 3, **more: Any) -> Any:
     return place.find("run")
 
 
-def newest(place: Workspace) -> Checkpoint:
+def newest(place: Workspace) -> RunCheckpoint:
     found = checkpoints.latest(place.find("run").checkpoints)
     assert found is not None
     return found
@@ -109,7 +109,7 @@ def rewritten(path: Path, change: Any, *, hashes: bool = False) -> None:
     """The checkpoint with other tensors or another header, as a hand with an editor would leave it."""
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = checked(json.loads(file.metadata()["quietsum"]))  # whoever edits it can leave the hash out
+        about = unseal(json.loads(file.metadata()["quietsum"]))  # whoever edits it can leave the hash out
     change(tensors, about)
     if hashes:
         from quietsum.federation.messages import model_hash

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
         Course as Course,
         RoundFact as RoundFact,
         Thresholds as Thresholds,
+        alert_of_refusal as alert_of_refusal,
         finding as finding,
         ledger_broken as ledger_broken,
-        refused as refused,
     )
     from quietsum.alerts.sending import Limits as Limits, Sender as Sender
     from quietsum.alerts.settings import Settings as Settings, find as find, trust as trust

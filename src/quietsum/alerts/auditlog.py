@@ -89,7 +89,7 @@ class AuditLog:
         if not told:
             return []
         try:
-            with self._held() as file:
+            with self._hold() as file:
                 last, before, torn = self._end(file)
                 if torn:
                     told.insert(0, (TORN, {"bytes": torn}))
@@ -111,7 +111,7 @@ class AuditLog:
     def _gone(self, number: int, digest: str) -> dict[str, Any]:
         """What the head says was written and is not there; empty where nothing is missing."""
         try:
-            kept = self._kept_head()
+            kept = self._read_head()
         except CorruptState:
             return {"head": "unreadable"}
         if kept is None:
@@ -120,7 +120,7 @@ class AuditLog:
         return {"last": last, "hash": known} if last > number or (last == number and known != digest) else {}
 
     @contextlib.contextmanager
-    def _held(self) -> Iterator[IO[bytes]]:
+    def _hold(self) -> Iterator[IO[bytes]]:
         """The file, held for one process; never a link, and never waited for longer than :data:`PATIENCE`."""
         import fcntl
 
@@ -178,12 +178,12 @@ class AuditLog:
         """Every line in order; CorruptState, with the line's number, at the first that is not what was written."""
         before = NOTHING
         for number, content in enumerate(self._contents(), start=1):
-            line, before = self._checked(number, content, before)
+            line, before = self._check_line(number, content, before)
             yield line
 
     def verify(self) -> int:
         """How many lines there are; CorruptState where one was changed, taken out or put in, or the tail is gone."""
-        kept = self._kept_head()  # before the lines, which others may go on writing
+        kept = self._read_head()  # before the lines, which others may go on writing
         known = None if kept is None else kept[0]
         count, seen = 0, ""
         for line in self.lines():
@@ -230,7 +230,7 @@ class AuditLog:
         except OSError as error:
             raise CorruptState(f"{self.path} cannot be read: {reason_of(error)}") from None
 
-    def _checked(self, number: int, content: bytes, before: str) -> tuple[Line, str]:
+    def _check_line(self, number: int, content: bytes, before: str) -> tuple[Line, str]:
         where = f"{self.path}, line {number}"
         if not content.endswith(b"\n"):
             raise CorruptState(f"{where}: it is cut off; a process was killed while it wrote, or the tail is gone")
@@ -250,7 +250,7 @@ class AuditLog:
             raise CorruptState(f"{where}: it does not follow the line before it; lines were taken out or put in")
         return line, digest
 
-    def _kept_head(self) -> tuple[int, str] | None:
+    def _read_head(self) -> tuple[int, str] | None:
         try:
             values = json.loads(read_file(self.head, LONGEST))
             return int(values["line"]), str(values["hash"])

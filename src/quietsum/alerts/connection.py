@@ -45,11 +45,11 @@ class Connection:
         self.problem = ""
         self._host, self._seconds, self._left_to_read, self._clock = host, seconds, most, clock
         self._over, self._most = clock() + seconds, most
-        self._socket = self._connected(port)
+        self._socket = self._connect_to(port)
         if context is not None:
             self.encrypt(context)
 
-    def _connected(self, port: int) -> socket.socket:
+    def _connect_to(self, port: int) -> socket.socket:
         """The first address of the server that answers. One that is silent leaves time for those after it."""
         problem: OSError = ConnectionError("it has no address")
         addresses = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)
@@ -57,28 +57,28 @@ class Connection:
             found = None
             try:
                 found = socket.socket(family, kind, protocol)  # a family that this system lacks is no answer either
-                found.settimeout(self._left() / (len(addresses) - tried))
+                found.settimeout(self._time_left() / (len(addresses) - tried))
                 found.connect(address)
                 self.problem = ""
                 return found
             except OSError as error:
                 if found is not None:
                     found.close()
-                problem = self._told(error)
+                problem = self._explain(error)
         raise problem
 
     def encrypt(self, context: ssl.SSLContext) -> None:
         """Speak TLS from now on, with the server that the connection was made to."""
         try:
-            self._socket.settimeout(self._left())
+            self._socket.settimeout(self._time_left())
             self._socket = context.wrap_socket(self._socket, server_hostname=self._host)
         except BaseException as error:
             self._socket.close()
             if isinstance(error, TimeoutError):
-                raise self._told(error) from None
+                raise self._explain(error) from None
             raise
 
-    def _left(self) -> float:
+    def _time_left(self) -> float:
         left = self._over - self._clock()
         if left <= 0:
             raise self._late()
@@ -88,7 +88,7 @@ class Connection:
         self.problem = f"the delivery was not done after {self._seconds:g} s"
         return TimeoutError(self.problem)
 
-    def _told(self, error: OSError) -> OSError:
+    def _explain(self, error: OSError) -> OSError:
         return self._late() if isinstance(error, TimeoutError) else error
 
     # ---------------------------------------------------------------------------- what the libraries ask of a socket
@@ -97,22 +97,22 @@ class Connection:
         """Send all of it."""
         left = memoryview(content)
         while left:
-            self._socket.settimeout(self._left())
+            self._socket.settimeout(self._time_left())
             try:
                 left = left[self._socket.send(left) :]
             except TimeoutError as error:
-                raise self._told(error) from None
+                raise self._explain(error) from None
 
     def read_into(self, buffer: Any) -> int:
         """Read what is there, at most what fits; 0 at the end."""
         if not self._left_to_read:
             self.problem = f"the server said more than {self._most} bytes"
             raise ConnectionError(self.problem)
-        self._socket.settimeout(self._left())
+        self._socket.settimeout(self._time_left())
         try:
             count = self._socket.recv_into(memoryview(buffer)[: self._left_to_read])
         except TimeoutError as error:
-            raise self._told(error) from None
+            raise self._explain(error) from None
         self._left_to_read -= count
         return count
 

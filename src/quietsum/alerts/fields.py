@@ -8,13 +8,13 @@ from typing import Any
 
 from quietsum.alerts.alert import Audience, Severity
 
-__all__ = ["MUST", "OPERATOR", "OTHERS", "WARNING", "key"]
+__all__ = ["MUST", "OPERATOR", "OTHERS", "WARNING", "setting"]
 
 MUST: Any = dataclasses.MISSING
 OPERATOR, OTHERS, WARNING = Audience.OPERATOR, Audience.OTHERS, Severity.WARNING
 
 
-def key(default: Any, meaning: str) -> Any:
+def setting(default: Any, meaning: str) -> Any:
     """A field with its meaning, which errors and the reference page quote; without a default if it is ``MUST``."""
     about = {"meaning": meaning}
     if isinstance(default, Mapping):

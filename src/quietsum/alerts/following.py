@@ -83,14 +83,14 @@ class Alerts:
             self._quietly(functools.partial(self._about, error), shown=True)
             raise
 
-    def began(
+    def begin(
         self, metrics: Callable[[], Mapping[str, float]], chance: Callable[[], Mapping[str, float]], *, steps: int
     ) -> None:
         """A training begins, with the scores of its first model, and those of one that knows nothing."""
 
         def begin() -> list[Alert]:
             self._course = Course(self._rules, run=self._run)
-            self._course.began(metrics(), chance())
+            self._course.begin(metrics(), chance())
             self._sender.note("training-started", run=self._run, steps=steps)
             return []
 
@@ -118,9 +118,9 @@ class Alerts:
 
         self._quietly(look)
 
-    def ended(self, outcome: str, reason: str = "") -> None:
+    def end(self, outcome: str, reason: str = "") -> None:
         """The training is over: ``finished``, or ``budget`` where that has ended it early."""
-        self._quietly(lambda: self._course.ended(outcome, reason=reason))
+        self._quietly(lambda: self._course.end(outcome, reason=reason))
         self._sender.note("training-finished", run=self._run, outcome=outcome)
 
     def _about(self, error: Exception) -> list[Alert]:

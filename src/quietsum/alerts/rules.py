@@ -27,11 +27,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 from quietsum.alerts.alert import SCORES, Alert, Kind, Severity, Subject, as_number
-from quietsum.alerts.fields import key
+from quietsum.alerts.fields import setting
 from quietsum.errors import InvalidParameter
 from quietsum.validate import finite_number, positive, probability, whole_number
 
-__all__ = ["BudgetFact", "Course", "RoundFact", "Thresholds", "finding", "ledger_broken", "refused"]
+__all__ = ["BudgetFact", "Course", "RoundFact", "Thresholds", "alert_of_refusal", "finding", "ledger_broken"]
 
 ATTACKED = 0.9
 """How often an update that a rule is made for is left out: the alternative in the likelihood ratio."""
@@ -48,17 +48,19 @@ _CHANCE = {"auc": 0.5, "auroc": 0.5, "concordance": 0.5, "balanced accuracy": 0.
 class Thresholds:
     """``[rules]``: from where on something is an alert."""
 
-    budget: float = key(0.8, "The share of a budget from which on its use is told.")
-    rejected: float = key(0.5, "The share of updates left out by the rule, over the last rounds.")
-    honest_rejections: float = key(0.4, "How often a robust rule may leave out an honest party.")
-    false_alarms: float = key(0.001, "The chance of a false alarm about rejected parties, in a whole run.")
-    drop_outs: float = key(0.5, "The share of parties lost, over the last rounds.")
-    in_a_row: int = key(3, "A party that was lost so many times in a row is told.")
-    window: int = key(10, "How many of the last rounds a share is taken of.")
-    patience: int = key(5, "A score is worse, or a step too long, when it was so for so many rounds in a row.")
-    margin: float = key(0.02, "So much above chance counts as chance, so much below the start as the start.")
-    chance: Mapping[str, float] = key({}, "Chance levels by score, { accuracy = 0.54 }; they come before the task's.")
-    growth: float = key(10.0, "Steps so many times as long as the first ones are told.")
+    budget: float = setting(0.8, "The share of a budget from which on its use is told.")
+    rejected: float = setting(0.5, "The share of updates left out by the rule, over the last rounds.")
+    honest_rejections: float = setting(0.4, "How often a robust rule may leave out an honest party.")
+    false_alarms: float = setting(0.001, "The chance of a false alarm about rejected parties, in a whole run.")
+    drop_outs: float = setting(0.5, "The share of parties lost, over the last rounds.")
+    in_a_row: int = setting(3, "A party that was lost so many times in a row is told.")
+    window: int = setting(10, "How many of the last rounds a share is taken of.")
+    patience: int = setting(5, "A score is worse, or a step too long, when it was so for so many rounds in a row.")
+    margin: float = setting(0.02, "So much above chance counts as chance, so much below the start as the start.")
+    chance: Mapping[str, float] = setting(
+        {}, "Chance levels by score, { accuracy = 0.54 }; they come before the task's."
+    )
+    growth: float = setting(10.0, "Steps so many times as long as the first ones are told.")
 
     def __post_init__(self) -> None:
         for name in ("budget", "rejected", "drop_outs", "false_alarms", "honest_rejections"):
@@ -129,7 +131,7 @@ class Course:
         self._steps: list[float] = []
         self._last = 0
 
-    def began(self, metrics: Mapping[str, float], chance: Mapping[str, float] | None = None) -> None:
+    def begin(self, metrics: Mapping[str, float], chance: Mapping[str, float] | None = None) -> None:
         """The scores of the model that the run begins with; leave it out where a run goes on."""
         self._start = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._seen.update(self._start)
@@ -278,7 +280,7 @@ class Course:
             # a score that a task could no longer compute is left out by it
             if gone and name == next(iter(self._start or self._seen), None):
                 if self._anew(("not finite", name)):
-                    yield self._diverged(fact, name, math.nan, None, f"{name} is no longer a number")
+                    yield self._divergence(fact, name, math.nan, None, f"{name} is no longer a number")
                 continue
             start = self._start.get(name)
             if value is None or not math.isfinite(value) or better is None or start is None:
@@ -294,9 +296,9 @@ class Course:
                 words = f"{name} rose to {value:.3g}, and began at {start:.3g}"
             self._worse[name] = self._worse[name] + 1 if worse else 0
             if self._anew(("worse", name), self._worse[name] >= limits.patience) and self._first(name):
-                yield self._diverged(fact, name, value, bound, f"{words}, for {self._worse[name]} rounds")
+                yield self._divergence(fact, name, value, bound, f"{words}, for {self._worse[name]} rounds")
 
-    def _diverged(self, fact: RoundFact, name: str, value: float, bound: float | None, words: str) -> Alert:
+    def _divergence(self, fact: RoundFact, name: str, value: float, bound: float | None, words: str) -> Alert:
         return self._alert(
             Kind.DIVERGENCE, Severity.WARNING, f"the model gets worse: {words}", round=fact.round,
             subject_kind=Subject.MODEL, statistic=name, value=value, threshold=bound,
@@ -308,7 +310,7 @@ class Course:
 
     # -------------------------------------------------------------------------------------------------- end
 
-    def ended(self, outcome: str, *, round: int | None = None, reason: str = "") -> list[Alert]:
+    def end(self, outcome: str, *, round: int | None = None, reason: str = "") -> list[Alert]:
         """What the end of a run tells: ``finished``, ``budget``, ``too-few-parties`` or ``interrupted``."""
         where = self._last if round is None else round
         match outcome:
@@ -406,7 +408,7 @@ def ledger_broken(problem: str, *, run: str = "", round: int | None = None) -> A
     )  # fmt: skip
 
 
-def refused(site: str, reason: str, *, run: str = "", round: int | None = None) -> Alert:
+def alert_of_refusal(site: str, reason: str, *, run: str = "", round: int | None = None) -> Alert:
     """The alert for a request that a site has refused, for the site's own operator."""
     return Alert(
         kind=Kind.REFUSED, severity=Severity.WARNING, run=run, round=round, subject_kind=Subject.SITE, subject=site,

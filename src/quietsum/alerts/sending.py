@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, final
 
 from quietsum.alerts.alert import Alert, Audience, Kind, for_others
-from quietsum.alerts.fields import key
+from quietsum.alerts.fields import setting
 from quietsum.alerts.sinks import Refusal, Sink, Terminal
 from quietsum.errors import printable
 from quietsum.validate import positive, whole_number
@@ -37,10 +37,10 @@ FIRST_WAIT, LONGEST_WAIT = 1.0, 300.0
 class Limits:
     """``[limits]``: how much is sent, and how long anybody waits for it."""
 
-    per_kind: int = key(5, "At each sink, so many alerts of one kind within seconds; more are counted, not sent.")
-    seconds: float = key(600.0, "The time within which per_kind counts.")
-    room: int = key(200, "So many alerts wait for a server that does not answer; more are given up.")
-    patience: float = key(10.0, "When a run has ended, so many seconds for what is not sent yet.")
+    per_kind: int = setting(5, "At each sink, so many alerts of one kind within seconds; more are counted, not sent.")
+    seconds: float = setting(600.0, "The time within which per_kind counts.")
+    room: int = setting(200, "So many alerts wait for a server that does not answer; more are given up.")
+    patience: float = setting(10.0, "When a run has ended, so many seconds for what is not sent yet.")
 
     def __post_init__(self) -> None:
         whole_number("per_kind", self.per_kind, 1)
@@ -100,7 +100,7 @@ class Sender:
             except Exception as error:  # rule 22: an alert is optional
                 log.warning("an alert could not be passed on: %s", type(error).__name__)
 
-    def sent(self, name: str) -> int:
+    def count_sent(self, name: str) -> int:
         """How many alerts the sink of this name was handed; those that were held back or given up are not counted."""
         return sum(line.sent for line in self._lines if line.sink.name == name)
 

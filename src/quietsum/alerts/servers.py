@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from quietsum.alerts.alert import Alert, Audience, Severity
 from quietsum.alerts.connection import Connection, Encrypting
-from quietsum.alerts.fields import MUST, OTHERS, WARNING, key
+from quietsum.alerts.fields import MUST, OTHERS, WARNING, setting
 from quietsum.alerts.sinks import Refusal, line_of
 from quietsum.errors import InvalidParameter
 from quietsum.validate import positive, whole_number
@@ -51,18 +51,18 @@ _TIMEOUT = "Seconds for one delivery, from connecting to the server's last word.
 class EmailSettings:
     """``[[email]]``: an SMTP server and whom it writes to."""
 
-    host: str = key(MUST, "The SMTP server.")
-    port: int = key(587, "Its port.")
-    security: str = key("starttls", "starttls, tls, or none (on this machine alone).")
-    user: str = key("", "The name to log in by; if omitted, nobody logs in.")
-    password_env: str = key("", "The environment variable that holds the password.")
-    password_file: str = key("", "The file that holds the password, seen from this file.")
-    sender: str = key(MUST, "The address that alerts come from.")
-    to: tuple[str, ...] = key(MUST, "The addresses that alerts go to.")
-    audience: Audience = key(OTHERS, _AUDIENCE)
-    least: Severity = key(WARNING, _LEAST)
-    ca: str = key("", _CA)
-    timeout: float = key(30.0, _TIMEOUT)
+    host: str = setting(MUST, "The SMTP server.")
+    port: int = setting(587, "Its port.")
+    security: str = setting("starttls", "starttls, tls, or none (on this machine alone).")
+    user: str = setting("", "The name to log in by; if omitted, nobody logs in.")
+    password_env: str = setting("", "The environment variable that holds the password.")
+    password_file: str = setting("", "The file that holds the password, seen from this file.")
+    sender: str = setting(MUST, "The address that alerts come from.")
+    to: tuple[str, ...] = setting(MUST, "The addresses that alerts go to.")
+    audience: Audience = setting(OTHERS, _AUDIENCE)
+    least: Severity = setting(WARNING, _LEAST)
+    ca: str = setting("", _CA)
+    timeout: float = setting(30.0, _TIMEOUT)
 
     def __post_init__(self) -> None:
         if not self.host or set(self.host) & set(" \t\r\n/@?#"):
@@ -91,13 +91,13 @@ class EmailSettings:
 class WebhookSettings:
     """``[[webhook]]``: an address that alerts are posted to, as JSON."""
 
-    url: str = key(MUST, "Where to; https, or http on this machine.")
-    secret_env: str = key("", f"The environment variable with the key that signs what is sent ({SIGNATURE}).")
-    secret_file: str = key("", "The file with that key, seen from this file.")
-    audience: Audience = key(OTHERS, _AUDIENCE)
-    least: Severity = key(WARNING, _LEAST)
-    ca: str = key("", _CA)
-    timeout: float = key(30.0, _TIMEOUT)
+    url: str = setting(MUST, "Where to; https, or http on this machine.")
+    secret_env: str = setting("", f"The environment variable with the key that signs what is sent ({SIGNATURE}).")
+    secret_file: str = setting("", "The file with that key, seen from this file.")
+    audience: Audience = setting(OTHERS, _AUDIENCE)
+    least: Severity = setting(WARNING, _LEAST)
+    ca: str = setting("", _CA)
+    timeout: float = setting(30.0, _TIMEOUT)
 
     def __post_init__(self) -> None:
         written = "write https://alerts.example.org/path"
@@ -136,20 +136,20 @@ class Email:
 
     def send(self, alert: Alert, held_back: int) -> None:
         """Deliver it; :class:`Refusal` where the server says that it never will."""
-        message = self._written(alert, held_back)
+        message = self._compose(alert, held_back)
         chosen, context = self._settings, ssl.create_default_context(cafile=self._ca)
         first = context if chosen.security == "tls" else None
         connection = Connection(chosen.host, chosen.port, seconds=chosen.timeout, context=first)
         with contextlib.closing(connection):
             try:
-                server = self._logged_in(connection, context)
+                server = self._log_in(connection, context)
                 server.send_message(message)
             except smtplib.SMTPRecipientsRefused as error:
                 codes = sorted({code for code, _ in error.recipients.values()})
-                raise _answered(codes[0] if codes else 0, "the recipients") from None
+                raise _error_of(codes[0] if codes else 0, "the recipients") from None
             except smtplib.SMTPResponseException as error:  # what the server says may quote what it was sent
                 what = "the login" if isinstance(error, smtplib.SMTPAuthenticationError) else "the mail"
-                raise _answered(error.smtp_code, what) from None
+                raise _error_of(error.smtp_code, what) from None
             except smtplib.SMTPNotSupportedError:
                 raise Refusal("it offers no STARTTLS, or no login, and nothing is sent without") from None
             except smtplib.SMTPServerDisconnected:
@@ -159,7 +159,7 @@ class Email:
             with contextlib.suppress(smtplib.SMTPException, OSError):  # the mail is taken
                 server.quit()
 
-    def _logged_in(self, connection: Connection, context: ssl.SSLContext) -> smtplib.SMTP:
+    def _log_in(self, connection: Connection, context: ssl.SSLContext) -> smtplib.SMTP:
         chosen = self._settings
         server = smtplib.SMTP(local_hostname="localhost")  # connects to nobody
         server.sock = cast(socket.socket, connection)
@@ -172,7 +172,7 @@ class Email:
             server.login(chosen.user, self._password)
         return server
 
-    def _written(self, alert: Alert, held_back: int) -> EmailMessage:
+    def _compose(self, alert: Alert, held_back: int) -> EmailMessage:
         message = EmailMessage()
         run = f" in {alert.run}" if alert.run else ""
         message["Subject"] = f"[quietsum] {alert.severity}: {alert.kind}{run}"[:200]
@@ -211,7 +211,7 @@ class Webhook:
         headers = {"Content-Type": "application/json", "User-Agent": "quietsum"}
         if self._secret:
             headers[SIGNATURE] = "sha256=" + hmac.new(self._secret.encode(), body, hashlib.sha256).hexdigest()
-        with contextlib.closing(self._connected()) as connection:
+        with contextlib.closing(self._connect()) as connection:
             spoken = (http.client.HTTPConnection if self._plain else http.client.HTTPSConnection)(
                 str(self._parts.hostname), self._parts.port
             )  # it does not connect
@@ -224,13 +224,13 @@ class Webhook:
                     connection.problem or f"no answer that makes sense ({type(error).__name__})"
                 ) from None
         if not 200 <= status < 300:
-            raise _answered(status, "the alert", passing=(408, 425, 429))
+            raise _error_of(status, "the alert", passing=(408, 425, 429))
 
     @property
     def _plain(self) -> bool:
         return self._parts.scheme == "http"
 
-    def _connected(self) -> Connection:
+    def _connect(self) -> Connection:
         context = None if self._plain else ssl.create_default_context(cafile=self._ca)
         port = self._parts.port or (80 if self._plain else 443)
         return Connection(str(self._parts.hostname), port, seconds=self._settings.timeout, context=context)
@@ -241,7 +241,7 @@ class Webhook:
         return (self._parts.path or "/") + query
 
 
-def _answered(code: int, what: str, passing: tuple[int, ...] = ()) -> Exception:
+def _error_of(code: int, what: str, passing: tuple[int, ...] = ()) -> Exception:
     """The error for a server's answer. SMTP: 4xx may pass, 5xx not; HTTP says it the other way round."""
     words = f"it does not take {what} (it answers {code})"
     if passing:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, final
 
 from quietsum.alerts.alert import Audience, Severity
-from quietsum.alerts.fields import MUST, OPERATOR, WARNING, key
+from quietsum.alerts.fields import MUST, OPERATOR, WARNING, setting
 from quietsum.alerts.rules import Thresholds
 from quietsum.alerts.sending import Limits
 from quietsum.alerts.servers import Email, EmailSettings, Webhook, WebhookSettings
@@ -53,8 +53,8 @@ LONGEST_SECRET = 4096
 class TerminalSettings:
     """``[terminal]``: lines on standard error, or in the log of a service."""
 
-    on: bool = key(True, "Whether alerts are shown there.")
-    least: Severity = key(WARNING, "The least severity that is shown: notice, warning or critical.")
+    on: bool = setting(True, "Whether alerts are shown there.")
+    least: Severity = setting(WARNING, "The least severity that is shown: notice, warning or critical.")
 
 
 @final
@@ -62,9 +62,9 @@ class TerminalSettings:
 class FileSettings:
     """``[[jsonl]]``: a file with one alert a line."""
 
-    path: str = key(MUST, "The file, seen from this one.")
-    audience: Audience = key(OPERATOR, "Who reads it: operator or others.")
-    least: Severity = key(WARNING, "The least severity that is written: notice, warning or critical.")
+    path: str = setting(MUST, "The file, seen from this one.")
+    audience: Audience = setting(OPERATOR, "Who reads it: operator or others.")
+    least: Severity = setting(WARNING, "The least severity that is written: notice, warning or critical.")
 
     def __post_init__(self) -> None:
         if not self.path.strip() or "\0" in self.path:
@@ -76,12 +76,12 @@ class FileSettings:
 class Settings:
     """All of it; what is not said is as it stands here."""
 
-    rules: Thresholds = key(Thresholds, "From where on something is an alert.")
-    limits: Limits = key(Limits, "How much is sent, and how long anybody waits.")
-    terminal: TerminalSettings = key(TerminalSettings, "Lines on standard error, or in a service's log.")
-    jsonl: tuple[FileSettings, ...] = key((), "Files with one alert a line.")
-    email: tuple[EmailSettings, ...] = key((), "SMTP servers and whom they write to.")
-    webhook: tuple[WebhookSettings, ...] = key((), "Addresses that alerts are posted to.")
+    rules: Thresholds = setting(Thresholds, "From where on something is an alert.")
+    limits: Limits = setting(Limits, "How much is sent, and how long anybody waits.")
+    terminal: TerminalSettings = setting(TerminalSettings, "Lines on standard error, or in a service's log.")
+    jsonl: tuple[FileSettings, ...] = setting((), "Files with one alert a line.")
+    email: tuple[EmailSettings, ...] = setting((), "SMTP servers and whom they write to.")
+    webhook: tuple[WebhookSettings, ...] = setting((), "Addresses that alerts are posted to.")
 
     @property
     def reaches_out(self) -> bool:
@@ -153,7 +153,7 @@ def find(workspace: Path) -> Found:
         return Found(settings=Settings(), path=None, trusted=True)
     content = _content(path)
     return Found(
-        settings=_parsed(content, str(path)), path=path, trusted=bool(said) or _digest(content) in read_memory(TRUSTED)
+        settings=_parse(content, str(path)), path=path, trusted=bool(said) or _digest(content) in read_memory(TRUSTED)
     )
 
 
@@ -172,7 +172,7 @@ def _content(path: Path) -> bytes:
         raise PlanRefused(f"{path} cannot be read ({error.strerror or error}); check it, or move it away") from None
 
 
-def _parsed(content: bytes, where: str) -> Settings:
+def _parse(content: bytes, where: str) -> Settings:
     try:
         values = tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -185,7 +185,7 @@ def _parsed(content: bytes, where: str) -> Settings:
 def _read(kind: type[Any], values: object, path: str, problems: list[str]) -> Any:
     """The value of dataclass ``kind`` that a table describes; None where something is wrong, which is told."""
     if not isinstance(values, Mapping):
-        problems.append(f"{path.rstrip('.')} = {_shown(values)} is not a table, as in {{ key = value }}")
+        problems.append(f"{path.rstrip('.')} = {_toml_of(values)} is not a table, as in {{ key = value }}")
         return None
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints, told, given = typing.get_type_hints(kind), len(problems), {}
@@ -193,7 +193,7 @@ def _read(kind: type[Any], values: object, path: str, problems: list[str]) -> An
         if name in fields:
             given[name] = _value(hints[name], value, f"{path}{name}", problems)
         else:
-            problems.append(f"{path}{_shown(name)[1:-1]}: unknown key{_nearest(str(name), fields, path)}")
+            problems.append(f"{path}{_toml_of(name)[1:-1]}: unknown key{_nearest(str(name), fields, path)}")
     for name, field in fields.items():
         if name not in values and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             problems.append(f"{path}{name} is missing; {_small(field.metadata['meaning'])}")
@@ -220,7 +220,7 @@ def _value(kind: Any, value: object, path: str, problems: list[str]) -> Any:
             )
         rows = [value] if not isinstance(value, list) else value
         if not all(isinstance(row, str) for row in rows):
-            problems.append(f'{path} = {_shown(value)} is not a list of texts, as in ["first", "second"]')
+            problems.append(f'{path} = {_toml_of(value)} is not a list of texts, as in ["first", "second"]')
             return ()
         return tuple(rows)
     if isinstance(kind, type) and issubclass(kind, enum.StrEnum):
@@ -228,7 +228,7 @@ def _value(kind: Any, value: object, path: str, problems: list[str]) -> Any:
         if value not in known:
             close = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.6)
             meant = f"; did you mean {close[0]!r}?" if close else ""
-            problems.append(f"{path} = {_shown(value)} is unknown; choose {' or '.join(known)}{meant}")
+            problems.append(f"{path} = {_toml_of(value)} is unknown; choose {' or '.join(known)}{meant}")
             return None
         return kind(str(value))
     nouns: dict[Any, tuple[Any, str]] = {
@@ -239,7 +239,7 @@ def _value(kind: Any, value: object, path: str, problems: list[str]) -> Any:
     }
     types_, noun = nouns.get(kind, (Mapping, "a table, as in { accuracy = 0.5 }"))
     if not isinstance(value, types_) or (isinstance(value, bool) and kind is not bool):
-        problems.append(f"{path} = {_shown(value)} is not {noun}")
+        problems.append(f"{path} = {_toml_of(value)} is not {noun}")
         return None
     return value
 
@@ -264,7 +264,7 @@ def _nearest(name: str, fields: Mapping[str, Any], path: str) -> str:
     return f"; {path.rstrip('.') or 'it'} knows {', '.join(fields)}"
 
 
-def _shown(value: object) -> str:
+def _toml_of(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     text = "".join(letter if letter.isprintable() else "?" for letter in repr(value))

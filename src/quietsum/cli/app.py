@@ -27,7 +27,7 @@ from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.receipts import receipts
 from quietsum.cli.look.runs import compare, runs, show
 from quietsum.cli.look.suspects import suspects
-from quietsum.cli.shared.screen import screened
+from quietsum.cli.shared.screen import guard_screens
 from quietsum.cli.sites.data import app as data
 from quietsum.cli.sites.keys import app as keys
 from quietsum.cli.sites.party import app as party
@@ -81,7 +81,7 @@ class Commands(TyperGroup):
             ):  # a terminal that cannot show Greek gets question marks, no traceback
                 if hasattr(stream, "reconfigure"):
                     stream.reconfigure(errors="replace")
-            with screened():
+            with guard_screens():
                 result = super().main(
                     args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args,
                     **extra,
@@ -142,7 +142,7 @@ def _in_own_code(error: BaseException) -> str:
 
 
 def _refuse(message: str, code: int = USAGE) -> int:
-    with contextlib.suppress(BrokenPipeError), screened():
+    with contextlib.suppress(BrokenPipeError), guard_screens():
         lines = [" ".join(line.split()) for line in message.splitlines() if line.strip()]
         if sys.stderr.isatty():  # people read words in lines; whatever reads a pipe wants one line for one error
             lines = textwrap.wrap(f"error: {lines[0]}", 80, subsequent_indent="  ") + [

@@ -272,7 +272,7 @@ class PrivateTrainer:
             reach("train:model")
         stopped = "budget" if plan.cut else "finished"
         if self._alerts is not None:
-            self._alerts.ended(stopped, "another epoch would have cost more than the plan may" if plan.cut else "")
+            self._alerts.end(stopped, "another epoch would have cost more than the plan may" if plan.cut else "")
         return TrainingHistory(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
 
     def _rehearse(self, records: Records, val_loader: Any, train_loader: Any) -> None:
@@ -392,7 +392,7 @@ class PrivateTrainer:
     def _tell_beginning(self, val_loader: Iterable[Any] | None) -> None:
         if self._alerts is not None and self._spending is not None:
             fresh = self._spending.charged == 0
-            self._alerts.began(
+            self._alerts.begin(
                 (lambda: self._scores(val_loader)) if fresh else dict,
                 lambda: {} if val_loader is None or self._metrics is not None else chance(self.loss, val_loader),
                 steps=self._spending.plan.steps,

@@ -23,8 +23,8 @@ from quietsum.alerts import (
     Sender,
     Severity,
     Subject,
+    alert_of_refusal,
     ledger_broken,
-    refused,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SiteAlerts:
 
     def refused(self, reason: str, *, run: str = "") -> None:
         """A request was refused."""
-        self._raise(refused(self._policy.name, reason, run=run))
+        self._raise(alert_of_refusal(self._policy.name, reason, run=run))
 
     def spent(self, reason: str, *, run: str = "") -> None:
         """A request was refused because a budget does not suffice."""

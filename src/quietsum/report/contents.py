@@ -31,7 +31,7 @@ from quietsum.runs import (
 )
 from quietsum.validate import finite_number
 
-__all__ = ["VERSION", "Look", "build", "earlier", "look", "measured_in", "require_own", "sentence", "write"]
+__all__ = ["VERSION", "Outlook", "build", "earlier", "look", "require_own", "scores_in", "sentence", "write"]
 
 VERSION = 1
 
@@ -67,7 +67,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
     history = RunHistory(ledger, folder.run).read()
     head, public_key = ledger.head, ledger.identity.public_key
     own_books = any(entry.body["run"] == folder.run for entry, _ in ledger.receipts())
-    metrics, references = measured_in(folder, number, found.about)
+    metrics, references = scores_in(folder, number, found.about)
     limit = resolved.limit
     return {
         "version": __version__,
@@ -81,7 +81,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
         "style": plan.privacy.style.value,
         "sentences": [*_sentences(claimed, resolved, number), *_over_all_runs(books)],
         "warnings": _warnings(claimed, resolved),
-        "notes": [*_notes(resolved), *_corrected(resolved, ledger.pricing_of(folder.run))],
+        "notes": [*_notes(resolved), *_corrections(resolved, ledger.pricing_of(folder.run))],
         "guarantees": [guarantee.to_dict() for guarantee in claimed],
         "lifetime": books,
         "limit": None if limit is None else budget_to(limit),
@@ -106,7 +106,7 @@ def build(folder: RunFolder, workspace: Workspace, ledger: Ledger | None = None)
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
+class Outlook:
     """What a run folder and its ledger say before anything is added up."""
 
     plan: Plan
@@ -119,7 +119,7 @@ class Look:
     """The model's header; None where there is no model."""
 
 
-def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Look | None:
+def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Outlook | None:
     """The plan as it is priced today, and how far the run came; None in folders that keep nothing but their report."""
     require_own(folder, workspace, ledger)
     plan = folder.plan()
@@ -138,7 +138,7 @@ def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Look | None
         finished=outcome == "finished",
         spare_attempts=plan.federation.spare_attempts,
     )
-    return Look(
+    return Outlook(
         plan=plan, title=facts.title, resolved=resolved, claimed=claimed,
         round=0 if last is None else last.round, outcome=outcome, about=about,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def _outcome(folder: RunFolder, about: Mapping[str, Any] | None) -> str:
     return str(about.get("outcome", "unknown"))
 
 
-def measured_in(
+def scores_in(
     folder: RunFolder, number: int, about: Mapping[str, Any] | None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """The scores after round ``number`` and those of models without privacy, as the run wrote them down."""
@@ -275,7 +275,7 @@ def _books(ledger: Ledger, resolved: ResolvedPlan) -> list[dict[str, Any]]:
     ours = {(party.account, party.dataset) for party in resolved.parties if not party.public}
     if not ours:
         return []
-    told = _qualified(ledger, ours)
+    told = _qualify(ledger, ours)
     return [
         {
             "party": book.party, "dataset": book.dataset, "unit": book.unit.value, "runs": book.plans,
@@ -297,7 +297,7 @@ class _Qualified:
     floats: bool
 
 
-def _qualified(ledger: Ledger, ours: set[tuple[str, str]]) -> _Qualified:
+def _qualify(ledger: Ledger, ours: set[tuple[str, str]]) -> _Qualified:
     observers: dict[str, set[str]] = {}
     floats = False
     for entry in ledger.entries():
@@ -368,7 +368,7 @@ def _about_masks(resolved: ResolvedPlan) -> list[str]:
         return []
     chosen = secure.parameters
     told = (
-        f"The server sees {_masked_sums(secure)} a round, of {secure.floor} parties or more; {chosen.threshold} of "
+        f"The server sees {_sums_in_words(secure)} a round, of {secure.floor} parties or more; {chosen.threshold} of "
         f"{chosen.holders} must collude beside it to unmask one update."
     )
     if resolved.distributed_unit is not None:
@@ -379,11 +379,11 @@ def _about_masks(resolved: ResolvedPlan) -> list[str]:
     return [told]
 
 
-def _masked_sums(secure: SecurePlan) -> str:
+def _sums_in_words(secure: SecurePlan) -> str:
     return "one masked sum" if secure.grouping is None else f"{secure.grouping.count} masked sums of random groups"
 
 
-def _corrected(resolved: ResolvedPlan, pricing: int) -> list[str]:
+def _corrections(resolved: ResolvedPlan, pricing: int) -> list[str]:
     """What prices of then stated of the whole plan, where today's are others."""
     found = []
     for limit in resolved.limits:

@@ -15,16 +15,16 @@ from quietsum.errors import CorruptState, LedgerBroken, QuietsumError
 from quietsum.ledger import Head, Ledger, Terms, exceeds
 from quietsum.plan import digest_of
 from quietsum.privacy import Guarantee
-from quietsum.report.contents import earlier, look, measured_in, require_own
+from quietsum.report.contents import earlier, look, require_own, scores_in
 from quietsum.runs import RunFolder, Workspace, checkpoint as checkpoints
 
-__all__ = ["listed"]
+__all__ = ["list_run"]
 
 CLOSE = 0.99
 """A plan costs nearly its limit; a header that says less than this share of it is not believed."""
 
 
-def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str, Any]:
+def list_run(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str, Any]:
     """The line of one run, as plain values; ``ledger`` is the workspace's."""
     require_own(folder, workspace, ledger)
     plan = folder.plan()
@@ -32,7 +32,7 @@ def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str,
     if about is not None and _borne_out(about, folder, ledger):
         return _line(
             folder.run, str(about["outcome"]), about["round"], plan.federation.rounds, about["guarantees"],
-            measured_in(folder, about["round"], about)[0], drill=plan.attack is not None,
+            scores_in(folder, about["round"], about)[0], drill=plan.attack is not None,
         )  # fmt: skip
     found = look(folder, workspace, ledger)
     if found is None:
@@ -40,7 +40,7 @@ def listed(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> dict[str,
         return _line(
             folder.run, values["outcome"], values["round"], values["rounds"], values["guarantees"], values["metrics"]
         )
-    metrics, _ = measured_in(folder, found.round, found.about)
+    metrics, _ = scores_in(folder, found.round, found.about)
     claimed = [guarantee.to_dict() for guarantee in found.claimed]
     return _line(
         folder.run, found.outcome, found.round, plan.federation.rounds, claimed, metrics, drill=plan.attack is not None

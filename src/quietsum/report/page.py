@@ -143,7 +143,7 @@ def _metrics(values: Mapping[str, Any]) -> Iterable[str]:
 def _parties(values: Mapping[str, Any]) -> Iterable[str]:
     yield "<h2>Who is registered</h2>"
     yield _table(["party", "dataset", "declared size", "standing"], [
-        [_registered(party), party["dataset"], f"{party['size']:,}", party["public"] or "protected"]
+        [_party_name(party), party["dataset"], f"{party['size']:,}", party["public"] or "protected"]
         for party in values["parties"][:_SHOWN]
     ])  # fmt: skip
     if len(values["parties"]) > _SHOWN:
@@ -151,7 +151,7 @@ def _parties(values: Mapping[str, Any]) -> Iterable[str]:
     yield '<p class="quiet">Sizes are declared and public. Who took part in which round is not in this report.</p>'
 
 
-def _registered(party: Mapping[str, Any]) -> str:
+def _party_name(party: Mapping[str, Any]) -> str:
     return f"{party['clients']:,} clients" if party["clients"] > 1 else str(party["name"])
 
 

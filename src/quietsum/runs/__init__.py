@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     )
     from quietsum.runs.checkpoint import load_model as load_model
     from quietsum.runs.coordinator_alerts import AlertWatcher as AlertWatcher, alerting as alerting
-    from quietsum.runs.drill import Cell as Cell, Matrix as Matrix, drilled as drilled, parse_attack as parse_attack
+    from quietsum.runs.drill import Cell as Cell, Matrix as Matrix, parse_attack as parse_attack, run_drill as run_drill
     from quietsum.runs.facts import TaskFacts as TaskFacts
     from quietsum.runs.folder import RunFolder as RunFolder, Workspace as Workspace, new_name as new_name
     from quietsum.runs.pictures import heatmap as heatmap
-    from quietsum.runs.progress import NO_GUARANTEE as NO_GUARANTEE, JsonLines as JsonLines, Progress as Progress
+    from quietsum.runs.progress import NO_GUARANTEE as NO_GUARANTEE, EventLines as EventLines, Progress as Progress
     from quietsum.runs.record import (
         LeftOut as LeftOut,
         Recorder as Recorder,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from quietsum.runs.recording import (
         Recording as Recording,
-        check_names as check_names,
+        check_known_rows as check_known_rows,
         open_recording as open_recording,
     )
     from quietsum.runs.run import (

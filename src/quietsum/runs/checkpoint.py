@@ -33,15 +33,15 @@ from quietsum.failpoints import reach
 from quietsum.federation import model_hash
 from quietsum.files import PRIVATE, write_atomically
 from quietsum.ledger import Head
-from quietsum.runs.sealed import checked, sealed
+from quietsum.runs.sealed import seal, unseal
 from quietsum.validate import whole_number
 
 __all__ = [
     "KEPT",
     "VERSION",
-    "Checkpoint",
+    "RunCheckpoint",
     "apart",
-    "check_room",
+    "check_space",
     "head_of",
     "header_of",
     "latest",
@@ -70,7 +70,7 @@ _SAME = ("version", "run", "plan", "round")
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class RunCheckpoint:
     """Everything a run needs to go on after ``round``, and the head of the ledger that paid for it.
 
     ``privacy`` is for people and for the check on resume: target δ, the sample and the user history, both cumulative ε.
@@ -89,7 +89,7 @@ def apart(path: Path) -> Path:
     return path.with_name(path.name.replace("round-", "operator-", 1))
 
 
-def write(folder: Path, checkpoint: Checkpoint, *, of_parties: Collection[str] = ()) -> Path:
+def write(folder: Path, checkpoint: RunCheckpoint, *, of_parties: Collection[str] = ()) -> Path:
     """Write ``checkpoint`` into ``folder`` atomically, then remove all but the newest few.
 
     Slots that are named in ``of_parties`` go into the operator's file beside it.
@@ -113,9 +113,9 @@ def write(folder: Path, checkpoint: Checkpoint, *, of_parties: Collection[str] =
         told = {name: about[name] for name in _SAME}
         told |= {"blind": secrets.token_hex(32), "slots": {name: model_hash(vector) for name, vector in alone.items()}}
         about["operator"] = _commitment(told)
-        write_atomically(apart(path), _packed(alone, told), mode=PRIVATE)
+        write_atomically(apart(path), _pack(alone, told), mode=PRIVATE)
         reach("checkpoint:memory")
-    write_atomically(path, _packed({"": checkpoint.state.params, **shared}, about))
+    write_atomically(path, _pack({"": checkpoint.state.params, **shared}, about))
     reach("checkpoint:written")
     for old in _paths(folder)[:-KEPT]:
         old.unlink(missing_ok=True)
@@ -132,22 +132,22 @@ def _commitment(told: Mapping[str, Any]) -> str:
     return hashlib.sha256(f"quietsum: what a rule remembers\n{text}".encode()).hexdigest()
 
 
-def _packed(vectors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
+def _pack(vectors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     """A safetensors file of slots by name, "" for the model."""
     from safetensors.numpy import save
 
     named = {f"{_SLOT}{name}" if name else "params": vector for name, vector in vectors.items()}
-    text = json.dumps(sealed(dict(about)), sort_keys=True, allow_nan=False)
+    text = json.dumps(seal(dict(about)), sort_keys=True, allow_nan=False)
     return bytes(save(named, metadata={"quietsum": text}))
 
 
-def check_room(folder: Path, state: ServerState) -> None:
+def check_space(folder: Path, state: ServerState) -> None:
     """Raise :class:`~quietsum.files.DiskFull` where the checkpoint after ``state`` finds no room: before it is paid."""
     vectors = (state.params, *state.slots.values())
     files.check_room(folder, 2 * HEADER + sum(vector.nbytes for vector in vectors))
 
 
-def latest(folder: Path, *, of_parties: bool = True) -> Checkpoint | None:
+def latest(folder: Path, *, of_parties: bool = True) -> RunCheckpoint | None:
     """The newest checkpoint in ``folder``; None where there is none yet. A damaged one is refused, not skipped.
 
     Without ``of_parties`` the operator's file beside it is not looked for, and its slots are missing.
@@ -160,7 +160,7 @@ def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("round-*.safetensors") if _NAME.fullmatch(path.name))
 
 
-def read(path: Path, *, of_parties: bool = True) -> Checkpoint:
+def read(path: Path, *, of_parties: bool = True) -> RunCheckpoint:
     """The checkpoint in ``path``; anything truncated, altered or foreign raises CorruptState.
 
     So does an operator's file that is missing, or is not the one that this checkpoint was saved with, unless
@@ -175,12 +175,12 @@ def read(path: Path, *, of_parties: bool = True) -> Checkpoint:
             )
         hashes = dict(about["slots"])
         if set(tensors) != {"params", *(f"{_SLOT}{name}" for name in hashes)}:
-            raise CorruptState(_damaged(path, "it does not hold the vectors that its header names"))
+            raise CorruptState(_say_damage(path, "it does not hold the vectors that its header names"))
         slots = {name: tensors[f"{_SLOT}{name}"] for name in hashes}
         _check_vectors(path, {"model": tensors["params"], **slots}, {"model": about["model"], **hashes})
         if of_parties and "operator" in about:
             slots |= _of_parties(path, about)
-        return Checkpoint(
+        return RunCheckpoint(
             run=str(about["run"]),
             plan=str(about["plan"]),
             round=whole_number("round", about["round"]),
@@ -191,7 +191,7 @@ def read(path: Path, *, of_parties: bool = True) -> Checkpoint:
     except CorruptState:
         raise
     except (LookupError, TypeError, ValueError, QuietsumError) as error:
-        raise CorruptState(_damaged(path, f"{error}")) from None
+        raise CorruptState(_say_damage(path, f"{error}")) from None
 
 
 def _of_parties(path: Path, about: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -225,7 +225,7 @@ def _check_vectors(path: Path, vectors: Mapping[str, np.ndarray], hashes: Mappin
         if vector.dtype != np.float64 or vector.ndim != 1 or not np.all(np.isfinite(vector)):
             raise CorruptState(f"{path}: the {name} is not a vector of finite float64 numbers")
         if hashes[name] != model_hash(vector):
-            raise CorruptState(_damaged(path, f"the {name} is not what was saved"))
+            raise CorruptState(_say_damage(path, f"the {name} is not what was saved"))
 
 
 def head_of(path: Path) -> Head:
@@ -233,7 +233,7 @@ def head_of(path: Path) -> Head:
     try:
         return Head.from_dict(header_of(path)["head"])
     except (LookupError, TypeError, ValueError) as error:
-        raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
+        raise CorruptState(_say_damage(path, f"it cannot be read ({error})")) from None
 
 
 def header_of(path: Path) -> dict[str, Any]:
@@ -243,9 +243,9 @@ def header_of(path: Path) -> dict[str, Any]:
     _require_plain(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            return checked(json.loads((file.metadata() or {})["quietsum"]))
+            return unseal(json.loads((file.metadata() or {})["quietsum"]))
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
+        raise CorruptState(_say_damage(path, f"it cannot be read ({error})")) from None
 
 
 def newest(folder: Path) -> int | None:
@@ -259,7 +259,7 @@ def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None
     """The finished model alone, with its guarantee in the header."""
     from safetensors.numpy import save
 
-    text = json.dumps(sealed({**about, "model": model_hash(params)}), sort_keys=True, allow_nan=False)
+    text = json.dumps(seal({**about, "model": model_hash(params)}), sort_keys=True, allow_nan=False)
     write_atomically(path, save({"params": params}, metadata={"quietsum": text}))
 
 
@@ -269,7 +269,7 @@ def load_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
         tensors, about = _open(path)
         params = tensors["params"]
         if "model" in about and about["model"] != model_hash(params):
-            raise CorruptState(_damaged(path, "the model is not what was saved"))
+            raise CorruptState(_say_damage(path, "the model is not what was saved"))
     except (CorruptState, LookupError):
         raise CorruptState(
             f"{path} cannot be read; delete it, then quietsum run --resume writes it again from the last checkpoint"
@@ -286,20 +286,20 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         about = json.loads(metadata["quietsum"])
-        about = checked(about) if isinstance(about, dict) else about
+        about = unseal(about) if isinstance(about, dict) else about
     except (SafetensorError, OSError, LookupError, ValueError, RecursionError) as error:
-        raise CorruptState(_damaged(path, f"it cannot be read ({error})")) from None
+        raise CorruptState(_say_damage(path, f"it cannot be read ({error})")) from None
     if not isinstance(about, dict):
-        raise CorruptState(_damaged(path, "its header is not an object"))
+        raise CorruptState(_say_damage(path, "its header is not an object"))
     return tensors, about
 
 
 def _require_plain(path: Path) -> None:
     if path.exists() and not path.is_file():  # a pipe would hold whoever opens it for ever
-        raise CorruptState(_damaged(path, "it is no plain file"))
+        raise CorruptState(_say_damage(path, "it is no plain file"))
 
 
-def _damaged(path: Path, problem: str) -> str:
+def _say_damage(path: Path, problem: str) -> str:
     return (
         f"{path}: {problem}; restore it from a backup, or delete it to go on from the checkpoint before it: the rounds "
         "since then are then made, and charged, once more"

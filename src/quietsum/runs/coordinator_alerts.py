@@ -78,7 +78,7 @@ class AlertWatcher:
     @property
     def shown(self) -> int:
         """Alerts that stand on the terminal; others were held back there, or are less grave than it shows."""
-        return self._sender.sent(Terminal.name)
+        return self._sender.count_sent(Terminal.name)
 
     def open(self, recorder: Recorder | None, tracker: MlflowWatcher | None) -> None:
         """The run's own places are there."""
@@ -101,7 +101,7 @@ class AlertWatcher:
             case RunFinished():
                 self._end(event)
             case Found():
-                self._kept_back.append(self._found(event.finding))
+                self._kept_back.append(self._alert_of(event.finding))
 
     def fail(self, error: BaseException) -> None:
         """The run has ended with ``error``, or did not begin: an alert where it is one. A command shows the error."""
@@ -123,7 +123,7 @@ class AlertWatcher:
         self._run, self._round, self._told = event.run, event.first_round - 1, set()
         self._course = Course(self._thresholds, run=event.run, parties=event.parties)
         if event.first_round == 1:
-            self._course.began(event.metrics, event.chance)
+            self._course.begin(event.metrics, event.chance)
         self._sender.note("run-started", run=event.run, first_round=event.first_round, rounds=event.rounds)
         self._shares = {_key(book): book.spent_fraction for book in self._lifetimes()}
 
@@ -153,11 +153,11 @@ class AlertWatcher:
     def _end(self, event: RunFinished) -> None:
         alerts, self._kept_back = self._kept_back, []
         alerts += self._about_lifetimes()
-        alerts += self._course.ended(event.outcome, round=event.round, reason=event.reason)
+        alerts += self._course.end(event.outcome, round=event.round, reason=event.reason)
         self._raise(alerts)
         self._sender.note("run-finished", run=self._run, outcome=event.outcome, round=event.round)
 
-    def _found(self, seen: Finding) -> Alert:
+    def _alert_of(self, seen: Finding) -> Alert:
         """What a detector found, in its own words; the same about the same subject again is a notice."""
         about = {(seen.rule, seen.statistic, str(seen.subject_kind), name) for name in seen.subjects}
         severity = Severity.NOTICE if about <= self._told else Severity.WARNING

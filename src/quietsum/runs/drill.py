@@ -31,7 +31,7 @@ from quietsum.plan import ATTACK_KINDS, AttackPlan, Plan, ResolvedPlan, resolve
 from quietsum.tasks import AnyTask, Task, as_task, more_is_better, rehearse_root, trial_for
 from quietsum.validate import whole_number
 
-__all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "drilled", "parse_attack"]
+__all__ = ["DEFAULT_ATTACKS", "Cell", "Drilled", "Matrix", "parse_attack", "run_drill"]
 
 NONE = "none"
 DEFAULT_ATTACKS = (
@@ -168,7 +168,7 @@ class Matrix:
     @property
     def outnumbered(self) -> dict[str, int]:
         """Rules that withstand fewer attackers among so many parties than there are: how many they were told of."""
-        told = {rule: _stated(rule, self.attackers, self.parties) for rule in self.rules}
+        told = {rule: _state_attackers(rule, self.attackers, self.parties) for rule in self.rules}
         return {rule: count for rule, count in told.items() if count is not None and count < self.attackers}
 
     def to_dict(self) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def parse_attack(text: str) -> tuple[str, float | None]:
     return kind, number
 
 
-def drilled(
+def run_drill(
     plan: Plan,
     task: AnyTask,
     *,
@@ -235,7 +235,7 @@ def drilled(
     )  # its kind is replaced by each attack's
     chosen = tuple(dict.fromkeys(rules)) or _rules(len(present), rooted=bool(task.root_size))
     for rule in chosen:  # before anything is trained
-        _known(rule)
+        _check_rule(rule)
     wanted = tuple(dict.fromkeys((NONE, *(attacks or DEFAULT_ATTACKS))))
     cells: list[Cell] = []
     measured = ("", "")
@@ -271,12 +271,12 @@ def _rules(parties: int, *, rooted: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(("mean", *able)))
 
 
-def _known(rule: str) -> None:
+def _check_rule(rule: str) -> None:
     if rule != "mean" and rule not in RULES:
         raise InvalidParameter("rule", rule, "is unknown", f"choose among mean, {', '.join(RULES)}")
 
 
-def _stated(rule: str, attackers: int, parties: int) -> int | None:
+def _state_attackers(rule: str, attackers: int, parties: int) -> int | None:
     """How many attackers a rule is told of: as many as there are, or as it withstands; None for the mean."""
     return min(attackers, max(most_attackers(RULES[rule], parties), 0)) if rule in RULES else None
 
@@ -289,8 +289,8 @@ def _cell(
     drill = None if kind == NONE else dataclasses.replace(base, kind=kind, strength=strength)
     if drill is not None and drill.on_rows:
         drill = dataclasses.replace(drill, from_round=1, to_round=None)
-    _known(rule)
-    stated = _stated(rule, len(base.among(present)), len(present))
+    _check_rule(rule)
+    stated = _state_attackers(rule, len(base.among(present)), len(present))
     asked = plan.aggregation
     own = {"weights": None} if rule in RULES else {"before": ""}  # robust rules count every update once
     aggregation = dataclasses.replace(asked, rule=rule, attackers=stated, **own)
@@ -301,14 +301,14 @@ def _cell(
         outcomes, measured = [], None
         for repeat in range(repeats):
             run = f"{rule}-{attack}-{repeat}".replace(":", "-")
-            one, measured = _trained(run, resolved, task, ledger)
+            one, measured = _train(run, resolved, task, ledger)
             outcomes.append(one)
         return Cell(rule=rule, attack=attack, runs=tuple(outcomes)), measured
     except (PlanRefused, TooFewParties) as refusal:
         return Cell(rule=rule, attack=attack, refused=str(refusal)), None
 
 
-def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tuple[Drilled, tuple[str, str]]:
+def _train(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tuple[Drilled, tuple[str, str]]:
     """One training, as ``quietsum run`` does it."""
     plan = resolved.plan
     attackers = frozenset(plan.attack.among([party.name for party in resolved.parties])) if plan.attack else frozenset()
@@ -328,8 +328,8 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
             )  # fmt: skip
             state = result.state
             kept = frozenset(result.kept)
-            caught += _left_out([name for name in result.asked if name in attackers], kept)
-            accused += _left_out([name for name in result.asked if name not in attackers], kept)
+            caught += _share_left_out([name for name in result.asked if name in attackers], kept)
+            accused += _share_left_out([name for name in result.asked if name not in attackers], kept)
     finally:
         federation.close()
     before, measured = task.evaluate(np.asarray(task.initial())), task.evaluate(state.model)
@@ -341,7 +341,7 @@ def _trained(run: str, resolved: ResolvedPlan, task: Task, ledger: Ledger) -> tu
     return outcome, (name, before.stands_on(name) if name else "")
 
 
-def _left_out(names: Sequence[str], kept: frozenset[str]) -> Iterator[float]:
+def _share_left_out(names: Sequence[str], kept: frozenset[str]) -> Iterator[float]:
     if names:
         yield sum(name not in kept for name in names) / len(names)
 

@@ -37,7 +37,7 @@ from quietsum.files import NoRoom, draft_folder, no_room, read_file, write_atomi
 from quietsum.ledger import Head
 from quietsum.plan import GuaranteeCard, Plan, load_plan
 from quietsum.runs.facts import TaskFacts
-from quietsum.runs.sealed import checked, sealed
+from quietsum.runs.sealed import seal, unseal
 from quietsum.validate import whole_number
 
 __all__ = ["FORMAT", "RunFolder", "Workspace"]
@@ -162,14 +162,14 @@ class Workspace:
         run = self.free_name(plan, name)
         target = self.runs / run
         about = {
-            "format": FORMAT, "run": run, "plan": plan.digest, "created": now(),
+            "format": FORMAT, "run": run, "plan": plan.digest, "created": utc_now(),
             "ledger": head.ledger, "sequence": head.sequence, "sites": sites,
         }  # fmt: skip
         try:
             with draft_folder(target) as draft:
                 (draft / "checkpoints").mkdir()
                 write_atomically(draft / "plan.toml", plan.to_toml().encode())
-                write_atomically(draft / "run.json", json.dumps(sealed(about), indent=2).encode() + b"\n")
+                write_atomically(draft / "run.json", json.dumps(seal(about), indent=2).encode() + b"\n")
                 if facts is not None:
                     facts.write(draft)
                 if card is not None:
@@ -222,7 +222,7 @@ class RunFolder:
         if not isinstance(sites, bool):  # a guess would ask the wrong ones
             raise CorruptState(f"{marker} does not say whether the run asks sites; restore it from a backup")
         try:
-            checked(about)
+            unseal(about)
         except ValueError as error:
             raise CorruptState(f"{marker} is damaged: {error}; restore it from a backup") from None
         return cls(
@@ -310,6 +310,6 @@ def new_name(task: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-') or 'run'}-{moment}-{secrets.token_hex(2)}"
 
 
-def now() -> str:
+def utc_now() -> str:
     """The time of day, for people; nothing depends on it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -95,14 +95,14 @@ def _square(matrix: Matrix, cell: Cell | None, x: float, y: float, *, bold: bool
     refused = cell is None or not cell.runs
     lost = 0.0 if cell is None else matrix.lost(cell)
     weight = ' class="worst"' if bold else ""
-    yield "  <g>" + (f"<title>{escape(_told(matrix, cell))}</title>" if cell is not None else "")
+    yield "  <g>" + (f"<title>{escape(_title(matrix, cell))}</title>" if cell is not None else "")
     kind = 'class="refused"' if refused else f'class="lost" fill-opacity="{_depth(lost):.3f}"'
     yield f'  <rect {kind} x="{x}" y="{y}" width="{_CELL}" height="{_ROW}"/>'
     yield f'  <rect class="cell" x="{x}" y="{y}" width="{_CELL}" height="{_ROW}"/>'
     yield f'  <text{weight} x="{x + _CELL / 2:.0f}" y="{y + 20}" text-anchor="middle">{text}</text></g>'
 
 
-def _told(matrix: Matrix, cell: Cell) -> str:
+def _title(matrix: Matrix, cell: Cell) -> str:
     pair = f"{cell.rule}, {'no attack' if cell.attack == NONE else f'under {cell.attack}'}"
     if cell.refused:
         return f"{pair}: refused, {' '.join(cell.refused.split())}"

@@ -12,9 +12,9 @@ from quietsum.privacy import FixedSizeSampled, Gaussian, OneInOneOut, PoissonSam
 if TYPE_CHECKING:
     from quietsum.ledger import RunHistory
     from quietsum.plan import ResolvedPlan
-    from quietsum.runs.checkpoint import Checkpoint
+    from quietsum.runs.checkpoint import RunCheckpoint
 
-__all__ = ["block", "check"]
+__all__ = ["block", "check_block"]
 
 TOLERANCE = 1e-6
 
@@ -53,17 +53,17 @@ def _history(
     charged: Mapping[tuple[str, PrivacyUnit], Mapping[PrivacyEvent, int]], wanted: PrivacyUnit
 ) -> list[dict[str, Any]]:
     return [
-        {"party": party, **_described(event), "steps": times}
+        {"party": party, **_describe(event), "steps": times}
         for (party, unit), events in sorted(charged.items())
         for event, times in sorted(events.items(), key=lambda item: repr(item[0]))
         if unit is wanted
     ]
 
 
-def _described(event: PrivacyEvent) -> dict[str, Any]:
+def _describe(event: PrivacyEvent) -> dict[str, Any]:
     match event:
         case OneInOneOut(event=inner):
-            return _described(inner)
+            return _describe(inner)
         case Gaussian(noise_multiplier=noise):
             return {"noise_multiplier": noise, "sample_rate": 1.0}
         case PoissonSampled(rate=rate, event=Gaussian(noise_multiplier=noise)):
@@ -73,7 +73,7 @@ def _described(event: PrivacyEvent) -> dict[str, Any]:
     return {"event": event.to_dict()}
 
 
-def check(checkpoint: Checkpoint, history: RunHistory, resolved: ResolvedPlan) -> None:
+def check_block(checkpoint: RunCheckpoint, history: RunHistory, resolved: ResolvedPlan) -> None:
     """Compare a checkpoint's privacy block with ``history``, which was read up to the checkpoint's head.
 
     Guarantees: a block that was edited (:class:`~quietsum.errors.CorruptState`) or a ledger that never charged what the

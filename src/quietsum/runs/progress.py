@@ -29,7 +29,7 @@ from quietsum.privacy import Guarantee
 if TYPE_CHECKING:
     from rich.live import Live
 
-__all__ = ["NO_GUARANTEE", "JsonLines", "Pace", "Progress", "bar", "round_line", "spent_text"]
+__all__ = ["NO_GUARANTEE", "EventLines", "Pace", "Progress", "bar", "round_line", "spent_text"]
 
 NO_GUARANTEE = "NO PRIVACY GUARANTEE"
 DRILL = "a drill, no promise"
@@ -91,7 +91,7 @@ class Pace:
 
     >>> now = iter([0.0, 9.0, 10.0, 11.0])
     >>> pace = Pace(lambda: next(now))
-    >>> [pace.finished(number, 10, parties=100) for number in (1, 2, 3)]
+    >>> [pace.finish(number, 10, parties=100) for number in (1, 2, 3)]
     ['11/s · 1 min 21 s left', '100/s · 8 s left', '100/s · 7 s left']
     """
 
@@ -101,7 +101,7 @@ class Pace:
         self._rounds = self._parties = 0
         self.now = self.began
 
-    def finished(self, number: int, rounds: int, *, parties: int) -> str:
+    def finish(self, number: int, rounds: int, *, parties: int) -> str:
         """After round ``number``: parties a second and, where there is any, the time left."""
         self.now = self._clock()
         self._rounds += 1
@@ -182,7 +182,7 @@ class Progress:
         line = round_line(event, self._dropped, groups=self._groups, drill=self._drill)
         self._dropped, self._groups = 0, None
         every = max(1, event.rounds // 10)
-        pace = self._pace.finished(event.round, event.rounds, parties=event.asked)
+        pace = self._pace.finish(event.round, event.rounds, parties=event.asked)
         if self._live is not None:
             from rich.text import Text
 
@@ -219,7 +219,7 @@ class Progress:
 
 
 @final
-class JsonLines:
+class EventLines:
     """Every event as one line of JSON: what the operator may see, for programs. No record, update or key is in it."""
 
     def __init__(self, target: Path | IO[str]) -> None:

@@ -32,7 +32,7 @@ from quietsum.federation import (
 )
 from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy import PrivacyUnit
-from quietsum.runs.sealed import checked, sealed
+from quietsum.runs.sealed import seal, unseal
 from quietsum.validate import finite_number
 
 __all__ = [
@@ -153,7 +153,7 @@ class Recorder:
             "evidence",
         )
         values = [alert.time, alert.kind.value, alert.severity.value, alert.sentence]
-        values += [_stored(getattr(alert, name)) for name in names]
+        values += [_plain(getattr(alert, name)) for name in names]
         self._put(f"INSERT INTO alerts VALUES ({', '.join('?' * len(values))})", *values)
 
     def _later(self, statement: str, *values: object) -> None:
@@ -170,9 +170,9 @@ class Recorder:
                 self._database.execute(statement, values)
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            raise self._refused(error) from None
+            raise self._no_room(error) from None
 
-    def _refused(self, error: sqlite3.Error) -> NoRoom:
+    def _no_room(self, error: sqlite3.Error) -> NoRoom:
         problem = f"run.db cannot be written ({error}); nothing in it is needed"
         return DiskFull(problem) if _full(error) else NoRoom(problem)
 
@@ -190,17 +190,17 @@ class Recorder:
                 "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", event.round, name, value, event.metrics_on[name]
             )
         scores = [{"name": name, "value": value, "on": event.metrics_on[name]} for name, value in event.metrics.items()]
-        text = json.dumps(sealed({"round": event.round, "scores": scores}))
+        text = json.dumps(seal({"round": event.round, "scores": scores}))
         self._put("INSERT OR REPLACE INTO measured VALUES (?, ?)", event.round, text)
 
     def _put(self, statement: str, *values: object) -> None:
         try:
             self._database.execute(statement, values)
         except sqlite3.Error as error:
-            raise self._refused(error) from None
+            raise self._no_room(error) from None
 
 
-def _stored(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A StrEnum as its text; a number that is not finite as no number."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
@@ -372,7 +372,7 @@ def measured(path: Path, number: int) -> list[dict[str, Any]]:
             database.close()
         if row is None:
             return []
-        values = checked(json.loads(row[0]))
+        values = unseal(json.loads(row[0]))
         if values["round"] != number:
             raise ValueError("a row belongs to another round")
         return scores(values["scores"])

@@ -29,12 +29,12 @@ from quietsum.party import dataset_readers
 from quietsum.plan import ResolvedPlan
 from quietsum.runs.coordinator_alerts import AlertWatcher, alerting
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.progress import JsonLines
+from quietsum.runs.progress import EventLines
 from quietsum.runs.record import Recorder
 from quietsum.runs.tracking.watcher import MlflowWatcher
 from quietsum.tasks import AnyTask
 
-__all__ = ["Recording", "check_names", "open_recording"]
+__all__ = ["Recording", "check_known_rows", "open_recording"]
 
 
 @contextlib.contextmanager
@@ -79,7 +79,7 @@ class Recording:
 
     def open(self, folder: RunFolder) -> None:
         """Begin the files of ``folder``. Nothing is reserved yet, so a full disk ends the run here."""
-        kept: list[Watcher] = [self._files.enter_context(JsonLines(folder.path / "events.jsonl"))]
+        kept: list[Watcher] = [self._files.enter_context(EventLines(folder.path / "events.jsonl"))]
         recorder: Recorder | None = None
         try:
             recorder = self._files.enter_context(Recorder(folder.path / "run.db"))
@@ -101,7 +101,7 @@ class Recording:
                 watcher.check()
 
 
-def check_names(
+def check_known_rows(
     workspace: Workspace, task: AnyTask, resolved: ResolvedPlan, *, reason: str, warn: Callable[[str], object]
 ) -> None:
     """Refuse rows that are known in ``workspace`` under another name, unless a ``reason`` is given.

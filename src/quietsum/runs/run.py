@@ -52,10 +52,10 @@ from quietsum.party import rehearse
 from quietsum.plan import Plan, ResolvedPlan, card, resolve
 from quietsum.privacy import Guarantee
 from quietsum.runs import checkpoint as checkpoints
-from quietsum.runs.checkpoint import Checkpoint
+from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.privacy import block, check
+from quietsum.runs.privacy import block, check_block
 from quietsum.tasks import AnyTask, Metrics, Task, as_task, rehearse_root, task_of, trial_for
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "resume", "start"]
@@ -119,7 +119,7 @@ def start(
         with folder.locked():
             state = first_state(resolved, task.initial())
             history = RunHistory(ledger, run).read()
-            first = Checkpoint(
+            first = RunCheckpoint(
                 run=run, plan=plan.digest, round=0, state=state, head=ledger.head, privacy=block(history, resolved)
             )
             checkpoints.write(folder.checkpoints, first, of_parties=_of_parties(resolved, state))
@@ -163,7 +163,7 @@ def resume(
         last = checkpoints.latest(folder.checkpoints)
         fresh = first_state(resolved, task.initial())
         if last is None:
-            last = Checkpoint(
+            last = RunCheckpoint(
                 run=folder.run, plan=plan.digest, round=0, head=ledger.head, state=fresh,
                 privacy=block(history.read(), resolved),
             )  # fmt: skip
@@ -179,7 +179,7 @@ def resume(
                 at=last.head.sequence,
                 remedy="the ledger was rolled back, truncated or replaced: restore it, then run quietsum ledger verify",
             )
-        check(last, history.read(last.head.sequence), resolved)
+        check_block(last, history.read(last.head.sequence), resolved)
         if TaskFacts.read(folder.path) is None:  # a folder of an older version
             TaskFacts.of(task).write(folder.path)
         if opened is not None:
@@ -288,7 +288,7 @@ def _federation(given: Federation | None, task: Task, resolved: ResolvedPlan, wo
 
 
 def _go_on(
-    last: Checkpoint,
+    last: RunCheckpoint,
     folder: RunFolder,
     task: Task,
     resolved: ResolvedPlan,
@@ -302,7 +302,7 @@ def _go_on(
     plan, state, done = resolved.plan, last.state, last.round
     rounds, limits = plan.federation.rounds, {limit.unit.value: limit.epsilon for limit in resolved.limits}
     measured = task.evaluate(state.model)
-    tell(watchers, _started(folder, resolved, done + 1, measured))
+    tell(watchers, _first_event(folder, resolved, done + 1, measured))
     if not task.follows_orders and not resolved.client_level:
         log.info("the task trains by code of its own, so no bound is known on what a site may send")
     detector = _detector(task, resolved)
@@ -316,7 +316,7 @@ def _go_on(
             for watcher in watchers:
                 watcher.check()  # a reader that has left may end the run here, where nothing is reserved
             federation.ready()
-            checkpoints.check_room(folder.checkpoints, state)
+            checkpoints.check_space(folder.checkpoints, state)
             tried = trial_for(task, resolved, number)
             result = run_round(
                 folder.run, number, state,
@@ -327,7 +327,7 @@ def _go_on(
             reach("run:before-checkpoint")
             checkpoints.write(
                 folder.checkpoints,
-                Checkpoint(
+                RunCheckpoint(
                     run=folder.run, plan=plan.digest, round=number, state=result.state, head=ledger.head,
                     privacy=block(history.read(), resolved),
                 ),
@@ -415,7 +415,7 @@ def _on(measured: Metrics) -> dict[str, str]:
     return {name: measured.stands_on(name) for name in measured.values}
 
 
-def _started(folder: RunFolder, resolved: ResolvedPlan, first: int, measured: Metrics) -> RunStarted:
+def _first_event(folder: RunFolder, resolved: ResolvedPlan, first: int, measured: Metrics) -> RunStarted:
     limit, plan = resolved.limit, resolved.plan
     protected = not all(party.public for party in resolved.parties)
     values: dict[str, Any] = {"epsilon": None, "delta": None, "unit": None}

@@ -12,15 +12,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["checked", "sealed"]
+__all__ = ["seal", "unseal"]
 
 
-def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+def seal(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with their ``check``.
 
-    >>> checked(sealed({"round": 2}))
+    >>> unseal(seal({"round": 2}))
     {'round': 2}
-    >>> checked({**sealed({"round": 2}), "round": 3})
+    >>> unseal({**seal({"round": 2}), "round": 3})
     Traceback (most recent call last):
     ...
     ValueError: it is not what was written
@@ -28,7 +28,7 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "check": _hash(values)}
 
 
-def checked(values: Any) -> dict[str, Any]:
+def unseal(values: Any) -> dict[str, Any]:
     """The values without their ``check``; ValueError where it does not fit them."""
     if not isinstance(values, dict):
         raise ValueError("it is not an object")

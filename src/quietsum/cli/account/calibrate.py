@@ -8,7 +8,7 @@ from typing import Annotated, Any, final
 
 import typer
 
-from quietsum.cli.account.events import MOST_STEPS, choose_neighbours, mechanism_event, sampled_charge
+from quietsum.cli.account.events import MOST_STEPS, charge_of, choose_neighbours, mechanism_event
 from quietsum.cli.account.pricing import exact_accountant
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import bounds, console, facts, figure, print_json, print_next
@@ -38,7 +38,7 @@ class Solve(enum.StrEnum):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Target:
     """A budget and what is known of the run; None is what is wanted, or not known."""
 
     epsilon: float
@@ -98,7 +98,7 @@ def calibrate(
         raise InvalidParameter(
             "sampling", "shuffled", "earns no amplification", "count one step an epoch and use --sampling none"
         )
-    plan = Plan(
+    plan = Target(
         epsilon=positive("epsilon", epsilon, "state what may be spent"),
         delta=open_probability("delta", delta),
         noise_multiplier=None if noise_multiplier is None else positive("noise_multiplier", noise_multiplier),
@@ -111,7 +111,7 @@ def calibrate(
         accounting=accounting,
     )
     solved = _solve(plan, solve)
-    guarantee = _achieved(solved)
+    guarantee = _guarantee_of(solved)
     if guarantee.epsilon > plan.epsilon:  # the library checks this as well; a wrong answer must not leave
         raise QuietsumError(
             f"the setting found costs {guarantee.epsilon:g}, more than {plan.epsilon:g}; nothing is reported"
@@ -143,7 +143,7 @@ def _count(name: str, value: int | None) -> int | None:
     return value
 
 
-def _solve(plan: Plan, solve: Solve) -> Plan:
+def _solve(plan: Target, solve: Solve) -> Target:
     """``plan`` with everything known."""
     from quietsum.privacy import calibrate_noise, calibrate_rate, calibrate_steps
 
@@ -180,7 +180,7 @@ def _solve(plan: Plan, solve: Solve) -> Plan:
     return dataclasses.replace(plan, steps=steps, rounds=rounds)
 
 
-def _steps(plan: Plan) -> int:
+def _steps(plan: Target) -> int:
     """Steps of the whole run, as such or as rounds × steps per round."""
     if plan.rounds is not None and plan.steps_per_round is not None:
         product = plan.rounds * plan.steps_per_round
@@ -197,7 +197,7 @@ def _steps(plan: Plan) -> int:
     return plan.steps
 
 
-def _achieved(plan: Plan) -> Guarantee:
+def _guarantee_of(plan: Target) -> Guarantee:
     """What the solved run costs in the accounting asked for."""
     from quietsum.privacy import accountant_for
 
@@ -206,13 +206,13 @@ def _achieved(plan: Plan) -> Guarantee:
     return accountant.compose(event, times).epsilon(delta=plan.delta)
 
 
-def _charge(plan: Plan) -> tuple[Any, int]:
+def _charge(plan: Target) -> tuple[Any, int]:
     event = mechanism_event(opt.Mechanism.GAUSSIAN, noise_multiplier=plan.noise_multiplier)
     rate = None if plan.sampling is opt.Sampling.NONE else plan.sample_rate
-    return sampled_charge(event, plan.sampling, rate, plan.steps)
+    return charge_of(event, plan.sampling, rate, plan.steps)
 
 
-def _values(plan: Plan, solved: Plan, guarantee: Guarantee, solve: Solve) -> dict[str, Any]:
+def _values(plan: Target, solved: Target, guarantee: Guarantee, solve: Solve) -> dict[str, Any]:
     return {
         "noise_multiplier": solved.noise_multiplier,
         "sample_rate": solved.sample_rate,
@@ -226,7 +226,7 @@ def _values(plan: Plan, solved: Plan, guarantee: Guarantee, solve: Solve) -> dic
     }
 
 
-def _show(plan: Plan, solved: Plan, guarantee: Guarantee, solve: Solve) -> None:
+def _show(plan: Target, solved: Target, guarantee: Guarantee, solve: Solve) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text

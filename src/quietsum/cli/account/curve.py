@@ -10,8 +10,8 @@ from typing import Annotated, final
 import typer
 
 from quietsum.charts import Chart, Series, save, show
-from quietsum.cli.account.events import MOST_STEPS, choose_neighbours, group_size, mechanism_event, sampled_charge
-from quietsum.cli.account.pricing import Answer, account
+from quietsum.cli.account.events import MOST_STEPS, charge_of, check_group, choose_neighbours, mechanism_event
+from quietsum.cli.account.pricing import Priced, account
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import print_json, print_next
 from quietsum.errors import InvalidParameter
@@ -45,10 +45,10 @@ class Setting:
     neighbours: Neighbours
     group: int
 
-    def answer(self) -> Answer:
+    def answer(self) -> Priced:
         """What this run costs."""
         event = mechanism_event(opt.Mechanism.GAUSSIAN, noise_multiplier=self.noise_multiplier)
-        charge = sampled_charge(event, self.sampling, self.sample_rate, self.steps)
+        charge = charge_of(event, self.sampling, self.sample_rate, self.steps)
         return account([charge], delta=self.delta, neighbours=self.neighbours, group=self.group)
 
     def title(self, over: Over) -> str:
@@ -100,13 +100,13 @@ def curve(
     setting = Setting(
         noise_multiplier=positive("noise_multiplier", noise_multiplier),
         sample_rate=None if sample_rate is None else probability("sample_rate", sample_rate),
-        steps=sampled_charge(
-            mechanism_event(opt.Mechanism.GAUSSIAN, noise_multiplier=1.0), opt.Sampling.NONE, None, steps
-        )[1],
+        steps=charge_of(mechanism_event(opt.Mechanism.GAUSSIAN, noise_multiplier=1.0), opt.Sampling.NONE, None, steps)[
+            1
+        ],
         delta=delta,
         sampling=how,
         neighbours=choose_neighbours(neighbours, [how]),
-        group=group_size(group),
+        group=check_group(group),
     )
     if over is Over.RATE and how is opt.Sampling.NONE:
         raise InvalidParameter("over", "rate", "contradicts sampling none", "choose poisson or fixed")
@@ -132,7 +132,7 @@ def _settings(setting: Setting, over: Over, start: float | None, end: float | No
         first, last = whole_number("from", low, 1), whole_number("to", high, 1)
         if last > MOST_STEPS:
             raise InvalidParameter("to", last, "is too many steps", f"stay below {MOST_STEPS:.0e}")
-        _ordered(first, last, strict=False)
+        _check_order(first, last, strict=False)
         counts = sorted({round(first + (last - first) * index / (POINTS - 1)) for index in range(POINTS)})
         return [(count, dataclasses.replace(setting, steps=count)) for count in counts]
     if over is Over.DELTA:
@@ -150,19 +150,19 @@ def _settings(setting: Setting, over: Over, start: float | None, end: float | No
     return [(x, dataclasses.replace(setting, sample_rate=x)) for x in _spread(low, high)]
 
 
-def _ordered(low: float, high: float, strict: bool = True) -> None:
+def _check_order(low: float, high: float, strict: bool = True) -> None:
     if low > high or (strict and low == high):
         raise InvalidParameter("from", low, f"is not below --to = {high:g}", "swap them")
 
 
 def _spread(low: float, high: float) -> list[float]:
     """Evenly on a logarithmic scale."""
-    _ordered(low, high)
+    _check_order(low, high)
     inner = [low * (high / low) ** (index / (POINTS - 1)) for index in range(1, POINTS - 1)]
     return [low, *inner, high]
 
 
-def _chart(setting: Setting, over: Over, points: list[tuple[float, Answer]]) -> Chart:
+def _chart(setting: Setting, over: Over, points: list[tuple[float, Priced]]) -> Chart:
     y_log = over in (Over.NOISE, Over.RATE)
 
     def drawn(values: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -194,7 +194,7 @@ def _chart(setting: Setting, over: Over, points: list[tuple[float, Answer]]) -> 
     )
 
 
-def _print_values(setting: Setting, over: Over, points: list[tuple[float, Answer]]) -> None:
+def _print_values(setting: Setting, over: Over, points: list[tuple[float, Priced]]) -> None:
     fixed = {
         "noise_multiplier": setting.noise_multiplier, "sample_rate": setting.sample_rate, "steps": setting.steps,
         "delta": setting.delta, "sampling": setting.sampling.value,
@@ -216,7 +216,7 @@ def _print_values(setting: Setting, over: Over, points: list[tuple[float, Answer
     )
 
 
-def _suggestion(setting: Setting, last: Answer) -> list[object]:
+def _suggestion(setting: Setting, last: Priced) -> list[object]:
     target = next((goal for goal in (8, 3, 1) if last.guarantee.epsilon > goal), 0.1)
     rate = ["--sampling", "none"] if setting.sample_rate is None else ["--sample-rate", f"{setting.sample_rate:g}"]
     return ["calibrate", "--epsilon", target, "--delta", f"{setting.delta:g}", *rate, "--steps", setting.steps]

@@ -10,7 +10,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.privacy import Neighbours, events as ev
 from quietsum.validate import positive, probability, whole_number
 
-__all__ = ["MOST_STEPS", "choose_neighbours", "group_size", "mechanism_event", "sampled_charge"]
+__all__ = ["MOST_STEPS", "charge_of", "check_group", "choose_neighbours", "mechanism_event"]
 
 MOST_STEPS = 10**12
 """More steps than any training takes; beyond it a number is a typing error."""
@@ -62,7 +62,7 @@ def mechanism_event(
             return ev.PureDP(epsilon=value)
 
 
-def sampled_charge(
+def charge_of(
     event: ev.PrivacyEvent, sampling: Sampling, sample_rate: float | None, steps: int | None, least_steps: int = 1
 ) -> tuple[ev.PrivacyEvent, int]:
     """(what happens at each step, how often). For shuffled batches it is one epoch, and how many."""
@@ -88,7 +88,7 @@ def sampled_charge(
     return ev.Shuffled(batches=batches, event=event), math.ceil(steps / batches)
 
 
-def group_size(value: int) -> int:
+def check_group(value: int) -> int:
     """``--group``: up to how many records belong to one person."""
     size = whole_number("group", value, 1)
     if size > _MOST_RECORDS:

@@ -18,14 +18,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
-from quietsum.cli.account.events import mechanism_event, sampled_charge
+from quietsum.cli.account.events import charge_of, mechanism_event
 from quietsum.cli.account.pricing import Charge
 from quietsum.cli.shared.options import Mechanism, Sampling
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.privacy import Neighbours, events as ev
 from quietsum.validate import finite_number, whole_number
 
-__all__ = ["Rounds", "Row", "read_rounds"]
+__all__ = ["RoundRow", "Rounds", "read_rounds"]
 
 _MOST_BYTES = 64 * 1024 * 1024
 _NUMBERS = ("noise_multiplier", "sample_rate", "steps", "keep_probability", "step_epsilon")
@@ -41,7 +41,7 @@ _LEVELS = {"sample": "sample", "record": "sample", "user": "user", "client": "us
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class RoundRow:
     """One charge: at which level, at which party (None: at every one), and how it was sampled."""
 
     charge: Charge
@@ -56,7 +56,7 @@ class Row:
 class Rounds:
     """The rows of a file, and the relation where the file states one."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[RoundRow, ...]
     neighbours: Neighbours | None = None
 
 
@@ -71,7 +71,7 @@ def read_rounds(path: str) -> Rounds:
     return dataclasses.replace(rounds, rows=tuple(_once(rounds.rows)))
 
 
-def _once(rows: Iterable[Row]) -> Iterator[Row]:
+def _once(rows: Iterable[RoundRow]) -> Iterator[RoundRow]:
     """Several parties' words for one client-level charge of a round as one charge; a party's second word is another."""
     reports: dict[tuple[int | None, Charge], set[str]] = {}
     for row in rows:
@@ -113,13 +113,13 @@ def _bytes(path: Path) -> bytes:
 # ---------------------------------------------------------------------------------------------- CSV
 
 
-def _from_csv(text: str, name: str) -> Iterator[Row]:
+def _from_csv(text: str, name: str) -> Iterator[RoundRow]:
     header = text.lstrip().splitlines()[0]
     reader = csv.DictReader(io.StringIO(text.lstrip()), strict=True, delimiter="\t" if "\t" in header else ",")
     try:
         columns = [(column or "").strip() for column in reader.fieldnames or []]
         for column in columns:
-            _known(column, name)
+            _check_column(column, name)
         if len(set(columns)) < len(columns):
             raise InvalidParameter(name, ", ".join(columns), "names a column twice", "keep one of them")
         reader.fieldnames = columns
@@ -132,7 +132,7 @@ def _from_csv(text: str, name: str) -> Iterator[Row]:
         raise InvalidParameter("history", name, f"is not CSV: {error}", "separate cells by commas") from None
 
 
-def _known(column: str, where: str) -> None:
+def _check_column(column: str, where: str) -> None:
     known = (*_COLUMNS, *_WIDE, *_OTHER_NAMES, "event")
     if column in known:
         return
@@ -167,13 +167,13 @@ def _from_json(text: str, name: str) -> Rounds:
     return Rounds(rows=tuple(_from_checkpoint(values, name)), neighbours=stated)
 
 
-def _from_list(values: list[Any], name: str) -> Iterator[Row]:
+def _from_list(values: list[Any], name: str) -> Iterator[RoundRow]:
     for number, value in enumerate(values, start=1):
         where = f"{name} entry {number}"
         if not isinstance(value, dict):
             raise InvalidParameter(where, value, "is no object", "write the columns of a round, or an event")
         if "kind" in value:
-            yield Row(charge=(_event(value, where), 1))
+            yield RoundRow(charge=(_event(value, where), 1))
             continue
         if "event" in value and value.get("version", ev.VERSION) != ev.VERSION:
             raise InvalidParameter(
@@ -181,11 +181,11 @@ def _from_list(values: list[Any], name: str) -> Iterator[Row]:
             )
         cells = {key: cell for key, cell in value.items() if not (key == "version" and "event" in value)}
         for key in cells:
-            _known(key, where)
+            _check_column(key, where)
         yield from _rows(cells, where)
 
 
-def _from_checkpoint(values: Mapping[str, Any], name: str) -> Iterator[Row]:
+def _from_checkpoint(values: Mapping[str, Any], name: str) -> Iterator[RoundRow]:
     """(σ, q, T) for each round and level, as older checkpoints keep them."""
     for level in ("sample", "user"):
         history = values.get(f"{level}_history") or []
@@ -195,7 +195,7 @@ def _from_checkpoint(values: Mapping[str, Any], name: str) -> Iterator[Row]:
             where = f"{name} {level}_history[{number}]"
             if isinstance(entry, dict):
                 for key in entry:
-                    _known(key, where)
+                    _check_column(key, where)
                 kept = {key: cell for key, cell in entry.items() if key != "party" or level == "sample"}
                 yield from _rows({"level": level, **kept}, where)  # a saved client-level charge is one of its own
             elif isinstance(entry, list) and len(entry) == 3:
@@ -214,7 +214,7 @@ def _event(values: object, where: str) -> ev.PrivacyEvent:
 # --------------------------------------------------------------------------------------------- rows
 
 
-def _rows(cells: Mapping[str, Any], where: str) -> Iterator[Row]:
+def _rows(cells: Mapping[str, Any], where: str) -> Iterator[RoundRow]:
     """One row as one charge, or a wide row as one charge for each level."""
     values = {_OTHER_NAMES.get(key, key): cell for key, cell in cells.items() if cell not in ("", None)}
     try:
@@ -234,7 +234,7 @@ def _rows(cells: Mapping[str, Any], where: str) -> Iterator[Row]:
         raise InvalidParameter(where, "this row", "cannot be charged", str(error)) from None
 
 
-def _row(values: Mapping[str, Any]) -> Row:
+def _row(values: Mapping[str, Any]) -> RoundRow:
     level = _choice("level", values.get("level", "sample"), _LEVELS)
     party = values.get("party")
     round_num = whole_number("round", _number("round", values["round"])) if "round" in values else None
@@ -250,14 +250,14 @@ def _row(values: Mapping[str, Any]) -> Row:
         if clash := sorted({"mechanism", "sampling", *numbers} & set(values)):
             raise InvalidParameter(clash[0], values[clash[0]], "stands beside an event", "the event says it all")
         charge = (_event(values["event"], "event"), 1 if steps is None else steps)
-        return Row(charge=charge, level=level, party=party, round_num=round_num)
+        return RoundRow(charge=charge, level=level, party=party, round_num=round_num)
     mechanism = Mechanism(
         _choice("mechanism", values.get("mechanism", "gaussian"), {m.value: m.value for m in Mechanism})
     )
     sampling = Sampling(_choice("sampling", values.get("sampling", "poisson"), {s.value: s.value for s in Sampling}))
     rate = numbers.pop("sample_rate", None)
-    charge = sampled_charge(mechanism_event(mechanism, **numbers), sampling, rate, steps, least_steps=0)
-    return Row(charge=charge, level=level, party=party, sampling=sampling, round_num=round_num)
+    charge = charge_of(mechanism_event(mechanism, **numbers), sampling, rate, steps, least_steps=0)
+    return RoundRow(charge=charge, level=level, party=party, sampling=sampling, round_num=round_num)
 
 
 def _number(name: str, value: object) -> float:

@@ -12,7 +12,7 @@ from quietsum.privacy import Guarantee, Neighbours, PrivacyUnit, events as ev
 if TYPE_CHECKING:
     from quietsum.privacy import Accountant
 
-__all__ = ["Answer", "Charge", "account", "exact_accountant", "renyi_guarantee"]
+__all__ = ["Charge", "Priced", "account", "exact_accountant", "renyi_guarantee"]
 
 Charge = tuple[ev.PrivacyEvent, int]
 """An event and how often it ran."""
@@ -20,7 +20,7 @@ Charge = tuple[ev.PrivacyEvent, int]
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Answer:
+class Priced:
     """The tightest guarantee we have, the Rényi one where it exists, and the accountant that knows the whole curve."""
 
     guarantee: Guarantee
@@ -35,7 +35,7 @@ def account(
     neighbours: Neighbours,
     unit: PrivacyUnit | None = None,
     group: int = 1,
-) -> Answer:
+) -> Priced:
     """What ``charges`` cost together, for a group of ``group`` units."""
     merged = _merge(charges)
     grouped = merged if group == 1 else [(ev.Group(size=group, event=event), times) for event, times in merged]
@@ -56,7 +56,7 @@ def account(
         method = f"{guarantee.method}; upper bound by {renyi.method}"
         lower = min(guarantee.epsilon_lower, renyi.epsilon)
         guarantee = dataclasses.replace(guarantee, epsilon=renyi.epsilon, epsilon_lower=lower, method=method)
-    return Answer(guarantee=guarantee, renyi=renyi, accountant=accountant)
+    return Priced(guarantee=guarantee, renyi=renyi, accountant=accountant)
 
 
 def exact_accountant(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quietsum.cli.account.events import choose_neighbours, group_size, mechanism_event, sampled_charge
-from quietsum.cli.account.pricing import Answer, account
+from quietsum.cli.account.events import charge_of, check_group, choose_neighbours, mechanism_event
+from quietsum.cli.account.pricing import Priced, account
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import bounds, console, facts, figure, meaning, print_json, print_next, renyi_line
 from quietsum.errors import InvalidParameter
@@ -18,7 +18,7 @@ from quietsum.validate import open_probability
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from quietsum.cli.account.history_files import Row
+    from quietsum.cli.account.history_files import RoundRow
 
 __all__ = ["spend"]
 
@@ -56,7 +56,7 @@ def spend(
     hold disjoint records, so the worst party counts.
     """
     open_probability("delta", delta)
-    group_size(group)
+    check_group(group)
     single: dict[str, object] = {
         "noise_multiplier": noise_multiplier, "sample_rate": sample_rate, "steps": steps, "sampling": sampling,
         "keep_probability": keep_probability, "step_epsilon": step_epsilon,
@@ -72,7 +72,7 @@ def spend(
     event = mechanism_event(
         mechanism, noise_multiplier=noise_multiplier, keep_probability=keep_probability, step_epsilon=step_epsilon
     )
-    charge = sampled_charge(event, how, sample_rate, steps)
+    charge = charge_of(event, how, sample_rate, steps)
     relation = choose_neighbours(neighbours, [how])
     answer = account([charge], delta=delta, neighbours=relation, group=group)
     if as_json:
@@ -82,14 +82,14 @@ def spend(
     print_next(_suggestion(answer, mechanism, how, noise_multiplier, sample_rate, steps))
 
 
-def _values(answer: Answer) -> dict[str, Any]:
+def _values(answer: Priced) -> dict[str, Any]:
     """A guarantee as JSON, with the Rényi bound beside it."""
     values = answer.guarantee.to_dict()
     renyi = answer.renyi
     return {**values, "renyi_epsilon": renyi and renyi.epsilon, "renyi_order": renyi and renyi.order}
 
 
-def _show(screen: Console, answer: Answer, title: str, explained: bool = True) -> None:
+def _show(screen: Console, answer: Priced, title: str, explained: bool = True) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -113,7 +113,7 @@ def _show(screen: Console, answer: Answer, title: str, explained: bool = True) -
 
 
 def _suggestion(
-    answer: Answer,
+    answer: Priced,
     mechanism: opt.Mechanism,
     sampling: opt.Sampling,
     noise_multiplier: float | None,
@@ -147,7 +147,7 @@ def _spend_history(path: str, delta: float, neighbours: Neighbours | None, group
     by_level = {level: [row for row in rows if row.level == level] for level in ("sample", "user")}
     if group > 1 and not by_level["sample"]:
         raise InvalidParameter("group", group, "speaks of records, the history of clients only", "leave it out")
-    answers: list[tuple[Answer, dict[str, Answer]]] = []
+    answers: list[tuple[Priced, dict[str, Priced]]] = []
     if by_level["sample"]:
         answers.append(_records(by_level["sample"], delta, relation, group))
     if by_level["user"]:
@@ -170,7 +170,9 @@ def _spend_history(path: str, delta: float, neighbours: Neighbours | None, group
     print_next(["explain", "hybrid" if len(answers) == 2 else "party" if answers[0][1] else "composition"])
 
 
-def _records(rows: list[Row], delta: float, neighbours: Neighbours, group: int) -> tuple[Answer, dict[str, Answer]]:
+def _records(
+    rows: list[RoundRow], delta: float, neighbours: Neighbours, group: int
+) -> tuple[Priced, dict[str, Priced]]:
     """The worst party's answer, and everyone's. A row without a party touched the records of all."""
     names = sorted({row.party for row in rows if row.party is not None})
     parties = {
@@ -189,15 +191,15 @@ def _records(rows: list[Row], delta: float, neighbours: Neighbours, group: int) 
     guarantee = dataclasses.replace(worst.guarantee, epsilon_lower=lower, warnings=warnings)
     known = [answer.renyi for answer in parties.values()]
     renyi = None if None in known else max((bound for bound in known if bound), key=lambda bound: bound.epsilon)
-    return Answer(guarantee=guarantee, renyi=renyi, accountant=worst.accountant), parties
+    return Priced(guarantee=guarantee, renyi=renyi, accountant=worst.accountant), parties
 
 
-def _party_values(parties: dict[str, Answer]) -> list[dict[str, Any]]:
+def _party_values(parties: dict[str, Priced]) -> list[dict[str, Any]]:
     keys = ("epsilon", "epsilon_lower", "renyi_epsilon", "renyi_order", "method")
     return [{"party": name} | {key: _values(answer)[key] for key in keys} for name, answer in parties.items()]
 
 
-def _show_parties(screen: Console, parties: dict[str, Answer]) -> None:
+def _show_parties(screen: Console, parties: dict[str, Priced]) -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -69,7 +69,7 @@ def alerts(
         else:
             print(f"{log.path}: {count} lines, in order")
         return 0
-    shown = [line for line in log.lines() if _wanted(line, name, everything)]
+    shown = [line for line in log.lines() if _belongs(line, name, everything)]
     if as_json:
         print_json({"log": str(log.path), "alerts": [_plain(line) for line in shown]})
         return 0
@@ -100,7 +100,7 @@ def _name(run: str, workspace: str | None, policy: Path | None) -> str:
     return run if policy is not None else Workspace.at(workspace).find(run).run
 
 
-def _wanted(line: Line, run: str | None, everything: bool) -> bool:
+def _belongs(line: Line, run: str | None, everything: bool) -> bool:
     from quietsum.alerts import Severity
 
     if run is not None and line.values.get("run") != run:
@@ -183,7 +183,7 @@ def _test(place: Path, policy: Path | None, as_json: bool) -> int:
         problem = f"has no alerts.toml: alerts are shown on the terminal and kept in {place}"
         raise InvalidParameter("workspace", str(place), problem, "write one, see docs/how-to/alerts.md")
     alert = Alert(kind=Kind.TEST, severity=Severity.CRITICAL, sentence="this is a test of quietsum's alerts")
-    told = [(sink, _tried(sink, alert)) for sink in sinks]
+    told = [(sink, _try(sink, alert)) for sink in sinks]
     failed = [sink for sink, problem in told if problem]
     if policy is None and not failed:
         trust(source)
@@ -201,7 +201,7 @@ def _test(place: Path, policy: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _tried(sink: Sink, alert: Alert) -> str:
+def _try(sink: Sink, alert: Alert) -> str:
     from quietsum.errors import printable
 
     try:

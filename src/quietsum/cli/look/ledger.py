@@ -252,7 +252,7 @@ def verify(
 
         def kept(name: str) -> set[Head]:
             _check_files(name, files)
-            runs.update(_kept_by_runs(path))
+            runs.update(_heads_of_runs(path))
             return given | runs
 
         found = verify_file(path, anchors=kept, every_signature=every_signature)
@@ -298,7 +298,7 @@ def _check_files(name: str, files: Mapping[Path, tuple[Head, ...]]) -> None:
             )
 
 
-def _kept_by_runs(ledger: Path) -> set[Head]:
+def _heads_of_runs(ledger: Path) -> set[Head]:
     """Heads in checkpoints, models and reports of the ledger's workspace."""
     from quietsum.runs import Workspace
 
@@ -346,7 +346,7 @@ def move(to: ToOption, workspace: opt.WorkspaceOption = None, as_json: opt.JsonO
     from quietsum.ledger import move_to_postgres, move_to_sqlite
 
     path = ledger_path(workspace)
-    back, anchors = to == "sqlite", _kept_by_runs(path)
+    back, anchors = to == "sqlite", _heads_of_runs(path)
     moved = move_to_sqlite(path, anchors=anchors) if back else move_to_postgres(path, to, anchors=anchors)
     head = moved.found.head
     if as_json:

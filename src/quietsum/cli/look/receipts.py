@@ -60,7 +60,7 @@ def receipts(
                 own = name == entry.body["run"] and name.endswith(f" @ {told.ledger[:SHORT]}")  # a site's, by run
                 keepers[told.ledger] = COORDINATOR if own else name
     if of is not None:
-        found = _chosen(found, of, keepers)
+        found = _choose(found, of, keepers)
     if not found:
         raise InvalidParameter(
             "receipts", "any", "are not in this ledger", "they come with rounds across machines (--on flower)"
@@ -85,7 +85,7 @@ def receipts(
     print_next(["ledger", "receipts", "--of", of or one, "--output", "seen.jsonl", *where])
 
 
-def _chosen(found: list[dict[str, Any]], of: str, keepers: dict[str, str]) -> list[dict[str, Any]]:
+def _choose(found: list[dict[str, Any]], of: str, keepers: dict[str, str]) -> list[dict[str, Any]]:
     """Lines about what ``of`` names exactly, else about the one ledger of which it is the beginning of a name."""
     chosen = [line for line in found if of in (line["name"], line["head"]["ledger"])]
     if chosen:

@@ -35,7 +35,7 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
 
     place = Workspace.at(workspace)
     damaged, folders = place.damaged(), list(place.folders())
-    found, broken = _listed(folders, place, damaged)
+    found, broken = _lines(folders, place, damaged)
     if as_json:
         listed = [{"run": run, "problem": problem} for run, problem in damaged]
         trouble = {} if broken is None else {"ledger": str(broken)}
@@ -140,7 +140,7 @@ def compare(
     folders = [place.find(name) for name in (first, *others)]
     if len({folder.run for folder in folders}) < len(folders):
         raise InvalidParameter("run", first, "is named twice", "name different runs")
-    found, _ = _listed(folders, place)
+    found, _ = _lines(folders, place)
     plans = [dict(_flat(folder.plan().to_dict())) for folder in folders]
     keys = sorted({key for plan in plans for key in plan if len({str(p.get(key)) for p in plans}) > 1})
     if as_json:
@@ -151,7 +151,7 @@ def compare(
     if keys:
         print("\nwhat differs in the plans")
         for key in keys:
-            print(textwrap.fill(f"  {key}: " + " | ".join(_said(plan.get(key)) for plan in plans), 80))
+            print(textwrap.fill(f"  {key}: " + " | ".join(_text(plan.get(key)) for plan in plans), 80))
     else:
         print("\nthe plans are equal")
     print_next(["show", found[-1]["run"], *_where(workspace)])
@@ -202,7 +202,7 @@ def _print_findings(found: Sequence[Finding]) -> None:
         print(f"  and {len(last) - MOST_FINDINGS} more in the table findings of run.db")
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     return "not stated" if value is None else str(value)
 
 
@@ -210,7 +210,7 @@ def _where(workspace: str | None) -> Sequence[str]:
     return [] if workspace is None else ["--workspace", workspace]
 
 
-def _listed(
+def _lines(
     folders: Sequence[RunFolder], place: Workspace, damaged: list[tuple[str, str]] | None = None
 ) -> tuple[list[dict[str, Any]], LedgerBroken | None]:
     """A few words on each run, and what is wrong with the ledger, which is opened once, for reading.
@@ -227,7 +227,7 @@ def _listed(
         with Ledger.open(place.ledger, read_only=True) as ledger:
             for folder in folders:
                 try:
-                    found.append(report.listed(folder, place, ledger))
+                    found.append(report.list_run(folder, place, ledger))
                 except (LedgerBroken, StoreFailed):
                     raise
                 except QuietsumError as error:

@@ -50,7 +50,7 @@ def suspects(
     rates = Rates(true_positive=true_positive, false_positive=false_positive)
     folder = Workspace.at(workspace).find(run)
     flags = [Flag(members=members, flagged=not kept) for _, members, kept in judged_groups(folder.path / "run.db")]
-    parties, attackers = _counted(folder, flags)
+    parties, attackers = _count_parties(folder, flags)
     found = scores(flags, parties=parties, attackers=attackers, rates=rates) if flags else ()
     left_out = sum(flag.flagged for flag in flags)
     if as_json:
@@ -87,7 +87,7 @@ def suspects(
     print_next(["show", folder.run, *where])
 
 
-def _counted(folder: RunFolder, flags: Sequence[Flag]) -> tuple[int, int]:
+def _count_parties(folder: RunFolder, flags: Sequence[Flag]) -> tuple[int, int]:
     """How many parties a round has, and how many of them the plan says may attack, without making the task."""
     from quietsum.plan import cohort_size, grouping
     from quietsum.runs import TaskFacts

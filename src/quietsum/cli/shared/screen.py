@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast, final
 
 from quietsum.errors import CONTROLS
 
-__all__ = ["Screen", "screened"]
+__all__ = ["Screen", "guard_screens"]
 
 _OURS = re.compile(r"\x1b\[[0-9;]*[mABCDGHJK]|\x1b\[\?25[lh]|\r")
 """Colours, the cursor on its own lines, and its hiding: what tables, plots and progress bars write."""
@@ -33,11 +33,11 @@ class Screen:
         """Write ``text`` without control characters; on a terminal with the sequences that are ours."""
         alive = self._stream.isatty()
 
-        def kept(found: re.Match[str]) -> str:
+        def keep(found: re.Match[str]) -> str:
             part = found[0]
             return part if part in "\n\t" or (_OURS.fullmatch(part) and (alive or part == "\r")) else ""
 
-        self._stream.write(CONTROLS.sub(kept, text))
+        self._stream.write(CONTROLS.sub(keep, text))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -50,7 +50,7 @@ class Screen:
 
 
 @contextlib.contextmanager
-def screened() -> Iterator[None]:
+def guard_screens() -> Iterator[None]:
     """Standard output and standard error are screens while this lasts."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, Screen(stream)) for stream in before)

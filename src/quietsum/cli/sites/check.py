@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from quietsum.tasks import Task
 
 __all__ = [
-    "alone",
     "check_pinned",
     "hints",
+    "hold_place",
     "in_books",
     "in_rows",
     "in_tasks",
     "in_the_way",
-    "made_at_site",
     "on_loopback",
     "refusal_of",
+    "task_at_site",
     "unfit",
 ]
 
@@ -44,19 +44,21 @@ def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
 
     coordinator = policy.coordinator
     remedy = "make one with quietsum keys node, and have it admitted"
-    yield from _raised(lambda: read_node_key(_file(policy, "node_key", remedy)))
+    yield from _lessons(lambda: read_node_key(_file(policy, "node_key", remedy)))
     if insecure and not on_loopback(policy):
         yield InvalidParameter(
             "coordinator.address", coordinator.address, "would be told this site's updates in the clear", "use TLS"
         )
     if not insecure:
         authority = "take ca.crt from whoever runs the coordinator"
-        yield from _raised(lambda: _check_authority(_file(policy, "root_certificate", authority)))
-        yield from _raised(lambda: _check_own_certificate(policy))
-    yield from _raised(lambda: _check_place(policy))
-    yield from _raised(lambda: policy.alerts.sinks(policy.folder, service=True))  # passwords are read, nobody is called
+        yield from _lessons(lambda: _check_authority(_file(policy, "root_certificate", authority)))
+        yield from _lessons(lambda: _check_own_certificate(policy))
+    yield from _lessons(lambda: _check_place(policy))
+    yield from _lessons(
+        lambda: policy.alerts.sinks(policy.folder, service=True)
+    )  # passwords are read, nobody is called
     if policy.data is not None:
-        yield from _raised(partial(_data_check, policy))
+        yield from _lessons(partial(_data_check, policy))
 
 
 def _data_check(policy: Policy) -> DataCheck:
@@ -128,11 +130,11 @@ def _check_place(policy: Policy) -> None:
 def in_tasks(policy: Policy) -> Iterator[QuietsumError]:
     """Each task of the policy that cannot be made here; it is made, and not asked for a record here."""
     for allowed in policy.tasks:
-        yield from _raised(partial(_make, allowed))
-    yield from _raised(partial(_check_header, policy))
+        yield from _lessons(partial(_make, allowed))
+    yield from _lessons(partial(_check_header, policy))
 
 
-def _asked(policy: Policy) -> tuple[AllowedTask, ...]:
+def _question_tasks(policy: Policy) -> tuple[AllowedTask, ...]:
     """The policy's questions as a task that counts all records of its table; () where it answers none."""
     from quietsum.party import AllowedTask
 
@@ -195,8 +197,8 @@ def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
     dataset, place = policy.dataset, policy.path(policy.site.ledger)
     if dataset.public or not place.parent.is_dir() or place.is_dir():
         return
-    for allowed in (*policy.tasks, *_asked(policy)):
-        yield from _raised(
+    for allowed in (*policy.tasks, *_question_tasks(policy)):
+        yield from _lessons(
             partial(
                 check_rows, place, {dataset.name: partial(_rows_of, allowed, policy.name)}, reason=dataset.same_rows,
                 remedy='say why in the policy: same_rows = "…" under [dataset]', write=write,
@@ -208,7 +210,7 @@ def _rows_of(allowed: AllowedTask, party: str) -> object:
     from quietsum.party import calmly, look_for_data, read_records
 
     def read() -> object:
-        made = made_at_site(allowed)
+        made = task_at_site(allowed)
         look_for_data(made, party)
         return read_records(made, party)
 
@@ -218,7 +220,7 @@ def _rows_of(allowed: AllowedTask, party: str) -> object:
         return None
 
 
-def made_at_site(allowed: AllowedTask) -> Task:
+def task_at_site(allowed: AllowedTask) -> Task:
     """The task as this site runs it, with its own options."""
     from quietsum.tasks import as_task
 
@@ -239,9 +241,9 @@ def unfit(policy: Policy) -> Iterator[QuietsumError]:
         return
     if check is None or policy.data is None:
         return
-    for allowed in (*policy.tasks, *_asked(policy))[:1] if policy.data.table else policy.tasks:
+    for allowed in (*policy.tasks, *_question_tasks(policy))[:1] if policy.data.table else policy.tasks:
         try:
-            calmly(lambda one=allowed: check.look(made_at_site(one), policy.name).require(SHOWS))  # type: ignore[misc]
+            calmly(lambda one=allowed: check.look(task_at_site(one), policy.name).require(SHOWS))  # type: ignore[misc]
         except (DataUnfit, DataMissing) as problem:
             yield DataUnfit(f"task {allowed.name}: {problem}")
         except (Exception, SystemExit) as error:  # what it says may quote a row
@@ -253,10 +255,10 @@ def in_books(policy: Policy, ledger: Ledger) -> Iterator[QuietsumError]:
     from quietsum.party import SiteBooks
 
     books = SiteBooks(policy, ledger)
-    yield from _raised(books.check_name)
+    yield from _lessons(books.check_name)
     if not policy.budgets or (policy.name, policy.dataset.name) not in ledger.public_datasets():
-        yield from _raised(books.check_lifetimes)
-    yield from _raised(lambda: check_pinned(policy, books.coordinators()))
+        yield from _lessons(books.check_lifetimes)
+    yield from _lessons(lambda: check_pinned(policy, books.coordinators()))
 
 
 def check_pinned(policy: Policy, known: tuple[str, ...]) -> None:
@@ -268,7 +270,7 @@ def check_pinned(policy: Policy, known: tuple[str, ...]) -> None:
         )  # fmt: skip
 
 
-def _raised(ask: Callable[[], object]) -> Iterator[QuietsumError]:
+def _lessons(ask: Callable[[], object]) -> Iterator[QuietsumError]:
     """The lesson of ``ask``, if there is one; a ledger that is broken or out of reach is no line among others."""
     from quietsum.ledger import StoreFailed
 
@@ -306,7 +308,7 @@ def _missing_data(policy: Policy) -> Iterator[str]:
     """Tasks whose files are not here: said to the holder, who may still bring them. No record is read."""
     from quietsum.tasks import optional_part
 
-    for allowed in (*policy.tasks, *_asked(policy)):
+    for allowed in (*policy.tasks, *_question_tasks(policy)):
         try:
             if (look := optional_part(_make(allowed), "look_for_data")) is not None:
                 look(policy.name)
@@ -366,7 +368,7 @@ def refusal_of(policy: Policy, plan: Plan, ledger: Ledger | None) -> str:
 
 
 @contextlib.contextmanager
-def alone(place: Path, coordinator: CoordinatorAddress) -> Iterator[None]:
+def hold_place(place: Path, coordinator: CoordinatorAddress) -> Iterator[None]:
     """One process serves a site for one coordinator: two would take each other's messages.
 
     Guarantees: processes of several coordinators share the ledger at ``place``, and so its lifetime, if each of them

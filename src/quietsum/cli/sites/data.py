@@ -157,7 +157,7 @@ def check(
         counts = {**found.counts, "labels": counted}
         found = dataclasses.replace(found, problems=(*found.problems, *problems), counts=counts)
     if as_json:
-        print_json(_told(found, what, against))
+        print_json(_values(found, what, against))
     else:
         _print(found, what, against, held)
         if not found.ok and table is not None:
@@ -168,13 +168,13 @@ def check(
     return 0 if found.ok else UNFIT
 
 
-def _told(found: Result, what: str, against: str) -> dict[str, Any]:
+def _values(found: Result, what: str, against: str) -> dict[str, Any]:
     return {"of": what, "schema": against, **found.to_dict(), "note": _STAYS}
 
 
 def _by_policy(path: Path, as_json: bool) -> int:
     """Check what ``party serve`` would, task by task."""
-    from quietsum.cli.sites.check import made_at_site
+    from quietsum.cli.sites.check import task_at_site
     from quietsum.party import DataCheck, load_policy
 
     policy = load_policy(path)
@@ -184,10 +184,10 @@ def _by_policy(path: Path, as_json: bool) -> int:
     check, against, told, fits = DataCheck(policy), policy.data.schema, list[dict[str, Any]](), True
     for allowed in (None,) if policy.data.table else policy.tasks:  # a table is checked once, whoever reads it
         what = policy.data.table if allowed is None else f"{allowed.name} at {policy.name}"
-        found = check.look(None if allowed is None else made_at_site(allowed), policy.name)
+        found = check.look(None if allowed is None else task_at_site(allowed), policy.name)
         fits = fits and found.ok
         if as_json:
-            told.append(_told(found, what, against))
+            told.append(_values(found, what, against))
         else:
             _print(found, what, against, check.schema)
     if as_json:
@@ -268,7 +268,7 @@ def _print(found: Result, what: str, against: str, schema: Schema | None) -> Non
             print(f"{name}: {count - _OF_A_KIND} more columns; --json lists them all")
     if not shows and any(problem.examples for problem in found.problems):
         _say("The values themselves are shown on a terminal only.")
-    for line in _counted(found):
+    for line in _count_lines(found):
         _say(line)
     if schema is not None and not schema.reviewed:
         _say(
@@ -302,7 +302,7 @@ def _where(problem: Problem, unit: str) -> str:
     return f"{rows}: {unit}{'s' * several} {lines}"
 
 
-def _counted(found: Result) -> list[str]:
+def _count_lines(found: Result) -> list[str]:
     told, counts = [], found.counts
     if classes := counts.get("classes"):
         total = sum(classes.values()) or 1

@@ -196,7 +196,7 @@ def serve(
 
 def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) -> None:
     from quietsum.cli.shared.logs import watch_log
-    from quietsum.cli.sites.check import alone, check_pinned, in_rows, in_the_way
+    from quietsum.cli.sites.check import check_pinned, hold_place, in_rows, in_the_way
     from quietsum.party import load_policy
 
     watch_log(verbose + 1)  # who asked, and what was refused, is what a site wants to see
@@ -212,7 +212,7 @@ def _serve(policy: Path, insecure: bool, verbose: int, stop: threading.Event) ->
     coordinator, place = loaded.coordinator, loaded.path(loaded.site.ledger)
     key = loaded.path(coordinator.node_key)
     sign = make_signer(read_node_key(key))
-    with alone(place, coordinator):
+    with hold_place(place, coordinator):
         begun = not ledger_exists(place)
         with Ledger.open(place, create=True) as ledger, contextlib.ExitStack() as stack:
             introduce(loaded, lifetimes_of(loaded, ledger))

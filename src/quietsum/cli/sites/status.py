@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quietsum.party import Policy
     from quietsum.privacy import Budget, PrivacyUnit
 
-__all__ = ["bound", "introduce", "lifetimes_of", "print_budgets", "print_runs", "share"]
+__all__ = ["bound", "introduce", "lifetimes_of", "print_budgets", "print_runs", "spent_share"]
 
 
 def lifetimes_of(policy: Policy, ledger: Ledger) -> dict[PrivacyUnit, Budget]:
@@ -67,7 +67,7 @@ def print_budgets(values: dict[str, Any]) -> None:
         table.add_column(name, justify="right" if name == "plans" else "left")
     for line in values["budgets"]:
         budget = f"ε {line['epsilon']:g} per {line['unit']}, δ {line['delta']:g}"
-        table.add_row(budget, share(line), str(line["plans"]))
+        table.add_row(budget, spent_share(line), str(line["plans"]))
     print()
     console().print(table)
     for line in values["budgets"]:
@@ -83,7 +83,7 @@ def print_draws(values: dict[str, Any]) -> None:
         print(textwrap.fill(told, 80))
 
 
-def share(line: dict[str, Any]) -> str:
+def spent_share(line: dict[str, Any]) -> str:
     """What was spent, in the words of ``quietsum ledger show``."""
     from quietsum.party import FILTER, NO_GATE, NOTHING, OVERDRAWN
 

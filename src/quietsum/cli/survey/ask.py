@@ -113,7 +113,7 @@ def ask(
         if held:
             from quietsum.runs import task_in
 
-            _look_at_tables(task_in(plan, "this file"), _resolved(plan))
+            _look_at_tables(task_in(plan, "this file"), _resolve(plan))
         return _dry(loaded, plan, as_json, str(questions))
     if not as_json:
         _introduce(loaded, plan)
@@ -178,12 +178,12 @@ def _ask(
     same_rows: str,
     kept: Recording,
 ) -> Asked:
-    from quietsum.runs import ask as ask_all, check_names
+    from quietsum.runs import ask as ask_all, check_known_rows
 
     def check_data(task: QuestionTask, resolved: ResolvedPlan) -> None:
         """Warn of what is odd in the tables: the operator holds them, as no site is asked."""
         _look_at_tables(task, resolved)
-        check_names(place, task, resolved, reason=same_rows, warn=kept.warn)
+        check_known_rows(place, task, resolved, reason=same_rows, warn=kept.warn)
 
     with kept.show():
         return ask_all(
@@ -207,7 +207,7 @@ def _look_at_tables(task: QuestionTask, resolved: ResolvedPlan) -> None:
 def _introduce(loaded: QuestionFile, plan: Plan) -> None:
     from quietsum.analytics import deviation_of
 
-    resolved = _resolved(plan)
+    resolved = _resolve(plan)
     names = ", ".join(site.name for site in loaded.sites)
     promise = loaded.privacy
     told = "one noisy sum in all" if promise.secure else "one noisy sum of each site"
@@ -221,7 +221,7 @@ def _introduce(loaded: QuestionFile, plan: Plan) -> None:
         print(textwrap.fill(f"warning: {warning}", 80))
 
 
-def _resolved(plan: Plan) -> ResolvedPlan:
+def _resolve(plan: Plan) -> ResolvedPlan:
     from quietsum.plan import resolve
     from quietsum.tasks import task_of
 
@@ -233,7 +233,7 @@ def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
     from quietsum.analytics import deviation_of
     from quietsum.runs import task_in
 
-    deviation = deviation_of(_resolved(plan))
+    deviation = deviation_of(_resolve(plan))
     rows = [
         (block.question.name, block.question.sentence, deviation / block.scale)
         for block in task_in(plan, "this file").design.blocks

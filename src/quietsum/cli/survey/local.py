@@ -130,7 +130,7 @@ def privatize(
             found, reason = reader.header.protocol, f"{reader.header.protocol.name}, as in {like}"
     else:
         answers = _domain(domains, data)
-        cost = _required(epsilon)
+        cost = _require_epsilon(epsilon)
         reason = ""
         if protocol == "auto":
             if seed is not None or permanent is not None:
@@ -171,9 +171,9 @@ def privatize(
     print(f"wrote {output}: {writer.count:,} reports by {found.name} in {took:.1f} s")
     if reason:
         _say(reason)
+    source = "What was read" if _is_pipe(data) else data
     _say(f"Each report costs the person who answered ε = {found.epsilon:g}, whoever reads it. A second set of reports "
-         f"about the same answers costs it again. {'What was read' if _piped(data) else data} itself is as private as "
-         "before.")  # fmt: skip
+         f"about the same answers costs it again. {source} itself is as private as before.")  # fmt: skip
     print_next(["local", "estimate", *([] if like is None else [str(like)]), str(output)])
 
 
@@ -271,7 +271,7 @@ def simulate(
 
     domains = {"--domain": domain, "--values": values, "--bins": bins, "--range": bounds, "--answers": answers}
     space = categories(answers) if answers is not None and _only(domains) else _domain(domains, None)
-    cost, users, repeat = _required(epsilon), whole_number("users", users, 10), whole_number("repeat", repeat, 2)
+    cost, users, repeat = _require_epsilon(epsilon), whole_number("users", users, 10), whole_number("repeat", repeat, 2)
     if users * repeat > 200_000_000:
         raise InvalidParameter("users", users, f"times {repeat} is more than 200 million answers", "use fewer")
     choice = choose(space, cost, users)
@@ -283,7 +283,7 @@ def simulate(
     rows = []
     for name in names:
         made = named(name, space, cost)
-        rows.append(_tried(made, users, repeat, shares=isinstance(made, FrequencyProtocol)))
+        rows.append(_try_out(made, users, repeat, shares=isinstance(made, FrequencyProtocol)))
     if as_json:
         print_json({"epsilon": cost, "users": users, "repeat": repeat, "recommended": choice.protocol.name,
                     "reason": choice.reason, "protocols": rows})  # fmt: skip
@@ -307,7 +307,7 @@ app.command()(amplify)
 # --------------------------------------------------------------------------------------------- what may be answered
 
 
-def _required(epsilon: float | None) -> float:
+def _require_epsilon(epsilon: float | None) -> float:
     if epsilon is None:
         raise InvalidParameter("epsilon", None, "is missing", "what one report may cost, for instance --epsilon 1")
     return epsilon
@@ -372,7 +372,7 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 def _cells(path: Path, column: str, most: int) -> Iterator[tuple[int, list[str], int]]:
     """The column's cells, ``most`` at once: the first row's number (from 1), the cells, how many bytes were read."""
     try:
-        raw: IO[bytes] = sys.stdin.buffer if _piped(path) else path.open("rb")
+        raw: IO[bytes] = sys.stdin.buffer if _is_pipe(path) else path.open("rb")
     except OSError as error:
         raise InvalidParameter("data", str(path), f"cannot be read ({error.strerror})", "check its name") from None
     with raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -398,7 +398,7 @@ def _cells(path: Path, column: str, most: int) -> Iterator[tuple[int, list[str],
             raise InvalidParameter("data", str(path), problem, "mend that line") from None
 
 
-def _piped(path: Path) -> bool:
+def _is_pipe(path: Path) -> bool:
     return str(path) == "-"
 
 
@@ -562,7 +562,7 @@ def _picture(found: Estimate, header: Header) -> str:
     return interval_svg(printable(header.note) or "answers", x_label, rows, note=note, shown=shown)
 
 
-def _tried(made: Any, users: int, repeat: int, *, shares: bool) -> dict[str, Any]:
+def _try_out(made: Any, users: int, repeat: int, *, shares: bool) -> dict[str, Any]:
     """Some surveys on made-up answers: the error by formula, as seen, and how often intervals covered."""
     import numpy as np
 

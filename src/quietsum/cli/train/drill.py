@@ -61,7 +61,7 @@ def drill(
     \\[attack] into the plan and use quietsum run, which charges it.
     """
     from quietsum.plan import load_plan
-    from quietsum.runs import drilled, parse_attack
+    from quietsum.runs import parse_attack, run_drill
     from quietsum.tasks import task_of
 
     if triggers:
@@ -85,7 +85,7 @@ def drill(
     quiet = as_json or output == "-"
     if not quiet:
         print(textwrap.fill(f"DRILL: {printable(task.title)}; nothing is kept, nothing is charged", WIDTH), flush=True)
-    matrix = drilled(
+    matrix = run_drill(
         loaded, task, rules=_words(rules), attacks=wanted, rounds=rounds, repeats=seeds,
         tell=(lambda cell: None) if quiet else _Progress(),
     )  # fmt: skip
@@ -187,7 +187,7 @@ def _print(matrix: Matrix) -> None:
         if worst is None:
             summary.add_row(rule, calm, "–", "", "")
         else:
-            summary.add_row(rule, calm, matrix.shown(worst), worst.attack, _left_out(worst))
+            summary.add_row(rule, calm, matrix.shown(worst), worst.attack, _shares(worst))
     screen.print(summary)
     attacks = [attack for attack in matrix.attacks if attack != "none"]
     room = WIDTH - max(len(rule) for rule in matrix.rules) - 2
@@ -236,7 +236,7 @@ def _print_triggers(matrix: Matrix) -> None:
             print(textwrap.fill(f"the trigger of {attack} wins, in percent: {', '.join(told)}", WIDTH))
 
 
-def _left_out(cell: Cell) -> str:
+def _shares(cell: Cell) -> str:
     caught, accused = cell.mean("caught"), cell.mean("accused")
     return " / ".join("–" if share is None else f"{100 * share:.0f} %" for share in (caught, accused))
 

@@ -87,7 +87,7 @@ def new(
     if table is None:
         asked.refuse_alone()
         task = task or "heart"
-        _known(task)
+        _check_task(task)
         text = template(task=task, preset=preset.value if preset else None, style=style.value, secure=secure)
     else:
         if task is not None:
@@ -112,7 +112,7 @@ def new(
     print_next(["plan", file])
 
 
-def _known(task: str) -> None:
+def _check_task(task: str) -> None:
     """Refuse an unknown name with the nearest one. Nothing is made, so neither data nor torch is needed."""
     from quietsum.tasks import TASKS, TRAINABLE, nearest_name
 

@@ -164,7 +164,7 @@ def _facts(resolved: ResolvedPlan, task: Task, forecast: Forecast) -> list[tuple
         return [*facts, ("privacy", NO_GUARANTEE)]
     whole, rounds = forecast.whole[0], resolved.affordable_rounds
     for limit in resolved.limits:
-        facts += _promised(limit, resolved, forecast)
+        facts += _promise_lines(limit, resolved, forecast)
     return [
         *facts,
         ("affordable", f"{'any number of' if rounds is None else f'{rounds:,}'} rounds at this noise{_of(resolved)}"),
@@ -177,7 +177,7 @@ def _draw(resolved: ResolvedPlan) -> str:
     return "drawn at random" if resolved.plan.federation.sampling.size is not None else "each by its own coin"
 
 
-def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list[tuple[str, str]]:
+def _promise_lines(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list[tuple[str, str]]:
     """Noise, promise and cost of one unit; each unit has lines of its own, and they are never added."""
     from quietsum.cli.shared.output import bounds, figure
     from quietsum.privacy import Observer, PrivacyUnit
@@ -201,7 +201,7 @@ def _promised(limit: Budget, resolved: ResolvedPlan, forecast: Forecast) -> list
     if limit.unit is PrivacyUnit.PERSON:  # rule 12
         worst = "within the worst party (who is at two pays at both)"
     if limit.unit is PrivacyUnit.RECORD and privacy.person is not None:
-        lines += _bounded(privacy.neighbours)
+        lines += _bound_lines(privacy.neighbours)
     apart = len({one.epsilon for one in whole}) > 1 or bool(_in_shares(resolved, limit))
     for one in whole if apart else whole[:1]:
         against = f", against {'the ' if one.observer is Observer.SERVER else ''}{one.observer}" if apart else ""
@@ -230,7 +230,7 @@ def _in_shares(resolved: ResolvedPlan, limit: Budget) -> str:
     return f"; {kind} shares that make it from {resolved.secure.honest} parties on"
 
 
-def _bounded(neighbours: Neighbours) -> list[tuple[str, str]]:
+def _bound_lines(neighbours: Neighbours) -> list[tuple[str, str]]:
     """What a record's price rests on where people's records are bounded; a person's rests on none of it."""
     from quietsum.privacy import BOUNDED, Neighbours as Relation
 
@@ -253,7 +253,7 @@ def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
     left: dict[tuple[str, str], str] = {}
     for book in books:
         key = (book.party, book.dataset)
-        left[key] = f"{left[key]}, {_left(book)}" if key in left else _left(book)
+        left[key] = f"{left[key]}, {_remaining(book)}" if key in left else _remaining(book)
     lengths = {signal.party: f"{signal.length:.3g}" for signal in resolved.signal()}
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("party", "dataset"):
@@ -277,7 +277,7 @@ def _party_table(resolved: ResolvedPlan, books: Sequence[Book]) -> Table:
     return table
 
 
-def _left(book: Book) -> str:
+def _remaining(book: Book) -> str:
     if book.budget is None:
         return "public"
     return f"{100 * (1 - book.spent_fraction):.3g} % of ε {book.budget.epsilon:g} per {book.unit}"

@@ -24,14 +24,14 @@ def secure_facts(resolved: ResolvedPlan) -> list[tuple[str, str]]:
     return [
         ("masked", f"{secure.sums} a round, modulo 2^{secure.bits}; {graph}; against a server that {kind}"),
         ("must collude", f"{chosen.threshold} of {chosen.holders}, beside the server, to unmask one update"),
-        *_assumed(resolved, secure),
+        *_assumptions(resolved, secure),
         ("survives", _survives(secure)),
         ("a party pays", f"{cost.party.summary}, each round"),
         ("the server", f"{cost.server.summary}, each round"),
     ]
 
 
-def _assumed(resolved: ResolvedPlan, secure: SecurePlan) -> list[tuple[str, str]]:
+def _assumptions(resolved: ResolvedPlan, secure: SecurePlan) -> list[tuple[str, str]]:
     """On how few colluders masks and noise rest, and on how few attackers the rule between groups."""
     seated = secure.grouping
     if seated is None:

@@ -91,7 +91,7 @@ def run(
     interruption = Interruption()
     folder: RunFolder | None = None
 
-    def opened(begun: RunFolder) -> None:
+    def begin(begun: RunFolder) -> None:
         nonlocal folder
         folder = begun
         interruption.check()
@@ -118,7 +118,7 @@ def run(
                         if not as_json:
                             print(f"run {folder.run} goes on after its last checkpoint")
                         done = here.resume(
-                            folder, watchers=[screen], task=task, federation=sites, workers=workers, opened=opened
+                            folder, watchers=[screen], task=task, federation=sites, workers=workers, opened=begin
                         )
                     else:
                         loaded = load_plan(str(plan))
@@ -128,7 +128,7 @@ def run(
                             print_introduction(resolved, printable(task.title))
                         done = here.run(
                             loaded, name=name, watchers=[screen], task=task, federation=sites, workers=workers,
-                            same_rows=same_rows, opened=opened,
+                            same_rows=same_rows, opened=begin,
                         )  # fmt: skip
                 # alerts and MLflow are waited for when the block ends, with the result on the screen
                 return print_end(done, place, where, as_json, runtime.words)
@@ -166,10 +166,10 @@ def _check_words(
 @contextlib.contextmanager
 def _screen(as_json: bool) -> Iterator[Watcher]:
     """What a person or a program sees of the run; a terminal is given back in order, however it ends."""
-    from quietsum.runs import JsonLines, Progress
+    from quietsum.runs import EventLines, Progress
 
     progress = Progress()
     try:
-        yield JsonLines(sys.stdout) if as_json else progress
+        yield EventLines(sys.stdout) if as_json else progress
     finally:
         progress.stop()

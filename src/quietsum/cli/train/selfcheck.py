@@ -82,7 +82,7 @@ def selfcheck(
     if shares is not None:
         if adaptive:
             raise InvalidParameter("adaptive", True, "needs noise at the server", "leave --shares or --adaptive out")
-        step, close = _shared_step(shares, clients, settings)
+        step, close = _step_in_shares(shares, clients, settings)
     elif clients is not None:
         step, close = _client_step(clients, adaptive, settings)
     elif adaptive:
@@ -166,7 +166,7 @@ def _client_step(clients: int, adaptive: bool, settings: dict[str, Any]) -> tupl
     return CheckedClients(claim, rate=settings["rate"], population=count, name=name), contextlib.nullcontext()
 
 
-def _shared_step(shares: int, clients: int | None, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
+def _step_in_shares(shares: int, clients: int | None, settings: dict[str, Any]) -> tuple[StepUnderTest, Any]:
     """The opened sum of simulated parties that add noise in shares, at the floor: as little noise as it may hold."""
     import contextlib
 

@@ -115,7 +115,7 @@ def train(
                 f"--resume {resume} goes on with that run's own options, and {', '.join(given)} {verb} beside it: a "
                 "run keeps its plan; leave that out, or begin a new run"
             )
-        chosen = _saved(place, resume)
+        chosen = _read_options(place, resume)
     else:
         if task is None or epsilon is None:
             missing = "--task" if task is None else "--epsilon"
@@ -229,19 +229,19 @@ def _check_ledger(place: Workspace) -> None:
             check_anchors(ledger, place)
 
 
-def _saved(place: Workspace, run: str) -> dict[str, Any]:
+def _read_options(place: Workspace, run: str) -> dict[str, Any]:
     path = place.path / "training" / run / "options.json"
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return values
     except FileNotFoundError:
-        known = ", ".join(_opened(place)) or "none yet"
+        known = ", ".join(_runs_in(place)) or "none yet"
         raise InvalidParameter("resume", run, f"is no training run in {place.path}", f"known: {known}") from None
     except (OSError, ValueError) as error:
         raise InvalidParameter("resume", run, f"has options that cannot be read ({error})", "restore them") from None
 
 
-def _opened(place: Workspace) -> list[str]:
+def _runs_in(place: Workspace) -> list[str]:
     """The runs with options that the ledger knows: a run that was refused has nothing to go on with."""
     from quietsum.ledger import Ledger, ledger_exists
 

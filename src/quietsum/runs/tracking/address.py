@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from quietsum.errors import InvalidParameter
 
-__all__ = ["checked", "without_secrets"]
+__all__ = ["check_address", "without_secrets"]
 
 log = logging.getLogger("quietsum.runs.tracking.watcher")
 
@@ -31,7 +31,7 @@ _SECRET = (
 )
 
 
-def checked(uri: str) -> str:
+def check_address(uri: str) -> str:
     """``uri``, where it is the address of a store and no password would travel in the clear.
 
     Without TLS and beyond this machine everybody on the way can read and change what is tracked: that is said.

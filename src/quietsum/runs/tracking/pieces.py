@@ -17,7 +17,7 @@ from typing import Any, final
 
 from quietsum.files import NoRoom, write_atomically
 
-__all__ = ["Ending", "File", "Opening", "Piece", "Round", "Store", "Tags"]
+__all__ = ["Ending", "File", "Round", "RunOpening", "Store", "StorePiece", "Tags"]
 
 BATCH = 100
 """MLflow takes at most so many parameters and tags at once."""
@@ -26,13 +26,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
+class StorePiece:
     """Something to send."""
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Opening(Piece):
+class RunOpening(StorePiece):
     """A run begins or goes on."""
 
     folder: Path
@@ -45,7 +45,7 @@ class Opening(Piece):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Round(Piece):
+class Round(StorePiece):
     """The numbers of one round; ``time`` in milliseconds."""
 
     round: int
@@ -56,7 +56,7 @@ class Round(Piece):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tags(Piece):
+class Tags(StorePiece):
     """Tags of the run."""
 
     tags: Mapping[str, str]
@@ -64,7 +64,7 @@ class Tags(Piece):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class File(Piece):
+class File(StorePiece):
     """A file to keep beside the run."""
 
     path: Path
@@ -72,7 +72,7 @@ class File(Piece):
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ending(Piece):
+class Ending(StorePiece):
     """How the run ended."""
 
     status: str
@@ -88,7 +88,7 @@ class Store:
         self._client: Any = None
         self._run = ""
 
-    def send(self, pieces: Sequence[Piece]) -> None:
+    def send(self, pieces: Sequence[StorePiece]) -> None:
         """Write ``pieces``: one, or several rounds. Blocks as long as the store does, and raises what it raises."""
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
@@ -96,7 +96,7 @@ class Store:
         if self._client is None:
             self._client = MlflowClient(tracking_uri=self._uri)
         match pieces[0]:
-            case Opening() as opening:
+            case RunOpening() as opening:
                 self._run = self._open(opening)
             case Tags(tags=tags):
                 self._tag(tags)
@@ -114,12 +114,12 @@ class Store:
                     self._client.log_batch(self._run, metrics=metrics[start : start + BATCH])
                 self._tag({name: text for one in rounds for name, text in one.tags.items()})
 
-    def _open(self, opening: Opening) -> str:
+    def _open(self, opening: RunOpening) -> str:
         from mlflow.entities import Param
 
         note = opening.folder / "mlflow.json"
         experiment = self._experiment(opening.experiment)
-        run = self._known(opening, note) or self._found(opening, experiment)
+        run = self._remember(opening, note) or self._search(opening, experiment)
         if run is None:
             run = str(self._client.create_run(experiment, run_name=opening.run, tags=dict(opening.tags)).info.run_id)
         else:
@@ -146,7 +146,7 @@ class Store:
             found = self._client.get_experiment_by_name(name)  # somebody else was quicker
         return str(found.experiment_id)
 
-    def _known(self, opening: Opening, note: Path) -> str | None:
+    def _remember(self, opening: RunOpening, note: Path) -> str | None:
         """The MLflow run that the run folder remembers, where the store has it and it is this run's."""
         from mlflow.exceptions import MlflowException
 
@@ -164,7 +164,7 @@ class Store:
         ours = (tags.get("quietsum.run"), tags.get("quietsum.ledger")) == (opening.run, opening.ledger)
         return run if ours and found.info.lifecycle_stage == "active" else None
 
-    def _found(self, opening: Opening, experiment: str) -> str | None:
+    def _search(self, opening: RunOpening, experiment: str) -> str | None:
         """The MLflow run with this run's tags. A filter knows no escapes, so what it cannot hold is compared here."""
         wanted = {"quietsum.run": opening.run, "quietsum.ledger": opening.ledger}
         where = " and ".join(f"tags.`{name}` = '{text}'" for name, text in wanted.items() if _PLAIN.fullmatch(text))

@@ -39,10 +39,10 @@ from quietsum.federation import RoundFinished, RunEvent, RunFinished, RunStarted
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
 from quietsum.runs.checkpoint import head_of
 from quietsum.runs.folder import RunFolder
-from quietsum.runs.tracking.address import checked, without_secrets
-from quietsum.runs.tracking.pieces import Ending, File, Opening, Piece, Round, Store, Tags
+from quietsum.runs.tracking.address import check_address, without_secrets
+from quietsum.runs.tracking.pieces import Ending, File, Round, RunOpening, Store, StorePiece, Tags
 
-__all__ = ["MlflowWatcher", "flat", "spent_values"]
+__all__ = ["MlflowWatcher", "flatten_plan", "spent_values"]
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +75,8 @@ class MlflowWatcher:
     def __init__(self, uri: str, *, experiment: str = "quietsum", patience: float = PATIENCE, room: int = ROOM) -> None:
         if importlib.util.find_spec("mlflow") is None:
             raise QuietsumError("MLflow is not installed here; pip install 'quietsum[mlflow]', or leave --mlflow out")
-        self._uri, self._experiment, self._patience, self._room = checked(uri), experiment, patience, room
-        self._pending: deque[Piece] = deque()
+        self._uri, self._experiment, self._patience, self._room = check_address(uri), experiment, patience, room
+        self._pending: deque[StorePiece] = deque()
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._folder: RunFolder | None = None
@@ -102,7 +102,7 @@ class MlflowWatcher:
     def open(self, folder: RunFolder) -> None:
         """The run's folder is there: from here on something can be sent."""
         self._folder = folder
-        self._report_was = _changed(folder.path / "report.json")
+        self._report_was = _change_time(folder.path / "report.json")
 
     def saw(self, event: RunEvent) -> None:
         """Take note of ``event`` and return at once. It never raises."""
@@ -137,9 +137,9 @@ class MlflowWatcher:
             tags["quietsum.privacy"] = "no guarantee"
         plan = self._folder.plan()
         self._put(
-            Opening(
+            RunOpening(
                 folder=self._folder.path, run=event.run, ledger=self._folder.ledger, tags=tags,
-                params=flat(plan.to_dict()), experiment=self._experiment,
+                params=flatten_plan(plan.to_dict()), experiment=self._experiment,
             )
         )  # fmt: skip
         self._put(File(path=self._folder.path / "plan.toml"))
@@ -163,7 +163,7 @@ class MlflowWatcher:
         self._tags.update(fresh)
         self._put(Round(round=event.round, time=int(time.time() * 1000), metrics=numbers, tags=fresh))
 
-    def _put(self, piece: Piece) -> None:
+    def _put(self, piece: StorePiece) -> None:
         with self._change:
             if self._hopeless or (isinstance(piece, Round) and len(self._pending) >= self._room):
                 self._lost[_name(piece)] += 1
@@ -195,16 +195,16 @@ class MlflowWatcher:
             self._pending.clear()
             self._hopeless = True
         if left:
-            self._warn("unsent", f"not sent to {self._where}: {_named(left)}; all of it is in {self._folder.path}")
+            self._warn("unsent", f"not sent to {self._where}: {_in_words(left)}; all of it is in {self._folder.path}")
         if not self._thread.is_alive():
             for name, value in self._before.items():
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
 
-    def _last_pieces(self, folder: RunFolder) -> list[Piece]:
-        pieces: list[Piece] = []
-        if _changed(folder.path / "report.json") != self._report_was:
+    def _last_pieces(self, folder: RunFolder) -> list[StorePiece]:
+        pieces: list[StorePiece] = []
+        if _change_time(folder.path / "report.json") != self._report_was:
             pieces += [File(path=folder.path / name) for name in ("report.json", "report.html")]
         tags = {"quietsum.outcome": self._outcome or "error"}
         saved = [folder.model] if self._outcome not in ("", "interrupted") else []
@@ -255,7 +255,7 @@ class MlflowWatcher:
                 tries, wait = 0, FIRST_WAIT
                 self._done(len(pieces))
 
-    def _next(self) -> list[Piece] | None:
+    def _next(self) -> list[StorePiece] | None:
         """What to send now, left in the queue until it is sent: one piece, or all rounds in a row; None at the end."""
         with self._change:
             self._change.wait_for(lambda: self._pending or self._closing)
@@ -275,11 +275,11 @@ class MlflowWatcher:
             for _ in range(min(count, len(self._pending))):
                 self._pending.popleft()
 
-    def _give_up(self, pieces: list[Piece]) -> None:
+    def _give_up(self, pieces: list[StorePiece]) -> None:
         with self._change:
             if not self._pending:  # closed in the meantime
                 return
-            if isinstance(pieces[0], Opening):  # without a run there, nothing has a place
+            if isinstance(pieces[0], RunOpening):  # without a run there, nothing has a place
                 self._hopeless = True
                 pieces = list(self._pending)
             self._lost.update(map(_name, pieces))
@@ -317,17 +317,17 @@ def spent_values(spent: tuple[Guarantee, ...]) -> tuple[dict[str, float], dict[s
     return numbers, tags
 
 
-def flat(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def flatten_plan(values: Mapping[str, Any], before: str = "") -> dict[str, str]:
     """A plan's values as parameters, ``privacy.record.epsilon`` for instance; long ones are cut, absent ones left out.
 
-    >>> flat({"privacy": {"record": {"epsilon": 1.0}, "client": None}, "tags": ["a"]})
+    >>> flatten_plan({"privacy": {"record": {"epsilon": 1.0}, "client": None}, "tags": ["a"]})
     {'privacy.record.epsilon': '1.0', 'tags': '["a"]'}
     """
     found: dict[str, str] = {}
     for name, value in values.items():
         key = f"{before}{_key(str(name))}"
         if isinstance(value, Mapping):
-            found.update(flat(value, f"{key}."))
+            found.update(flatten_plan(value, f"{key}."))
         elif value is not None:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             found[key[:250]] = text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 1] + "…"
@@ -338,14 +338,14 @@ def _key(name: str) -> str:
     return re.sub(r"[^\w\-. /]", "_", name, flags=re.ASCII)[:200]
 
 
-def _changed(path: Path) -> float | None:
+def _change_time(path: Path) -> float | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:
         return None
 
 
-def _name(piece: Piece) -> str:
+def _name(piece: StorePiece) -> str:
     match piece:
         case Round():
             return "rounds"
@@ -358,5 +358,5 @@ def _name(piece: Piece) -> str:
     return "the run itself"
 
 
-def _named(left: Counter[str]) -> str:
+def _in_words(left: Counter[str]) -> str:
     return ", ".join(f"{count} rounds" if name == "rounds" else name for name, count in left.items())
