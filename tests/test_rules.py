@@ -62,10 +62,10 @@ from quietsum.ledger.stores.sqlite import SqliteStore
 from quietsum.mechanisms.rng import RandomSource, randomness_for_tests, system_randomness
 from quietsum.plan import Plan, resolve
 from quietsum.privacy.events import DiscreteGaussian, DiscreteGaussianSum, Skellam
-from quietsum.report.page import page
+from quietsum.report.page import render_page
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.run import RunResult, resume, start
+from quietsum.runs.run import RunResult, resume_run, start
 from quietsum.sampling import Poisson
 from quietsum.tasks import Rows
 from quietsum.tasks.gallery import heart
@@ -137,7 +137,7 @@ def test_rule_1_an_aborted_round_is_charged_and_so_is_the_attempt_that_makes_it_
     result = go(tmp_path, plan)
     assert result.outcome == "too-few-parties"
     assert steps_paid(tmp_path) == {"north": 1, "south": 1}
-    resume(result.folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    resume_run(result.folder, workspace=Workspace(path=tmp_path), task=TinyTask())
     assert steps_paid(tmp_path) == {"north": 2, "south": 2}
 
 
@@ -382,7 +382,7 @@ def test_rule_6_a_run_declares_its_relation_wherever_it_states_its_guarantee(tmp
     result = go(tmp_path, plan)
     values = report.build(result.folder, Workspace(path=tmp_path))
     assert {claim["neighbours"] for claim in values["guarantees"]} == {neighbours}
-    assert neighbours in page(values)
+    assert neighbours in render_page(values)
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         (entry,) = [entry for entry in ledger.entries() if entry.kind is Kind.RUN]
     assert entry.body["terms"]["neighbours"] == neighbours
@@ -733,13 +733,13 @@ def test_rule_14_noise_that_is_not_floating_point_safe_is_not_called_certified(t
     result = go(tmp_path, tiny_plan(privacy={**noisy(), "noise": "fast"}))
     values = report.build(result.folder, Workspace(path=tmp_path))
     assert not any(claim["certified"] for claim in values["guarantees"])
-    assert "certified" not in page(values)
+    assert "certified" not in render_page(values)
 
 
 def test_rule_14_the_word_on_the_page_follows_the_bound(tmp_path: Path) -> None:
     """The control: the same report with the flag turned says the opposite."""
     result = go(tmp_path)
     values = report.build(result.folder, Workspace(path=tmp_path))
-    assert "certified" in page(values)
+    assert "certified" in render_page(values)
     turned = {**values, "guarantees": [{**claim, "certified": False} for claim in values["guarantees"]]}
-    assert "certified" not in page(turned)
+    assert "certified" not in render_page(turned)

@@ -221,11 +221,11 @@ class RunSession:
         opened: Callable[[RunFolder], object] | None = None,
     ) -> Run:
         """Go on with the run in ``folder`` and write its report, as :func:`quietsum.resume` does."""
-        from quietsum.runs import resume as go_on
+        from quietsum.runs import resume_run
         from quietsum.tasks import task_of
 
         with self._recording.show(watchers) as kept:
-            result = go_on(
+            result = resume_run(
                 folder, workspace=self.workspace, watchers=[kept], federation=federation, workers=workers,
                 task=task_of(folder.plan(), device=device) if task is None else task, opened=self._open(opened),
             )  # fmt: skip

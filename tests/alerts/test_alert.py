@@ -8,12 +8,20 @@ import math
 
 import pytest
 
-from quietsum.alerts import Alert, Audience, Kind, Sender, Severity, Subject, for_others
+from quietsum.alerts import Alert, AlertKind as Kind, Audience, Sender, Severity, Subject, for_others
 from quietsum.alerts.alert import SCORES
 from quietsum.errors import InvalidParameter
 
 SECRET = "Basel-7"
-OUTWARD = {Kind.BUDGET_LOW, Kind.BUDGET_GONE, Kind.TOO_FEW, Kind.DIVERGENCE, Kind.CHANCE, Kind.RUN_ENDED, Kind.TEST}
+OUTWARD = {
+    Kind.BUDGET_LOW,
+    Kind.BUDGET_GONE,
+    Kind.TOO_FEW,
+    Kind.DIVERGENCE,
+    Kind.CHANCE,
+    Kind.RUN_ENDED,
+    Kind.TEST,
+}
 
 
 class Inbox:
@@ -55,7 +63,14 @@ def test_no_alert_of_any_kind_subject_or_severity_carries_a_name_to_others(
 
 
 def test_only_what_was_charged_or_is_public_is_for_others_and_every_kind_is_decided() -> None:
-    inside = {Kind.REJECTED, Kind.FINDING, Kind.DROP_OUTS, Kind.STEP_NORM, Kind.LEDGER, Kind.REFUSED}
+    inside = {
+        Kind.REJECTED,
+        Kind.FINDING,
+        Kind.DROP_OUTS,
+        Kind.STEP_NORM,
+        Kind.LEDGER,
+        Kind.REFUSED,
+    }
     assert inside | OUTWARD == set(Kind) and not inside & OUTWARD
     for kind in inside:
         assert worst(kind, Subject.RUN).audience is Audience.OPERATOR

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quietsum.alerts import Alert, AuditLog, Kind, auditlog
+from quietsum.alerts import Alert, AlertKind as Kind, AuditLog, auditlog
 from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import NoRoom
 

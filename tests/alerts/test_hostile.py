@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from alerts.mailbox import GREETING, Behaviour, certificate, context_of, repeats, server, silent
-from quietsum.alerts import Alert, Audience, Kind, Limits, Sender, Severity
+from quietsum.alerts import Alert, AlertKind as Kind, Audience, Limits, Sender, Severity
 from quietsum.alerts.connection import MOST, Connection
 from quietsum.alerts.servers import Email, EmailSettings, Webhook, WebhookSettings
 from quietsum.alerts.sinks import Refusal

@@ -8,7 +8,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from quietsum.alerts import Kind, Settings
+from quietsum.alerts import AlertKind as Kind, Settings
 from quietsum.alerts.settings import keys, reference
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from quietsum.alerts import Alert, BudgetFact, Course, Kind, RoundFact, Severity, Subject, Thresholds, finding
+from quietsum.alerts import (
+    Alert,
+    AlertKind as Kind,
+    BudgetFact,
+    Course,
+    RoundFact,
+    Severity,
+    Subject,
+    Thresholds,
+    finding,
+)
 from quietsum.alerts.rules import ATTACKED
 from quietsum.errors import InvalidParameter
 

@@ -12,10 +12,10 @@ import pytest
 
 from quietsum.alerts import (
     Alert,
+    AlertKind as Kind,
     Audience,
     AuditLog,
     JsonLines,
-    Kind,
     Limits,
     Log,
     Sender,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from alerts.mailbox import Hook, MailServer, certificate, context_of, serving
-from quietsum.alerts import Alert, Audience, Kind, Limits, Sender, Severity, Subject, sending as module
+from quietsum.alerts import Alert, AlertKind as Kind, Audience, Limits, Sender, Severity, Subject, sending as module
 from quietsum.alerts.servers import SIGNATURE, Email, EmailSettings, Webhook, WebhookSettings
 from quietsum.alerts.sinks import Refusal
 from quietsum.errors import InvalidParameter

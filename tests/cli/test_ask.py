@@ -18,7 +18,7 @@ from quietsum.analytics.questions import People
 from quietsum.cli.app import app
 from quietsum.ledger import Ledger
 from quietsum.plan import LifetimePlan
-from quietsum.runs.sealed import seal
+from quietsum.runs.sealed import add_check
 
 SIZES = {"bern": 300, "basel": 200, "zug": 250, "genf": 300}
 
@@ -91,7 +91,7 @@ def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path):
     about = json.loads(marker.read_text())
     about.pop("check")
     about["plan"] = "0" * 64
-    marker.write_text(json.dumps(seal(about)))
+    marker.write_text(json.dumps(add_check(about)))
     assert CliRunner().invoke(app, ["runs", "--workspace", str(tmp_path / "w")]).exit_code == 4
 
 

@@ -17,7 +17,7 @@ from quietsum.cli.sites.check import _make
 from quietsum.errors import InvalidParameter
 from quietsum.party.policy import AllowedTask
 from quietsum.plan import Plan, load_plan
-from quietsum.runs.sealed import seal, unseal
+from quietsum.runs.sealed import add_check, take_check
 from quietsum.tasks import registry as tasks
 from quietsum.tasks.classes import class_named
 from quietsum.tasks.registry import trainable_task
@@ -171,7 +171,7 @@ def hostile_workspace(kept: Path, place: Path, name: str, options: dict[str, Any
         folder = place / "runs" / run
         (folder / "plan.toml").write_text(plan.to_toml())
         marker = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(seal({**unseal(marker), "plan": plan.digest})))
+        (folder / "run.json").write_text(json.dumps(add_check({**take_check(marker), "plan": plan.digest})))
     training = place / "training" / "trained"
     training.mkdir(parents=True)
     chosen = {"task": name, "engine": "auto", "noise": "fast", "fix": False, "learning_rate": None, "config": {}}

@@ -106,7 +106,7 @@ def test_a_run_that_nobody_holds_was_interrupted_and_one_that_is_held_goes_on() 
     stopped(TINY, "half")
     assert "interrupted" in shown(invoke("runs"))
     stopped(MORE_NOISE, "other")
-    with Workspace.at().find("other").locked():
+    with Workspace.at().find("other").lock():
         rows = {row["run"]: row["outcome"] for row in json.loads(invoke("runs", "--json").stdout)["runs"]}
     assert rows == {"half": "interrupted", "other": "running"}
 
@@ -220,13 +220,13 @@ def test_show_lists_the_layers_of_defence_from_the_plan_alone() -> None:
 
 
 def test_a_report_of_an_older_version_has_no_card_and_is_shown_all_the_same() -> None:
-    from quietsum.report.page import page
+    from quietsum.report.page import render_page
 
     run(TINY, "old")
     values = json.loads(Path("quietsum-workspace/runs/old/report.json").read_text(encoding="utf-8"))
-    assert "Who learns what" in page(values)
+    assert "Who learns what" in render_page(values)
     del values["card"]
-    assert "Who learns what" not in page(values)
+    assert "Who learns what" not in render_page(values)
 
 
 # ------------------------------------------------------------------------------------ for the operator alone
@@ -297,9 +297,9 @@ def test_whom_the_rule_left_out_is_in_no_file_for_others() -> None:
 
 def test_a_repeated_round_counts_once_and_one_that_was_never_finished_not_at_all(tmp_path: Path) -> None:
     from quietsum.federation.watch import PartyRejected, RoundFinished, RoundStarted
-    from quietsum.runs.record import Recorder, left_out
+    from quietsum.runs.record import Recorder, read_left_out
 
-    assert left_out(tmp_path / "run.db") is None
+    assert read_left_out(tmp_path / "run.db") is None
     with Recorder(tmp_path / "run.db") as recorder:
         for number, attempt, party, finished in ((1, 1, "b", False), (1, 2, "b", True), (2, 1, "a", False)):
             recorder.saw(RoundStarted(round=number, attempt=attempt))
@@ -310,7 +310,7 @@ def test_a_repeated_round_counts_once_and_one_that_was_never_finished_not_at_all
                         round=number, rounds=2, asked=6, kept=("a",), metrics={}, metrics_on={}, spent=(), limits={}
                     )
                 )
-    found = left_out(tmp_path / "run.db")
+    found = read_left_out(tmp_path / "run.db")
     assert found is not None and found.parties == (("b", 1, "try 2"),) and found.rounds == 1
 
 
@@ -322,7 +322,7 @@ def test_a_table_of_rejections_that_somebody_has_changed_is_refused_in_one_line(
 
     from quietsum.errors import CorruptState
     from quietsum.federation.watch import PartyRejected, RoundStarted
-    from quietsum.runs.record import Recorder, left_out
+    from quietsum.runs.record import Recorder, read_left_out
 
     with Recorder(tmp_path / "run.db") as recorder:
         recorder.saw(RoundStarted(round=1, attempt=1))
@@ -332,4 +332,4 @@ def test_a_table_of_rejections_that_somebody_has_changed_is_refused_in_one_line(
         database.executescript("ALTER TABLE other RENAME TO rejected; UPDATE rounds SET finished = 1;")
         database.execute(f"UPDATE rejected SET {bad[0]} = ?", (bad[1],))
     with pytest.raises(CorruptState, match=r"cannot be read .*move it away"):
-        left_out(tmp_path / "run.db")
+        read_left_out(tmp_path / "run.db")

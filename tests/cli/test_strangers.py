@@ -16,7 +16,7 @@ import pytest
 from quietsum.errors import LedgerBroken
 from quietsum.ledger import Ledger
 from quietsum.ledger.chain.high_water_mark import Mark, mark_path
-from quietsum.runs.record import measured
+from quietsum.runs.record import scores_after
 from scenes import invoke
 from tiny import tiny_plan
 
@@ -137,13 +137,17 @@ def test_a_record_of_rounds_that_is_a_program_is_not_run(place: Path) -> None:
     database.commit()
     database.close()
     with pytest.raises(Exception, match="measured is no table but a view"):
-        measured(path, 1)
+        scores_after(path, 1)
 
 
 def test_a_workspace_may_lie_in_a_folder_with_any_name(made: Path, tmp_path: Path) -> None:
     place = tmp_path / "50% of #1?mode=rwc"
     shutil.copytree(made, place)
-    assert measured(place / "runs" / "first" / "run.db", 3) == measured(made / "runs" / "first" / "run.db", 3) != []
+    assert (
+        scores_after(place / "runs" / "first" / "run.db", 3)
+        == scores_after(made / "runs" / "first" / "run.db", 3)
+        != []
+    )
     for command in LOOKS:
         result = invoke(*command, "--workspace", place)
         assert result.exit_code == 0, result.output

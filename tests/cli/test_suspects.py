@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quietsum.federation.watch import GroupJudged, RoundStarted
-from quietsum.runs.record import Recorder, judged_groups
+from quietsum.runs.record import Recorder, read_groups
 from scenes import quietsum
 
 SIZES = ", ".join(f'"site-{place:02d}" = {10 + place}' for place in range(15))
@@ -43,7 +43,7 @@ def test_a_run_with_groups_is_recorded_and_scored_for_the_operator() -> None:
     Path("run.toml").write_text(PLAN, encoding="utf-8")
     quietsum("run", "run.toml", "--name", "first")
     database = next(Path().glob("**/first/run.db"))
-    found = judged_groups(database)
+    found = read_groups(database)
     assert [len(members) for _, members, _ in found] == [5, 5, 5] and all(kept for _, _, kept in found)
     with Recorder(database) as recorder:  # as if two later rounds had left out the groups of one site
         for number in (2, 3):

@@ -65,7 +65,7 @@ def coordinator(folder: Path, mode: str) -> None:
     from quietsum.identity.nodekeys import read_verifiers
     from quietsum.runs.folder import Workspace
     from quietsum.runs.progress import EventLines
-    from quietsum.runs.run import resume, start
+    from quietsum.runs.run import resume_run, start
 
     workspace = Workspace.at(folder / "workspace")
     roster = read_verifiers(folder / "keys" / "parties.toml")
@@ -77,7 +77,7 @@ def coordinator(folder: Path, mode: str) -> None:
                 result = start(plan, workspace=workspace, federation=federation, watchers=[lines])
             else:
                 found = workspace.find("latest")
-                result = resume(found, workspace=workspace, federation=federation, watchers=[lines])
+                result = resume_run(found, workspace=workspace, federation=federation, watchers=[lines])
     finally:
         federation.close()
     print(f"outcome {result.outcome} {result.error or ''}", flush=True)

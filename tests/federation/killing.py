@@ -37,7 +37,7 @@ from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan
 from quietsum.runs.folder import Workspace
-from quietsum.runs.run import RunResult, resume, start
+from quietsum.runs.run import RunResult, resume_run, start
 from quietsum.tasks import Rows
 from tiny import TinyTask, tiny_plan
 
@@ -265,7 +265,7 @@ class Story:
             "rng": system_randomness() if self.style == "records" else Coins(),
         }  # fmt: skip
         if (place.path / "runs" / "run" / "run.json").exists():
-            return resume(place.find("run"), **values)
+            return resume_run(place.find("run"), **values)
         return start(self.plan, name="run", **values)
 
     def begin_site(self, site: str) -> SiteService:

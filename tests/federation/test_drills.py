@@ -200,7 +200,7 @@ def test_a_drill_says_so_in_its_plan_its_model_its_database_and_its_report(tmp_p
 
 def test_the_database_of_a_drill_says_so(tmp_path: Path) -> None:
     from quietsum.federation.watch import RunStarted
-    from quietsum.runs.record import Recorder, measured
+    from quietsum.runs.record import Recorder, scores_after
 
     for note, rows in (("DRILL", [("DRILL",)]), ("", [])):
         path = tmp_path / f"{note or 'calm'}.db"
@@ -213,7 +213,7 @@ def test_the_database_of_a_drill_says_so(tmp_path: Path) -> None:
                     )
                 )  # fmt: skip
         assert sqlite3.connect(path).execute("SELECT * FROM drill").fetchall() == rows
-        assert measured(path, 1) == []
+        assert scores_after(path, 1) == []
 
 
 def test_no_drill_is_run_where_sites_are_asked(tmp_path: Path) -> None:

@@ -690,7 +690,7 @@ def test_the_control_another_seed_gives_another_model(tmp_path: Path, monkeypatc
 def test_a_round_is_not_reserved_while_too_few_sites_are_connected(tmp_path: Path) -> None:
     """A carrier that died would have every round of the plan paid for and nobody asked."""
     from quietsum.runs.folder import Workspace
-    from quietsum.runs.run import resume, start
+    from quietsum.runs.run import resume_run, start
 
     plan = sites.plan_of(sites.PLAN.replace("rounds = 2", "rounds = 3\nminimum_parties = 2"))
     places = sites.places_for(plan, tmp_path)
@@ -709,4 +709,4 @@ def test_a_round_is_not_reserved_while_too_few_sites_are_connected(tmp_path: Pat
     with Ledger.open(workspace.ledger, read_only=True) as ledger:
         assert ledger.reservations(stopped.folder.run) == {(1, 1)}
     again, _, _ = sites.remote(places)
-    assert resume(stopped.folder, workspace=workspace, federation=again).outcome == "finished"
+    assert resume_run(stopped.folder, workspace=workspace, federation=again).outcome == "finished"

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from quietsum.alerts import Alert, Alerts, Audience, AuditLog, Kind, Limits, Sender, Severity, Thresholds
+from quietsum.alerts import Alert, AlertKind as Kind, Alerts, Audience, AuditLog, Limits, Sender, Severity, Thresholds
 from quietsum.errors import BudgetExhausted, InvalidParameter
 from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.trainer import PrivateTrainer

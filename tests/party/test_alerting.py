@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from party.asking import UNIT, Place, Server, fresh, plan, policy, reason
-from quietsum.alerts import Alert, Audience, AuditLog, Kind, Sender, Severity, Subject
+from quietsum.alerts import Alert, AlertKind as Kind, Audience, AuditLog, Sender, Severity, Subject
 from quietsum.errors import PlanRefused
 from quietsum.party import alerting
 from quietsum.party.alerting import SiteAlerts

@@ -18,7 +18,7 @@ from quietsum import report
 from quietsum.errors import CorruptState
 from quietsum.ledger import Head, Ledger
 from quietsum.plan import PartyFacts, load_plan
-from quietsum.report.page import page
+from quietsum.report.page import render_page
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
@@ -187,7 +187,7 @@ def test_a_page_made_from_other_numbers_says_other_numbers() -> None:
     """The control: nothing on the page is typed in."""
     values, html = run()
     other = {**values, "guarantees": [{**one, "epsilon": 1.2345} for one in values["guarantees"]]}
-    assert "1.2345" in page(other) and "1.2345" not in html
+    assert "1.2345" in render_page(other) and "1.2345" not in html
 
 
 def test_style_none_is_a_banner_and_no_figure() -> None:
@@ -268,7 +268,7 @@ def test_the_page_escapes_every_text_that_a_report_can_hold() -> None:
             return [spoilt(one) for one in value]
         return value + EVIL if isinstance(value, str) and value not in ("server", "recipients", "record") else value
 
-    html = page(spoilt(values))
+    html = render_page(spoilt(values))
     assert EVIL in words(Page(html).text) and "<script" not in html
 
 
@@ -374,5 +374,5 @@ def test_a_run_across_machines_says_that_the_sites_keep_books_and_not_who_took_p
     result = start(plan, workspace=workspace, federation=federation)
     values = report.build(result.folder, workspace)
     assert values["ledger"]["sites_keep_books"] is True
-    text = page(values)
+    text = render_page(values)
     assert "Every site also keeps a ledger of its own" in text and "left out" not in text

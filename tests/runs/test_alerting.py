@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from alerts.mailbox import GREETING, Hook, MailServer, repeats, server, serving
-from quietsum.alerts import Alert, Audience, AuditLog, Kind, Limits, Sender, Severity, Thresholds
+from quietsum.alerts import Alert, AlertKind as Kind, Audience, AuditLog, Limits, Sender, Severity, Thresholds
 from quietsum.alerts.settings import trust
 from quietsum.defence.detection import Finding
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, LedgerBroken
@@ -252,7 +252,13 @@ def test_a_finding_is_passed_on_with_all_that_was_measured() -> None:
     watcher.saw(found())
     watcher.saw(RunFinished(outcome="interrupted", round=1, reason=""))  # the round was never finished
     alert = inbox.got[0]
-    assert (alert.kind, alert.run, alert.subject, alert.value, alert.threshold) == (Kind.FINDING, "r", "d", 9.0, 3.0)
+    assert (alert.kind, alert.run, alert.subject, alert.value, alert.threshold) == (
+        Kind.FINDING,
+        "r",
+        "d",
+        9.0,
+        3.0,
+    )
     assert alert.false_positive_rate == 0.01 and alert.evidence == found().finding.evidence
     assert alert.time.startswith("2026-01-01") and alert.sentence == found().finding.sentence
 

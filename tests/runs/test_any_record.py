@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from typer.testing import CliRunner
 
-from quietsum.alerts import Alert, AuditLog, Kind, Severity, finding, for_others, hash_of
+from quietsum.alerts import Alert, AlertKind as Kind, AuditLog, Severity, finding, for_others, hash_of
 from quietsum.alerts.sinks import line_of
 from quietsum.cli.app import app
 from quietsum.defence.detection import Finding
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.files import NoRoom
-from quietsum.runs.record import SCHEMA, TABLES, findings, history, judged_groups, left_out, measured
-from quietsum.runs.sealed import seal
+from quietsum.runs.record import SCHEMA, TABLES, findings, history, read_groups, read_left_out, scores_after
+from quietsum.runs.sealed import add_check
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.sampled_from([10**400, -(10**400), 2**63, 2**64, -1])
@@ -160,7 +160,13 @@ def test_any_value_in_any_column_of_run_db_is_read_or_told_as_damage(
 ) -> None:
     path = tmp_path / "run.db"
     loose(path, table, row)
-    for read in (findings, judged_groups, left_out, lambda it: history(it, "accuracy"), lambda it: measured(it, 1)):
+    for read in (
+        findings,
+        read_groups,
+        read_left_out,
+        lambda it: history(it, "accuracy"),
+        lambda it: scores_after(it, 1),
+    ):
         try:
             read(path)
         except CorruptState:
@@ -197,10 +203,10 @@ def test_scores_of_any_kind_with_a_right_check_are_read_or_told_as_damage(
 ) -> None:
     path = tmp_path / "run.db"
     for values in (scores, [scores], [{"name": scores, "value": 1.0, "on": "x"}], [{"name": "a", "value": scores}]):
-        text = json.dumps(seal({"round": number, "scores": values}))
+        text = json.dumps(add_check({"round": number, "scores": values}))
         loose(path, "measured", [1, text])
         try:
-            found = measured(path, 1)
+            found = scores_after(path, 1)
         except CorruptState:
             continue
         for one in found:
@@ -214,7 +220,7 @@ def test_members_of_a_group_are_names_that_a_terminal_shows_or_damage(tmp_path: 
     for values in (members, [members]):
         loose(path, "judged_groups", [1, 1, 0, 1, "median", "", json.dumps(values), json.dumps(values), "{}"])
         try:
-            found = judged_groups(path)
+            found = read_groups(path)
         except CorruptState:
             continue
         assert all(name.isprintable() and name for _, names, _ in found for name in names)

@@ -276,7 +276,7 @@ def test_what_is_lost_lies_between_nothing_and_all_and_grows_as_the_score_gets_w
 
 def test_a_model_without_a_score_is_not_shown_like_a_refused_pair() -> None:
     found = made("accuracy", mean=(0.9, math.nan), median=(0.8, -math.inf))
-    assert found.shown(found.cell("mean", "lie")) == "none" and found.shown(found.cell("median", "lie")) == "–"
+    assert found.in_words(found.cell("mean", "lie")) == "none" and found.in_words(found.cell("median", "lie")) == "–"
     assert found.worst("mean") is found.cell("mean", "lie") and found.worst("median") is None
     seen = depths(heatmap(found, "x"))
     assert seen["mean, under lie"] == 0.75 and seen["median, under lie"] == 0.0

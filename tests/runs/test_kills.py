@@ -22,7 +22,7 @@ from quietsum.ledger.history import RunHistory
 from quietsum.plan import Plan
 from quietsum.privacy.units import PrivacyUnit
 from quietsum.runs.folder import Workspace
-from quietsum.runs.run import resume, start
+from quietsum.runs.run import resume_run, start
 from tiny import TinyTask, tiny_plan, touches
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
@@ -81,7 +81,7 @@ class Story:
     def _work(self) -> None:
         place, task = Workspace(path=self.folder), TinyTask(diary=str(self.diary))
         if (self.folder / "runs" / "run" / "run.json").exists():
-            resume(place.find("run"), workspace=place, task=task)
+            resume_run(place.find("run"), workspace=place, task=task)
         else:
             start(self.plan, workspace=place, name="run", task=task)
 

@@ -40,7 +40,7 @@ from quietsum.privacy.guarantee import Guarantee
 from quietsum.privacy.units import Observer, PrivacyUnit
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.run import RunResult, resume, start
+from quietsum.runs.run import RunResult, resume_run, start
 from quietsum.runs.tracking import pieces as tracking, watcher as watching
 from quietsum.runs.tracking.address import check_address, without_secrets
 from quietsum.runs.tracking.pieces import Ending, File, Round, RunOpening, Store, StorePiece
@@ -199,7 +199,7 @@ def tiny(store: str, place: str = "workspace", plan: Plan | None = None, **more:
 def go_on(store: str, folder: RunFolder, place: str = "workspace") -> None:
     with MlflowWatcher(store) as watcher:
         workspace = Workspace(path=Path(place))
-        resume(folder, workspace=workspace, task=TinyTask(), watchers=[watcher], opened=watcher.open)
+        resume_run(folder, workspace=workspace, task=TinyTask(), watchers=[watcher], opened=watcher.open)
 
 
 @pytest.mark.parametrize("note", ["kept", "lost", "garbage", "of another run"])

@@ -23,7 +23,7 @@ from quietsum.plan import PartyFacts, Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import KEPT, RunCheckpoint, apart
 from quietsum.runs.folder import Workspace
-from quietsum.runs.run import resume, start
+from quietsum.runs.run import resume_run, start
 from quietsum.tasks import Rows
 from runs.test_slots import StopAfter, newest, rewritten
 from tiny import TinyTask, tiny_plan
@@ -107,7 +107,7 @@ def test_who_took_part_cannot_be_guessed_from_the_hash_in_a_checkpoint(tmp_path:
     told = []
     for folder in (tmp_path / "one", tmp_path / "other"):
         folder.mkdir()
-        path = checkpoints.write(folder, some(1), of_parties=[MEMORY])
+        path = checkpoints.save(folder, some(1), of_parties=[MEMORY])
         told.append(checkpoints.header_of(path)["operator"])
     assert told[0] != told[1]
 
@@ -124,7 +124,7 @@ def test_a_run_can_be_looked_at_where_the_operator_s_files_were_left_out(tmp_pat
         found = look(folder, place, ledger)
     assert found is not None and found.round == 6
     with pytest.raises(CorruptState, match=r"operator-000006.safetensors is missing: .* put it back"):
-        resume(folder, workspace=place, task=task())
+        resume_run(folder, workspace=place, task=task())
 
 
 # ------------------------------------------------------------------------------------------------- going on
@@ -132,7 +132,7 @@ def test_a_run_can_be_looked_at_where_the_operator_s_files_were_left_out(tmp_pat
 
 def test_a_resumed_run_ends_in_the_bits_of_an_unbroken_one(tmp_path: Path) -> None:
     whole, halves = run_of(tmp_path / "whole"), Workspace(path=tmp_path / "halves")
-    resume(stopped(halves, PLAN, rng=Silent()), workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(stopped(halves, PLAN, rng=Silent()), workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
     one, other = newest(whole).state, newest(halves).state
     np.testing.assert_array_equal(one.params, other.params)
     np.testing.assert_array_equal(one.slots[MEMORY], other.slots[MEMORY])
@@ -147,8 +147,8 @@ def test_the_control_without_its_memory_the_run_would_end_elsewhere(tmp_path: Pa
     forgot = RunCheckpoint(
         run=last.run, plan=last.plan, round=last.round, state=nothing, head=last.head, privacy=last.privacy
     )
-    checkpoints.write(folder.checkpoints, forgot, of_parties=[MEMORY])
-    resume(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    checkpoints.save(folder.checkpoints, forgot, of_parties=[MEMORY])
+    resume_run(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
     assert np.any(newest(whole).state.slots[MEMORY] != newest(halves).state.slots[MEMORY])
 
 
@@ -157,10 +157,10 @@ def test_a_checkpoint_of_before_which_holds_the_memory_itself_goes_on(tmp_path: 
     folder = stopped(halves, PLAN, rng=Silent())
     last = newest(halves)
     shutil.rmtree(folder.checkpoints)
-    path = checkpoints.write(folder.checkpoints, last)
+    path = checkpoints.save(folder.checkpoints, last)
     assert set(tensors_in(path)) == {"params", f"slots.{MEMORY}"}
     assert checkpoints.header_of(path)["version"] == 2 and "operator" not in checkpoints.header_of(path)
-    resume(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
     np.testing.assert_array_equal(newest(whole).state.slots[MEMORY], newest(halves).state.slots[MEMORY])
     rounds, beside = files_of(halves)
     assert apart(rounds[-1]) == beside[-1] and set(tensors_in(rounds[-1])) == {"params"}
@@ -196,10 +196,10 @@ def test_an_operator_s_file_of_another_round_or_another_run_is_refused_and_so_is
         if callable(content):
             rewritten(last, content)
         with pytest.raises(CorruptState, match=problem) as refusal:
-            resume(folder, workspace=place, task=task())
+            resume_run(folder, workspace=place, task=task())
         assert "delete round-000006.safetensors to go on" in str(refusal.value)
     last.write_bytes(whole)
-    assert resume(folder, workspace=place, task=task()).outcome == "finished"
+    assert resume_run(folder, workspace=place, task=task()).outcome == "finished"
 
 
 # --------------------------------------------------------------------------------------------------- crashes
@@ -216,7 +216,7 @@ def test_after_a_crash_anywhere_the_newest_checkpoint_has_the_memory_that_it_was
     failpoints.install(places.append)
     count = tmp_path / "count"
     for number in range(5):
-        checkpoints.write(count, some(number), of_parties=[MEMORY])
+        checkpoints.save(count, some(number), of_parties=[MEMORY])
     assert places.count("checkpoint:memory") == places.count("checkpoint:written") == 5
     found = set()
     for at in range(len(places)):
@@ -232,7 +232,7 @@ def test_after_a_crash_anywhere_the_newest_checkpoint_has_the_memory_that_it_was
         written = -1
         with pytest.raises(KeyboardInterrupt):
             for number in range(5):
-                checkpoints.write(folder, some(number), of_parties=[MEMORY])
+                checkpoints.save(folder, some(number), of_parties=[MEMORY])
                 written = number
         failpoints.install(None)
         last = checkpoints.latest(folder)
@@ -242,7 +242,7 @@ def test_after_a_crash_anywhere_the_newest_checkpoint_has_the_memory_that_it_was
         assert last.round in (written, written + 1)
         found.add(last.round - written)
         assert np.all(last.state.params == last.round) and np.all(last.state.slots[MEMORY] == last.round)
-        checkpoints.write(folder, some(last.round + 1), of_parties=[MEMORY])  # and it goes on
+        checkpoints.save(folder, some(last.round + 1), of_parties=[MEMORY])  # and it goes on
         assert checkpoints.latest(folder).round == last.round + 1  # type: ignore[union-attr]
         beside = sorted(path.name for path in folder.glob("operator-*"))
         assert beside == sorted(apart(path).name for path in folder.glob("round-*"))
@@ -281,5 +281,5 @@ def test_a_plan_whose_rule_would_remember_too_much_is_refused_with_the_nearest_p
 def test_a_folder_that_is_named_like_an_operator_s_file_holds_no_checkpoint_up(tmp_path: Path) -> None:
     (tmp_path / "operator-000001.safetensors").mkdir()
     for number in range(2, 2 + KEPT + 1):
-        checkpoints.write(tmp_path, some(number), of_parties=[MEMORY])
+        checkpoints.save(tmp_path, some(number), of_parties=[MEMORY])
     assert len(list(tmp_path.glob("round-*"))) == KEPT

@@ -30,7 +30,7 @@ from quietsum.ledger.history import RunHistory
 from quietsum.plan import Plan, resolve
 from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.folder import RunFolder, Workspace
-from quietsum.runs.run import RunResult, check_anchors, resume, start
+from quietsum.runs.run import RunResult, check_anchors, resume_run, start
 from tiny import TinyTask, tiny_plan, touches
 
 
@@ -176,7 +176,7 @@ def test_with_fewer_than_the_minimum_the_run_stops_and_keeps_its_model(tmp_path:
 def test_stopped_between_rounds_and_resumed_a_run_spends_exactly_what_an_unbroken_one_spends(tmp_path: Path) -> None:
     go(tmp_path / "unbroken", name="run")
     folder = stopped(tmp_path / "broken", tiny_plan(), 2)
-    result = resume(folder, workspace=Workspace(path=tmp_path / "broken"), task=TinyTask())
+    result = resume_run(folder, workspace=Workspace(path=tmp_path / "broken"), task=TinyTask())
     assert result.outcome == "finished"
     assert spent(tmp_path / "broken", "run") == spent(tmp_path / "unbroken", "run")
 
@@ -188,7 +188,7 @@ def test_the_model_goes_on_where_it_stopped(tmp_path: Path) -> None:
     place = Workspace(path=tmp_path / "b")
     with pytest.raises(KeyboardInterrupt):
         start(plan, workspace=place, name="run", task=TinyTask(public=public), watchers=[StopAfter(2)])
-    halves = resume(place.find("run"), workspace=place, task=TinyTask(public=public))
+    halves = resume_run(place.find("run"), workspace=place, task=TinyTask(public=public))
     np.testing.assert_array_equal(
         checkpoints.load_model(whole.folder.model)[0], checkpoints.load_model(halves.folder.model)[0]
     )
@@ -196,7 +196,7 @@ def test_the_model_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_resuming_a_finished_run_spends_nothing(tmp_path: Path) -> None:
     before = go(tmp_path, name="run")
-    again = resume(before.folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    again = resume_run(before.folder, workspace=Workspace(path=tmp_path), task=TinyTask())
     assert again.outcome == "finished"
     assert again.claims == before.claims
 
@@ -218,7 +218,7 @@ def test_rule_10_two_resumes_of_one_checkpoint_draw_different_noise(tmp_path: Pa
     models = []
     for name in ("one", "other"):
         place = Workspace(path=tmp_path / name)
-        result = resume(place.find("run"), workspace=place, task=TinyTask())
+        result = resume_run(place.find("run"), workspace=place, task=TinyTask())
         models.append(checkpoints.load_model(result.folder.model)[0])
     assert not np.array_equal(*models)
 
@@ -258,7 +258,7 @@ def test_rule_5_a_checkpoint_does_not_tell_who_refused_and_one_of_before_still_r
         block["sample_history"] = [row for row in block["sample_history"] if row["steps"]]
 
     rewrite(folder, of_before)
-    assert resume(folder, workspace=Workspace(path=tmp_path / "without"), task=TinyTask()).outcome == "finished"
+    assert resume_run(folder, workspace=Workspace(path=tmp_path / "without"), task=TinyTask()).outcome == "finished"
 
 
 def rewrite(folder: RunFolder, change: Any) -> None:
@@ -269,7 +269,7 @@ def rewrite(folder: RunFolder, change: Any) -> None:
 
     privacy = json.loads(json.dumps(dict(last.privacy)))
     change(privacy)
-    checkpoints.write(folder.checkpoints, dataclasses.replace(last, privacy=privacy))
+    checkpoints.save(folder.checkpoints, dataclasses.replace(last, privacy=privacy))
 
 
 @pytest.mark.parametrize("name", ["cumulative_sample_epsilon", "target_delta"])
@@ -277,20 +277,20 @@ def test_a_privacy_block_that_was_edited_is_refused(tmp_path: Path, name: str) -
     folder = stopped(tmp_path, tiny_plan(), 1)
     rewrite(folder, lambda block: block.__setitem__(name, block[name] / 2))
     with pytest.raises(CorruptState):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
 def test_a_history_that_the_ledger_does_not_know_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path, tiny_plan(), 1)
     rewrite(folder, lambda block: block["sample_history"][0].__setitem__("steps", 0))
     with pytest.raises(LedgerBroken, match="disagree"):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
 def test_the_control_a_rewritten_but_unchanged_block_is_accepted(tmp_path: Path) -> None:
     folder = stopped(tmp_path, tiny_plan(), 1)
     rewrite(folder, lambda block: None)
-    assert resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
+    assert resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
 
 
 def test_rule_11_yesterdays_ledger_is_found_by_the_checkpoint(tmp_path: Path) -> None:
@@ -300,13 +300,13 @@ def test_rule_11_yesterdays_ledger_is_found_by_the_checkpoint(tmp_path: Path) ->
     for path in tmp_path.glob("ledger.db*"):
         shutil.copy(path, yesterday)
     with pytest.raises(KeyboardInterrupt):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask(), watchers=[StopAfter(2)])
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask(), watchers=[StopAfter(2)])
     for path in tmp_path.glob("ledger.db*"):
         path.unlink()
     for path in yesterday.glob("ledger.db*"):
         shutil.copy(path, tmp_path)
     with pytest.raises(LedgerBroken, match="does not contain the head"):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
 def rolled_back(tmp_path: Path, name: str) -> None:
@@ -382,7 +382,7 @@ def test_a_refused_resume_writes_nothing_into_the_ledger(tmp_path: Path) -> None
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         before = ledger.head
     with pytest.raises(LedgerBroken):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         assert ledger.head == before
 
@@ -406,7 +406,7 @@ def test_a_ledger_of_another_workspace_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path / "a", tiny_plan(), 1)
     go(tmp_path / "b")
     with pytest.raises(LedgerBroken, match="is not the one"):
-        resume(folder, workspace=Workspace(path=tmp_path / "b"), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path / "b"), task=TinyTask())
 
 
 def test_a_truncated_checkpoint_is_refused_with_the_remedy_and_the_remedy_works(tmp_path: Path) -> None:
@@ -414,9 +414,9 @@ def test_a_truncated_checkpoint_is_refused_with_the_remedy_and_the_remedy_works(
     newest = sorted(folder.checkpoints.glob("*.safetensors"))[-1]
     newest.write_bytes(newest.read_bytes()[:-7])
     with pytest.raises(CorruptState, match="delete it to go on"):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
     newest.unlink()
-    assert resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
+    assert resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask()).outcome == "finished"
     one_more = tiny_plan(federation={"rounds": 4})
     go(tmp_path / "four", one_more, name="run")
     by_steps = {row["party"]: row["steps"] for row in checkpoints.latest(folder.checkpoints).privacy["sample_history"]}  # type: ignore[union-attr]
@@ -430,7 +430,7 @@ def test_a_checkpoint_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     content[-3] ^= 1
     newest.write_bytes(bytes(content))
     with pytest.raises(CorruptState, match="not what was saved"):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
 def test_a_plan_that_was_edited_after_the_start_is_refused(tmp_path: Path) -> None:
@@ -438,13 +438,13 @@ def test_a_plan_that_was_edited_after_the_start_is_refused(tmp_path: Path) -> No
     path = folder.path / "plan.toml"
     path.write_text(path.read_text().replace("rounds = 3", "rounds = 4"))
     with pytest.raises(CorruptState, match="frozen"):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
 def test_a_run_that_another_process_holds_is_refused(tmp_path: Path) -> None:
     folder = stopped(tmp_path, tiny_plan(), 1)
-    with folder.locked(), pytest.raises(QuietsumError, match="another process"):
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    with folder.lock(), pytest.raises(QuietsumError, match="another process"):
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
 
 
 # ------------------------------------------------------------------------------- budgets outlive runs
@@ -497,7 +497,7 @@ def test_an_attempt_too_many_ends_in_an_exhausted_budget_with_the_model_kept(tmp
     folder = stopped(tmp_path, tiny_plan(), 2)
     newest = sorted(folder.checkpoints.glob("*.safetensors"))[-1]
     newest.unlink()  # round 2 must be made again, which the plan did not foresee
-    result = resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
+    result = resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask())
     assert result.outcome == "budget"
     assert result.error is not None and result.error.exit_code == 3
     assert result.round == 2
@@ -579,12 +579,12 @@ def test_a_run_of_sites_does_not_go_on_without_them(tmp_path: Path) -> None:
     place, folder = stopped_with_sites(tmp_path)
     before = spent(tmp_path, "run")
     with pytest.raises(InvalidParameter, match="asks sites elsewhere") as refused:
-        resume(folder, workspace=place, task=TinyTask(diary=str(tmp_path / "own")))
+        resume_run(folder, workspace=place, task=TinyTask(diary=str(tmp_path / "own")))
     command = f"quietsum run --resume run --on flower --keys DIR --superlink DIR --workspace {tmp_path} (or --listen"
     assert command in str(refused.value)
     assert not (tmp_path / "own").exists() and spent(tmp_path, "run") == before
     sites = Sites(tmp_path / "theirs")
-    assert resume(folder, workspace=place, task=TinyTask(), federation=sites).outcome == "finished"
+    assert resume_run(folder, workspace=place, task=TinyTask(), federation=sites).outcome == "finished"
     assert sites.joined == 1 and touches(tmp_path / "theirs") == {"north": 3, "south": 3}
 
 
@@ -594,14 +594,14 @@ def test_the_control_a_folder_that_has_forgotten_its_sites_is_finished_on_this_m
     values = json.loads(marker.read_text())
     assert values.pop("sites") is True and values.pop("check")
     marker.write_text(json.dumps(values))  # as older versions wrote it
-    resume(place.find("run"), workspace=place, task=TinyTask(diary=str(tmp_path / "own")))
+    resume_run(place.find("run"), workspace=place, task=TinyTask(diary=str(tmp_path / "own")))
     assert touches(tmp_path / "own") == {"north": 2, "south": 2}
 
 
 def test_a_run_of_one_machine_does_not_turn_to_sites(tmp_path: Path) -> None:
     folder, sites = stopped(tmp_path, tiny_plan(), 1), Sites(tmp_path / "theirs")
     with pytest.raises(InvalidParameter, match="go on with: quietsum run --resume run --workspace") as refused:
-        resume(folder, workspace=Workspace(path=tmp_path), task=TinyTask(), federation=sites)
+        resume_run(folder, workspace=Workspace(path=tmp_path), task=TinyTask(), federation=sites)
     assert "flower" not in str(refused.value)
     assert sites.joined == 0 and not (tmp_path / "theirs").exists()
 
@@ -613,9 +613,9 @@ def test_the_command_that_a_refusal_names_has_no_workspace_where_the_usual_one_i
     monkeypatch.delenv("QUIETSUM_WORKSPACE", raising=False)
     place, folder = stopped_with_sites(tmp_path / "quietsum-workspace")
     with pytest.raises(InvalidParameter, match="--workspace"):
-        resume(folder, workspace=place, task=TinyTask())
+        resume_run(folder, workspace=place, task=TinyTask())
     with pytest.raises(InvalidParameter) as refused:
-        resume(folder, workspace=Workspace.at(), task=TinyTask())
+        resume_run(folder, workspace=Workspace.at(), task=TinyTask())
     assert "--workspace" not in str(refused.value)
 
 

@@ -21,8 +21,8 @@ from quietsum.runs import checkpoint as checkpoints
 from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.folder import Workspace
 from quietsum.runs.record import Recorder, history
-from quietsum.runs.run import resume, start
-from quietsum.runs.sealed import unseal
+from quietsum.runs.run import resume_run, start
+from quietsum.runs.sealed import take_check
 from tiny import TinyTask, tiny_plan
 
 ADAM = {"optimizer": {"kind": "fedadam", "learning_rate": 0.05}}
@@ -94,7 +94,7 @@ def test_a_resumed_run_ends_in_the_bits_of_an_unbroken_one(
     whole, halves = Workspace(path=tmp_path / "whole"), Workspace(path=tmp_path / "halves")
     start(plan, workspace=whole, name="run", task=task(), rng=Silent())  # type: ignore[arg-type]
     folder = stopped(halves, plan, rng=Silent())
-    resume(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
     one, other = newest(whole).state, newest(halves).state
     np.testing.assert_array_equal(one.params, other.params)
     assert np.all(one.params != 0)
@@ -109,7 +109,7 @@ def rewritten(path: Path, change: Any, *, hashes: bool = False) -> None:
     """The checkpoint with other tensors or another header, as a hand with an editor would leave it."""
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        about = unseal(json.loads(file.metadata()["quietsum"]))  # whoever edits it can leave the hash out
+        about = take_check(json.loads(file.metadata()["quietsum"]))  # whoever edits it can leave the hash out
     change(tensors, about)
     if hashes:
         from quietsum.federation.messages import model_hash
@@ -162,14 +162,14 @@ def test_a_slot_that_was_touched_is_refused_before_anything_is_asked(
     folder = stopped(place, user(ADAM, adaptive=True))
     rewritten(sorted(folder.checkpoints.glob("*.safetensors"))[-1], change, hashes=hashes)
     with pytest.raises(CorruptState, match=problem):
-        resume(folder, workspace=place, task=task())
+        resume_run(folder, workspace=place, task=task())
 
 
 def test_the_control_a_checkpoint_written_again_as_it_was_is_taken(tmp_path: Path) -> None:
     place = Workspace(path=tmp_path)
     folder = stopped(place, user(ADAM, adaptive=True))
     rewritten(sorted(folder.checkpoints.glob("*.safetensors"))[-1], lambda tensors, about: None, hashes=True)
-    assert resume(folder, workspace=place, task=task()).outcome == "finished"
+    assert resume_run(folder, workspace=place, task=task()).outcome == "finished"
 
 
 # ------------------------------------------------------------------------------------------- the privacy block
@@ -219,7 +219,7 @@ def test_a_block_of_a_hybrid_run_that_was_edited_is_refused(tmp_path: Path, name
 
     rewritten(sorted(folder.checkpoints.glob("*.safetensors"))[-1], edit)
     with pytest.raises(error):
-        resume(folder, workspace=place, task=task())
+        resume_run(folder, workspace=place, task=task())
 
 
 @pytest.mark.parametrize("value", [None, "1.0", True, float("inf")])
@@ -231,7 +231,7 @@ def test_an_epsilon_that_is_no_number_is_refused(tmp_path: Path, value: object) 
         lambda tensors, about: about["privacy"].__setitem__("cumulative_user_epsilon", value),
     )
     with pytest.raises(CorruptState):
-        resume(folder, workspace=place, task=task())
+        resume_run(folder, workspace=place, task=task())
 
 
 # ------------------------------------------------------------------------------------------------------ run.db
@@ -281,7 +281,7 @@ def test_a_schedule_charges_each_round_for_its_own_noise_and_resumes(tmp_path: P
     plan = Plan.from_dict({**values, "schedule": [{"rounds": 2, "noise": 3.0}, {"rounds": 5}]})
     place = Workspace(path=tmp_path)
     folder = stopped(place, plan)
-    result = resume(folder, workspace=place, task=task())
+    result = resume_run(folder, workspace=place, task=task())
     assert result.outcome == "finished"
     told = [row for row in newest(place).privacy["user_history"] if row["party"] == "c0"]
     assert {row["noise_multiplier"]: row["steps"] for row in told} == {3.0: 2, 1.0: 5}
@@ -309,7 +309,7 @@ def test_people_have_a_history_and_an_epsilon_of_their_own(tmp_path: Path) -> No
     assert len(block["person_history"]) == len(block["sample_history"]) == 2
     person, sample = block["cumulative_person_epsilon"], block["cumulative_sample_epsilon"]
     assert person > 0 and sample > 0 and person != sample  # two records leave, or one does and lets another in
-    again = resume(place.find("run"), workspace=place, task=Peopled())
+    again = resume_run(place.find("run"), workspace=place, task=Peopled())
     assert again.outcome == "finished"
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from quietsum.alerts.alert import (
         SCORES as SCORES,
         Alert as Alert,
+        AlertKind as AlertKind,
         Audience as Audience,
-        Kind as Kind,
         Severity as Severity,
         Subject as Subject,
         for_others as for_others,

@@ -22,7 +22,18 @@ from typing import Any, final
 from quietsum.errors import InvalidParameter, printable
 from quietsum.validate import whole_number
 
-__all__ = ["SCORES", "Alert", "Audience", "Kind", "Severity", "Subject", "as_number", "for_others", "hash_of", "moment"]
+__all__ = [
+    "SCORES",
+    "Alert",
+    "AlertKind",
+    "Audience",
+    "Severity",
+    "Subject",
+    "as_number",
+    "for_others",
+    "hash_of",
+    "moment",
+]
 
 SCORES: Mapping[str, bool] = {
     **dict.fromkeys(
@@ -34,7 +45,7 @@ SCORES: Mapping[str, bool] = {
 a task may call a score ``accuracy_Basel``."""
 
 
-class Kind(enum.StrEnum):
+class AlertKind(enum.StrEnum):
     """What happened."""
 
     BUDGET_LOW = "budget-low"
@@ -97,17 +108,17 @@ class Audience(enum.StrEnum):
 
 
 _OUTWARD = {
-    Kind.BUDGET_LOW: "{share} of the run's ε is reserved",
-    Kind.BUDGET_GONE: "the run has stopped: a budget is spent",
-    Kind.TOO_FEW: "the run has stopped before its schedule was done",
-    Kind.DIVERGENCE: "the model gets worse: {score}",
-    Kind.CHANCE: "the model is no better than chance: {score}",
-    Kind.RUN_ENDED: "the run has ended",
-    Kind.TEST: "this is a test of quietsum's alerts",
+    AlertKind.BUDGET_LOW: "{share} of the run's ε is reserved",
+    AlertKind.BUDGET_GONE: "the run has stopped: a budget is spent",
+    AlertKind.TOO_FEW: "the run has stopped before its schedule was done",
+    AlertKind.DIVERGENCE: "the model gets worse: {score}",
+    AlertKind.CHANCE: "the model is no better than chance: {score}",
+    AlertKind.RUN_ENDED: "the run has ended",
+    AlertKind.TEST: "this is a test of quietsum's alerts",
 }
 """Everything that others may be told. A kind that is not here stays with the operator."""
 _OUTWARD_SUBJECTS = (Subject.RUN, Subject.MODEL)
-_WITH_SCORE = (Kind.BUDGET_LOW, Kind.DIVERGENCE, Kind.CHANCE)
+_WITH_SCORE = (AlertKind.BUDGET_LOW, AlertKind.DIVERGENCE, AlertKind.CHANCE)
 _TEXTS = ("sentence", "time", "run", "subject", "statistic", "evidence")
 _NUMBERS = ("value", "threshold", "false_positive_rate")
 LAST_ROUND = 2**63 - 1  # what a database holds
@@ -129,11 +140,11 @@ class Alert:
     ``false_positive_rate`` is how often that would happen by itself, where it is known; ``evidence`` is the hash of
     what it was measured on, kept by whoever holds that. Texts are in one line and hold nothing that a terminal obeys.
 
-    >>> Alert(kind=Kind.LEDGER, severity=Severity.CRITICAL, sentence="entry 17 was changed", time="now").audience
+    >>> Alert(kind=AlertKind.LEDGER, severity=Severity.CRITICAL, sentence="entry 17 was changed", time="now").audience
     <Audience.OPERATOR: 'operator'>
     """
 
-    kind: Kind
+    kind: AlertKind
     severity: Severity
     sentence: str
     time: str = dataclasses.field(default_factory=moment)
@@ -148,7 +159,7 @@ class Alert:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", _one_of("kind", self.kind, Kind))
+        object.__setattr__(self, "kind", _one_of("kind", self.kind, AlertKind))
         object.__setattr__(self, "severity", _one_of("severity", self.severity, Severity))
         object.__setattr__(self, "subject_kind", _one_of("subject_kind", self.subject_kind, Subject))
         for name in _TEXTS:
@@ -174,7 +185,7 @@ class Alert:
     @property
     def names_party(self) -> bool:
         """Whether it tells of single parties, or how many were there."""
-        return self.audience is Audience.OPERATOR and self.kind is not Kind.LEDGER
+        return self.audience is Audience.OPERATOR and self.kind is not AlertKind.LEDGER
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON, without what is not there; a number that is not finite is a text."""
@@ -210,16 +221,16 @@ def for_others(alert: Alert) -> Alert | None:
     if alert.audience is not Audience.OTHERS:
         return None
     value = alert.value if alert.kind in _WITH_SCORE else None
-    named = alert.statistic.replace("_", " ").lower() in SCORES and alert.kind is not Kind.BUDGET_LOW
+    named = alert.statistic.replace("_", " ").lower() in SCORES and alert.kind is not AlertKind.BUDGET_LOW
     score = "it cannot be measured any more"
     if value is not None and math.isfinite(value):
         score = f"{alert.statistic if named else 'its score'} {value:.3g}"
     share = "much" if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
-    early = alert.kind is Kind.RUN_ENDED and alert.severity is not Severity.NOTICE
+    early = alert.kind is AlertKind.RUN_ENDED and alert.severity is not Severity.NOTICE
     return Alert(
-        kind=Kind.RUN_ENDED if alert.kind is Kind.TOO_FEW else alert.kind,
-        severity=Severity.CRITICAL if alert.kind is Kind.TOO_FEW else alert.severity,
-        sentence=_OUTWARD[Kind.TOO_FEW if early else alert.kind].format(share=share, score=score),
+        kind=AlertKind.RUN_ENDED if alert.kind is AlertKind.TOO_FEW else alert.kind,
+        severity=Severity.CRITICAL if alert.kind is AlertKind.TOO_FEW else alert.severity,
+        sentence=_OUTWARD[AlertKind.TOO_FEW if early else alert.kind].format(share=share, score=score),
         time=alert.time,
         run=alert.run,
         round=alert.round,

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
-from quietsum.alerts.alert import Alert, Kind, Severity, Subject
+from quietsum.alerts.alert import Alert, AlertKind, Severity, Subject
 from quietsum.alerts.auditlog import AuditLog
 from quietsum.alerts.rules import BudgetFact, Course, RoundFact, Thresholds, ledger_broken
 from quietsum.alerts.sending import Sender
@@ -133,7 +133,7 @@ class Alerts:
                 told = f"the model is no longer finite: {error}"
                 return [
                     Alert(
-                        kind=Kind.DIVERGENCE, severity=Severity.CRITICAL, sentence=told, run=self._run,
+                        kind=AlertKind.DIVERGENCE, severity=Severity.CRITICAL, sentence=told, run=self._run,
                         subject_kind=Subject.MODEL, value=float("nan"),
                     )
                 ]  # fmt: skip

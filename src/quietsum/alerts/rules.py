@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
-from quietsum.alerts.alert import SCORES, Alert, Kind, Severity, Subject, as_number
+from quietsum.alerts.alert import SCORES, Alert, AlertKind, Severity, Subject, as_number
 from quietsum.alerts.fields import setting
 from quietsum.errors import InvalidParameter
 from quietsum.validate import finite_number, positive, probability, whole_number
@@ -159,7 +159,7 @@ class Course:
             on = f" on {first.dataset}" if len(data) == 1 and first.dataset else ""
             whose, how = f"the lifetime budget{f' of {names}' if names else ''}{on},", ", is reserved"
         return self._alert(
-            Kind.BUDGET_LOW,
+            AlertKind.BUDGET_LOW,
             Severity.NOTICE if first.planned else Severity.WARNING,
             f"{_percent(share)} of {whose} ε = {first.epsilon:g} per {first.unit}{how}",
             round=first.round, subject_kind=first.subject_kind, subject=names,
@@ -170,7 +170,7 @@ class Course:
         """That a charge did not fit, once."""
         if not self._anew(("gone", str(more.get("subject", "")))):
             return []
-        return [self._alert(Kind.BUDGET_GONE, Severity.CRITICAL, f"a budget is spent: {reason}", **more)]
+        return [self._alert(AlertKind.BUDGET_GONE, Severity.CRITICAL, f"a budget is spent: {reason}", **more)]
 
     # ------------------------------------------------------------------------------------------------ rounds
 
@@ -191,7 +191,7 @@ class Course:
         enough = len(rows) >= min(limits.in_a_row, limits.window)
         if self._anew(("lost",), enough and share >= limits.drop_outs):
             yield self._alert(
-                Kind.DROP_OUTS, Severity.WARNING,
+                AlertKind.DROP_OUTS, Severity.WARNING,
                 f"{_percent(share)} of the parties asked in the last {len(rows)} rounds were lost",
                 round=fact.round, statistic="share of parties lost", value=share, threshold=limits.drop_outs,
             )  # fmt: skip
@@ -207,7 +207,7 @@ class Course:
         ]
         if fresh:
             yield self._alert(
-                Kind.DROP_OUTS, Severity.WARNING,
+                AlertKind.DROP_OUTS, Severity.WARNING,
                 f"{_names(fresh)} {_were(fresh)} lost {limits.in_a_row} times in a row",
                 round=fact.round, subject_kind=Subject.PARTY, subject=_names(fresh),
                 statistic="rounds lost in a row", value=max(self._in_a_row[one] for one in fresh),
@@ -221,7 +221,7 @@ class Course:
         enough = len(rows) >= min(limits.patience, limits.window)
         if self._anew(("rejected",), enough and share > limits.rejected):
             yield self._alert(
-                Kind.REJECTED, Severity.WARNING,
+                AlertKind.REJECTED, Severity.WARNING,
                 f"the rule left out {_percent(share)} of all updates in the last {len(rows)} rounds; "
                 "with so few kept it may follow the wrong ones",
                 round=fact.round, statistic="share of updates rejected", value=share, threshold=limits.rejected,
@@ -247,7 +247,7 @@ class Course:
             told, whose = ", ".join(shares), "its" if len(fresh) == 1 else "their"
             worst = max(out / of for out, of in counts.values())
             yield self._alert(
-                Kind.REJECTED, Severity.WARNING,
+                AlertKind.REJECTED, Severity.WARNING,
                 f"the rule left out {_names(fresh)} in {told}; that is no proof of bad faith, {whose} data may differ",
                 round=fact.round, subject_kind=Subject.PARTY, subject=_names(fresh),
                 statistic="share of rounds rejected", value=worst, threshold=limits.honest_rejections,
@@ -267,8 +267,9 @@ class Course:
         if self._anew(("step",), long and beyond):
             many = "is not finite" if not math.isfinite(norm) else f"is {norm / usual:.3g} times as long as at first"
             yield self._alert(
-                Kind.STEP_NORM, Severity.WARNING, f"the model's step {many}; lower the learning rate, or stop the run",
-                round=fact.round, subject_kind=Subject.MODEL, statistic="norm of the step", value=norm,
+                AlertKind.STEP_NORM, Severity.WARNING,
+                f"the model's step {many}; lower the learning rate, or stop the run", round=fact.round,
+                subject_kind=Subject.MODEL, statistic="norm of the step", value=norm,
                 threshold=None if math.isinf(usual) else limits.growth * usual,
             )  # fmt: skip
 
@@ -300,7 +301,7 @@ class Course:
 
     def _divergence(self, fact: RoundFact, name: str, value: float, bound: float | None, words: str) -> Alert:
         return self._alert(
-            Kind.DIVERGENCE, Severity.WARNING, f"the model gets worse: {words}", round=fact.round,
+            AlertKind.DIVERGENCE, Severity.WARNING, f"the model gets worse: {words}", round=fact.round,
             subject_kind=Subject.MODEL, statistic=name, value=value, threshold=bound,
         )  # fmt: skip
 
@@ -318,11 +319,11 @@ class Course:
                 return [*self.budget_gone(reason or "the run has stopped", round=where), *self._no_better(where)]
             case "too-few-parties":
                 said = reason or "too few parties answered"
-                return [self._alert(Kind.TOO_FEW, Severity.CRITICAL, f"the run has stopped: {said}", round=where)]
+                return [self._alert(AlertKind.TOO_FEW, Severity.CRITICAL, f"the run has stopped: {said}", round=where)]
             case "finished":
-                done = self._alert(Kind.RUN_ENDED, Severity.NOTICE, "the run has ended as planned", round=where)
+                done = self._alert(AlertKind.RUN_ENDED, Severity.NOTICE, "the run has ended as planned", round=where)
                 return [*self._no_better(where), done]
-        return [self._alert(Kind.RUN_ENDED, Severity.NOTICE, "the run was broken off by hand", round=where)]
+        return [self._alert(AlertKind.RUN_ENDED, Severity.NOTICE, "the run was broken off by hand", round=where)]
 
     def _no_better(self, where: int) -> Iterator[Alert]:
         """By the first score alone: it is the one that the task is about."""
@@ -336,7 +337,7 @@ class Course:
             if level is None or (value > level + margin if better else value < level - margin * abs(level)):
                 return
             yield self._alert(
-                Kind.CHANCE, Severity.WARNING,
+                AlertKind.CHANCE, Severity.WARNING,
                 f"the model is no better than chance: {name} {value:.3f}, {source} {level:.3f}", round=where,
                 subject_kind=Subject.MODEL, statistic=name, value=value, threshold=level,
             )  # fmt: skip
@@ -351,7 +352,7 @@ class Course:
             return _CHANCE[_plain(name)], "by chance"
         return self._start.get(name), "at the start"
 
-    def _alert(self, kind: Kind, severity: Severity, sentence: str, **more: Any) -> Alert:
+    def _alert(self, kind: AlertKind, severity: Severity, sentence: str, **more: Any) -> Alert:
         return Alert(kind=kind, severity=severity, sentence=sentence, run=self._run, **more)
 
     def _anew(self, key: tuple[str, ...], holds: bool = True, *, again: bool = True) -> bool:
@@ -392,7 +393,7 @@ def finding(
     whom = "the model" if kind is Subject.MODEL else f"{kind} {subject}".strip()
     chance = "" if false_positive_rate is None else f" (by itself in {false_positive_rate:.2g} of cases)"
     return Alert(
-        kind=Kind.FINDING, severity=severity, round=round, run=run, subject_kind=kind, subject=subject,
+        kind=AlertKind.FINDING, severity=severity, round=round, run=run, subject_kind=kind, subject=subject,
         sentence=f"{rule}: {statistic} {value:.3g} of {whom} is beyond {threshold:.3g}{chance}; "
         "that is a measurement, and no verdict",
         statistic=statistic, value=value, threshold=threshold, false_positive_rate=false_positive_rate,
@@ -403,7 +404,7 @@ def finding(
 def ledger_broken(problem: str, *, run: str = "", round: int | None = None) -> Alert:
     """The alert for a ledger that is not what was written."""
     return Alert(
-        kind=Kind.LEDGER, severity=Severity.CRITICAL, run=run, round=round, subject_kind=Subject.LEDGER,
+        kind=AlertKind.LEDGER, severity=Severity.CRITICAL, run=run, round=round, subject_kind=Subject.LEDGER,
         sentence=problem,
     )  # fmt: skip
 
@@ -411,8 +412,8 @@ def ledger_broken(problem: str, *, run: str = "", round: int | None = None) -> A
 def alert_of_refusal(site: str, reason: str, *, run: str = "", round: int | None = None) -> Alert:
     """The alert for a request that a site has refused, for the site's own operator."""
     return Alert(
-        kind=Kind.REFUSED, severity=Severity.WARNING, run=run, round=round, subject_kind=Subject.SITE, subject=site,
-        sentence=f"a request was refused: {reason}",
+        kind=AlertKind.REFUSED, severity=Severity.WARNING, run=run, round=round, subject_kind=Subject.SITE,
+        subject=site, sentence=f"a request was refused: {reason}",
     )  # fmt: skip
 
 

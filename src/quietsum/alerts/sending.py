@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
-from quietsum.alerts.alert import Alert, Audience, Kind, for_others
+from quietsum.alerts.alert import Alert, AlertKind, Audience, for_others
 from quietsum.alerts.fields import setting
 from quietsum.alerts.sinks import Refusal, Sink, Terminal
 from quietsum.errors import printable
@@ -148,8 +148,8 @@ class _Allowance:
 
     def __init__(self, sink: Sink, limits: Limits, clock: Callable[[], float]) -> None:
         self._sink, self._limits, self._clock = sink, limits, clock
-        self._sent: dict[Kind, collections.deque[float]] = {}
-        self.held: collections.Counter[Kind] = collections.Counter()
+        self._sent: dict[AlertKind, collections.deque[float]] = {}
+        self.held: collections.Counter[AlertKind] = collections.Counter()
 
     def admit(self, alert: Alert) -> tuple[Alert, int] | None:
         """What this sink's readers may have of ``alert``, with the number held back; None where nothing is sent."""
@@ -193,7 +193,7 @@ class _Direct:
     def end(self) -> None:
         """Nothing is left to do."""
 
-    def wait(self, seconds: float) -> collections.Counter[Kind]:
+    def wait(self, seconds: float) -> collections.Counter[AlertKind]:
         return self._allowance.held
 
 
@@ -228,7 +228,7 @@ class _Queued:
             self._ending = True
             self._change.notify_all()
 
-    def wait(self, seconds: float) -> collections.Counter[Kind]:
+    def wait(self, seconds: float) -> collections.Counter[AlertKind]:
         if self._thread is not None:
             self._thread.join(min(seconds, threading.TIMEOUT_MAX))
         with self._change:

@@ -133,8 +133,8 @@ def append_line(path: Path, line: str) -> None:
 def line_of(alert: Alert, held_back: int = 0) -> str:
     """``budget-low, round 12 of visits-2026: …`` in one line.
 
-    >>> from quietsum.alerts.alert import Kind
-    >>> line_of(Alert(kind=Kind.TEST, severity=Severity.NOTICE, sentence="hello", run="r1", round=3), 2)
+    >>> from quietsum.alerts.alert import AlertKind
+    >>> line_of(Alert(kind=AlertKind.TEST, severity=Severity.NOTICE, sentence="hello", run="r1", round=3), 2)
     'test, round 3 of r1: hello (2 more of this kind were held back)'
     """
     where = "" if alert.round is None else f", round {alert.round}"

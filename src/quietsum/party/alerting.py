@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, final
 from quietsum.alerts import (
     LOG,
     Alert,
+    AlertKind,
     AuditLog,
     BudgetFact,
     Course,
-    Kind,
     Sender,
     Severity,
     Subject,
@@ -52,7 +52,7 @@ class SiteAlerts:
         self, policy: Policy, ledger: Ledger, sender: Sender, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        self._days: dict[Kind, tuple[float, int]] = {}  # since when so many of a kind were raised
+        self._days: dict[AlertKind, tuple[float, int]] = {}  # since when so many of a kind were raised
         self._policy, self._ledger, self._sender = policy, ledger, sender
         self._course = Course(policy.alerts.rules)
         self._facts: list[Alert] = []
@@ -86,8 +86,8 @@ class SiteAlerts:
         """A request was refused because a budget does not suffice."""
         self._raise(
             Alert(
-                kind=Kind.BUDGET_GONE, severity=Severity.CRITICAL, sentence=f"a budget is spent: {reason}", run=run,
-                subject_kind=Subject.SITE, subject=self._policy.name,
+                kind=AlertKind.BUDGET_GONE, severity=Severity.CRITICAL, sentence=f"a budget is spent: {reason}",
+                run=run, subject_kind=Subject.SITE, subject=self._policy.name,
             )
         )  # fmt: skip
 
@@ -99,7 +99,7 @@ class SiteAlerts:
         """A run has ended, says its coordinator."""
         self._raise(
             Alert(
-                kind=Kind.RUN_ENDED, severity=Severity.NOTICE, sentence="the run has ended, says its coordinator",
+                kind=AlertKind.RUN_ENDED, severity=Severity.NOTICE, sentence="the run has ended, says its coordinator",
                 run=run, subject_kind=Subject.SITE, subject=self._policy.name,
             )
         )  # fmt: skip

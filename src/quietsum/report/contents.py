@@ -19,15 +19,15 @@ from quietsum.files import read_file, write_atomically
 from quietsum.ledger import Kind, Ledger, RunHistory, bound_advantage, budget_to, claim_guarantees, exceeds
 from quietsum.plan import Plan, ResolvedPlan, SecurePlan, card, layers, resolve
 from quietsum.privacy import Guarantee, Observer, PrivacyUnit
-from quietsum.report.page import page
+from quietsum.report.page import render_page
 from quietsum.runs import (
     NO_GUARANTEE,
     RunFolder,
     TaskFacts,
     Workspace,
     checkpoint as checkpoints,
-    measured,
-    scores,
+    plain_scores,
+    scores_after,
 )
 from quietsum.validate import finite_number
 
@@ -41,7 +41,7 @@ def write(folder: RunFolder, workspace: Workspace) -> dict[str, Any]:
     values = build(folder, workspace)
     text = json.dumps(_plain(values), indent=2, allow_nan=False, ensure_ascii=False)
     write_atomically(folder.path / "report.json", text.encode() + b"\n")
-    write_atomically(folder.path / "report.html", page(values).encode())
+    write_atomically(folder.path / "report.html", render_page(values).encode())
     return values
 
 
@@ -175,14 +175,14 @@ def scores_in(
     if about is not None and about.get("round") == number and "metrics" in about:
         try:
             references = {str(name): finite_number(name, value) for name, value in about["references"].items()}
-            return scores(about["metrics"]), references
+            return plain_scores(about["metrics"]), references
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CorruptState(f"{folder.model} cannot be read ({error}); restore it from a backup") from None
     if about is not None and (folder.path / "report.json").is_file():  # of an older version
         values = earlier(folder)
         if values["round"] == number:
             return values["metrics"], values["references"]
-    return measured(folder.path / "run.db", number), {}
+    return scores_after(folder.path / "run.db", number), {}
 
 
 def earlier(folder: RunFolder) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from quietsum.charts import Chart, Series, svg
 from quietsum.ledger import WHOLE_PLAN
 
-__all__ = ["curve", "page"]
+__all__ = ["curve", "render_page"]
 
 _SHOWN = 50  # parties in the table
 
@@ -38,7 +38,7 @@ code { font: .875em ui-monospace, Menlo, Consolas, monospace; overflow-wrap: any
 """
 
 
-def page(values: Mapping[str, Any]) -> str:
+def render_page(values: Mapping[str, Any]) -> str:
     """The whole page."""
     title = f"Privacy report: {values['run']}"
     parts = [

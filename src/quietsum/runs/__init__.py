@@ -25,10 +25,10 @@ if TYPE_CHECKING:
         LeftOut as LeftOut,
         Recorder as Recorder,
         findings as findings,
-        judged_groups as judged_groups,
-        left_out as left_out,
-        measured as measured,
-        scores as scores,
+        plain_scores as plain_scores,
+        read_groups as read_groups,
+        read_left_out as read_left_out,
+        scores_after as scores_after,
     )
     from quietsum.runs.recording import (
         Recording as Recording,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         RunResult as RunResult,
         check_anchors as check_anchors,
         check_whom as check_whom,
-        resume as resume,
+        resume_run as resume_run,
         start as start,
     )
     from quietsum.runs.tracking.watcher import MlflowWatcher as MlflowWatcher

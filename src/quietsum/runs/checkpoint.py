@@ -33,7 +33,7 @@ from quietsum.failpoints import reach
 from quietsum.federation import model_hash
 from quietsum.files import PRIVATE, write_atomically
 from quietsum.ledger import Head
-from quietsum.runs.sealed import seal, unseal
+from quietsum.runs.sealed import add_check, take_check
 from quietsum.validate import whole_number
 
 __all__ = [
@@ -45,11 +45,11 @@ __all__ = [
     "head_of",
     "header_of",
     "latest",
+    "load",
     "load_model",
     "newest",
-    "read",
+    "save",
     "save_model",
-    "write",
 ]
 
 VERSION = 2
@@ -89,7 +89,7 @@ def apart(path: Path) -> Path:
     return path.with_name(path.name.replace("round-", "operator-", 1))
 
 
-def write(folder: Path, checkpoint: RunCheckpoint, *, of_parties: Collection[str] = ()) -> Path:
+def save(folder: Path, checkpoint: RunCheckpoint, *, of_parties: Collection[str] = ()) -> Path:
     """Write ``checkpoint`` into ``folder`` atomically, then remove all but the newest few.
 
     Slots that are named in ``of_parties`` go into the operator's file beside it.
@@ -137,7 +137,7 @@ def _pack(vectors: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bytes:
     from safetensors.numpy import save
 
     named = {f"{_SLOT}{name}" if name else "params": vector for name, vector in vectors.items()}
-    text = json.dumps(seal(dict(about)), sort_keys=True, allow_nan=False)
+    text = json.dumps(add_check(dict(about)), sort_keys=True, allow_nan=False)
     return bytes(save(named, metadata={"quietsum": text}))
 
 
@@ -153,14 +153,14 @@ def latest(folder: Path, *, of_parties: bool = True) -> RunCheckpoint | None:
     Without ``of_parties`` the operator's file beside it is not looked for, and its slots are missing.
     """
     paths = _paths(folder)
-    return read(paths[-1], of_parties=of_parties) if paths else None
+    return load(paths[-1], of_parties=of_parties) if paths else None
 
 
 def _paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("round-*.safetensors") if _NAME.fullmatch(path.name))
 
 
-def read(path: Path, *, of_parties: bool = True) -> RunCheckpoint:
+def load(path: Path, *, of_parties: bool = True) -> RunCheckpoint:
     """The checkpoint in ``path``; anything truncated, altered or foreign raises CorruptState.
 
     So does an operator's file that is missing, or is not the one that this checkpoint was saved with, unless
@@ -243,7 +243,7 @@ def header_of(path: Path) -> dict[str, Any]:
     _require_plain(path)
     try:
         with safe_open(path, framework="numpy") as file:
-            return unseal(json.loads((file.metadata() or {})["quietsum"]))
+            return take_check(json.loads((file.metadata() or {})["quietsum"]))
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise CorruptState(_say_damage(path, f"it cannot be read ({error})")) from None
 
@@ -259,7 +259,7 @@ def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None
     """The finished model alone, with its guarantee in the header."""
     from safetensors.numpy import save
 
-    text = json.dumps(seal({**about, "model": model_hash(params)}), sort_keys=True, allow_nan=False)
+    text = json.dumps(add_check({**about, "model": model_hash(params)}), sort_keys=True, allow_nan=False)
     write_atomically(path, save({"params": params}, metadata={"quietsum": text}))
 
 
@@ -286,7 +286,7 @@ def _open(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         about = json.loads(metadata["quietsum"])
-        about = unseal(about) if isinstance(about, dict) else about
+        about = take_check(about) if isinstance(about, dict) else about
     except (SafetensorError, OSError, LookupError, ValueError, RecursionError) as error:
         raise CorruptState(_say_damage(path, f"it cannot be read ({error})")) from None
     if not isinstance(about, dict):

@@ -19,11 +19,11 @@ from typing import Any, TextIO, final
 from quietsum.alerts import (
     LOG,
     Alert,
+    AlertKind,
     Audience,
     AuditLog,
     BudgetFact,
     Course,
-    Kind,
     RoundFact,
     Sender,
     Severity,
@@ -113,7 +113,7 @@ class AlertWatcher:
                 alerts = [ledger_broken(str(error), run=self._run, round=self._round or None)]
             case InvalidParameter(parameter="learning_rate") if "overflow" in error.problem:
                 told = f"the model is no longer finite: {error}"
-                kind, model = Kind.DIVERGENCE, Subject.MODEL
+                kind, model = AlertKind.DIVERGENCE, Subject.MODEL
                 alerts = [self._alert(kind, Severity.CRITICAL, told, subject_kind=model, value=float("nan"))]
         self._raise(alerts, shown=True)
 
@@ -163,7 +163,7 @@ class AlertWatcher:
         severity = Severity.NOTICE if about <= self._told else Severity.WARNING
         self._told |= about
         return Alert(
-            kind=Kind.FINDING, severity=severity, sentence=seen.sentence, time=seen.time, run=self._run,
+            kind=AlertKind.FINDING, severity=severity, sentence=seen.sentence, time=seen.time, run=self._run,
             round=seen.round, subject_kind=Subject(str(seen.subject_kind)), subject=seen.subject,
             statistic=f"{seen.rule}: {seen.statistic}", value=seen.value, threshold=seen.threshold,
             false_positive_rate=seen.false_positive_rate, evidence=seen.evidence,
@@ -206,7 +206,7 @@ class AlertWatcher:
         self.raised += sum(alert.severity is not Severity.NOTICE for alert in alerts)
         self._sender.send(*alerts, shown=shown)
 
-    def _alert(self, kind: Kind, severity: Severity, sentence: str, **more: Any) -> Alert:
+    def _alert(self, kind: AlertKind, severity: Severity, sentence: str, **more: Any) -> Alert:
         return Alert(kind=kind, severity=severity, sentence=sentence, run=self._run, round=self._round or None, **more)
 
 

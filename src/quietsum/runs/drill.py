@@ -127,7 +127,7 @@ class Matrix:
             return "–"
         return f"{100 * score:.1f}" if self.unit else f"{score:.3g}"
 
-    def shown(self, cell: Cell) -> str:
+    def in_words(self, cell: Cell) -> str:
         """A cell for people: its score, a dash where it was refused, ``none`` where its model has no score."""
         return self.figure(cell.score) if not cell.runs or math.isfinite(cell.score) else "none"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from quietsum.errors import CorruptState, QuietsumError, printable
 from quietsum.files import read_file, write_atomically
 from quietsum.plan import PartyFacts
-from quietsum.runs.sealed import seal, unseal
+from quietsum.runs.sealed import add_check, take_check
 from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class TaskFacts:
             "title": self.title, "dimension": self.dimension,
             "parties": [dataclasses.asdict(party) for party in self.parties],
         }  # fmt: skip
-        write_atomically(folder / FILE, json.dumps(seal(values), ensure_ascii=False).encode() + b"\n")
+        write_atomically(folder / FILE, json.dumps(add_check(values), ensure_ascii=False).encode() + b"\n")
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
         """What :meth:`write` kept; None in folders of older versions, which kept nothing."""
         path = folder / FILE
         try:
-            values = unseal(json.loads(read_file(path)))
+            values = take_check(json.loads(read_file(path)))
             return cls(
                 title=printable(_text(values["title"])),
                 dimension=whole_number("dimension", values["dimension"], 1),

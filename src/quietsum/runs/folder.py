@@ -37,7 +37,7 @@ from quietsum.files import NoRoom, draft_folder, no_room, read_file, write_atomi
 from quietsum.ledger import Head
 from quietsum.plan import GuaranteeCard, Plan, load_plan
 from quietsum.runs.facts import TaskFacts
-from quietsum.runs.sealed import seal, unseal
+from quietsum.runs.sealed import add_check, take_check
 from quietsum.validate import whole_number
 
 __all__ = ["FORMAT", "RunFolder", "Workspace"]
@@ -76,7 +76,7 @@ class Workspace:
                     with contextlib.suppress(CorruptState):
                         yield RunFolder.open(path)
 
-    def damaged(self) -> list[tuple[str, str]]:
+    def find_damaged(self) -> list[tuple[str, str]]:
         """Folders that say they are runs and cannot be read: name and problem."""
         found: list[tuple[str, str]] = []
         for marker in sorted(self.runs.glob("*/run.json")):
@@ -104,7 +104,7 @@ class Workspace:
             for path in (*sorted(folder.checkpoints.glob("round-*.safetensors")), folder.model):
                 if path.is_file():
                     yield path, head_of(path)
-            yield from folder.reported_head()
+            yield from folder.head_in_report()
 
     def newest_anchors(self) -> Iterator[tuple[Path, Head]]:
         """The newest signed head of each run and training: in its model, else in its last checkpoint or report.
@@ -123,7 +123,7 @@ class Workspace:
             if path.is_file():
                 yield path, head_of(path)
             else:
-                yield from folder.reported_head()
+                yield from folder.head_in_report()
 
     def find(self, name: str) -> RunFolder:
         """The run called ``name``, or in the folder ``name``; ``latest`` is the newest one."""
@@ -169,7 +169,7 @@ class Workspace:
             with draft_folder(target) as draft:
                 (draft / "checkpoints").mkdir()
                 write_atomically(draft / "plan.toml", plan.to_toml().encode())
-                write_atomically(draft / "run.json", json.dumps(seal(about), indent=2).encode() + b"\n")
+                write_atomically(draft / "run.json", json.dumps(add_check(about), indent=2).encode() + b"\n")
                 if facts is not None:
                     facts.write(draft)
                 if card is not None:
@@ -222,7 +222,7 @@ class RunFolder:
         if not isinstance(sites, bool):  # a guess would ask the wrong ones
             raise CorruptState(f"{marker} does not say whether the run asks sites; restore it from a backup")
         try:
-            unseal(about)
+            take_check(about)
         except ValueError as error:
             raise CorruptState(f"{marker} is damaged: {error}; restore it from a backup") from None
         return cls(
@@ -240,7 +240,7 @@ class RunFolder:
         """The finished model."""
         return self.path / "model.safetensors"
 
-    def reported_head(self) -> Iterator[tuple[Path, Head]]:
+    def head_in_report(self) -> Iterator[tuple[Path, Head]]:
         """The ledger's head in ``report.json``, where there is one."""
         report = self.path / "report.json"
         if report.is_file():
@@ -270,7 +270,7 @@ class RunFolder:
         return plan
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold this run for one process; a second one is refused."""
         import fcntl
 

@@ -56,7 +56,7 @@ def heatmap(matrix: Matrix, title: str) -> str:
     key = top + _ROW * len(matrix.rules) + 18
     height = key + _ROW + 14 + 18 * len(foot) + 10
     about = "; ".join(
-        f"{rule}: {matrix.shown(worst)} under {worst.attack}"
+        f"{rule}: {matrix.in_words(worst)} under {worst.attack}"
         for rule in matrix.rules
         if (worst := matrix.worst(rule)) is not None
     )
@@ -91,7 +91,7 @@ def heatmap(matrix: Matrix, title: str) -> str:
 
 def _square(matrix: Matrix, cell: Cell | None, x: float, y: float, *, bold: bool) -> Iterator[str]:
     """One cell, with what a pointer over it is told."""
-    text = "–" if cell is None else matrix.shown(cell)
+    text = "–" if cell is None else matrix.in_words(cell)
     refused = cell is None or not cell.runs
     lost = 0.0 if cell is None else matrix.lost(cell)
     weight = ' class="worst"' if bold else ""
@@ -108,7 +108,7 @@ def _title(matrix: Matrix, cell: Cell) -> str:
         return f"{pair}: refused, {' '.join(cell.refused.split())}"
     shares = [("attackers", cell.mean("caught")), ("others", cell.mean("accused"))]
     out = ", ".join(f"{100 * share:.0f} % of {name}" for name, share in shares if share is not None)
-    return f"{pair}: {matrix.shown(cell)}" + (f"; left out: {out}" if out else "")
+    return f"{pair}: {matrix.in_words(cell)}" + (f"; left out: {out}" if out else "")
 
 
 def _scale(x: float, y: float) -> Iterator[str]:

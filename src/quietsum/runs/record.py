@@ -32,11 +32,12 @@ from quietsum.federation import (
 )
 from quietsum.files import DiskFull, NoRoom
 from quietsum.privacy import PrivacyUnit
-from quietsum.runs.sealed import seal, unseal
+from quietsum.runs.sealed import add_check, take_check
 from quietsum.validate import finite_number
 
 __all__ = [
-    "SCHEMA", "LeftOut", "Recorder", "findings", "history", "judged_groups", "left_out", "measured", "scores",
+    "SCHEMA", "LeftOut", "Recorder", "findings", "history", "plain_scores", "read_groups", "read_left_out",
+    "scores_after",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ class Recorder:
                 "INSERT OR REPLACE INTO metrics VALUES (?, ?, ?, ?)", event.round, name, value, event.metrics_on[name]
             )
         scores = [{"name": name, "value": value, "on": event.metrics_on[name]} for name, value in event.metrics.items()]
-        text = json.dumps(seal({"round": event.round, "scores": scores}))
+        text = json.dumps(add_check({"round": event.round, "scores": scores}))
         self._put("INSERT OR REPLACE INTO measured VALUES (?, ?)", event.round, text)
 
     def _put(self, statement: str, *values: object) -> None:
@@ -207,7 +208,7 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, str) else value
 
 
-def judged_groups(path: Path) -> list[tuple[int, tuple[str, ...], bool]]:
+def read_groups(path: Path) -> list[tuple[int, tuple[str, ...], bool]]:
     """(round, whose updates were in the sum, whether its mean was kept) of every group; empty where there is none.
 
     For the operator alone (rule 5).
@@ -256,7 +257,7 @@ class LeftOut:
         return {"rule": self.rule, "rounds": self.rounds, "parties": each}
 
 
-def left_out(path: Path) -> LeftOut | None:
+def read_left_out(path: Path) -> LeftOut | None:
     """Whom the rule left out, over all finished rounds; None where it left nobody out. For the operator alone (rule 5).
 
     A round that was repeated counts once. That an update was left out says that it was unlike the others.
@@ -357,7 +358,7 @@ def findings(path: Path) -> list[Finding]:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
-def measured(path: Path, number: int) -> list[dict[str, Any]]:
+def scores_after(path: Path, number: int) -> list[dict[str, Any]]:
     """The scores of the model after round ``number``: name, value and data; empty where they were not written down."""
     if not path.is_file():
         return []
@@ -366,21 +367,23 @@ def measured(path: Path, number: int) -> list[dict[str, Any]]:
         try:
             if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'measured'").fetchone():
                 names = "SELECT name, value, on_data FROM metrics WHERE round = ? ORDER BY rowid"
-                return scores([{"name": n, "value": v, "on": on} for n, v, on in database.execute(names, (number,))])
+                return plain_scores(
+                    [{"name": n, "value": v, "on": on} for n, v, on in database.execute(names, (number,))]
+                )
             row = database.execute("SELECT scores FROM measured WHERE round = ?", (number,)).fetchone()
         finally:
             database.close()
         if row is None:
             return []
-        values = unseal(json.loads(row[0]))
+        values = take_check(json.loads(row[0]))
         if values["round"] != number:
             raise ValueError("a row belongs to another round")
-        return scores(values["scores"])
+        return plain_scores(values["scores"])
     except (sqlite3.Error, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); move it away, nothing in it is needed") from None
 
 
-def scores(values: object) -> list[dict[str, Any]]:
+def plain_scores(values: object) -> list[dict[str, Any]]:
     """``values`` if they are scores as a run writes them: name, value and data of each; else ValueError."""
     if not isinstance(values, list):
         raise ValueError("scores are no list")

@@ -58,7 +58,7 @@ from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check_block
 from quietsum.tasks import AnyTask, Metrics, Task, as_task, rehearse_root, task_of, trial_for
 
-__all__ = ["RunResult", "check_anchors", "check_whom", "resume", "start"]
+__all__ = ["RunResult", "check_anchors", "check_whom", "resume_run", "start"]
 
 log = logging.getLogger(__name__)
 
@@ -116,13 +116,13 @@ def start(
         facts = TaskFacts.of(task)
         folder = workspace.create(plan, head=ledger.head, facts=facts, name=run, sites=remote, card=card(resolved))
         reach("run:folder")
-        with folder.locked():
+        with folder.lock():
             state = first_state(resolved, task.initial())
             history = RunHistory(ledger, run).read()
             first = RunCheckpoint(
                 run=run, plan=plan.digest, round=0, state=state, head=ledger.head, privacy=block(history, resolved)
             )
-            checkpoints.write(folder.checkpoints, first, of_parties=_of_parties(resolved, state))
+            checkpoints.save(folder.checkpoints, first, of_parties=_of_parties(resolved, state))
             reach("run:first-checkpoint")
             if opened is not None:
                 opened(folder)
@@ -130,7 +130,7 @@ def start(
                 return _go_on(first, folder, task, resolved, ledger, history, parties, rng, guarded(watchers))
 
 
-def resume(
+def resume_run(
     folder: RunFolder,
     *,
     workspace: Workspace,
@@ -151,7 +151,7 @@ def resume(
     check_whom(folder, sites=remote, workspace=workspace)
     plan = folder.plan()
     task = task_of(plan) if task is None else as_task(task)
-    with folder.locked(), _ledger_of(folder, workspace) as ledger:
+    with folder.lock(), _ledger_of(folder, workspace) as ledger:
         resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
         if remote:
             refuse_drill(resolved.plan)
@@ -325,7 +325,7 @@ def _go_on(
                 trial=None if tried is None else tried(state.params, rng),
             )  # fmt: skip
             reach("run:before-checkpoint")
-            checkpoints.write(
+            checkpoints.save(
                 folder.checkpoints,
                 RunCheckpoint(
                     run=folder.run, plan=plan.digest, round=number, state=result.state, head=ledger.head,

@@ -12,15 +12,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["seal", "unseal"]
+__all__ = ["add_check", "take_check"]
 
 
-def seal(values: Mapping[str, Any]) -> dict[str, Any]:
+def add_check(values: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with their ``check``.
 
-    >>> unseal(seal({"round": 2}))
+    >>> take_check(add_check({"round": 2}))
     {'round': 2}
-    >>> unseal({**seal({"round": 2}), "round": 3})
+    >>> take_check({**add_check({"round": 2}), "round": 3})
     Traceback (most recent call last):
     ...
     ValueError: it is not what was written
@@ -28,7 +28,7 @@ def seal(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "check": _hash(values)}
 
 
-def unseal(values: Any) -> dict[str, Any]:
+def take_check(values: Any) -> dict[str, Any]:
     """The values without their ``check``; ValueError where it does not fit them."""
     if not isinstance(values, dict):
         raise ValueError("it is not an object")

@@ -165,11 +165,11 @@ def _spread(low: float, high: float) -> list[float]:
 def _chart(setting: Setting, over: Over, points: list[tuple[float, Priced]]) -> Chart:
     y_log = over in (Over.NOISE, Over.RATE)
 
-    def drawn(values: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    def finite(values: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
         return tuple((x, y) for x, y in values if math.isfinite(y) and (y > 0 or not y_log))
 
-    exact = drawn([(x, answer.guarantee.epsilon) for x, answer in points])
-    renyi = drawn([(x, answer.renyi.epsilon) for x, answer in points if answer.renyi])
+    exact = finite([(x, answer.guarantee.epsilon) for x, answer in points])
+    renyi = finite([(x, answer.renyi.epsilon) for x, answer in points if answer.renyi])
     if not exact:
         raise InvalidParameter("noise_multiplier", setting.noise_multiplier, "leaves no finite ε to draw", "add noise")
     whom = points[-1][1].guarantee.whom

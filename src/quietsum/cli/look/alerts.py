@@ -168,7 +168,7 @@ def _mark(*parts: object) -> bytes:
 
 def _test(place: Path, policy: Path | None, as_json: bool) -> int:
     """Try every sink. The user asks for it by name, which is his word that the file may be used."""
-    from quietsum.alerts import Alert, Kind, Severity, find, trust
+    from quietsum.alerts import Alert, AlertKind, Severity, find, trust
 
     source: Path | None
     if policy is None:
@@ -182,7 +182,7 @@ def _test(place: Path, policy: Path | None, as_json: bool) -> int:
     if source is None:
         problem = f"has no alerts.toml: alerts are shown on the terminal and kept in {place}"
         raise InvalidParameter("workspace", str(place), problem, "write one, see docs/how-to/alerts.md")
-    alert = Alert(kind=Kind.TEST, severity=Severity.CRITICAL, sentence="this is a test of quietsum's alerts")
+    alert = Alert(kind=AlertKind.TEST, severity=Severity.CRITICAL, sentence="this is a test of quietsum's alerts")
     told = [(sink, _try(sink, alert)) for sink in sinks]
     failed = [sink for sink, problem in told if problem]
     if policy is None and not failed:

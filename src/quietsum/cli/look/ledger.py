@@ -250,12 +250,12 @@ def verify(
 
         path = ledger_path(workspace)
 
-        def kept(name: str) -> set[Head]:
+        def heads_in(name: str) -> set[Head]:
             _check_files(name, files)
             runs.update(_heads_of_runs(path))
             return given | runs
 
-        found = verify_file(path, anchors=kept, every_signature=every_signature)
+        found = verify_file(path, anchors=heads_in, every_signature=every_signature)
     if as_json:
         print_json({**_verification(found), "anchors_of_runs": len(runs)})
         return

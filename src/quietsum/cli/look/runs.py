@@ -34,7 +34,7 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
     from quietsum.runs import Workspace
 
     place = Workspace.at(workspace)
-    damaged, folders = place.damaged(), list(place.folders())
+    damaged, folders = place.find_damaged(), list(place.folders())
     found, broken = _lines(folders, place, damaged)
     if as_json:
         listed = [{"run": run, "problem": problem} for run, problem in damaged]
@@ -68,13 +68,13 @@ def show(
     """Show one run: its guarantee, its metrics, its defence and where its files are."""
     from quietsum import report
     from quietsum.plan import GuaranteeCard
-    from quietsum.runs import Workspace, findings, judged_groups, left_out
+    from quietsum.runs import Workspace, findings, read_groups, read_left_out
 
     place = Workspace.at(workspace)
     folder = place.find(run)
     values = report.build(folder, place)
     found = findings(folder.path / "run.db")
-    rejected, groups = left_out(folder.path / "run.db"), judged_groups(folder.path / "run.db")
+    rejected, groups = read_left_out(folder.path / "run.db"), read_groups(folder.path / "run.db")
     if output is not None:
         from quietsum.charts import save
 

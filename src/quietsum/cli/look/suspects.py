@@ -45,11 +45,11 @@ def suspects(
     alone.
     """
     from quietsum.defence import Flag, Rates, scores
-    from quietsum.runs import Workspace, judged_groups
+    from quietsum.runs import Workspace, read_groups
 
     rates = Rates(true_positive=true_positive, false_positive=false_positive)
     folder = Workspace.at(workspace).find(run)
-    flags = [Flag(members=members, flagged=not kept) for _, members, kept in judged_groups(folder.path / "run.db")]
+    flags = [Flag(members=members, flagged=not kept) for _, members, kept in read_groups(folder.path / "run.db")]
     parties, attackers = _count_parties(folder, flags)
     found = scores(flags, parties=parties, attackers=attackers, rates=rates) if flags else ()
     left_out = sum(flag.flagged for flag in flags)

@@ -183,7 +183,7 @@ def _print_entered(folder: Path, party: str, line: str, as_json: bool) -> None:
 
 
 def _values(folder: Path, found: Keyring) -> dict[str, Any]:
-    def told(validity: Validity | None) -> dict[str, Any] | None:
+    def show_validity(validity: Validity | None) -> dict[str, Any] | None:
         if validity is None:
             return None
         until = validity.until.isoformat().replace("+00:00", "Z")
@@ -191,8 +191,8 @@ def _values(folder: Path, found: Keyring) -> dict[str, Any]:
 
     return {
         "folder": str(folder),
-        "authority": told(found.authority),
-        "server": told(found.server),
+        "authority": show_validity(found.authority),
+        "server": show_validity(found.server),
         "parties": [
             {"party": one.party, "fingerprint": one.fingerprint, "private_key_here": one.private_key_here}
             for one in found.parties

@@ -309,7 +309,7 @@ def _show(answer: Answer, level: float) -> None:
     width = min((end - start for start, end in (one.noise for one in answer.estimates) if end > start), default=0.0)
     for one in answer.estimates:
         population = "" if one.population is None else _range(one.population, width)
-        table.add_row(Text(printable(one.label)), figure(one.value, width), _range(one.noise, width), population)
+        table.add_row(Text(printable(one.label)), in_figures(one.value, width), _range(one.noise, width), population)
     console().print(table)
     if answer.test is not None:
         test, kind = answer.test, "log-rank test" if answer.kind == "survival" else "test"
@@ -319,10 +319,10 @@ def _show(answer: Answer, level: float) -> None:
         print(textwrap.fill(remark, 80))
 
 
-def figure(value: float, width: float) -> str:
+def in_figures(value: float, width: float) -> str:
     """A number as precisely as an interval of this ``width`` deserves: to about a fiftieth of it.
 
-    >>> figure(203_012.34, 57.0), figure(0.66666, 0.1), figure(54.6612, 3.8)
+    >>> in_figures(203_012.34, 57.0), in_figures(0.66666, 0.1), in_figures(54.6612, 3.8)
     ('203,012', '0.67', '54.7')
     """
     digits = min(max(1 - math.floor(math.log10(width)), 0), 12) if 0 < width < math.inf else 4
@@ -330,7 +330,7 @@ def figure(value: float, width: float) -> str:
 
 
 def _range(interval: tuple[float, float], width: float) -> str:
-    return f"{figure(interval[0], width)} to {figure(interval[1], width)}"
+    return f"{in_figures(interval[0], width)} to {in_figures(interval[1], width)}"
 
 
 # ---------------------------------------------------------------------------------------------------- the picture

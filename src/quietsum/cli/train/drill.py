@@ -183,11 +183,11 @@ def _print(matrix: Matrix) -> None:
         summary.add_column(name, justify="right" if side == "right" else "left")
     summary.add_column("left out", justify="right")
     for rule in matrix.rules:
-        worst, calm = matrix.worst(rule), matrix.shown(matrix.cell(rule, "none"))
+        worst, calm = matrix.worst(rule), matrix.in_words(matrix.cell(rule, "none"))
         if worst is None:
             summary.add_row(rule, calm, "–", "", "")
         else:
-            summary.add_row(rule, calm, matrix.shown(worst), worst.attack, _shares(worst))
+            summary.add_row(rule, calm, matrix.in_words(worst), worst.attack, _shares(worst))
     screen.print(summary)
     attacks = [attack for attack in matrix.attacks if attack != "none"]
     room = WIDTH - max(len(rule) for rule in matrix.rules) - 2
@@ -197,7 +197,7 @@ def _print(matrix: Matrix) -> None:
         for attack in part:
             table.add_column(attack, justify="right", no_wrap=True)
         for rule in matrix.rules:
-            table.add_row(rule, *(matrix.shown(matrix.cell(rule, attack)) for attack in part))
+            table.add_row(rule, *(matrix.in_words(matrix.cell(rule, attack)) for attack in part))
         print()
         screen.print(table)
     _print_triggers(matrix)
@@ -220,7 +220,7 @@ def _print(matrix: Matrix) -> None:
     print(f"\n{textwrap.fill(caution, WIDTH)}")
     if (safest := matrix.safest) is not None and len(matrix.rules) > 1:
         text = (
-            f"Of these rules, {safest.rule} has the best worst case: {matrix.shown(safest)} under {safest.attack}. "
+            f"Of these rules, {safest.rule} has the best worst case: {matrix.in_words(safest)} under {safest.attack}. "
             f'To use it, say aggregation.rule = "{safest.rule}" in the plan; the next command shows what else it needs.'
         )
         print(f"\n{textwrap.fill(text, WIDTH)}")

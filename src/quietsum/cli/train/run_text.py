@@ -106,10 +106,10 @@ def _print_alerts(done: Run, place: Workspace, where: list[str]) -> None:
 
 def _print_rejections(database: Path) -> None:
     """How much of the whole run the rule left out and detection found; nothing if ``database`` cannot be read."""
-    from quietsum.runs import findings, left_out
+    from quietsum.runs import findings, read_left_out
 
     with contextlib.suppress(CorruptState):
-        found, rejected = len(findings(database)), left_out(database)
+        found, rejected = len(findings(database)), read_left_out(database)
         updates = 0 if rejected is None else sum(rounds for _, rounds, _ in rejected.parties)
         parts = [f"{updates} update{'s' * (updates > 1)} left out by the rule"] if updates else []
         parts += [f"{found} finding{'s' * (found > 1)}"] if found else []

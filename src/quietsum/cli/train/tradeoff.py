@@ -106,7 +106,7 @@ def _run(jobs: list[Job], workers: int, quiet: bool) -> list[Outcome]:
 
     found: dict[tuple[float, int], Outcome] = {}
 
-    def told(job: Job, outcomes: list[Outcome]) -> None:
+    def report(job: Job, outcomes: list[Outcome]) -> None:
         first = outcomes[0]
         found[job.epsilon or 0.0, job.seed] = first
         if not quiet:
@@ -115,11 +115,11 @@ def _run(jobs: list[Job], workers: int, quiet: bool) -> list[Outcome]:
             print(line[:80], flush=True)
 
     if workers == 1:
-        run_here(jobs, told)
+        run_here(jobs, report)
     else:
         run_in_processes(
             [job.to_dict() for job in jobs],
-            lambda job, answer: told(Job(**job), [Outcome.from_dict(each) for each in answer]),
+            lambda job, answer: report(Job(**job), [Outcome.from_dict(each) for each in answer]),
             workers=workers,
         )
     return [found[job.epsilon or 0.0, job.seed] for job in jobs]
