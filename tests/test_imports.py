@@ -50,13 +50,13 @@ def test_import_quietsum_takes_less_than_a_tenth_of_a_second() -> None:
 
 
 def test_even_with_every_public_name_but_those_of_training_in_use_nothing_heavy_is_loaded() -> None:
-    names = "set(quietsum.__all__) - {'PrivacyConfig', 'PrivateTrainer', 'make_private'}"
+    names = "set(quietsum.__all__) - {'PrivacyConfig', 'PrivateClassifier', 'PrivateTrainer', 'make_private'}"
     _, modules = cost_of(f"import quietsum; [getattr(quietsum, name) for name in {names}]")
     assert "numpy" in modules
     assert not modules & {*NEVER, *LATE, "rich", "typer"}
 
 
-@pytest.mark.parametrize("name", ["PrivateTrainer", "PrivacyConfig", "make_private"])
+@pytest.mark.parametrize("name", ["PrivateTrainer", "PrivateClassifier", "PrivacyConfig", "make_private"])
 def test_a_name_of_training_says_what_to_install_if_torch_is_missing(name: str) -> None:
     code = "import sys; sys.modules['torch'] = None\nimport quietsum\n"
     code += f"try:\n    quietsum.{name}\nexcept ImportError as error:\n    print(error)"

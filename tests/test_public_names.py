@@ -13,7 +13,7 @@ import quietsum
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 NAMES = sorted(set(quietsum.__all__) - {"__version__"})
-TRAINING = {"PrivacyConfig", "PrivateTrainer", "make_private"}
+TRAINING = {"PrivacyConfig", "PrivateClassifier", "PrivateTrainer", "make_private"}
 """Those that load torch."""
 
 

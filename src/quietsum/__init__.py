@@ -11,7 +11,7 @@ What touches data is described by *events*; an *accountant* turns events into a 
 The names here are those of everyday work, in seven groups:
 
 - *run*: ``Plan``, ``load_plan``, ``forecast``, ``run``, ``resume``, ``Run``, ``Ledger``;
-- *train*: ``PrivateTrainer``, ``PrivacyConfig``, ``make_private`` (these need torch);
+- *train*: ``PrivateTrainer``, ``PrivacyConfig``, ``make_private``, ``PrivateClassifier`` (these need torch);
 - *account*: accountants, ``Guarantee``, ``Budget``, their units, ``calibrate_…`` and what an attacker gains;
 - *events*: what touched the data; *mechanisms*: one noisy number, vector or choice; *sampling*: who is drawn;
 - *errors*: what a caller catches.
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from quietsum.learning import (
         PrivacyConfig as PrivacyConfig,
+        PrivateClassifier as PrivateClassifier,
         PrivateTrainer as PrivateTrainer,
         make_private as make_private,
     )

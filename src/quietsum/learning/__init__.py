@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         MadeUp as MadeUp,
         Silent as Silent,
     )
+    from quietsum.learning.classifier import PrivateClassifier as PrivateClassifier
     from quietsum.learning.clients.local import LocalSteps as LocalSteps
     from quietsum.learning.clients.plain import fresh_model as fresh_model, train_plainly as train_plainly
     from quietsum.learning.clients.side_by_side import SideBySide as SideBySide
@@ -68,5 +69,9 @@ if TYPE_CHECKING:
     )
 else:
     __getattr__, __dir__, __all__ = open_door(
-        __name__, lacking={"torch": "trains torch models; install them with: pip install 'quietsum[train]'"}
+        __name__,
+        lacking={
+            "torch": "trains torch models; install them with: pip install 'quietsum[train]'",
+            "sklearn": "has scikit-learn's interface; install it with: pip install 'quietsum[train]'",
+        },
     )

@@ -199,7 +199,7 @@ _DIGITS_LABELS: Final = "8ba4f891220f5e4c9c819638d1602d74b83618f167043c6da52a2a2
 def read_digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The 1,797 digits of scikit-learn, (n, 64) pixels of 0 … 16 and (n,) labels, compared with their known sums."""
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError:
         raise DataMissing("digits come with scikit-learn: pip install 'quietsum[train]'") from None
     loaded = load_digits()

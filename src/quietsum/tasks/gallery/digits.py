@@ -43,7 +43,7 @@ def held_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 @functools.cache
 def _rows() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
     except ImportError:
         raise QuietsumError(
             "digits come with scikit-learn, which is not installed: pip install 'quietsum[train]'"
