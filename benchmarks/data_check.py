@@ -83,13 +83,13 @@ def theirs(path: Path, schema: Schema) -> dict[str, int]:
 
 def flips(seeds: int = 10) -> None:
     from quietsum.defence.validation.labels import RATE, disagreements
-    from quietsum.defence.validation.tasks import rows_of
+    from quietsum.defence.validation.tasks import extract_rows
     from quietsum.tasks.gallery.heart import HeartTask
     from quietsum.tasks.registry import trainable_task
 
-    sets = {"heart, cleveland": rows_of(HeartTask.embedded(), "cleveland")}
-    sets["digits"] = rows_of(trainable_task("digits"))
-    sets["fraud, a quarter"] = {name: array[::4] for name, array in rows_of(trainable_task("fraud")).items()}
+    sets = {"heart, cleveland": extract_rows(HeartTask.from_package(), "cleveland")}
+    sets["digits"] = extract_rows(trainable_task("digits"))
+    sets["fraud, a quarter"] = {name: array[::4] for name, array in extract_rows(trainable_task("fraud")).items()}
     print("| labels flipped | " + " | ".join(f"{name}: worst class, told" for name in sets) + " |")
     for share in (0.0, 0.02, 0.05, 0.1, 0.3, 1.0):
         cells = []

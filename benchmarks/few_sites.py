@@ -33,7 +33,7 @@ from quietsum import calibrate_noise
 from quietsum.aggregation.robust import Sent, TrustedByTrial, find_rule, most_attackers
 from quietsum.defence import Seen, attack_named, flip_labels
 from quietsum.mechanisms.rng import randomness_for_tests
-from quietsum.tasks.gallery.heart import HeartTask, made_up_patients, pool
+from quietsum.tasks.gallery.heart import HeartTask, make_patients, pool
 
 Floats = NDArray[np.float64]
 ROUNDS, LAST, CLIP, EPSILON, DELTA = 40, 10, 1.0, 8.0, 1e-5
@@ -99,7 +99,7 @@ def heart(parties: int, seed: int, *, made_up: bool = False) -> Problem:
     else:
         rows = [(part.features, part.labels) for part in held]
         rows = [rows[place] for place in np.random.default_rng([seed, 6]).permutation(parties)]  # who attacks
-    root, scored = made_up_patients() if made_up else task._root, pool(task._held_out.values())
+    root, scored = make_patients() if made_up else task._root, pool(task._held_out.values())
 
     def gradient(params: Floats, some: Floats, wanted: NDArray[Any], clip: float | None) -> Floats:
         found = task.gradients(params, some, wanted)

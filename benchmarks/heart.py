@@ -321,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--choose", action="store_true", help="choose settings on the training rows")
     chosen = parser.parse_args(arguments)
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     (choose if chosen.choose else table)(task)
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation.robust import RULES, Before, Rule, Sent, find_rule, most_attackers
-from quietsum.defence import Seen, Trigger, attack_named, backdoored, flip_labels
+from quietsum.defence import Seen, Trigger, attack_named, flip_labels, plant_backdoor
 from quietsum.mechanisms.rng import randomness_for_tests
 
 Floats = NDArray[np.float64]
@@ -129,11 +129,11 @@ def digits(seed: int) -> tuple[Floats, NDArray[np.int64], Floats, NDArray[np.int
     """Features in [0, 1] and labels to train on, in an order of the seed; and the quarter that is held out."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-    from quietsum.tasks.gallery.digits import held_out
+    from quietsum.tasks.gallery.digits import choose_hold_out
 
     loaded = load_digits()
     features, labels = np.asarray(loaded.data) / 16, np.asarray(loaded.target, dtype=np.int64)
-    out = held_out(labels)
+    out = choose_hold_out(labels)
     order = np.random.default_rng([seed, 2]).permutation(int((~out).sum()))
     return features[~out][order], labels[~out][order], features[out], labels[out]
 
@@ -227,7 +227,7 @@ def train(
         if attack == "label-flip":
             labels[rows] = flip_labels(labels[rows], classes=CLASSES)
         if attack == "backdoor":
-            features[rows], labels[rows] = backdoored(
+            features[rows], labels[rows] = plant_backdoor(
                 features[rows], labels[rows], TRIGGER, target=TARGET, share=0.5, rng=theirs
             )
     draws, made = np.random.default_rng([seed, 4]), np.random.default_rng([seed, 5])

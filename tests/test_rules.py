@@ -405,14 +405,14 @@ def test_rule_6_a_dataset_that_was_accounted_under_one_relation_is_not_continued
 
 def training_row(tables: Mapping[str, Table], site: str) -> int:
     """The place in its table of a row that trains."""
-    held_out = heart.held_out_numbers()[site]
+    held_out = heart.read_hold_out()[site]
     used = tables[site].complete().numbers
     return int(next(number for number in used if number not in held_out))
 
 
 def other_patient(site: str = "va") -> HeartTask:
     """Heart with one private row replaced by somebody else."""
-    tables = heart.read_embedded()
+    tables = heart.read_tables()
     values = tables[site].values.copy()
     values[training_row(tables, site), :10] = [77, 0, 1, 200, 603, 1, 2, 60, 1, 6.2]
     return HeartTask({**tables, site: Table(values=values, numbers=tables[site].numbers)})
@@ -442,7 +442,7 @@ def changed_rows(one: HeartTask, other: HeartTask) -> dict[str, int]:
 
 
 def test_rule_7_another_patient_changes_her_own_row_and_nothing_else() -> None:
-    task, other = HeartTask.embedded(), other_patient()
+    task, other = HeartTask.from_package(), other_patient()
     assert changed_rows(task, other) == {"cleveland": 0, "hungarian": 0, "switzerland": 0, "va": 1}
     assert facts(task) == facts(other)
 
@@ -455,15 +455,15 @@ def test_rule_7_the_control_features_centred_on_their_own_mean_are_found(monkeyp
         return Rows(features=rows.features - rows.features.mean(axis=0), labels=rows.labels)
 
     monkeypatch.setattr(heart, "encode", centred)
-    assert changed_rows(HeartTask.embedded(), other_patient())["va"] > 1
+    assert changed_rows(HeartTask.from_package(), other_patient())["va"] > 1
 
 
 def test_rule_7_a_patient_who_leaves_changes_no_declared_size_and_no_step() -> None:
-    tables = heart.read_embedded()
+    tables = heart.read_tables()
     kept = tables["va"].numbers != training_row(tables, "va")
     fewer = HeartTask({**tables, "va": tables["va"].chosen(kept)})
-    assert len(fewer.rows("va")) == len(HeartTask.embedded().rows("va")) - 1
-    assert facts(fewer) == facts(HeartTask.embedded())
+    assert len(fewer.rows("va")) == len(HeartTask.from_package().rows("va")) - 1
+    assert facts(fewer) == facts(HeartTask.from_package())
 
 
 # ------------------------------------------------------------------------------------------------- rule 8

@@ -37,7 +37,7 @@ def truth(texts: dict[str, list[str]]) -> dict[str, list[float]]:
 
 
 def total_of(made: Design, texts: dict[str, list[str]]) -> np.ndarray:
-    return made.vectors(made.coded(texts)).sum(axis=0)
+    return made.vectors(made.encode(texts)).sum(axis=0)
 
 
 def test_without_noise_every_answer_is_the_one_of_numpy():

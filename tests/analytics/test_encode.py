@@ -32,7 +32,7 @@ def test_no_record_whatever_it_holds_is_longer_than_one(row, chosen, weights):
 
     asked = [dataclasses.replace(one, weight=weight) for one, weight in zip(chosen, weights, strict=False)]
     made = Design(asked, COLUMNS)
-    values = made.coded({name: [text] for name, text in row.items()}) if made.columns else np.zeros((1, 1))
+    values = made.encode({name: [text] for name, text in row.items()}) if made.columns else np.zeros((1, 1))
     vector = made.vectors(values)[0]
     assert np.isfinite(vector).all()
     assert np.linalg.norm(vector) <= 1.0
@@ -40,14 +40,14 @@ def test_no_record_whatever_it_holds_is_longer_than_one(row, chosen, weights):
 
 def test_the_bound_is_reached_so_no_noise_is_wasted():
     made = design(Question(name="all", kind="count"), Question(name="sexes", kind="histogram", column="sex"))
-    assert np.linalg.norm(made.vectors(made.coded({"sex": ["f"]}))[0]) == pytest.approx(1.0, abs=1e-9)
+    assert np.linalg.norm(made.vectors(made.encode({"sex": ["f"]}))[0]) == pytest.approx(1.0, abs=1e-9)
 
 
 def test_a_row_is_encoded_by_itself_to_the_last_bit():
     made, texts = design(), people(40, np.random.default_rng(3))
-    together = made.vectors(made.coded(texts))
+    together = made.vectors(made.encode(texts))
     for index in (0, 17, 39):
-        alone = made.vectors(made.coded({name: [column[index]] for name, column in texts.items()}))
+        alone = made.vectors(made.encode({name: [column[index]] for name, column in texts.items()}))
         assert (alone[0] == together[index]).all()
 
 
@@ -71,7 +71,7 @@ def test_sums_over_ranges_have_far_less_noise_than_single_cells_would_give_them(
 def test_a_time_behind_the_grid_is_censored_there_and_no_death():
     made = design(EVERY[-1])
     rows = {"weeks": ["75", "60", "59.9", "0"], "died": ["1", "1", "1", "1"], "arm": ["old"] * 4}
-    counts, _ = counts_of(made.blocks[0].of(made.vectors(made.coded(rows)).sum(axis=0)))
+    counts, _ = counts_of(made.blocks[0].of(made.vectors(made.encode(rows)).sum(axis=0)))
     died, censored = counts.round(9)[0]
     assert (died[-1], censored[-1], died[0], died.sum()) == (1, 2, 1, 2)
 

@@ -30,7 +30,7 @@ def test_without_noise_curve_and_test_are_those_of_lifelines_on_the_grid(seed):
     made = design(SURVIVAL)
     weeks, died = np.array(texts["weeks"], dtype=float), np.array(texts["died"]) == "1"
     arm, at = np.array(texts["arm"]), on_grid(np.array(texts["weeks"], dtype=float))
-    (answer,) = answers_of(made, made.vectors(made.coded(texts)).sum(axis=0), deviation=1e-9)
+    (answer,) = answers_of(made, made.vectors(made.encode(texts)).sum(axis=0), deviation=1e-9)
     for group, name in enumerate(("old", "new")):
         fitted = KaplanMeierFitter().fit(at[arm == name], died[arm == name])
         mine = [one.value for one in answer.estimates[group * CELLS : (group + 1) * CELLS]]
@@ -105,7 +105,7 @@ def test_a_hazard_ratio_of_two_is_found_at_two_thousand_patients_of_five_sites()
 def _covered(texts: dict[str, list[str]], noise: float, repeats: int, seed: int) -> np.ndarray:
     """How often each point's noise interval holds the curve of the data itself, groups × cells."""
     rng, made = np.random.default_rng(seed), design(SURVIVAL)
-    total = made.vectors(made.coded(texts)).sum(axis=0)
+    total = made.vectors(made.encode(texts)).sum(axis=0)
     truth = np.array([one.value for one in answers_of(made, total, deviation=1e-9)[0].estimates])
     hits = np.zeros(len(truth))
     for _ in range(repeats):
@@ -167,7 +167,7 @@ def test_population_intervals_of_a_curve_cover_the_source():
     edges = np.linspace(0, 60, CELLS + 1)[1:]
     hits = []
     for _ in range(300):
-        total = made.vectors(made.coded(people(1200, rng))).sum(axis=0) + rng.normal(0, 8.0, made.dimension)
+        total = made.vectors(made.encode(people(1200, rng))).sum(axis=0) + rng.normal(0, 8.0, made.dimension)
         (answer,) = answers_of(made, total, deviation=8.0)
         pairs = zip(answer.estimates, np.tile(np.exp(-edges / 25), 2), strict=True)
         hits.append([one.population[0] <= value <= one.population[1] for one, value in pairs])

@@ -232,7 +232,7 @@ def test_looking_makes_no_task_even_of_a_class_that_is_one(
         raise AssertionError("a task was made")
 
     with monkeypatch.context() as patch:
-        for each in ("task_of", "task_named", "make_own_task", "class_named", "made_of"):
+        for each in ("task_of", "task_named", "make_own_task", "class_named", "instantiate"):
             patch.setattr(tasks, each, made)
         for words in LOOKING:
             assert call(*words, "--workspace", place).exit_code == 0, words

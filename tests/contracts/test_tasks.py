@@ -163,7 +163,7 @@ def federated_digits() -> AnyTask:
 
 SINGLE = {"tolerance": 1e-5}
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "heart": (HeartTask.embedded, {"parties_tried": 4}),
+    "heart": (HeartTask.from_package, {"parties_tried": 4}),
     "heart, root set": (lambda: HeartTask.from_options({"root": "made-up"}), {}),
     "digits": (federated_digits, SINGLE),
     "numpy": (Numbers, {}),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quietsum.defence.detection import Detector
-from quietsum.defence.detection.confusion import confused, confusing, confusion_matrix
+from quietsum.defence.detection.confusion import confusing, confusion_matrix, find_confusions
 from quietsum.errors import InvalidParameter
 
 
@@ -25,7 +25,7 @@ def test_a_class_that_is_suddenly_taken_for_another_is_named_with_both() -> None
     chance = np.random.default_rng(1)
     before, after = counts(chance, [0.9] * 5), counts(chance, [0.9] * 5)
     after[3] = [0, 0, 0, 50, 50]
-    (one,) = confused(before, after, rate=1e-4, round=9)
+    (one,) = find_confusions(before, after, rate=1e-4, round=9)
     assert one.statistic == "share of class 3 taken for class 4"
     assert (one.value, str(one.subject_kind), one.above, one.holds()) == (0.5, "model", True, True)
 
@@ -33,7 +33,7 @@ def test_a_class_that_is_suddenly_taken_for_another_is_named_with_both() -> None
 def test_models_that_are_equally_good_are_confused_no_more_often_than_stated() -> None:
     chance, times, rate = np.random.default_rng(2), 1000, 0.2
     hits = sum(
-        bool(confused(counts(chance, [0.88] * 3, 60), counts(chance, [0.88] * 3, 60), rate=rate, round=1))
+        bool(find_confusions(counts(chance, [0.88] * 3, 60), counts(chance, [0.88] * 3, 60), rate=rate, round=1))
         for _ in range(times)
     )
     assert 0 < hits <= 1.2 * rate * times
@@ -42,7 +42,7 @@ def test_models_that_are_equally_good_are_confused_no_more_often_than_stated() -
 def test_a_model_that_did_not_know_its_classes_yet_is_not_confused() -> None:
     chance = np.random.default_rng(5)
     before, after = counts(chance, [0.9, 0.9, 0.3]), counts(chance, [0.9, 0.1, 0.9])
-    assert confused(before, after, rate=1e-3, round=1) == []
+    assert find_confusions(before, after, rate=1e-3, round=1) == []
 
 
 def test_a_run_tells_of_a_confusion_that_lasts_and_of_none_that_mends_itself() -> None:
@@ -66,14 +66,14 @@ def test_a_party_whose_update_makes_a_class_vanish_is_named_and_one_that_is_as_b
 
 def test_a_class_without_rows_says_nothing() -> None:
     empty = np.array([[0, 0], [5, 95]])
-    assert confused(empty, empty, rate=0.01, round=1) == []
+    assert find_confusions(empty, empty, rate=0.01, round=1) == []
     assert confusing({str(place): empty for place in range(6)}, rate=0.01, round=1) == []
 
 
 def test_what_is_no_matrix_of_counts_is_refused() -> None:
     for wrong in (np.ones((2, 3)), np.array([[1, -1], [0, 1]]), np.full((2, 2), np.nan)):
         with pytest.raises(InvalidParameter, match="confusion"):
-            confused(wrong, wrong, rate=0.01, round=1)
+            find_confusions(wrong, wrong, rate=0.01, round=1)
 
 
 def test_counting_equals_a_naive_count() -> None:

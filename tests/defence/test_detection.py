@@ -16,7 +16,7 @@ from quietsum.aggregation.fold import length_of
 from quietsum.aggregation.notes import NotingFold
 from quietsum.aggregation.robust import RobustFold, find_rule
 from quietsum.defence.detection import Detector, Finding
-from quietsum.defence.detection.copies import clusters, repeated
+from quietsum.defence.detection.copies import clusters, find_copies_of
 from quietsum.defence.detection.detector import against_others
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.federation.watch import Found, RunEvent, to_dict
@@ -187,7 +187,7 @@ def test_updates_that_differ_in_the_eighth_digit_are_no_copies_and_the_largest_n
     assert clusters(rows, np.linalg.norm(rows, axis=1)) == [(0, 1)]
     huge = np.stack([np.full(4, 1.7e308), np.full(4, -1.7e308), np.full(4, 1.7e308) * [1, 1, 1, 0.1]])
     lengths = np.array([length_of(row) for row in huge])
-    assert clusters(huge, lengths) == [] and repeated(huge, lengths, huge[0]) == ()
+    assert clusters(huge, lengths) == [] and find_copies_of(huge, lengths, huge[0]) == ()
 
 
 def test_a_flipped_class_shows_in_its_own_row_and_nowhere_else() -> None:

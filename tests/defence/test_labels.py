@@ -78,9 +78,9 @@ def test_labels_without_any_relation_to_their_rows_are_told() -> None:
 
 
 def test_the_hospitals_labels_agree_and_a_few_rows_are_not_judged() -> None:
-    problems, counted = look_at_labels(HeartTask.embedded().rows("cleveland"))
+    problems, counted = look_at_labels(HeartTask.from_package().rows("cleveland"))
     assert not problems and set(counted) == {"0", "1"}
-    (problem,), counted = look_at_labels(HeartTask.embedded().rows("switzerland"))
+    (problem,), counted = look_at_labels(HeartTask.from_package().rows("switzerland"))
     assert "not judged" in problem.message and not counted
 
 

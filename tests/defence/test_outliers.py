@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.special import stdtrit
 
 from quietsum.defence.detection.drift import Cusum, height, run_length
-from quietsum.defence.detection.outliers import opposed, outlying, too_quiet
+from quietsum.defence.detection.outliers import find_opposed, outlying, too_quiet
 from quietsum.errors import InvalidParameter
 
 
@@ -69,10 +69,10 @@ def test_numbers_that_are_none_are_refused() -> None:
 def test_whoever_points_nowhere_is_opposed_as_often_as_stated() -> None:
     chance = np.random.default_rng(3)
     times, rate = 4000, 0.05
-    hits = sum(bool(opposed(chance.normal(size=10), rate=rate)) for _ in range(times))
+    hits = sum(bool(find_opposed(chance.normal(size=10), rate=rate)) for _ in range(times))
     assert agrees(hits, times, rate)
     assert hits > 0.7 * rate * times
-    assert not agrees(sum(bool(opposed(chance.normal(size=10), rate=rate, deviation=0.7)) for _ in range(times)),
+    assert not agrees(sum(bool(find_opposed(chance.normal(size=10), rate=rate, deviation=0.7)) for _ in range(times)),
                       times, rate), "noise of another size is noticed by this control"  # fmt: skip
 
 

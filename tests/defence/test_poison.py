@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from quietsum.defence import Trigger, backdoored, flip_labels
+from quietsum.defence import Trigger, flip_labels, plant_backdoor
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms.rng import randomness_for_tests
 
@@ -58,7 +58,7 @@ def test_the_parts_of_a_distributed_trigger_are_the_whole_and_none_is_empty(plac
 
 def test_a_backdoor_is_in_the_stated_share_of_rows_and_nowhere_else() -> None:
     features, labels = np.zeros((4000, 5)), np.ones(4000, dtype=np.int64)
-    stamped, told = backdoored(
+    stamped, told = plant_backdoor(
         features, labels, Trigger(places=(1, 2), value=9.0), target=0, share=0.3, rng=randomness_for_tests(0)
     )
     bearing = stamped[:, 1] == 9

@@ -21,11 +21,11 @@ from quietsum.defence.validation import (
     RowRules,
     Schema,
     clean,
-    expected_beyond,
     load_schema,
     parse_schema,
     read_table,
     robust_z,
+    share_beyond,
     validate,
 )
 from quietsum.errors import InvalidParameter, PlanRefused
@@ -233,15 +233,15 @@ def test_the_expected_false_positive_rate_is_what_normal_columns_show(size: int,
     values = np.random.default_rng(2).standard_normal((400_000 // size, size))
     away = np.abs(values - np.median(values, axis=1, keepdims=True))
     seen = np.mean(away > threshold * 1.4826022185 * np.median(away, axis=1, keepdims=True))
-    assert seen == pytest.approx(expected_beyond(threshold, size), rel=0.25)
-    assert seen != pytest.approx(expected_beyond(threshold + 0.5, size), rel=0.25)  # the control
+    assert seen == pytest.approx(share_beyond(threshold, size), rel=0.25)
+    assert seen != pytest.approx(share_beyond(threshold + 0.5, size), rel=0.25)  # the control
 
 
 def test_outliers_are_told_and_refuse_only_where_a_share_is_declared() -> None:
     values = np.append(np.random.default_rng(3).normal(size=200), [99.0, -99.0])
     told = validate({"a": values}, Schema(columns=(Column(name="a"),)))
     assert told.ok and [(one.check, one.lines) for one in told.problems] == [("outliers", (200, 201))]
-    assert told.counts["outliers"]["a"]["rate"] == expected_beyond(6.0, 202)
+    assert told.counts["outliers"]["a"]["rate"] == share_beyond(6.0, 202)
     strict = Schema(columns=(Column(name="a"),), outliers=Outliers(most=0.001))
     assert not validate({"a": values}, strict).ok
     declared = Schema(columns=(Column(name="a", usual=(-200.0, 200.0)),), outliers=Outliers(most=0.0))

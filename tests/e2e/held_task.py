@@ -19,7 +19,7 @@ class HeldHeart:
     title = "heart disease, with hospitals that can be held up"
 
     def __init__(self) -> None:
-        self._heart = HeartTask.embedded()
+        self._heart = HeartTask.from_package()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._heart, name)

@@ -16,7 +16,7 @@ from federation.test_local import plain, request
 from quietsum import report
 from quietsum.defence import ATTACKS, DATA_ATTACKS
 from quietsum.defence.attacks import DIRECTIONS
-from quietsum.defence.rows import poisoned
+from quietsum.defence.rows import poison_task
 from quietsum.errors import PlanRefused
 from quietsum.federation import drills
 from quietsum.federation.drills import Drill, refuse_drill
@@ -240,13 +240,13 @@ def test_no_drill_is_run_where_sites_are_asked(tmp_path: Path) -> None:
 def test_rows_are_changed_at_attackers_alone() -> None:
     task: Any = task_of(Plan(privacy=PrivacyPlan(style=Style.NONE)))
     names = [facts.name for facts in task.parties()]
-    changed: Any = poisoned(task, AttackPlan(kind="label-flip"), names[:1])
+    changed: Any = poison_task(task, AttackPlan(kind="label-flip"), names[:1])
     for name in names:
         (before, labels), (after, flipped) = task.records_of(name), changed.records_of(name)
         assert (after == before).all()
         assert (flipped == (1 - labels if name == names[0] else labels)).all()
     assert type(changed) is type(task)
-    assert poisoned(task, AttackPlan(kind="lie"), names[:1]) is task
+    assert poison_task(task, AttackPlan(kind="lie"), names[:1]) is task
 
 
 @pytest.mark.parametrize("kind", ["label-flip", "backdoor", "distributed-backdoor"])
@@ -257,7 +257,7 @@ def test_torch_records_are_changed_at_attackers_alone(kind: str) -> None:
     })  # fmt: skip
     task: Any = task_of(plan)
     names = [facts.name for facts in task.parties()]
-    changed: Any = poisoned(
+    changed: Any = poison_task(
         task, AttackPlan(kind=kind, target=None if kind == "label-flip" else 3, share=0.5), names[:2]
     )
     assert changed.parties() == task.parties()

@@ -72,7 +72,7 @@ def test_nothing_about_the_true_size_steers_the_steps() -> None:
 
 def test_heart_itself_moves_by_at_most_the_bound() -> None:
     """Through the real task, test randomness and secure noise: each of some patients is taken away once."""
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     rows = task.rows("switzerland")
     mechanism = ClippedSum(max_norm=1.0, noise_multiplier=3.0)
     start = np.random.default_rng(0).normal(size=task.dimension)
@@ -209,7 +209,7 @@ def test_what_was_drawn_and_what_was_added_state_their_own_cost() -> None:
 
 def test_twenty_rounds_of_four_hospitals_learn() -> None:
     """At ε 10 per record the demo's model is well above chance; five standard deviations below its mean still pass."""
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     mechanism = ClippedSum(max_norm=1.0, noise_multiplier=2.1)  # ε 10 at δ 1e-4 over 20 full-batch rounds
     params, rng = task.initial(), system_randomness()
     total = sum(party.size for party in task.parties())

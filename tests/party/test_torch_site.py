@@ -192,9 +192,9 @@ def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_f
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One changed value is found, and nobody hears of it for nothing."""
-    from quietsum.tasks.gallery.heart import PUBLISHED, HeartTask, _packaged
+    from quietsum.tasks.gallery.heart import PUBLISHED, HeartTask, _read_package
 
-    lines = _packaged("heart_4centers.csv").splitlines()[1:]
+    lines = _read_package("heart_4centers.csv").splitlines()[1:]
     for name in PUBLISHED:
         rows = [line.partition(",")[2] for line in lines if line.startswith(f"{name},")]
         (tmp_path / f"processed.{name}.data").write_text("\n".join(rows) + "\n", encoding="ascii")
@@ -252,7 +252,7 @@ def test_with_drop_a_torch_site_trains_on_the_records_that_fit(
     assert server.enrol(place, resolved).kind == "enrolled"
     assert [ask(place, server, resolved, number).kind for number in (1, 2)] == ["update", "update"]
     assert ("left out: range in x.0" in caplog.text) == bool(broken) and "its work failed" not in caplog.text
-    assert len(task._used("north", resolved.orders("north"))) == 110 - broken
+    assert len(task._select("north", resolved.orders("north"))) == 110 - broken
 
 
 class Classes(Lines):

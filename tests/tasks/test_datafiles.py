@@ -111,12 +111,12 @@ def test_a_set_is_found_in_the_first_folder_that_holds_its_files(
         name="a", title="a", folders=("one", str(tmp_path / "two")), files=("*.npz",), licence="", source="",
         check=lambda folder: "",
     )  # fmt: skip
-    assert known.found() is None
+    assert known.find_folder() is None
     for place in ("two", "one"):
         (tmp_path / place).mkdir()
-        assert known.found() != tmp_path / place  # an empty folder holds nothing
+        assert known.find_folder() != tmp_path / place  # an empty folder holds nothing
         (tmp_path / place / "a.npz").touch()
-        assert known.found() == tmp_path / place
+        assert known.find_folder() == tmp_path / place
 
 
 def test_the_sets_inside_packages_are_what_they_were() -> None:

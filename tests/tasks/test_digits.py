@@ -11,14 +11,14 @@ from quietsum.learning.config import PrivacyConfig
 from quietsum.learning.engines.protocol import rows_of
 from quietsum.learning.trainer import PrivateTrainer
 from quietsum.tasks.gallery import digits
-from quietsum.tasks.gallery.digits import DigitsTask, held_out
+from quietsum.tasks.gallery.digits import DigitsTask, choose_hold_out
 from quietsum.tasks.registry import TRAINABLE, trainable_task
 
 
 def test_the_split_is_a_rule_a_quarter_of_every_digit_and_nobody_is_on_both_sides() -> None:
     _, labels = digits._rows()
-    held = held_out(labels)
-    assert np.array_equal(held, held_out(labels.copy()))
+    held = choose_hold_out(labels)
+    assert np.array_equal(held, choose_hold_out(labels.copy()))
     for label in range(10):
         assert held[labels == label].mean() == pytest.approx(0.25, abs=0.01)
     task = DigitsTask()
@@ -30,7 +30,7 @@ def test_another_pixel_changes_its_own_record_and_no_other(monkeypatch: pytest.M
     before = DigitsTask().records()[0]
     pixels, labels = digits._rows()
     changed = pixels.copy()
-    row = int(np.flatnonzero(~held_out(labels))[17])
+    row = int(np.flatnonzero(~choose_hold_out(labels))[17])
     changed[row] = changed[row][::-1]
     monkeypatch.setattr(digits, "_rows", lambda: (changed, labels))
     after = DigitsTask().records()[0]

@@ -23,7 +23,7 @@ from quietsum.tasks.gallery.mnist import FashionMnistTask
 from tasks.one_row import assert_row_local
 from tasks.test_mnist import arrays, write
 
-REAL = DATASETS["fashion-mnist"].found()
+REAL = DATASETS["fashion-mnist"].find_folder()
 
 
 def known(monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], held_out: int = 10) -> None:

@@ -50,7 +50,7 @@ def same(left: HeartTask, right: HeartTask) -> bool:
 
 
 def test_the_rows_are_flambys_740_in_its_published_sizes() -> None:
-    tables = heart.read_embedded()
+    tables = heart.read_tables()
     assert {site: len(tables[site].values) for site in SITES} == dict(zip(SITES, (303, 294, 123, 200), strict=True))
     assert [len(tables[site].complete().values) for site in SITES] == [303, 261, 46, 130]
     task = HeartTask(tables)
@@ -93,8 +93,8 @@ def legacy_split(labels: np.ndarray, seed: int = 43) -> set[int]:
 
 
 def test_the_split_file_holds_what_flambys_rule_holds_out() -> None:
-    held_out = heart.held_out_numbers()
-    for site, table in heart.read_embedded().items():
+    held_out = heart.read_hold_out()
+    for site, table in heart.read_tables().items():
         complete = table.complete()
         labels = complete.values[:, COLUMNS.index("num")] > 0
         assert {int(complete.numbers[position]) for position in legacy_split(labels)} == held_out[site]
@@ -103,15 +103,15 @@ def test_the_split_file_holds_what_flambys_rule_holds_out() -> None:
 
 
 def test_training_and_hold_out_share_no_row() -> None:
-    held_out = heart.held_out_numbers()
-    for site, table in heart.read_embedded().items():
+    held_out = heart.read_hold_out()
+    for site, table in heart.read_tables().items():
         complete = set(table.complete().numbers.tolist())
         assert held_out[site] < complete
         assert len(complete) - len(held_out[site]) == TRAINING_SIZES[site]
 
 
 def test_labels_are_one_for_the_ill() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     found = Counter()
     for site in SITES:
         for rows in (task.rows(site), task._held_out[site]):
@@ -124,7 +124,7 @@ def test_labels_are_one_for_the_ill() -> None:
 
 
 def test_features_are_bounded_and_named() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     assert task.dimension == len(FEATURES) == len(set(FEATURES))
     for site in SITES:
         features = task.rows(site).features
@@ -160,7 +160,7 @@ def test_one_patient_is_encoded_by_hand() -> None:
 
 
 def test_every_row_is_encoded_as_if_it_were_alone() -> None:
-    for table in heart.read_embedded().values():
+    for table in heart.read_tables().values():
         values = table.complete().values
         alone = np.concatenate([encode(values[row : row + 1]).features for row in range(len(values))])
         assert np.array_equal(encode(values).features, alone)
@@ -177,7 +177,7 @@ def altered(tables: dict[str, Table], site: str, row: int, wild: bool) -> dict[s
 
 
 def private_positions(tables: dict[str, Table], site: str) -> Iterator[int]:
-    held_out = heart.held_out_numbers()[site]
+    held_out = heart.read_hold_out()[site]
     return iter([n for n in tables[site].complete().numbers.tolist() if n not in held_out][::17])
 
 
@@ -190,7 +190,7 @@ def others_unchanged(encoder: object, site: str, row: int, tables: dict[str, Tab
 
 @pytest.mark.parametrize("wild", [True, False])
 def test_a_private_row_that_changes_or_goes_moves_no_other_row_and_no_constant(wild: bool) -> None:
-    tables = heart.read_embedded()
+    tables = heart.read_tables()
     usual = HeartTask(tables)
     for site in SITES:
         for row in private_positions(tables, site):
@@ -208,12 +208,12 @@ def test_scaling_by_the_rows_own_mean_would_be_caught() -> None:
         rows = encode(values)
         return heart.Rows(features=rows.features - rows.features.mean(axis=0), labels=rows.labels)
 
-    tables = heart.read_embedded()
+    tables = heart.read_tables()
     assert not others_unchanged(leaky, "va", next(private_positions(tables, "va")), tables, wild=False)
 
 
 def test_a_gradient_is_the_same_bits_whatever_stands_beside_it() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     rows = heart.pool(task.rows(site) for site in SITES)
     rng = np.random.default_rng(5)
     for _ in range(100):
@@ -230,7 +230,7 @@ def test_a_gradient_is_the_same_bits_whatever_stands_beside_it() -> None:
 
 @pytest.mark.parametrize("l2", [0.0, 0.3])
 def test_gradients_are_the_derivative_of_the_loss(l2: float) -> None:
-    task = HeartTask.embedded(l2=l2)
+    task = HeartTask.from_package(l2=l2)
     rows = task.rows("switzerland")
     params = np.random.default_rng(1).normal(size=task.dimension)
 
@@ -247,13 +247,13 @@ def test_gradients_are_the_derivative_of_the_loss(l2: float) -> None:
 
 
 def test_huge_parameters_overflow_nothing() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     rows = task.rows("va")
     assert np.isfinite(task.gradients(np.full(task.dimension, 1e150), rows.features, rows.labels)).all()
 
 
 def test_scores_stand_on_the_published_hold_out() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     metrics = task.evaluate(heart.fit(heart.pool(task.rows(site) for site in SITES)))
     assert metrics.on == "254 published hold-out rows"
     sites = [metrics.values[f"accuracy_{site}"] for site in SITES]
@@ -273,14 +273,14 @@ def test_area_under_the_curve_is_the_chance_of_the_right_order() -> None:
 
 
 def test_a_score_of_broken_parameters_is_refused() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     for broken in (np.full(task.dimension, np.nan), np.zeros(3), np.zeros((task.dimension, 1))):
         with pytest.raises(InvalidParameter, match="params"):
             task.evaluate(broken)
 
 
 def test_a_run_is_compared_with_its_own_parties_only() -> None:
-    task = heart.HeartTask.embedded()
+    task = heart.HeartTask.from_package()
     two = task.references(["hungarian", "cleveland"])
     alone = ["cleveland alone, no privacy", "hungarian alone, no privacy"]
     assert list(two) == ["their rows in one place, no privacy", *alone]
@@ -289,7 +289,7 @@ def test_a_run_is_compared_with_its_own_parties_only() -> None:
 
 
 def test_reference_scores_are_the_minimum_and_the_same_every_time() -> None:
-    task = HeartTask.embedded()
+    task = HeartTask.from_package()
     first, second = heart.reference_scores(task), heart.reference_scores(task)
     assert first == second
     assert list(first) == ["pooled", *SITES]
@@ -313,10 +313,10 @@ def test_the_embedded_file_is_the_shared_one_byte_for_byte() -> None:
 def test_ucis_own_files_give_the_same_rows(tmp_path: Path) -> None:
     folder = official_folder(tmp_path)
     assert [(folder / f"processed.{site}.data").stat().st_size for site in SITES] == [18461, 10263, 4109, 6737]
-    assert same(HeartTask.from_options({"path": str(folder)}), HeartTask.embedded())
+    assert same(HeartTask.from_options({"path": str(folder)}), HeartTask.from_package())
     for file in folder.iterdir():  # a checkout with other line ends is the same data
         file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
-    assert same(HeartTask.from_options({"path": str(folder)}), HeartTask.embedded())
+    assert same(HeartTask.from_options({"path": str(folder)}), HeartTask.from_package())
 
 
 @pytest.mark.parametrize(
@@ -353,19 +353,19 @@ def test_a_damaged_installation_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     source = Path(str(resources.files("quietsum.tasks.data")))
     shutil.copytree(source, tmp_path / "data")
     monkeypatch.setattr(heart.resources, "files", lambda package: tmp_path / "data")
-    HeartTask.embedded().rehearse()
+    HeartTask.from_package().rehearse()
     table, split = tmp_path / "data" / "heart_4centers.csv", tmp_path / "data" / "heart_split.csv"
     whole = table.read_bytes(), split.read_bytes()
     split.write_bytes(whole[1].replace(b"va,", b"xx,", 1))
     with pytest.raises(CorruptState, match=r"heart_split\.csv .*reinstall"):
-        HeartTask.embedded().rehearse()
+        HeartTask.from_package().rehearse()
     split.write_bytes(whole[1])
     table.write_bytes(whole[0][:30000])
     with pytest.raises(CorruptState, match="altered or truncated"):
-        HeartTask.embedded().rehearse()
+        HeartTask.from_package().rehearse()
     table.unlink()
     with pytest.raises(CorruptState, match="missing from the installed package; reinstall quietsum"):
-        HeartTask.embedded().rehearse()
+        HeartTask.from_package().rehearse()
 
 
 # -------------------------------------------------------------------------------------------------------- options
@@ -383,11 +383,11 @@ def test_options_teach() -> None:
         with pytest.raises(InvalidParameter, match=lesson):
             task_named("heart", options)
     with pytest.raises(InvalidParameter, match="choose from cleveland"):
-        HeartTask.embedded().rows("zurich")
+        HeartTask.from_package().rows("zurich")
 
 
 def test_rows_cannot_be_changed_and_do_not_print_themselves() -> None:
-    rows = HeartTask.embedded().rows("va")
+    rows = HeartTask.from_package().rows("va")
     with pytest.raises(ValueError, match="read-only"):
         rows.features[0, 0] = 0
     assert repr(rows) == "Rows(85 examples, 15 features)"

@@ -24,7 +24,7 @@ from quietsum.plan import (
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import FederatedNumpy, FederatedTorch, as_task, task_of
-from quietsum.tasks.gallery.heart import HeartTask, fit, made_up_patients
+from quietsum.tasks.gallery.heart import HeartTask, fit, make_patients
 from quietsum.tasks.roots import refuse_without_root, root_rows, split_root
 
 
@@ -53,7 +53,7 @@ def test_a_root_set_holds_every_class_by_its_share_and_at_least_once() -> None:
 
 @pytest.mark.parametrize("root", [0, 60])
 def test_rows_of_the_root_set_are_not_scored(root: int) -> None:
-    plain, task = HeartTask.embedded(), HeartTask.from_options({"root": root})
+    plain, task = HeartTask.from_package(), HeartTask.from_options({"root": root})
     scored = np.concatenate([rows.features for rows in task._held_out.values()])
     whole = np.concatenate([rows.features for rows in plain._held_out.values()])
     assert task.root_size == root and len(scored) == len(whole) - root == 254 - root
@@ -72,16 +72,16 @@ def test_no_protected_row_is_in_a_root_set() -> None:
     task = HeartTask.from_options({"root": 100})
     training = {row.tobytes() for party in task.parties() for row in task.rows(party.name).features}
     shared = sum(row.tobytes() in training for row in task._root.features)
-    scored = HeartTask.embedded()._held_out.values()
+    scored = HeartTask.from_package()._held_out.values()
     assert shared <= sum(row.tobytes() in training for rows in scored for row in rows.features)  # patients alike
 
 
 def test_made_up_patients_know_which_way_risks_go_and_are_nobody() -> None:
     task = HeartTask.from_options({"root": "made-up"})
-    rows = made_up_patients()
+    rows = make_patients()
     np.testing.assert_array_equal(task._root.features, rows.features)
     assert task.evaluate(fit(rows)).values["accuracy"] > 0.7  # better than chance, on rows it knows nothing of
-    assert task.evaluate(np.zeros(15)).on == HeartTask.embedded().evaluate(np.zeros(15)).on
+    assert task.evaluate(np.zeros(15)).on == HeartTask.from_package().evaluate(np.zeros(15)).on
     assert np.abs(rows.features).max() <= 3
 
 
@@ -138,7 +138,7 @@ def test_every_torch_task_takes_its_root_from_what_it_scores(name: str) -> None:
     try:
         some = {"network": "cnn"} if name in ("chest-xray", "mnist") else {}  # pixels: features take their time
         plain, task = trainable_task(name, some), trainable_task(name, {**some, "root": 40})
-        public = plain._part(1) if name == "fraud" else plain._unprotected()  # type: ignore[attr-defined]
+        public = plain._part(1) if name == "fraud" else plain._read_scored()  # type: ignore[attr-defined]
     except (QuietsumError, ImportError) as error:
         pytest.skip(str(error))
     root = task.root()  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_a_rule_without_a_root_set_is_refused_before_anything_is_spent(tmp_path:
         def __getattr__(self, name: str) -> object:
             if name in ("root_size", "trial"):
                 raise AttributeError(name)
-            return getattr(HeartTask.embedded(), name)
+            return getattr(HeartTask.from_package(), name)
 
     plan = heart_plan(task=TaskPlan(name="mine:Own"))
     task: Any = Own()

@@ -17,7 +17,7 @@ from quietsum.errors import InvalidParameter, QuietsumError, UnsupportedEvent
 from quietsum.privacy.events import ApproximateDP, Gaussian, PoissonSampled, PrivacyEvent, Repeated
 from quietsum.privacy.exact.accountant import ExactAccountant
 from quietsum.privacy.renyi.accountant import RenyiAccountant
-from quietsum.tradeoff.searching import search_cost, selected_curve_geometric, selected_curve_poisson
+from quietsum.tradeoff.searching import geometric_curve, poisson_curve, search_cost
 
 
 def training(noise: float, steps: int = 300, rate: float = 0.05) -> PrivacyEvent:
@@ -80,7 +80,7 @@ def test_the_poisson_bound_agrees_with_dp_accounting_when_it_takes_its_looser_de
     """dp_accounting takes δ̂ from Rényi orders, we from the exact accountant, so ours is never above theirs."""
     accountant = RenyiAccountant().compose(training(noise))
     deltas = [accountant.delta(epsilon=math.log1p(1 / (order - 1))) for order in accountant.orders]
-    curve = selected_curve_poisson(accountant.orders, accountant.rdp_curve(), deltas, mean)
+    curve = poisson_curve(accountant.orders, accountant.rdp_curve(), deltas, mean)
     same = RenyiAccountant().compose_rdp(curve).epsilon(delta=1e-5).epsilon
     theirs = referee(noise, mean, math.inf, 1e-5)
     assert same == pytest.approx(theirs, rel=2e-3)
@@ -126,8 +126,8 @@ def test_no_selection_that_can_be_computed_exceeds_the_bounds(
     curve = [max(divergence(order, one, two), divergence(order, two, one)) for order in ORDERS]
     deltas = [hockey_stick(math.log1p(1 / (order - 1)), one, two) for order in ORDERS]
     bounds = {
-        "geometric": (selected_curve_geometric(ORDERS, curve, mean), lambda s: s / (mean - (mean - 1) * s)),
-        "poisson": (selected_curve_poisson(ORDERS, curve, deltas, mean), lambda s: mp.exp(mean * (s - 1))),
+        "geometric": (geometric_curve(ORDERS, curve, mean), lambda s: s / (mean - (mean - 1) * s)),
+        "poisson": (poisson_curve(ORDERS, curve, deltas, mean), lambda s: mp.exp(mean * (s - 1))),
     }
     for bound, law in bounds.values():
         chosen = best_of(law, one), best_of(law, two)
@@ -195,4 +195,4 @@ def test_an_event_that_may_fail_outright_is_refused_by_name() -> None:
 @pytest.mark.parametrize("mean", [0.5, math.nan, math.inf])
 def test_less_than_one_run_on_average_is_refused(mean: float) -> None:
     with pytest.raises(InvalidParameter):
-        selected_curve_geometric([2.0], [0.1], mean)
+        geometric_curve([2.0], [0.1], mean)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from quietsum.analytics.columns import Column as Column
     from quietsum.analytics.compiling import (
         TASK as TASK,
+        choose_budget as choose_budget,
         deviation_of as deviation_of,
         plan_of as plan_of,
-        promised as promised,
     )
     from quietsum.analytics.encode import Design as Design
     from quietsum.analytics.questions import (

@@ -299,10 +299,10 @@ def _independence(table: Floats, noise: float) -> dict[str, float]:
     linear = np.kron(one, other)
     sampling = linear @ np.diag(size * np.outer(p, q).ravel()) @ linear.T
     covariance = sampling + noise**2 * linear @ linear.T
-    return scaled_chi_square(residual, covariance, (rows - 1) * (columns - 1))
+    return hotelling_test(residual, covariance, (rows - 1) * (columns - 1))
 
 
-def scaled_chi_square(values: Floats, covariance: Floats, degrees: int) -> dict[str, float]:
+def hotelling_test(values: Floats, covariance: Floats, degrees: int) -> dict[str, float]:
     """Hotelling's statistic of ``values`` with this covariance, by its ``degrees`` largest directions."""
     from scipy.special import chdtrc
 

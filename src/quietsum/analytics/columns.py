@@ -4,14 +4,14 @@ A question's answer depends on rows by these declarations alone, so each of them
 is counted from rows. Bringing a value to them looks at its own row only (rule 7): a number outside its bounds is
 clamped, a text that is none of the categories is missing, and so is what is no finite number.
 
-An *identifier* is a column that tells people apart. No question may read one, whatever it asks: see
+An *identifier* is a column that tells people apart. No question of any kind may read one: see
 :func:`quietsum.analytics.questions.QuestionFile`. Columns whose name says that they are (``patient_id``, ``email``) are
 taken for identifiers unless ``identifies_nobody`` says why they are not.
 
 >>> age = Column(name="age", kind="number", bounds=(0, 100), cells=4)
 >>> age.edges
 (0.0, 25.0, 50.0, 75.0, 100.0)
->>> age.coded(["25", "130", "", "nan"]), age.cell(age.coded(["25", "130", "", "nan"]))
+>>> age.encode(["25", "130", "", "nan"]), age.cell(age.encode(["25", "130", "", "nan"]))
 (array([ 25., 100.,  nan,  nan]), array([ 0,  3, -1, -1]))
 """
 
@@ -149,7 +149,7 @@ class Column:
         edges = self.edges
         return tuple(f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges))
 
-    def coded(self, texts: Sequence[str]) -> Floats:
+    def encode(self, texts: Sequence[str]) -> Floats:
         """Each text as a number: clamped to the bounds, or a category's place; NaN where it is missing.
 
         Guarantees: place i depends on text i alone.

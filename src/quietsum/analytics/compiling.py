@@ -24,7 +24,7 @@ from quietsum.plan import (
 )
 from quietsum.privacy import Budget, PrivacyUnit
 
-__all__ = ["TASK", "deviation_of", "plan_of", "promised"]
+__all__ = ["TASK", "choose_budget", "deviation_of", "plan_of"]
 
 TASK = "questions"
 """The task of such a plan."""
@@ -65,7 +65,7 @@ def plan_of(asked: QuestionFile, tables: Mapping[str, str] | None = None) -> Pla
     )
 
 
-def promised(resolved: ResolvedPlan) -> Budget:
+def choose_budget(resolved: ResolvedPlan) -> Budget:
     """What such a plan promises: to people where it bounds their records, else to records."""
     return resolved.limit_of(PrivacyUnit.PERSON) or resolved.limit_of(PrivacyUnit.RECORD) or resolved.limits[0]
 

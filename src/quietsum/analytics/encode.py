@@ -161,9 +161,9 @@ class Design:
 
     # --------------------------------------------------------------------------------------- a record's vector
 
-    def coded(self, texts: Mapping[str, Sequence[str]]) -> Floats:
-        """The values of a table, one column for each that is read, as numbers: :meth:`Column.coded`."""
-        found = [column.coded(texts[column.name]) for column in self.columns]
+    def encode(self, texts: Mapping[str, Sequence[str]]) -> Floats:
+        """The values of a table, one column for each that is read, as numbers: :meth:`Column.encode`."""
+        found = [column.encode(texts[column.name]) for column in self.columns]
         if not found:  # nothing but counts of everything
             return np.zeros((len(next(iter(texts.values()), ())), 1))
         return np.column_stack(found)

@@ -228,7 +228,7 @@ class AskedSite:
     size: int = key("Its declared, public number of records: at least as many as its table has.", bound=whole(1))
     dataset: str = key("The name under which its budget is kept; the site's own if omitted.", default="")
     table: str = key("On one machine: its CSV table, seen from the folder of this file.", default="")
-    public: str = key("Why nobody in it needs protection; leave it out for protected data.", default="")
+    public: str = key("Why its records need no protection; leave it out for protected data.", default="")
 
     def __post_init__(self) -> None:
         for field in ("name", "dataset"):

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, final
 import numpy as np
 import numpy.typing as npt
 
-from quietsum.analytics.answers import Estimate, scaled_chi_square
+from quietsum.analytics.answers import Estimate, hotelling_test
 from quietsum.analytics.encode import counts_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Curve:
     def interval(self, cell: int, z: float, *, population: bool) -> tuple[float, float]:
         """For one point: symmetric for log(−log S), with what the noise moves S itself by, within [0, 1].
 
-        The first alone never reaches the ends: where nobody died S is 1, and noise alone puts the estimate below it.
+        The first alone never reaches the ends: without a death S is 1, and noise alone puts the estimate below it.
         """
         if cell >= self.known:
             return 0.0, self.interval(self.known - 1, z, population=population)[1] if self.known else 1.0
@@ -179,7 +179,7 @@ def log_rank(deaths: Floats, censored: Floats, decode: Floats, noise: float) -> 
             covariance[one, other] = (spread * p[one] * ((one == other) - p[other])).sum()
     if noise:
         covariance += _noise(p, hazard, whole, later[:used], decode, noise, deviation[:used])
-    found = scaled_chi_square(u, covariance, groups - 1)
+    found = hotelling_test(u, covariance, groups - 1)
     return {**found, "cells": float(used)}
 
 

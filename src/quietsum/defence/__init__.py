@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from quietsum.defence.poison import (
         DATA_ATTACKS as DATA_ATTACKS,
         Trigger as Trigger,
-        backdoored as backdoored,
         flip_labels as flip_labels,
+        plant_backdoor as plant_backdoor,
     )
-    from quietsum.defence.rows import poisoned as poisoned, trigger_of as trigger_of
+    from quietsum.defence.rows import poison_task as poison_task, trigger_of as trigger_of
     from quietsum.defence.validation import (
         Problem as Problem,
         Result as Result,
@@ -41,6 +41,6 @@ if TYPE_CHECKING:
         validate as validate,
     )
     from quietsum.defence.validation.checks import ROW_BY_ROW as ROW_BY_ROW
-    from quietsum.defence.validation.tasks import rows_of as rows_of
+    from quietsum.defence.validation.tasks import extract_rows as extract_rows
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -147,12 +147,12 @@ def attack_named(name: str) -> Attack:
 def _register(
     name: str, *, title: str, source: str, meaning: str, usual: float | Callable[[int, int], float]
 ) -> Callable[[Craft], Craft]:
-    def registered(craft: Craft) -> Craft:
+    def register(craft: Craft) -> Craft:
         chosen = usual if callable(usual) else lambda parties, attackers, value=float(usual): value
         ATTACKS[name] = Attack(name=name, title=title, source=source, meaning=meaning, usual=chosen, craft=craft)
         return craft
 
-    return registered
+    return register
 
 
 # ----------------------------------------------------------------------------- without knowledge of the others

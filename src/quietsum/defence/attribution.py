@@ -1,7 +1,7 @@
-"""Who may have sent bad updates, where nobody's update is seen: a score for each party from what became of its groups.
+"""Who may have sent bad updates, if no single update is seen: a score for each party from what became of its groups.
 
 In a round with random groups (:mod:`quietsum.federation.groups`) the rule leaves out the means of some groups. That
-flags a group, in which most members may have done nothing. But groups are drawn anew in every round: whoever is in
+flags a group, in which most members may have done nothing. But groups are drawn anew in every round: a party in
 flagged ones again and again, with other company each time, stands out.
 
 Let n parties hold f attackers, let a group with one among its s members be flagged with probability TPR and one without
@@ -78,7 +78,7 @@ def scores(flags: Iterable[Flag], *, parties: int, attackers: int, rates: Rates)
     """The scores of all who were in a group, the most suspected first, equal ones by name.
 
     ``parties`` and ``attackers`` are those of the plan. Where a rule flags no more groups with an attacker than
-    without, nothing can be told, and all have the prior.
+    without, no party stands out, and all have the prior.
     """
     n = whole_number("parties", parties, 2)
     f = min(max(whole_number("attackers", attackers, 0), 1), n - 1)
@@ -86,7 +86,7 @@ def scores(flags: Iterable[Flag], *, parties: int, attackers: int, rates: Rates)
     seen: Counter[str] = Counter()
     flagged: Counter[str] = Counter()
     for flag in flags:
-        honest = _flagged_beside(n, f, len(flag.members), rates)
+        honest = _chance_of_flag(n, f, len(flag.members), rates)
         sign = math.log(rates.true_positive / honest)
         if not flag.flagged:
             sign = math.log((1 - rates.true_positive) / (1 - honest))
@@ -102,9 +102,9 @@ def scores(flags: Iterable[Flag], *, parties: int, attackers: int, rates: Rates)
     return tuple(sorted(found, key=lambda one: (-one.score, one.party)))
 
 
-def _flagged_beside(parties: int, attackers: int, size: int, rates: Rates) -> float:
+def _chance_of_flag(parties: int, attackers: int, size: int, rates: Rates) -> float:
     """The chance that an honest member's group is flagged."""
-    others = max(min(size - 1, parties - 1), 0)  # a group without members flags nobody
+    others = max(min(size - 1, parties - 1), 0)  # a group without members flags no party
     clean = math.comb(parties - 1 - attackers, others) / math.comb(parties - 1, others)
     return (1 - clean) * rates.true_positive + clean * rates.false_positive
 

@@ -26,7 +26,7 @@ from quietsum.validate import probability, whole_number
 if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource
 
-__all__ = ["DATA_ATTACKS", "Trigger", "backdoored", "flip_labels"]
+__all__ = ["DATA_ATTACKS", "Trigger", "flip_labels", "plant_backdoor"]
 
 DATA_ATTACKS = {
     "label-flip": ("label flip", "Tolpegin, Truex, Gursoy, Liu 2020"),
@@ -93,7 +93,7 @@ class Trigger:
         return dataclasses.replace(self, places=self.places[number % parts :: parts])
 
 
-def backdoored(
+def plant_backdoor(
     features: NDArray[Any], labels: Labels, trigger: Trigger, *, target: int, share: float,
     rng: RandomSource | None = None,
 ) -> tuple[NDArray[Any], Labels]:  # fmt: skip

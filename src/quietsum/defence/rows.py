@@ -2,7 +2,7 @@
 
 What the attackers do with their rows is the plan's own training, so clip, noise and charges are those of everybody.
 Tables (:class:`~quietsum.tasks.protocol.NumpyTask`) and torch tasks with one label a record can be poisoned; a task
-that trains by code of its own shows nobody its rows, so it is refused.
+that trains by code of its own shows its rows to no other code, so it is refused.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quietsum.defence.poison import Trigger, backdoored, flip_labels
+from quietsum.defence.poison import Trigger, flip_labels, plant_backdoor
 from quietsum.errors import PlanRefused
 from quietsum.tasks import AnyTask, Task, as_task
 
 if TYPE_CHECKING:
     from quietsum.plan import AttackPlan
 
-__all__ = ["poisoned", "trigger_of"]
+__all__ = ["poison_task", "trigger_of"]
 
 
-def poisoned(task: AnyTask, attack: AttackPlan, attackers: Sequence[str]) -> Task:
+def poison_task(task: AnyTask, attack: AttackPlan, attackers: Sequence[str]) -> Task:
     """``task`` with the rows that ``attack`` leaves at ``attackers``; the task itself for an attack on updates.
 
     Guarantees: the rows of all other parties are the very same. The change is the same in every process. Raises
@@ -40,7 +40,7 @@ def poisoned(task: AnyTask, attack: AttackPlan, attackers: Sequence[str]) -> Tas
         return _classes([labels for labels in found if labels is not None], attack)
 
     def change(party: str, features: NDArray[Any], labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        return _changed(attack, tuple(attackers), classes(), party, features, labels)
+        return _change(attack, tuple(attackers), classes(), party, features, labels)
 
     made = task.with_rows(attackers, change)
     if made is None:
@@ -56,7 +56,7 @@ def trigger_of(attack: AttackPlan) -> Trigger:
     return Trigger(places=attack.trigger, value=attack.mark)
 
 
-def _changed(
+def _change(
     attack: AttackPlan,
     attackers: tuple[str, ...],
     classes: int,
@@ -70,7 +70,7 @@ def _changed(
     trigger = trigger_of(attack)
     if attack.kind == "distributed-backdoor":
         trigger = trigger.part(attackers.index(party), len(attackers))
-    return backdoored(features, labels, trigger, target=attack.target or 0, share=attack.share)
+    return plant_backdoor(features, labels, trigger, target=attack.target or 0, share=attack.share)
 
 
 def _classes(labels: Sequence[NDArray[Any]], attack: AttackPlan) -> int:

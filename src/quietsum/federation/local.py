@@ -134,9 +134,9 @@ class LocalFederation(Federation):
 
             return Drill(cls.of(task, resolved, rng=rng, workers=workers, clock=clock, whole=False), resolved, rng=rng)
         if attack is not None:
-            from quietsum.defence import poisoned
+            from quietsum.defence import poison_task
 
-            task = poisoned(task, attack, attack.among([party.name for party in resolved.parties]))
+            task = poison_task(task, attack, attack.among([party.name for party in resolved.parties]))
         if whole_number("workers", workers, 1) > 1:
             from quietsum.federation.workers.crew import Crew
             from quietsum.federation.workers.keepers import Keepers

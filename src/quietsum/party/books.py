@@ -19,7 +19,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.analytics import promised
+from quietsum.analytics import choose_budget
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
 from quietsum.failpoints import reach
 from quietsum.ledger import (
@@ -213,7 +213,7 @@ class SiteBooks:
         asked = self.policy.questions
         if asked is None or not resolved.limits or not is_question(resolved):
             return
-        limit = promised(resolved)
+        limit = choose_budget(resolved)
         begin = self._clock() - DAY
         spent = self._asked.since(begin)
         if exceeds(spent + limit.epsilon, asked.day):

@@ -55,12 +55,12 @@ class DataCheck:
 
     def look(self, task: AnyTask | None, party: str) -> Result:
         """What does not fit, for the operator's eyes: in the file that the policy names, or in the task's rows."""
-        from quietsum.defence import read_table, rows_of, validate
+        from quietsum.defence import extract_rows, read_table, validate
 
         if self._table is None:
             if task is None:
                 raise InvalidParameter("task", task, "is missing, and the policy names no table", "pass the task")
-            return validate(rows_of(task, party), self._as_they_are)
+            return validate(extract_rows(task, party), self._as_they_are)
         try:
             return validate(read_table(self._table, self.schema), self.schema)
         except InvalidParameter as problem:  # about the file, which is not there or no table

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from quietsum.aggregation import RULES
 from quietsum.alerts import Settings as Alerts
-from quietsum.analytics import TASK, promised
+from quietsum.analytics import TASK, choose_budget
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.keys import FILLED, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, WORDS, choices, key, no_key, table, whole
 from quietsum.ledger import label
@@ -404,7 +404,7 @@ class Policy:
         if facts.account != facts.name:
             yield "the plan deals out the data of one holder, and a site's books are its own"
         yield from self._about_masks(resolved)
-        limit = promised(resolved) if is_question(resolved) and resolved.limits else None
+        limit = choose_budget(resolved) if is_question(resolved) and resolved.limits else None
         if self.questions is not None and limit is not None and limit.epsilon > self.questions.epsilon:
             most, unit = self.questions.epsilon, limit.unit
             yield f"ε = {limit.epsilon:g} per {unit} is more than ε = {most:g} per {unit} for a file of questions"

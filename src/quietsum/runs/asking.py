@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from quietsum.analytics import TASK, Answer, QuestionFile, answers_of, deviation_of, plan_of, promised
+from quietsum.analytics import TASK, Answer, QuestionFile, answers_of, choose_budget, deviation_of, plan_of
 from quietsum.errors import CorruptState, InvalidParameter, QuietsumError
 from quietsum.files import write_atomically
 from quietsum.plan import Plan, ResolvedPlan, resolve
@@ -43,7 +43,7 @@ class Asked:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as they stand in ``answers.json``."""
-        limit = promised(self.resolved)
+        limit = choose_budget(self.resolved)
         return {
             "run": self.folder.run,
             "plan": self.resolved.plan.digest,

@@ -181,7 +181,7 @@ class FederatedNumpy(_Adapter):
         return private_steps(
             self.task,
             params,
-            self._used(party, orders.max_records),
+            self._select(party, orders.max_records),
             steps=orders.steps,
             sampling=orders.sampling,
             mechanism=orders.mechanism,
@@ -202,23 +202,23 @@ class FederatedNumpy(_Adapter):
         own = optional_part(self.task, "clipped_sum")
         if own is not None and self._fits is None and self._changed is None:
             return cast(Floats, own(party, params, orders, rng, max_norm=max_norm))
-        rows = self._used(party, orders.max_records)
+        rows = self._select(party, orders.max_records)
         return clipped_sum(self.task, params, rows, sampling=orders.sampling, max_norm=max_norm, rng=rng)
 
     def _rows(self, party: str) -> Rows:
         return self.task.rows(party) if self._changed is None else self._changed(party)
 
-    def _used(self, party: str, most: int | None) -> Rows:
+    def _select(self, party: str, most: int | None) -> Rows:
         """The rows to train on. A row that is left out keeps its place: no other row of its person comes in for it."""
         rows = self._rows(party)
         if most is None and self._fits is None:
             return rows
-        kept = np.arange(len(rows)) if most is None else self._bounded(party, rows, most)
+        kept = np.arange(len(rows)) if most is None else self._bound(party, rows, most)
         if self._fits is not None:
             kept = kept[self._fits((rows.features, rows.labels))[kept]]
         return Rows(features=rows.features[kept], labels=rows.labels[kept])
 
-    def _bounded(self, party: str, rows: Rows, most: int) -> NDArray[np.int64]:
+    def _bound(self, party: str, rows: Rows, most: int) -> NDArray[np.int64]:
         """The places of those ``rows`` that remain with at most ``most`` of each person."""
         own = optional_part(self.task, "people")
         if own is None:
@@ -272,7 +272,7 @@ class FederatedNumpy(_Adapter):
         """The same task with the rows of ``parties`` replaced; each is changed once, when it is first read."""
         honest, made, known = self._rows, FederatedNumpy(self.task), dict[str, Rows]()
 
-        def changed(party: str) -> Rows:
+        def read(party: str) -> Rows:
             if party not in parties:
                 return honest(party)
             if party not in known:
@@ -281,7 +281,7 @@ class FederatedNumpy(_Adapter):
                 known[party] = Rows(features=features, labels=labels)
             return known[party]
 
-        made._fits, made._changed = self._fits, changed
+        made._fits, made._changed = self._fits, read
         return made
 
 

@@ -1,4 +1,4 @@
-"""What can be wrong with records, each told as a small lesson: for our readers and for a task of your own.
+"""What can be wrong with records, each as a small lesson: for our readers and for a task of your own.
 
 During private training a record with a broken pixel or label counts as zero, in silence, because an error in the middle
 would tell about that record. So look before training, where the data lies and where its holder can mend it. The

@@ -10,7 +10,7 @@ name, too. :func:`class_named` therefore reads before it imports, and looks befo
    name with what a task has, from its own body or from bases that are found in the same way;
 3. only then the module is imported; what the name stands for must be a class that has the shape of a task.
 
-Guarantees: before the third step no code runs that the name has chosen. Whoever calls the class knows that it is a
+Guarantees: before the third step no code runs that the name has chosen. The caller of the class knows that it is a
 class, of a module that says it holds a task, with everything that its protocol lists. What cannot be promised is that
 a task means well: it is the user's own code, from an installed package or from the folder where quietsum is started.
 """
@@ -31,13 +31,13 @@ from typing import Any, Final, NamedTuple, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
 
-__all__ = ["FEDERATED", "NUMPY", "TORCH", "Shape", "class_named", "made_of"]
+__all__ = ["FEDERATED", "NUMPY", "TORCH", "Shape", "class_named", "instantiate"]
 
 
 class Shape(NamedTuple):
-    """What every task of one kind has: ``told`` may be set by its ``__init__``, ``done`` are methods of the class."""
+    """What every task of one kind has: ``stated`` may be set by its ``__init__``, ``done`` are methods of the class."""
 
-    told: tuple[str, ...]
+    stated: tuple[str, ...]
     done: tuple[str, ...]
     listed: str
 
@@ -66,7 +66,7 @@ def class_named(name: str, kind: Shape | None = None) -> type:
         _check_source(name, module, class_name, kind)
     try:
         holder = importlib.import_module(module)
-    except (Exception, SystemExit) as error:  # whatever a user's module raises while it is imported
+    except (Exception, SystemExit) as error:  # anything that a user's module raises while it is imported
         raise InvalidParameter("task", name, f"cannot be imported ({error})", _MODULE) from error
     found = vars(holder).get(class_name)  # no __getattr__ of the module is asked
     if found is None:
@@ -94,8 +94,8 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _refuse_lacking(name: str, known: _Names, kind: Shape | None) -> None:
-    shape = kind or (FEDERATED if "train" in known.done else TORCH if "model" in known.told else NUMPY)
-    lacking = [each for each in shape.told if each not in known.told]
+    shape = kind or (FEDERATED if "train" in known.done else TORCH if "model" in known.stated else NUMPY)
+    lacking = [each for each in shape.stated if each not in known.stated]
     lacking += [each for each in shape.done if each not in known.done]
     if lacking and not (known.open and any(each in known.done for each in shape.done)):
         problem = f"is no task: it lacks {', '.join(lacking)}"
@@ -103,20 +103,20 @@ def _refuse_lacking(name: str, known: _Names, kind: Shape | None) -> None:
 
 
 class _Names:
-    """What a class has: ``done`` by its body, ``told`` by that or by what its methods set; ``open``: perhaps more."""
+    """What a class has: ``done`` by its body, ``stated`` by that or by what its methods set; ``open``: perhaps more."""
 
     def __init__(self) -> None:
         self.done: set[str] = set()
-        self.told: set[str] = set()
+        self.stated: set[str] = set()
         self.open = False
 
     def add(self, names: set[str]) -> None:
         self.done |= names
-        self.told |= names
+        self.stated |= names
 
     def take(self, other: _Names) -> None:
         self.done |= other.done
-        self.told |= other.told
+        self.stated |= other.stated
         self.open |= other.open
 
 
@@ -130,10 +130,10 @@ def _names_of(found: type) -> _Names:
         known.add({name for name, value in held.items() if value is not None})
         known.add(set(held.get("__annotations__") or ()))
         slots = held.get("__slots__") or ()
-        known.told |= {slots} if isinstance(slots, str) else set(slots)
+        known.stated |= {slots} if isinstance(slots, str) else set(slots)
         for value in held.values():
             if isinstance(value, types.FunctionType):
-                known.told |= set(value.__code__.co_names)  # self.title = … in __init__
+                known.stated |= set(value.__code__.co_names)  # self.title = … in __init__
     return known
 
 
@@ -267,7 +267,7 @@ def _names_of_body(source: _Source, node: ast.ClassDef, seen: _Seen) -> _Names:
         match inner:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 known.add({inner.name})
-                known.told |= {each.attr for each in ast.walk(inner) if isinstance(each, ast.Attribute)}
+                known.stated |= {each.attr for each in ast.walk(inner) if isinstance(each, ast.Attribute)}
             case ast.ClassDef():
                 known.add({inner.name})
             case ast.Assign():
@@ -334,7 +334,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _statements(handler.body)
 
 
-def made_of(found: type, name: str, options: Mapping[str, Any]) -> Any:
+def instantiate(found: type, name: str, options: Mapping[str, Any]) -> Any:
     """A task of the class ``found``, which ``name`` stands for, made with the options."""
     try:
         return found(**options)
@@ -343,6 +343,6 @@ def made_of(found: type, name: str, options: Mapping[str, Any]) -> Any:
     except TypeError as error:
         remedy = "[task.options] are the class's keyword arguments"
         raise InvalidParameter("task.options", dict(options), f"do not fit {name} ({error})", remedy) from error
-    except (Exception, SystemExit) as error:  # whatever a user's class raises
+    except (Exception, SystemExit) as error:  # anything that a user's class raises
         problem = f"cannot be made ({type(error).__name__}: {error})"
         raise InvalidParameter("task", name, problem, "mend its __init__") from error

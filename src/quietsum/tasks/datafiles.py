@@ -2,8 +2,8 @@
 
 Nothing is downloaded. Files are looked for below ``$QUIETSUM_DATA`` (else ``data`` in the working folder), read without
 running any code that is in them (no pickles), and compared with known sums, because a number about "PneumoniaMNIST"
-that was computed on something else is worse than no number. There is no option that turns the comparison off: whoever
-has other data writes a task for it, which is one small class.
+that was computed on something else is worse than no number. There is no option that turns the comparison off: other
+data are read by a task of one's own, which is one small class.
 
 >>> list(DATASETS)
 ['heart', 'digits', 'mnist', 'fashion-mnist', 'chest-xray', 'nuclei', 'fraud', 'cards', 'pose']
@@ -105,7 +105,7 @@ class DataSet:
         """Whether the package that carries the set is here; nothing is imported."""
         return not self.package or importlib.util.find_spec(self.package) is not None
 
-    def found(self) -> Path | None:
+    def find_folder(self) -> Path | None:
         """The first folder that holds one of the files; nothing is read."""
         for folder in map(data_folder, self.folders):
             if any(next(folder.glob(pattern), None) for pattern in self.files):
@@ -186,9 +186,9 @@ DATASETS: Final[Mapping[str, DataSet]] = {known.name: known for known in _SETS}
 
 
 def _check_heart(folder: Path) -> str:
-    from quietsum.tasks.gallery.heart import read_embedded
+    from quietsum.tasks.gallery.heart import read_tables
 
-    tables = read_embedded()
+    tables = read_tables()
     return f"{sum(len(table.values) for table in tables.values())} rows of {len(tables)} hospitals"
 
 

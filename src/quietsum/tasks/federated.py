@@ -5,9 +5,9 @@ A :class:`~quietsum.tasks.protocol.TorchTask` knows one pile of records. :class:
 many small ones side by side with :class:`~quietsum.learning.clients.side_by_side.SideBySide`, and scores the server's
 weights. One model serves all parties of a process.
 
-Sizes are public in one of two ways. Where the task's ``public`` says that nobody needs protection they are counted. For
-protected records they are declared: by the task's ``size`` when clients are made, by its ``site_sizes`` when its own
-sites take part.
+Sizes are public in one of two ways. Where the task's ``public`` says that no record needs protection they are counted.
+For protected records they are declared: by the task's ``size`` when clients are made, by its ``site_sizes`` when its
+own sites take part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from quietsum.tasks.adapters import optional_part
 from quietsum.tasks.checks import one_site_each
 from quietsum.tasks.models import input_gradient, outputs
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
-from quietsum.tasks.roots import bounded_update, root_orders
+from quietsum.tasks.roots import bound_update, root_orders
 from quietsum.validate import whole_number
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["FederatedTorch"]
 
 HOLDER = "here"
-"""Who keeps the books of clients that are dealt out of one data set: whoever holds it, as in ``quietsum train``."""
+"""Who keeps the books of clients that are dealt out of one data set: its holder, as in ``quietsum train``."""
 FIRST_WEIGHTS = 0
 """Decides the first weights, which are public: every process starts from the same ones."""
 
@@ -172,7 +172,7 @@ class FederatedTorch(Task):
         records = tuple(self.task.records())
         dealt, here = len(self.partition.party), rows_of(records)
         places = self.split.kind == "iid" and self._people is None and not str(self.task.public).strip()
-        if here > dealt or (here < dealt and not places):  # told to the holder; a party's own failure tells nobody
+        if here > dealt or (here < dealt and not places):  # for the holder; a party's own failure stays with it
             problem = f"deals out {dealt} records, and there are {'more' if here > dealt else 'fewer'}"
             raise InvalidParameter("size", dealt, problem, "declare at least as many as there are")
         return records
@@ -190,7 +190,7 @@ class FederatedTorch(Task):
         """
         self._fits, self._fitting = fits, {}
 
-    def _used(self, party: str, orders: LocalOrders | None) -> NDArray[np.int64]:
+    def _select(self, party: str, orders: LocalOrders | None) -> NDArray[np.int64]:
         """The numbers of the records that ``party`` trains on: at most so many of each person, and those that fit."""
         own = self._own(party)
         if orders is not None and orders.max_records is not None:
@@ -270,12 +270,12 @@ class FederatedTorch(Task):
         chosen = torch.from_numpy(self._own(party))
         return tuple(part[chosen] for part in self._records)
 
-    def _used_by(self, party: str, orders: LocalOrders) -> Batch:
-        chosen = torch.from_numpy(self._used(party, orders))
+    def _select_records(self, party: str, orders: LocalOrders) -> Batch:
+        chosen = torch.from_numpy(self._select(party, orders))
         return tuple(part[chosen] for part in self._records)
 
     def people_of(self, party: str) -> NDArray[Any] | None:
-        """Whose each of them is; None where nobody knows."""
+        """Whose each of them is; None if that is not known."""
         return None if self._people is None else self._people[self._own(party)]
 
     def labels_of(self, party: str) -> NDArray[Any]:
@@ -289,8 +289,8 @@ class FederatedTorch(Task):
     def with_rows(self, parties: Sequence[str], change: ChangeRows) -> FederatedTorch:
         """The same task where the records of ``parties`` have other first parts and labels: for drills.
 
-        ``change`` gets a party, the first part of its records and their labels. Nobody else's records change, nor who
-        holds them.
+        ``change`` gets a party, the first part of its records and their labels. The records of other parties
+        stay as they are, and so does who holds them.
         """
         records = [part.clone() for part in self._records]
         for party in parties:
@@ -306,14 +306,15 @@ class FederatedTorch(Task):
         """The class that these weights answer for each example; of two where the model has one output."""
         self._steps.layout.write(self._shown, params)
         with keep_unchanged(self._shown, weights=False), scoring(self._shown), torch.no_grad():
-            told = outputs(self._shown, torch.from_numpy(np.asarray(features)))
-        chosen = told.argmax(-1) if told.dim() > 1 and told.shape[-1] > 1 else told.reshape(len(told)) > 0
+            answers = outputs(self._shown, torch.from_numpy(np.asarray(features)))
+        several = answers.dim() > 1 and answers.shape[-1] > 1
+        chosen = answers.argmax(-1) if several else answers.reshape(len(answers)) > 0
         return chosen.numpy().astype(np.int64)
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of ``party``: new − old weights."""
         if self._fits is not None:
-            return self._steps.run(self._used_by(party, orders), params, replace(orders, max_records=None), rng)
+            return self._steps.run(self._select_records(party, orders), params, replace(orders, max_records=None), rng)
         return self._steps.run(self.records_of(party), params, orders, rng, people=self.people_of(party))
 
     def clipped_sum(
@@ -321,15 +322,15 @@ class FederatedTorch(Task):
     ) -> Floats:
         """Σ clip(∇ℓ_i) over one batch of ``party``, without noise: for a sum whose noise is distributed."""
         if self._fits is not None:
-            records, orders = self._used_by(party, orders), replace(orders, max_records=None)
+            records, orders = self._select_records(party, orders), replace(orders, max_records=None)
             return self._steps.clipped_sum(records, params, orders, rng, max_norm=max_norm)
         records, people = self.records_of(party), self.people_of(party)
         return self._steps.clipped_sum(records, params, orders, rng, max_norm=max_norm, people=people)
 
     def train_on_nothing(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of a party without a record: the noise of its steps, in the precision of the model."""
-        nobody = (torch.zeros(0, 1, device=self._many.device),)
-        return self._steps.run(nobody, params, replace(orders, max_records=None), rng)
+        nothing = (torch.zeros(0, 1, device=self._many.device),)
+        return self._steps.run(nothing, params, replace(orders, max_records=None), rng)
 
     def look_for_data(self, party: str) -> None:
         """:class:`~quietsum.errors.DataMissing` where the task says that its files are not there; nothing is read."""
@@ -347,7 +348,7 @@ class FederatedTorch(Task):
         if any(each.mechanism is not None for each in orders):
             problem = "clips every example, which cannot be done for many parties at once"
             raise InvalidParameter("orders", "mechanism", problem, "call train() for each party")
-        shards = [self._used(party, each) for party, each in zip(parties, orders, strict=True)]
+        shards = [self._select(party, each) for party, each in zip(parties, orders, strict=True)]
         for places, deltas in self._many.train(params, self._records, shards, orders, rng):
             for row in np.flatnonzero(~np.isfinite(deltas).all(axis=1)):
                 place = int(places[row])
@@ -358,7 +359,7 @@ class FederatedTorch(Task):
             yield tuple(parties[int(place)] for place in places), deltas
 
     def _refuse_strangers(self, orders: LocalOrders) -> None:
-        """Raise where people are to be bounded and nobody knows them."""
+        """Raise if people are to be bounded and the task does not know them."""
         if orders.max_records is not None and self.person is None:
             problem = f"cannot be kept: {self.name} does not say whose each record is"
             remedy = "give the task people(), one person per record, or leave person = {…} out of the plan"
@@ -376,7 +377,7 @@ class FederatedTorch(Task):
             self._refuse_strangers(orders)
         records, check = Records.of(self._records), self._checks_labels
         if check and (self._fits is not None or (orders is not None and orders.max_records is not None)):
-            used = [self._used(party, orders) for party in self.partition.names]
+            used = [self._select(party, orders) for party in self.partition.names]
             records = records.only(np.concatenate(used) if used else np.zeros(0, dtype=np.int64))
         self._try(records, orders, check_labels=check)
 
@@ -417,7 +418,7 @@ class FederatedTorch(Task):
     def _root_update(self, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         own = replace(root_orders(orders, rows_of(self._root)), mechanism=orders.mechanism)
         try:
-            return bounded_update(orders, self._steps.run_on_public(self._root, params, own, rng))
+            return bound_update(orders, self._steps.run_on_public(self._root, params, own, rng))
         except InvalidParameter:  # its numbers overflow
             return np.zeros_like(params)
 

@@ -82,7 +82,7 @@ def lines_of(file: IO[str], delimiter: str = ",") -> Iterator[list[str]]:
                 pass
             yield []
         elif text := line.rstrip("\r\n"):
-            yield text.split(delimiter) if '"' not in text else _quoted(text, delimiter)
+            yield text.split(delimiter) if '"' not in text else _split_quoted(text, delimiter)
 
 
 def width_of(header: Sequence[str]) -> int:
@@ -121,7 +121,7 @@ def _beginnings(file: IO[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _quoted(line: str, delimiter: str) -> list[str]:
+def _split_quoted(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], strict=True, delimiter=delimiter), [])
     except csv.Error:

@@ -52,7 +52,7 @@ def input_gradient(model: nn.Module) -> Callable[[Floats, int], tuple[Floats, Fl
     ([[3.0, 0.0]], [[0.95, -0.95]])
     """
 
-    def asked(rows: Floats, target: int) -> tuple[Floats, Floats]:
+    def ask(rows: Floats, target: int) -> tuple[Floats, Floats]:
         kind = next(model.parameters())
         values = torch.from_numpy(rows).to(kind.device, kind.dtype).requires_grad_()
         was_training = model.training
@@ -65,7 +65,7 @@ def input_gradient(model: nn.Module) -> Callable[[Floats, int], tuple[Floats, Fl
             model.train(was_training)
         return scores.detach().double().cpu().numpy(), slope.double().cpu().numpy()
 
-    return asked
+    return ask
 
 
 # ------------------------------------------------------------------------------------------------- two classes

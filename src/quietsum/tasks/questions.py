@@ -88,11 +88,11 @@ class QuestionTask:
         )
 
     def initial(self) -> Floats:
-        """Zeros: the sum of nobody."""
+        """Zeros: the sum over no record."""
         return np.zeros(self.dimension)
 
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
-        """Minus each record's vector; the same whatever ``params`` are."""
+        """Minus each record's vector; the same for all ``params``."""
         return -self.design.vectors(features)
 
     def evaluate(self, params: Floats) -> Metrics:
@@ -158,14 +158,14 @@ class QuestionTask:
         return (hashes_of_lines(self._tables[party]),)
 
     def _rows(self, texts: Mapping[str, Sequence[str]], count: int) -> Rows:
-        values = self.design.coded(texts) if self.design.columns else np.zeros((count, 1))  # counts of everything
+        values = self.design.encode(texts) if self.design.columns else np.zeros((count, 1))  # counts of everything
         return Rows(features=values, labels=np.zeros(count))
 
 
 def oddities(path: Path, columns: Sequence[Column], size: int) -> list[str]:
     """What the holder of a table should know before it is asked, in words for the holder alone: it reads all rows.
 
-    More rows than the declared size make a sum that nobody takes for this site's; a column of which hardly a value can
+    More rows than the declared size make a sum that cannot pass for this site's; a column of which hardly a value can
     be read has perhaps another decimal sign, or other words than its categories.
     """
     with open_lines(path) as file:
@@ -175,15 +175,15 @@ def oddities(path: Path, columns: Sequence[Column], size: int) -> list[str]:
     rows = [line for line in listed if is_record(line, width_of(header))]
     found = []
     if len(rows) < len(listed):
-        told = "has lines that are no records (quotes not closed, fewer or more fields than the first line)"
-        found.append(f"{path.name} {told}: they count as nothing")
+        problem = "has lines that are no records (quotes not closed, fewer or more fields than the first line)"
+        found.append(f"{path.name} {problem}: they count as nothing")
     if len(rows) > size:
         found.append(f"{path.name} has more rows than its declared size of {size}: declare a larger one")
     for column in columns:
         if column.kind == "identifier" or header.count(column.name) != 1 or not rows:
             continue
         place = header.index(column.name)
-        missing = np.isnan(column.coded([row[place] if place < len(row) else "" for row in rows])).mean()
+        missing = np.isnan(column.encode([row[place] if place < len(row) else "" for row in rows])).mean()
         if missing > 0.5:
             what = "none of its categories" if column.kind == "category" else "no number"
             found.append(f"{path.name}: most values of {column.name} are {what}, and count as missing")

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.tasks.adapters import FederatedNumpy, FederatedOwn
-from quietsum.tasks.classes import FEDERATED, NUMPY, TORCH, Shape, class_named, made_of
+from quietsum.tasks.classes import FEDERATED, NUMPY, TORCH, Shape, class_named, instantiate
 from quietsum.tasks.protocol import NumpyTask, OwnTask, Task, TorchTask
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def _dealt_out(task: Any, plan: Plan, device: str) -> Task:
 
 
 def _as_they_are(task: Task, plan: Plan) -> Task:
-    """A task with sites of its own, which nobody can deal out anew."""
+    """A task with sites of its own, which cannot be dealt out anew."""
     if plan.federation.split != "natural" or isinstance(plan.federation.parties, int):
         asked = plan.federation.split if plan.federation.split != "natural" else plan.federation.parties
         where = "split" if plan.federation.split != "natural" else "parties"
@@ -225,12 +225,12 @@ def make_own_task(name: str, options: Mapping[str, Any], kind: Shape | None = No
 
     Guarantees: only a class with the shape of a task is called (:func:`quietsum.tasks.classes.class_named`).
     """
-    return made_of(class_named(name, kind), name, options)
+    return instantiate(class_named(name, kind), name, options)
 
 
 def refuse_lacking(name: str, task: Any, kind: Shape) -> None:
     """Raise where ``task`` lacks something that tasks of its ``kind`` have."""
-    lacking = [each for each in (*kind.told, *kind.done) if getattr(task, each, None) is None]
+    lacking = [each for each in (*kind.stated, *kind.done) if getattr(task, each, None) is None]
     if lacking:
         remedy = f"write what {kind.listed} lists"
         raise InvalidParameter("task", name, f"is no task: it lacks {', '.join(lacking)}", remedy)

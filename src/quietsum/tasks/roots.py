@@ -1,4 +1,4 @@
-"""Root sets: a few rows that nobody protects, held by the server, on which it tries what parties send.
+"""Root sets: a few rows that need no protection, held by the server, on which it tries what parties send.
 
 ``[task] options = { root = 100 }`` takes that many rows of those that the task would be scored on, which are published
 or otherwise unprotected; a protected row never comes into a root set. They are no longer scored, so that no score
@@ -9,7 +9,8 @@ of each class as many as its share, and at least one.
 the ranges of clinical practice; pictures, payments and motions have no such constants, and their tasks say so.
 
 The update of a root set is what an honest party of its size would send without noise: the plan's steps, rate, momentum
-and clip, batches as large as a party's as far as there are rows. It costs nothing, because nobody is in it.
+and clip, batches as large as a party's as far as there are rows. It costs nothing, because no protected record is in
+it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from quietsum.plan import LocalOrders, ResolvedPlan
 
 __all__ = [
-    "MADE_UP", "RowsTrial", "bounded_update", "check_root", "refuse_without_root", "rehearse_root", "root_orders",
+    "MADE_UP", "RowsTrial", "bound_update", "check_root", "refuse_without_root", "rehearse_root", "root_orders",
     "root_rows", "split_root", "trial_for",
 ]  # fmt: skip
 
@@ -68,7 +69,7 @@ def root_rows(labels: npt.NDArray[Any], count: int) -> npt.NDArray[np.bool_]:
     if not count:
         return chosen
     if 2 * count > len(labels):
-        problem = f"is more than half of the {len(labels):,} rows that nobody protects"
+        problem = f"is more than half of the {len(labels):,} rows that need no protection"
         raise InvalidParameter("root", count, problem, f"leave rows to score: at most {len(labels) // 2}")
     classes, sizes = np.unique(labels, return_counts=True)
     if len(classes) > count:
@@ -106,7 +107,7 @@ def root_orders(orders: LocalOrders, size: int) -> LocalOrders:
     )  # fmt: skip
 
 
-def bounded_update(orders: LocalOrders, update: Floats) -> Floats:
+def bound_update(orders: LocalOrders, update: Floats) -> Floats:
     """``update`` as a party would bound it at the client level, without its noise."""
     if orders.client is None:
         return update
@@ -144,7 +145,7 @@ class RowsTrial:
             )  # fmt: skip
         except InvalidParameter:
             return np.zeros_like(self._params)
-        return bounded_update(self._orders, found)
+        return bound_update(self._orders, found)
 
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
         """The task's, each cut as a party cuts it."""

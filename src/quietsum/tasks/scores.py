@@ -1,4 +1,4 @@
-"""Scores of predictions, in plain numpy: what is reported after training, on rows that nobody needs to protect.
+"""Scores of predictions, in plain numpy: what is reported after training, on rows that need no protection.
 
 Every function takes labels and scores of test or validation rows and returns a number in [0, 1]. On protected rows such
 a number is a statistic like any other and would have to be charged, so no task calls them with training records. That
@@ -44,8 +44,8 @@ def more_is_better(name: str) -> bool | None:
     words = name.replace("_", " ").replace("-", " ").lower().split()
     if (known := SCORES.get(" ".join(words))) is not None:
         return known
-    told = [SCORES[word] for word in words if word in SCORES]
-    return all(told) if told else None
+    known_words = [SCORES[word] for word in words if word in SCORES]
+    return all(known_words) if known_words else None
 
 
 def accuracy(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:

@@ -124,7 +124,7 @@ def _clients(count: int) -> tuple[str, ...]:
     return tuple(f"client-{number:0{width}d}" for number in range(1, count + 1))
 
 
-def _checked(count: int, most: int, what: str) -> int:
+def _check_count(count: int, most: int, what: str) -> int:
     count = whole_number("parties", count, 1, "how many clients to make")
     if count > most:
         raise InvalidParameter("parties", count, f"are more clients than the {most} {what}", f"make at most {most}")
@@ -164,9 +164,9 @@ def gather(keys: Sequence[str] | NDArray[Any], count: int, *, what: str = "sites
     [4, 1]
     """
     names, owner = np.unique(np.asarray(keys), return_inverse=True)
-    count = _checked(count, len(names), f"{what}, whose records stay together")
+    count = _check_count(count, len(names), f"{what}, whose records stay together")
     hashed = np.array([zlib.crc32(str(name).encode()) for name in names.tolist()], dtype=np.uint64)
-    order = np.argsort(places(hashed, _salted(_IID, salt)), kind="stable")
+    order = np.argsort(places(hashed, _salt(_IID, salt)), kind="stable")
     client = np.empty(len(names), dtype=np.int64)
     client[order] = _even(len(names), count)
     return Partition(names=_clients(count), party=client[owner])
@@ -177,8 +177,8 @@ def gather(keys: Sequence[str] | NDArray[Any], count: int, *, what: str = "sites
 
 def iid(size: int, count: int, *, salt: str = "") -> Partition:
     """``size`` records in ``count`` clients, alike in size up to one record, by a hash of their numbers."""
-    count = _checked(count, size, "records")
-    order = np.argsort(places(np.arange(size), _salted(_IID, salt)), kind="stable")
+    count = _check_count(count, size, "records")
+    order = np.argsort(places(np.arange(size), _salt(_IID, salt)), kind="stable")
     party = np.empty(size, dtype=np.int64)
     party[order] = _even(size, count)
     return Partition(names=_clients(count), party=party)
@@ -194,16 +194,16 @@ def by_dirichlet(labels: NDArray[np.integer], count: int, alpha: float, *, salt:
     alpha = positive("alpha", alpha)
     if labels.ndim != 1:
         raise InvalidParameter("labels", labels.shape, "are not one per record", "choose split = 'iid' or 'natural'")
-    count = _checked(count, len(labels), "records")
+    count = _check_count(count, len(labels), "records")
     classes, label = np.unique(labels, return_inverse=True)
-    shuffled = np.argsort(places(np.arange(len(labels)), _salted(_ORDER, salt)), kind="stable")
+    shuffled = np.argsort(places(np.arange(len(labels)), _salt(_ORDER, salt)), kind="stable")
     waiting = [shuffled[label[shuffled] == number] for number in range(len(classes))]
     left = np.array([len(queue) for queue in waiting])
     logs = _log_gammas(count, alpha * left / len(labels), salt)
     party = np.empty(len(labels), dtype=np.int64)
     for client, quota in enumerate(np.bincount(_even(len(labels), count), minlength=count).tolist()):
-        coins = places(np.arange(quota), client, _salted(_LABELS, salt))
-        for number, taken in enumerate(_taken(coins, logs[client], left).tolist()):
+        coins = places(np.arange(quota), client, _salt(_LABELS, salt))
+        for number, taken in enumerate(_take(coins, logs[client], left).tolist()):
             start = len(waiting[number]) - left[number]
             party[waiting[number][start : start + taken]] = client
             left[number] -= taken
@@ -218,14 +218,14 @@ def _log_gammas(count: int, weights: NDArray[np.float64], salt: str) -> NDArray[
     from scipy.special import gammaincinv, gammaln
 
     rows, columns = np.arange(count)[:, None], np.arange(len(weights))[None, :]
-    uniform = places(np.broadcast_to(rows, (count, len(weights))), columns, _salted(_SHARES, salt)) + 2.0**-54
+    uniform = places(np.broadcast_to(rows, (count, len(weights))), columns, _salt(_SHARES, salt)) + 2.0**-54
     with np.errstate(all="ignore"):
         variates = gammaincinv(weights, uniform)
         small = (np.log(uniform) + gammaln(weights + 1)) / weights
         return np.asarray(np.where(variates > 1e-250, np.log(variates), small))
 
 
-def _taken(coins: NDArray[np.float64], logs: NDArray[np.float64], left: Numbers) -> Numbers:
+def _take(coins: NDArray[np.float64], logs: NDArray[np.float64], left: Numbers) -> Numbers:
     """How many of each label for so many coins, none beyond what is ``left``: a label that is used up has no share."""
     taken = np.zeros(len(left), dtype=np.int64)
     while len(coins):
@@ -245,7 +245,7 @@ def _even(size: int, count: int) -> Numbers:
     return np.repeat(np.arange(count), [len(piece) for piece in np.array_split(np.arange(size), count)])
 
 
-def _salted(constant: int, salt: str) -> int:
+def _salt(constant: int, salt: str) -> int:
     return constant ^ (zlib.crc32(salt.encode("utf-8")) << 8)
 
 

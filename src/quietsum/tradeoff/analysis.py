@@ -88,8 +88,8 @@ class Tradeoff:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         values = dataclasses.asdict(self)
-        for row, told in zip(self.rows, values["rows"], strict=True):
-            told["guarantee"] = row.guarantee.to_dict()
+        for row, written in zip(self.rows, values["rows"], strict=True):
+            written["guarantee"] = row.guarantee.to_dict()
         return values
 
 

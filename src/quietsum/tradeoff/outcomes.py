@@ -70,8 +70,8 @@ class Outcome:
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(values, Mapping) or set(values) != known:
             raise CorruptState(f"an outcome has exactly the keys {sorted(known)}")
-        told = values["guarantee"]
-        guarantee = None if told is None else Guarantee.from_dict(told)
+        written = values["guarantee"]
+        guarantee = None if written is None else Guarantee.from_dict(written)
         try:
             return cls(**{**values, "guarantee": guarantee})
         except InvalidParameter as error:

@@ -14,7 +14,7 @@ Every setting that is tried is a private run of its own. Two honest ways to pay 
           ε′ = ε(λ) + k·δ̂ + ln(k)/(λ − 1),     ε̂ = ln(1 + 1/(λ − 1))
 
 K must be drawn once and kept to: stopping early, or looking at losers, voids the bound. With Poisson K may be 0; then
-nothing is trained. The score that selects must not cost anything itself: it stands on rows that nobody protects.
+nothing is trained. The score that selects must not cost anything itself: it stands on rows that need no protection.
 
 >>> from quietsum.privacy.events import Gaussian, PoissonSampled, Repeated
 >>> run = Repeated(times=500, event=PoissonSampled(rate=0.05, event=Gaussian(noise_multiplier=2.0)))
@@ -44,7 +44,7 @@ from quietsum.privacy import (
 )
 from quietsum.validate import finite_number, open_probability, whole_number
 
-__all__ = ["SearchCost", "search_cost", "selected_curve_geometric", "selected_curve_poisson"]
+__all__ = ["SearchCost", "geometric_curve", "poisson_curve", "search_cost"]
 
 
 @final
@@ -107,12 +107,12 @@ def search_cost(
         trials=count,
         single=max((single.epsilon(delta=delta) for single in singles), key=lambda each: each.epsilon),
         total=total.epsilon(delta=delta),
-        geometric=_selected(selected_curve_geometric(orders, curve, count), delta, neighbours, "geometric", count),
-        poisson=_selected(selected_curve_poisson(orders, curve, deltas, count), delta, neighbours, "Poisson", count),
+        geometric=_price_selection(geometric_curve(orders, curve, count), delta, neighbours, "geometric", count),
+        poisson=_price_selection(poisson_curve(orders, curve, deltas, count), delta, neighbours, "Poisson", count),
     )
 
 
-def selected_curve_geometric(orders: Sequence[float], curve: Sequence[float], mean: float) -> list[float]:
+def geometric_curve(orders: Sequence[float], curve: Sequence[float], mean: float) -> list[float]:
     """The Rényi curve of the best of K runs, K geometric on 1, 2, … with this ``mean`` (Theorem 2, η = 1)."""
     mean = _mean(mean)
     log_mean = math.log(mean)
@@ -123,9 +123,7 @@ def selected_curve_geometric(orders: Sequence[float], curve: Sequence[float], me
     return [float(value) + extra + log_mean / (order - 1) for order, value in pairs]
 
 
-def selected_curve_poisson(
-    orders: Sequence[float], curve: Sequence[float], deltas: Sequence[float], mean: float
-) -> list[float]:
+def poisson_curve(orders: Sequence[float], curve: Sequence[float], deltas: Sequence[float], mean: float) -> list[float]:
     """The Rényi curve of the best of K runs, K Poisson with this ``mean`` (Theorem 6).
 
     ``deltas[i]`` is δ̂ of one run at ε̂ = ln(1 + 1/(orders[i] − 1)).
@@ -155,7 +153,7 @@ def _exact(neighbours: Neighbours) -> ExactAccountant:
     return ExactAccountant(neighbours=neighbours, unit=PrivacyUnit.RECORD)
 
 
-def _selected(curve: list[float], delta: float, neighbours: Neighbours, law: str, mean: int) -> Guarantee:
+def _price_selection(curve: list[float], delta: float, neighbours: Neighbours, law: str, mean: int) -> Guarantee:
     found = _renyi(neighbours).compose_rdp(curve).epsilon(delta=delta)
     method = f"best of a {law} number of runs, {mean} on average (Papernot, Steinke 2022), by {found.method}"
     return dataclasses.replace(found, method=method)

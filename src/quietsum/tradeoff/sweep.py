@@ -45,7 +45,7 @@ class Job:
         """Plain values for JSON."""
         return dataclasses.asdict(self)
 
-    def made(self) -> TorchTask:
+    def make(self) -> TorchTask:
         """The task of this run."""
         return trainable_task(self.task, {**self.options, **({} if self.split is None else {"split": self.split})})
 
@@ -98,7 +98,7 @@ def jobs_for(
         for seed in range(count)
     ]
     for job in jobs[:count]:
-        job.made()  # a split that does not exist is heard of now
+        job.make()  # a split that does not exist is heard of now
     for epsilon in sorted(wanted):
         plan_of(work, epsilon=epsilon, delta=delta, epochs=epochs)
     return jobs
@@ -140,7 +140,7 @@ def outcome_of(
     """
     from quietsum.learning import PrivateTrainer, fresh_model, train_plainly
 
-    task = job.made()
+    task = job.make()
     model = fresh_model(task, job.seed).to(device)
     guarantee = None
     if job.epsilon is None:
@@ -164,10 +164,10 @@ def outcome_of(
     ]  # fmt: skip
 
 
-def run_here(jobs: Sequence[Job], told: Callable[[Job, list[Outcome]], None]) -> None:
+def run_here(jobs: Sequence[Job], report: Callable[[Job, list[Outcome]], None]) -> None:
     """Make all runs in this process, one after the other."""
     for job in jobs:
-        told(job, outcome_of(job))
+        report(job, outcome_of(job))
 
 
 def epsilons_in(text: str) -> list[float]:

@@ -29,15 +29,15 @@ _COMMAND = (sys.executable, "-m", "quietsum.tradeoff.workers")
 
 def run_in_processes(
     jobs: Sequence[Mapping[str, Any]],
-    told: Callable[[Mapping[str, Any], Any], None],
+    report: Callable[[Mapping[str, Any], Any], None],
     *,
     workers: int,
     command: Sequence[str] = _COMMAND,
     tolerant: bool = False,
 ) -> None:
-    """Send every job to one of ``workers`` processes, and ``told(job, answer)`` what comes back, one at a time.
+    """Send every job to one of ``workers`` processes, and ``report(job, answer)`` what comes back, one at a time.
 
-    The first job that fails stops the others and is raised, unless ``tolerant``: then ``told`` hears
+    The first job that fails stops the others and is raised, unless ``tolerant``: then ``report`` gets
     ``{"error": message}`` and the rest goes on. Every process that was started is ended.
     """
     waiting: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
@@ -65,7 +65,7 @@ def run_in_processes(
             job, answer = found
             if "error" in answer and not tolerant:
                 raise QuietsumError(str(answer["error"]))
-            told(job, answer.get("answer", answer))
+            report(job, answer.get("answer", answer))
     finally:
         while not waiting.empty():
             with contextlib.suppress(queue.Empty):
@@ -104,18 +104,18 @@ def _feed(process: subprocess.Popen[str], waiting: Any, answers: Any) -> None:
 def serve(work: Callable[[dict[str, Any]], Any], *, source: IO[str] | None = None, sink: IO[str] | None = None) -> None:
     """Answer jobs until the input ends: {"answer": …}, or {"error": message} for what was refused.
 
-    Whatever else the work prints goes to stderr, so that it cannot be taken for an answer.
+    All else that the work prints goes to stderr, so that it cannot be taken for an answer.
     """
     source, out = source or sys.stdin, sink or sys.stdout
     for line in source:
         with contextlib.redirect_stdout(sys.stderr):
             try:
-                told = {"answer": work(json.loads(line))}
+                answered = {"answer": work(json.loads(line))}
             except QuietsumError as error:
-                told = {"error": str(error)}
-            except Exception as error:  # a fault, told in one line; the job's other runs may be fine
-                told = {"error": f"{type(error).__name__}: {error}"}
-        out.write(json.dumps(told) + "\n")
+                answered = {"error": str(error)}
+            except Exception as error:  # a fault, reported in one line; the job's other runs may be fine
+                answered = {"error": f"{type(error).__name__}: {error}"}
+        out.write(json.dumps(answered) + "\n")
         out.flush()
 
 

@@ -199,7 +199,7 @@ def _by_policy(path: Path, as_json: bool) -> int:
 
 def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: int | None) -> tuple[Any, str]:
     """What a task trains on, and its name."""
-    from quietsum.defence import rows_of
+    from quietsum.defence import extract_rows
     from quietsum.plan import FederationPlan, Plan, TaskPlan, load_plan
     from quietsum.tasks import TASKS, TRAINABLE, nearest_name, task_of, trainable_task
 
@@ -208,7 +208,7 @@ def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: in
         if party is None and parties is None and (task in TRAINABLE or ":" in task):
             made = _alone(task)
             if made is not None:
-                return rows_of(made), task
+                return extract_rows(made), task
         if task not in TASKS and task not in TRAINABLE and ":" not in task:
             remedy = nearest_name(task, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
             raise InvalidParameter("--task", task, "is not known", remedy)
@@ -233,7 +233,7 @@ def _rows_of(task: str | None, plan: Path | None, party: str | None, parties: in
         raise InvalidParameter("--party", None, "is missing", f"say whose rows: {known}")
     if party not in names:
         raise InvalidParameter("--party", party, f"is no party of {made.name}", nearest_name(party, names))
-    return rows_of(made, party), f"{made.name} at {party}"
+    return extract_rows(made, party), f"{made.name} at {party}"
 
 
 def _alone(task: str) -> Any:

@@ -265,7 +265,7 @@ def _finish(
     *,
     new: bool,
 ) -> int:
-    from quietsum.analytics import promised
+    from quietsum.analytics import choose_budget
     from quietsum.files import write_output
 
     if asked.error is not None:
@@ -281,7 +281,7 @@ def _finish(
         return 0
     for answer in asked.answers:
         _show(answer, asked.level)
-    limit = promised(asked.resolved)
+    limit = choose_budget(asked.resolved)
     accounts = ", ".join(
         facts.name if facts.dataset == facts.name else f"{facts.name} ({facts.dataset})"
         for facts in asked.resolved.parties
@@ -349,13 +349,13 @@ def _drawable(known: list[tuple[str, str]], wanted: str | None) -> str:
 
 def _plot(asked: Asked, path: Path, wanted: str | None) -> None:
     from quietsum import charts
-    from quietsum.analytics import promised
+    from quietsum.analytics import choose_budget
     from quietsum.runs import task_in
 
     name = _drawable([(one.name, one.kind) for one in asked.answers], wanted)
     answer = next(one for one in asked.answers if one.name == name)
     design = task_in(asked.resolved.plan, asked.folder.run).design
-    limit = promised(asked.resolved)
+    limit = choose_budget(asked.resolved)
     about = "for the population" if answer.kind == "survival" else "for the noise alone"
     note = f"{100 * asked.level:g} % intervals {about}; ε = {limit.epsilon:g} per {limit.unit} at δ = {limit.delta:g}"
     charts.save_picture(picture_of(answer, design, note), str(path))

@@ -51,7 +51,7 @@ def _state(known: DataSet, verify: bool) -> dict[str, Any]:
     """What is known about one set: missing, present, verified or refused, with the folder and a line about it."""
     from quietsum.tasks import data_folder
 
-    folder = known.found()
+    folder = known.find_folder()
     facts = {
         "name": known.name, "title": known.title, "licence": known.licence, "source": known.source,
         "folders": [str(data_folder(place)) for place in known.folders],

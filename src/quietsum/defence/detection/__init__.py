@@ -14,11 +14,11 @@ from quietsum.defence.detection.backdoors import (
     spectral_outliers,
     trigger_findings,
 )
-from quietsum.defence.detection.confusion import confused, confusing, confusion_matrix
+from quietsum.defence.detection.confusion import confusing, confusion_matrix, find_confusions
 from quietsum.defence.detection.detector import RATE, Detector, Measured
 from quietsum.defence.detection.drift import Cusum, Drift
 from quietsum.defence.detection.findings import Finding
-from quietsum.defence.detection.outliers import Outlier, opposed, outlying, too_quiet
+from quietsum.defence.detection.outliers import Outlier, find_opposed, outlying, too_quiet
 
 __all__ = [
     "RATE",
@@ -29,12 +29,12 @@ __all__ = [
     "Measured",
     "Outlier",
     "anomaly_indices",
-    "confused",
     "confusing",
     "confusion_matrix",
+    "find_confusions",
+    "find_opposed",
     "find_triggers",
     "model_triggers",
-    "opposed",
     "outlying",
     "spectral_outliers",
     "too_quiet",

@@ -1,4 +1,4 @@
-"""Backdoors in a model, and in the records it was trained on. Both need data that nobody protects, or a site's own.
+"""Backdoors in a model, and in the records it was trained on. Both need data that needs no protection, or a site's own.
 
 :func:`find_triggers` asks of a model, class by class: what is the smallest change that makes *any* input that class? A
 backdoor is a short cut to its class, so its trigger is smaller than the others (Wang et al. 2019, "Neural Cleanse").

@@ -1,12 +1,13 @@
-"""Flipped labels by what they do: which class is suddenly taken for which, on rows that nobody protects.
+"""Flipped labels by what they do: which class is suddenly taken for which, on rows that need no protection.
 
 The server counts on a public hold-out, or on its root set, which class is taken for which: a matrix with a row for the
 true class. Two questions, with the subjects that the server can name:
 
-* :func:`confused`: has the *model* begun to take one class for another since it was at its best? Between two models the
-  counts of one cell are compared as two binomial samples (the pooled two-proportion z-test); rate over all cells. The
-  earlier model must have known every class well (:data:`KNOWN`), since a model that still learns changes its mind.
-  The rows are the same for both models, so the counts are positively dependent and the test errs less than stated.
+* :func:`find_confusions`: has the *model* begun to take one class for another since it was at its best? Between two
+  models the counts of one cell are compared as two binomial samples (the pooled two-proportion z-test); rate over all
+  cells. The earlier model must have known every class well (:data:`KNOWN`), since a model that still learns changes its
+  mind. The rows are the same for both models, so the counts are positively dependent and the test errs less than
+  stated.
 * :func:`confusing`: whose update alone, added to the model, makes it miss a class more than the others' updates do
   (:func:`~quietsum.defence.detection.outlying` over parties, class by class)? Sites that lack a class show here as
   well, and that is why the threshold is made of the parties' own spread.
@@ -14,7 +15,7 @@ true class. Two questions, with the subjects that the server can name:
 Both say what happened to answers, which is nearer to harm than any statistic of updates, and both need public rows.
 
 >>> before, after = np.array([[95, 5], [4, 96]]), np.array([[40, 60], [5, 95]])
->>> [one.statistic for one in confused(before, after, rate=1e-3, round=7)]
+>>> [one.statistic for one in find_confusions(before, after, rate=1e-3, round=7)]
 ['share of class 0 taken for class 1']
 """
 
@@ -32,12 +33,12 @@ from quietsum.defence.detection.outliers import outlying
 from quietsum.errors import InvalidParameter
 from quietsum.validate import probability
 
-__all__ = ["KNOWN", "LEAST_SHARE", "confused", "confusing", "confusion_matrix"]
+__all__ = ["KNOWN", "LEAST_SHARE", "confusing", "confusion_matrix", "find_confusions"]
 
 KNOWN = 0.8
 """The share of every class that the earlier model must have recognised: before that, answers change by learning."""
 LEAST_SHARE = 0.1
-"""By how much a share must change before it is told, however many rows there are."""
+"""By how much a share must change before it is reported, however many rows there are."""
 
 Counts = NDArray[Any]
 
@@ -53,7 +54,7 @@ def confusion_matrix(labels: NDArray[np.int64], answers: NDArray[np.int64], clas
     return found
 
 
-def confused(before: Counts, after: Counts, *, rate: float, round: int) -> list[Finding]:
+def find_confusions(before: Counts, after: Counts, *, rate: float, round: int) -> list[Finding]:
     """Cells off the diagonal in which ``after`` has more than ``before`` by more than chance: the subject is the model.
 
     Guarantees: for counts of the same law, some cell is named with a chance of about ``rate`` at most.

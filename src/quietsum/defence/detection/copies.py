@@ -3,7 +3,7 @@
 Every pair of n updates would be n²/2 comparisons of whole vectors. Two updates u, v with |u − v| ≤ c |v| have lengths
 within c, and their directions have components along any vector r within 2 c |r| of each other. So directions are sorted
 by their component along one r, and an update is compared only with those that lie so near: copies, and hardly anything
-else, since r is drawn anew each time and nobody knows it.
+else, since r is drawn anew each time and known to no party.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from quietsum.aggregation import length_of
 from quietsum.mechanisms import system_randomness
 
-__all__ = ["SAME", "clusters", "repeated"]
+__all__ = ["SAME", "clusters", "find_copies_of"]
 
 SAME = 1e-9
 """Updates that agree to this share of their length are copies."""
@@ -23,7 +23,7 @@ Vector = NDArray[np.float64]
 
 
 def clusters(rows: Vector, lengths: Vector) -> list[tuple[int, ...]]:
-    """Rows that equal one another, two or more in each; rows of nothing are nobody's copies.
+    """Rows that equal one another, two or more in each; rows of zeros are not copies.
 
     >>> import numpy as np
     >>> rows = np.array([[1.0, 2.0], [-1.0, -2.0], [1.0, 2.0], [0.0, 0.0], [0.0, 0.0]])
@@ -54,7 +54,7 @@ def clusters(rows: Vector, lengths: Vector) -> list[tuple[int, ...]]:
     return sorted(tuple(sorted(cluster)) for cluster in found if len(cluster) > 1)
 
 
-def repeated(rows: Vector, lengths: Vector, last: Vector | None) -> tuple[int, ...]:
+def find_copies_of(rows: Vector, lengths: Vector, last: Vector | None) -> tuple[int, ...]:
     """Rows that equal ``last``, the model's last step."""
     size = 0.0 if last is None else length_of(last)
     if last is None or not 0 < size < np.inf:

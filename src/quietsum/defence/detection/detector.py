@@ -21,7 +21,8 @@ round's mean gives them, without the one that is judged, plus the same sums of t
 :data:`FADING` of what they did a round ago. Where rows are not kept (:data:`ROOM`), it is the past steps alone. Either
 way the noise of the judged update is in none of it.
 
-What differs by less than :data:`LEAST_COSINE` or a factor of :data:`LEAST_RATIO` is not told, however surely it does.
+What differs by less than :data:`LEAST_COSINE` or a factor of :data:`LEAST_RATIO` is not reported, however surely it
+does.
 
 What these rates assume, and what they do not see:
 
@@ -30,8 +31,8 @@ What these rates assume, and what they do not see:
   The threshold is made of that very spread, so unlike sites widen it. With four parties it is so far away that only the
   grossest update is named; few parties call for a root set (the rule ``trust``), not for comparisons.
 * By known noise (``opposed``): an honest update does not point against what the others do together, but for its own
-  noise. Sites whose data differ do, a little, so whoever is named must stand apart from the others' spread as well (at
-  the rate :data:`SPREAD`), and three quarters of the others must agree.
+  noise. Sites whose data differ do, a little, so a site that is named must stand apart from the others' spread as well
+  (at the rate :data:`SPREAD`), and three quarters of the others must agree.
 * ``noise`` assumes nothing but the plan: an honest update holds its own last noise, whole.
 * An attack inside the spread of honest updates (LIE, a patient backdoor) passes all of them; see
   :mod:`quietsum.defence.detection.backdoors` and docs/explanation/detection.md for measured rates.
@@ -53,11 +54,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.aggregation import ClientSum, Fold, NotingFold, NotingState, Part, RobustState, length_of
-from quietsum.defence.detection.confusion import confused
-from quietsum.defence.detection.copies import SAME, clusters, repeated
+from quietsum.defence.detection.confusion import find_confusions
+from quietsum.defence.detection.copies import SAME, clusters, find_copies_of
 from quietsum.defence.detection.drift import Drift
 from quietsum.defence.detection.findings import Finding, several
-from quietsum.defence.detection.outliers import Outlier, opposed, outlying, too_quiet
+from quietsum.defence.detection.outliers import Outlier, find_opposed, outlying, too_quiet
 from quietsum.validate import open_probability, whole_number
 
 __all__ = ["FADING", "LEAST_COSINE", "LEAST_RATIO", "RATE", "ROOM", "WINDOWS", "Detector", "Measured", "against_others"]
@@ -73,13 +74,13 @@ FADING = 0.9
 HABIT = 16
 """Class rows are judged over so many rounds or more: a round's batch may hold no record of a class."""
 LASTING = 3
-"""Rounds in a row for which one class is taken for another before it is told: an unlucky step mends itself."""
+"""Rounds in a row for which one class is taken for another before it is reported: an unlucky step mends itself."""
 SPREAD = 1e-3
 """The rate, by comparison, at which somebody must also stand apart to be called opposed by known noise."""
 LEAST_COSINE = 0.1
-"""By how much a cosine must differ from the middle one before it is told."""
+"""By how much a cosine must differ from the middle one before it is reported."""
 LEAST_RATIO = 1.25
-"""By which factor a length must differ from the middle one before it is told."""
+"""By which factor a length must differ from the middle one before it is reported."""
 _AGREE = 1.0
 """The score, in deviations, by which three quarters of the others must point one way before somebody is opposed."""
 
@@ -171,7 +172,7 @@ class Detector:
     # ------------------------------------------------------------------------------------------- what it sees
 
     def around(self, fold: Fold[Any]) -> Fold[Any]:
-        """``fold``, noting what :meth:`look` needs; a sum of whole clients is left as it is, and nobody is judged."""
+        """``fold``, noting what :meth:`look` needs; a sum of whole clients is left as it is, and no party is judged."""
         if isinstance(fold, ClientSum):
             return fold
         small = len(self._places) * self._dimension * 8 <= ROOM
@@ -224,7 +225,7 @@ class Detector:
         self._past = FADING * np.nan_to_num(pairs[0][1])
         return Measured(
             names=tuple(names), lengths=lengths, along=along, noise=deviations[:, 0], last_noise=deviations[:, 1],
-            copies=clusters(rows, lengths[:, 0]), repeated=repeated(rows, lengths[:, 0], self._last),
+            copies=clusters(rows, lengths[:, 0]), repeated=find_copies_of(rows, lengths[:, 0], self._last),
         )  # fmt: skip
 
     def step(self, number: int, step: Vector) -> list[Finding]:
@@ -241,7 +242,7 @@ class Detector:
             return []
         if np.trace(best) > np.trace(counts):
             self._best = best
-        found = {one.statistic: one for one in confused(best, counts, rate=self._rate, round=number)}
+        found = {one.statistic: one for one in find_confusions(best, counts, rate=self._rate, round=number)}
         self._lasting = {name: self._lasting.get(name, 0) + 1 for name in found}
         return [one for name, one in found.items() if self._lasting[name] % LASTING == 0]
 
@@ -249,7 +250,7 @@ class Detector:
 
     def judge(self, number: int, measured: Measured) -> list[Finding]:
         """Everything that these numbers show, with what was remembered of the rounds before."""
-        found = list(self._copied(number, measured))
+        found = list(self._report_copies(number, measured))
         places = np.array([self._places[name] for name in measured.names])
         for width, memory in self._memory.items():
             memory.add(places, measured)
@@ -265,17 +266,17 @@ class Detector:
             return
         rate = min(0.5, self._rate * width / len(self._windows))
         names = list(self._places)
-        told = _Told(number=number, width=width, names=[names[place] for place in who], kind=self._kind)
+        signs = _Signs(number=number, width=width, names=[names[place] for place in who], kind=self._kind)
         count = memory.count[who].astype(np.float64)
         quiet = memory.quiet[who]
         if (memory.known[who] == memory.count[who]).all():
-            yield from told.findings(
+            yield from signs.findings(
                 "noise", "sum of squares over noise", quiet, too_quiet(quiet, count * self._dimension, rate=rate), rate
             )
         lengths = memory.lengths[who] / count
         odd = [one for one in outlying(lengths, rate=rate, heavy=True) if _ratio(lengths, one.row) >= LEAST_RATIO]
         name = "length in deviations of its noise" if memory.known[who].all() else "length"
-        yield from told.findings("norm", name, lengths, odd, rate, undo=np.exp)
+        yield from signs.findings("norm", name, lengths, odd, rate, undo=np.exp)
         directions = memory.directed[who]
         there = directions >= max(1, math.ceil(width / 2))
         if not there.all():
@@ -292,22 +293,26 @@ class Detector:
                 if abs(mean[one.row] - _others(mean, one.row)) >= LEAST_COSINE
                 and (not label or one.value < min(0.0, one.threshold))  # who holds most of a class agrees most on it
             ]
-            yield from told.findings(rule, name, mean, odd, share)
-            yield from self._opposition(told, rule, label, who, column, memory, share)
+            yield from signs.findings(rule, name, mean, odd, share)
+            yield from self._opposition(signs, rule, label, who, column, memory, share)
 
     def _opposition(
-        self, told: _Told, rule: str, label: str, who: NDArray[np.int64], column: int, memory: _Window, rate: float
+        self, signs: _Signs, rule: str, label: str, who: NDArray[np.int64], column: int, memory: _Window, rate: float
     ) -> Iterator[Finding]:
         """Who points against what the others do together, by known noise, where the others do agree."""
         if (memory.noisy[who] < memory.directed[who]).any():
             return
         scores = memory.scores[who, column] / np.sqrt(memory.directed[who])
         apart = {one.row for one in outlying(scores, rate=SPREAD)}
-        found = [one for one in opposed(scores, rate=rate) if one.row in apart and _agreed(scores, one.row) >= _AGREE]
+        found = [
+            one
+            for one in find_opposed(scores, rate=rate)
+            if one.row in apart and _common_cosine(scores, one.row) >= _AGREE
+        ]
         name = f"component of {label} in deviations" if label else "component in deviations"
-        yield from told.findings(rule, name, scores, found, rate)
+        yield from signs.findings(rule, name, scores, found, rate)
 
-    def _copied(self, number: int, measured: Measured) -> Iterator[Finding]:
+    def _report_copies(self, number: int, measured: Measured) -> Iterator[Finding]:
         """One finding for each set of equal updates, however many parties sent them."""
         count = len(measured.names)
         chance = min(1.0, count * (count + 1) / 2 * SAME)
@@ -324,7 +329,7 @@ class Detector:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Told:
+class _Signs:
     """How the outliers of one window become findings."""
 
     number: int
@@ -391,7 +396,7 @@ def _others(values: Vector, row: int) -> float:
     return float(np.median(np.delete(values, row)))
 
 
-def _agreed(scores: Vector, row: int) -> float:
+def _common_cosine(scores: Vector, row: int) -> float:
     """What three quarters of the others exceed."""
     rest = np.sort(np.delete(scores, row))
     return float(rest[(len(rest) - 1) // 4])

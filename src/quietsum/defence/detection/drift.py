@@ -13,8 +13,8 @@ CUSUM is kept (Page 1954),
     S ← max(0, S + z − ½),      an alarm where S > h.
 
 The average run length of such numbers without a change is about 2 (e^r − r − 1) with r = h + 1.166 (Siegmund 1985,
-§2.6, at the reference ½): h is what makes it 1 / rate. Only the last :data:`MEMORY` rounds count. Longer steps are told
-and shorter ones are not; a turn is told where steps have come to point against the ones before them.
+§2.6, at the reference ½): h is what makes it 1 / rate. Only the last :data:`MEMORY` rounds count. Longer steps are
+reported and shorter ones are not; a turn is reported where steps have come to point against the ones before them.
 
 >>> round(height(1e-5), 2), round(run_length(height(1e-5)))
 (9.65, 100000)

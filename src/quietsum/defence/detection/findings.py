@@ -3,7 +3,7 @@
 A finding is a measurement and no verdict. What stands out may be an attack, a site whose patients differ, a broken
 scanner or chance; so a finding names its statistic, its value, the threshold and the rate at which the threshold is
 passed where nothing is wrong, and never says "malicious". It holds the few numbers that were compared and their hash,
-and no update: whoever keeps those numbers (the run's own database does) can show later that they are the same.
+and no update: a holder of those numbers (the run's own database) can show later that they are the same.
 
 Findings about parties and groups are for the operator alone (rule 5). They are post-processing of what the server saw,
 so they cost no privacy there; anybody else who reads them learns who took part, and gets no amplification.
@@ -27,7 +27,7 @@ from quietsum.alerts import Subject, hash_of, moment
 from quietsum.errors import InvalidParameter, printable
 from quietsum.validate import non_negative, whole_number
 
-__all__ = ["RULES", "Finding", "rounded", "several"]
+__all__ = ["RULES", "Finding", "round_figure", "several"]
 
 MOST_NAMES = 5
 
@@ -83,9 +83,9 @@ class Finding:
         non_negative("false_positive_rate", self.false_positive_rate)
         object.__setattr__(self, "subject_kind", Subject(str(self.subject_kind)))
         object.__setattr__(self, "subject", printable(self.subject))
-        object.__setattr__(self, "looked", {name: rounded(value) for name, value in self.looked.items()})
+        object.__setattr__(self, "looked", {name: round_figure(value) for name, value in self.looked.items()})
         for name in ("value", "threshold"):
-            object.__setattr__(self, name, rounded(getattr(self, name)))
+            object.__setattr__(self, name, round_figure(getattr(self, name)))
         object.__setattr__(self, "evidence", self.evidence or self._hash())
 
     def _hash(self) -> str:
@@ -143,10 +143,10 @@ def several(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + more
 
 
-def rounded(value: float) -> float:
+def round_figure(value: float) -> float:
     """Six significant digits; the last bits of a sum depend on the machine, and evidence should not.
 
-    >>> rounded(0.12345678), rounded(float("inf"))
+    >>> round_figure(0.12345678), round_figure(float("inf"))
     (0.123457, inf)
     """
     number = float(value)

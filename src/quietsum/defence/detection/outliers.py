@@ -23,10 +23,10 @@ from scipy.special import gammaincinv, ndtri, stdtrit
 from quietsum.errors import InvalidParameter
 from quietsum.validate import probability, whole_number
 
-__all__ = ["FEWEST", "Outlier", "opposed", "outlying", "reach", "too_quiet"]
+__all__ = ["FEWEST", "Outlier", "find_opposed", "outlying", "reach", "too_quiet"]
 
 FEWEST = 4
-"""With fewer rows than this nobody is named by comparison: of three, two may be the odd ones."""
+"""With fewer rows than this no party is named by comparison: of three, two may be the odd ones."""
 MOST = 128
 """No more than so many are taken out of thousands of rows, which takes time; more that stand together may hide."""
 _FINEST = 1e-6  # numbers that agree to so many digits do not differ: what rounding does is no finding
@@ -106,13 +106,13 @@ def reach(size: int, rate: float, most: int = 2, *, heavy: bool = False) -> floa
     return max(gaussian, math.sqrt(3) / math.pi * math.log(1 / chance)) if heavy else gaussian
 
 
-def opposed(scores: Vector, *, rate: float, deviation: Vector | float = 1.0) -> list[Outlier]:
+def find_opposed(scores: Vector, *, rate: float, deviation: Vector | float = 1.0) -> list[Outlier]:
     """Rows whose score is so far below zero that noise of this ``deviation`` alone would not bring one there.
 
     Guarantees: where every row has a mean of at least zero and Gaussian noise, somebody is named with a chance of at
     most ``rate`` (the union bound over rows), however the means differ.
 
-    >>> [(found.row, round(found.threshold, 2)) for found in opposed(np.array([1.0, -6.0, 0.2]), rate=1e-3)]
+    >>> [(found.row, round(found.threshold, 2)) for found in find_opposed(np.array([1.0, -6.0, 0.2]), rate=1e-3)]
     [(1, -3.4)]
     """
     scores = np.asarray(scores, dtype=np.float64)
@@ -126,8 +126,8 @@ def opposed(scores: Vector, *, rate: float, deviation: Vector | float = 1.0) -> 
 def too_quiet(squares: Vector, freedoms: Vector, *, rate: float) -> list[Outlier]:
     """Rows whose Σ update²/s² is smaller than a χ² of so many ``freedoms`` would be by itself.
 
-    Whatever a party adds to noise of deviation s, the squared length is a non-central χ², which is never stochastically
-    smaller than the central one. Guarantees: somebody is named with a chance of at most ``rate``.
+    For every vector that a party adds to noise of deviation s, the squared length is a non-central χ², which is never
+    stochastically smaller than the central one. Guarantees: somebody is named with a chance of at most ``rate``.
 
     >>> [found.row for found in too_quiet(np.array([100.0, 3.0]), np.array([100.0, 100.0]), rate=1e-6)]
     [1]

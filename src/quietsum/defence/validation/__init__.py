@@ -1,7 +1,7 @@
 """Data at the party: is this table what its operator says it is, before anything is trained on it?
 
 Schema, types, ranges, missing values, duplicates, keys, label balance and outliers. It informs the site's operator and
-nobody else: whether protected rows pass is itself a fact about them, so a site that takes part sends the same kind of
+no one else: whether protected rows pass is itself a fact about them, so a site that takes part sends the same kind of
 message either way (:mod:`quietsum.party.data`).
 
 >>> schema = parse_schema('columns = [{ name = "age", type = "integer", min = 0, max = 120 }]')
@@ -11,7 +11,7 @@ message either way (:mod:`quietsum.party.data`).
 
 from __future__ import annotations
 
-from quietsum.defence.validation.checks import expected_beyond, fitting, robust_z, validate
+from quietsum.defence.validation.checks import fitting, robust_z, share_beyond, validate
 from quietsum.defence.validation.cleaning import clean
 from quietsum.defence.validation.describing import first_schema
 from quietsum.defence.validation.files import read_table
@@ -33,7 +33,6 @@ __all__ = [
     "Schema",
     "Table",
     "clean",
-    "expected_beyond",
     "first_schema",
     "fitting",
     "from_arrays",
@@ -42,5 +41,6 @@ __all__ = [
     "parse_schema",
     "read_table",
     "robust_z",
+    "share_beyond",
     "validate",
 ]

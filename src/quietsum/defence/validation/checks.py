@@ -1,8 +1,8 @@
 """The checks themselves: each looks at columns and says what does not fit, where, in how many rows.
 
-Outliers are told by declared bounds (``usual``) or by a robust z: (x − median) / (1.4826 · MAD), with MAD the median of
-|x − median| (Hampel 1974; Iglewicz and Hoaglin 1993, section 3). Both medians stay at the site. In a normal column of n
-values the share beyond a threshold t is about
+Outliers are found by declared bounds (``usual``) or by a robust z: (x − median) / (1.4826 · MAD), with MAD the median
+of |x − median| (Hampel 1974; Iglewicz and Hoaglin 1993, section 3). Both medians stay at the site. In a normal column
+of n values the share beyond a threshold t is about
 
     2 Φ(−t / √(1 + (1.361 t² + 1.571) / n)),
 
@@ -27,10 +27,10 @@ from quietsum.defence.validation.tables import Cells, Floats, Mask, Table, from_
 from quietsum.defence.validation.tasks import arrays_of
 from quietsum.errors import DataUnfit, InvalidParameter
 
-__all__ = ["ROW_BY_ROW", "expected_beyond", "fitting", "robust_z", "table_of", "validate"]
+__all__ = ["ROW_BY_ROW", "fitting", "robust_z", "share_beyond", "table_of", "validate"]
 
 _FEWEST = 30
-"""With fewer values a median of deviations says little, and no outliers are told."""
+"""With fewer values a median of deviations says little, and no outliers are reported."""
 ROW_BY_ROW = frozenset({"type", "finite", "range", "allowed", "missing", "label"})
 """Checks that look at one row; the others compare rows, or look at the table as a whole."""
 _NOUNS = {"number": "number", "integer": "whole number", "date": "date", "text": "text"}
@@ -72,7 +72,7 @@ def validate(rows: Any, schema: Schema | None = None) -> Result:
 
 
 def table_of(rows: Any, schema: Schema | None) -> tuple[Table, Schema]:
-    """Whatever :func:`validate` takes as a table, with the schema that it is held to."""
+    """A table as :func:`validate` takes it, with the schema that it is held to."""
     if isinstance(rows, Table):
         if schema is None:
             raise InvalidParameter("schema", None, "is missing", "pass the one that the table was read by")
@@ -132,7 +132,7 @@ def _problem(table: Table, cells: Cells | None, where: Mask, column: Column | No
     few = places[:MOST_SHOWN]
     examples: tuple[str, ...] = ()
     if cells is not None:
-        examples = tuple(dict.fromkeys(cells.shown(int(place), int(table.lines[place]), column) for place in few))
+        examples = tuple(dict.fromkeys(cells.show(int(place), int(table.lines[place]), column) for place in few))
     return Problem(
         column="" if column is None else column.name,
         count=len(places),
@@ -236,7 +236,7 @@ def _near(count: int) -> str:
 # ------------------------------------------------------------------------------------------------- rows and labels
 
 
-def repeated(hashes: NDArray[np.int64]) -> Mask:
+def find_repeats(hashes: NDArray[np.int64]) -> Mask:
     """Which rows repeat an earlier one."""
     found = np.ones(len(hashes), dtype=bool)
     found[np.unique(hashes, return_index=True)[1]] = False
@@ -251,7 +251,7 @@ def _of_rows(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[P
     if rules.most is not None and len(table) > rules.most:
         yield Problem(check="rows", message=f"the table has more rows than {rules.most:,}, its declared size",
                       remedy="declare a larger size in the schema and the policy: it is public")  # fmt: skip
-    again = repeated(table.hashes)
+    again = find_repeats(table.hashes)
     counts["duplicates"] = int(again.sum())
     if again.any():
         much = again.mean() > rules.duplicates
@@ -262,7 +262,7 @@ def _of_rows(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[P
         )  # fmt: skip
     for key in rules.keys:
         if all(name in table.cells for name in key):
-            twice = repeated(_key_hashes(table, key))
+            twice = find_repeats(_key_hashes(table, key))
             if twice.any():
                 yield _problem(table, None, twice, None, check="keys",
                                message=f"a row has the same {' + '.join(key)} as an earlier one",
@@ -334,10 +334,10 @@ def robust_z(values: Floats) -> Floats | None:
     return found
 
 
-def expected_beyond(threshold: float, size: int) -> float:
+def share_beyond(threshold: float, size: int) -> float:
     """The share of a normal column's ``size`` values whose robust z lies beyond ``threshold``; see the module.
 
-    >>> f"{expected_beyond(6.0, 10**9):.1e}", f"{expected_beyond(6.0, 50):.1e}"
+    >>> f"{share_beyond(6.0, 10**9):.1e}", f"{share_beyond(6.0, 50):.1e}"
     ('2.0e-09', '2.3e-05')
     """
     spread = math.sqrt(1 + (1.361 * threshold**2 + 1.571) / size)
@@ -345,7 +345,7 @@ def expected_beyond(threshold: float, size: int) -> float:
 
 
 def _outliers(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[Problem]:
-    rule, told = schema.outliers, dict[str, Any]()
+    rule, reported = schema.outliers, dict[str, Any]()
     skipped = 0
     for column in schema.columns:
         cells = table.cells.get(column.name)
@@ -356,7 +356,7 @@ def _outliers(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[
         if not judged or cells is None or cells.numbers is None:
             continue
         low, high = column.bounds
-        there = np.isfinite(cells.numbers) & (cells.numbers >= low) & (cells.numbers <= high)  # else told as "range"
+        there = np.isfinite(cells.numbers) & (cells.numbers >= low) & (cells.numbers <= high)  # else "range"
         far, rate = _far(cells.numbers, there, column, rule.threshold)
         if far is None:
             skipped += 1
@@ -364,7 +364,7 @@ def _outliers(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[
         if not far.any():
             continue
         expected = None if rate is None else rate * int(there.sum())
-        told[column.name] = {"count": int(far.sum()), "expected": expected, "rate": rate}
+        reported[column.name] = {"count": int(far.sum()), "expected": expected, "rate": rate}
         much = rule.most is not None and far.sum() > rule.most * there.sum()
         by = "lies outside its usual bounds" if rate is None else f"lies beyond {rule.threshold:g} robust deviations"
         if rule.most is not None:
@@ -372,7 +372,7 @@ def _outliers(table: Table, schema: Schema, counts: dict[str, Any]) -> Iterator[
         chance = "" if expected is None else f"{_few(expected)} expected by chance in a normal column (rate {rate:.1e})"
         yield _problem(table, cells, far, column, check="outliers", message=by, remedy=chance,
                        severity=ERROR if much else WARNING)  # fmt: skip
-    counts["outliers"] = told
+    counts["outliers"] = reported
     if skipped:
         counts["outliers_not_judged"] = skipped
 
@@ -391,7 +391,7 @@ def _far(numbers: Floats, there: Mask, column: Column, threshold: float) -> tupl
     if found is None:
         return None, None
     far[there] = np.abs(found) > threshold
-    return far, expected_beyond(threshold, int(there.sum()))
+    return far, share_beyond(threshold, int(there.sum()))
 
 
 def _few(expected: float) -> str:

@@ -2,7 +2,7 @@
 
 Guarantees: whether a row stays, and with which values, is a function of that row and the schema's constants. So a
 dataset that differs in one record differs in at most that record after cleaning, and every guarantee holds as it was
-accounted. How many rows a rule concerned is a count of protected rows: it is told to the site's operator alone.
+accounted. How many rows a rule concerned is a count of protected rows: it is reported to the site's operator alone.
 
 >>> import numpy as np
 >>> from quietsum.defence.validation import Cleaning, Column, Schema, clean, from_arrays
@@ -32,22 +32,22 @@ def clean(table: Table, schema: Schema) -> Table:
         found = cells.get(rule.column)
         if found is None:
             continue  # a column that is not there is a problem of its own
-        met = _met(found, rule) & kept
+        met = _find_rows(found, rule) & kept
         counted[f"cleaning[{place}]"] = int(met.sum())
         if rule.do == "drop":
             kept &= ~met
         else:
-            cells[rule.column] = _mended(found, rule, met)
+            cells[rule.column] = _mend(found, rule, met)
     return dataclasses.replace(
         table,
-        cells={name: one.chosen(kept) for name, one in cells.items()},
+        cells={name: one.select(kept) for name, one in cells.items()},
         lines=table.lines[kept],
         hashes=table.hashes[kept],
         cleaned=counted,
     )
 
 
-def _met(cells: Cells, rule: Cleaning) -> Mask:
+def _find_rows(cells: Cells, rule: Cleaning) -> Mask:
     """The rows that the rule is about."""
     if rule.when == "missing":
         return cells.missing
@@ -60,7 +60,7 @@ def _met(cells: Cells, rule: Cleaning) -> Mask:
     return found
 
 
-def _mended(cells: Cells, rule: Cleaning, met: Mask) -> Cells:
+def _mend(cells: Cells, rule: Cleaning, met: Mask) -> Cells:
     if cells.texts is not None:
         texts = cells.texts.copy()
         texts[met] = str(rule.constant)

@@ -1,7 +1,7 @@
 """A first ``data.toml`` from a table: what its rows look like, for the operator to correct.
 
 It is a draft. Bounds and values that are read off protected rows are facts about people; in this file, at the site,
-they hurt nobody, and anywhere else they are a release that nothing charged. So the draft says ``reviewed = false``, and
+they do no harm, and anywhere else they are a release that nothing charged. So the draft says ``reviewed = false``, and
 every check reminds of it until its operator has put what he knows in place of what was seen.
 """
 
@@ -20,7 +20,15 @@ from typing import Any, final
 
 import numpy as np
 
-from quietsum.defence.validation.files import DELIMITERS, Lines, arrays_in, check_file, opened, read_table, records_in
+from quietsum.defence.validation.files import (
+    DELIMITERS,
+    Lines,
+    arrays_in,
+    check_file,
+    open_text,
+    read_table,
+    records_in,
+)
 from quietsum.defence.validation.schema import LARGEST_WHOLE, MISSING, Column, FileFormat, Schema
 from quietsum.defence.validation.schema_file import parse_schema
 from quietsum.defence.validation.tables import in_columns
@@ -76,7 +84,7 @@ def first_schema(path: str | Path, *, label: str = "") -> str:
     names = [column.name for column in columns]
     if label and label not in names:
         raise InvalidParameter("label", label, "is no column of the table", "choose one of its columns")
-    text = "\n".join(_written(place.name, style, columns, rows, label or _learned(columns))) + "\n"
+    text = "\n".join(_write_lines(place.name, style, columns, rows, label or _guess_label(columns))) + "\n"
     parse_schema(text)
     return text
 
@@ -86,10 +94,10 @@ def first_schema(path: str | Path, *, label: str = "") -> str:
 
 def _of_text(path: Path) -> tuple[_Style, list[_Seen], int]:
     encoding = _encoding(path)
-    with opened(path, encoding) as file:
+    with open_text(path, encoding) as file:
         first = "".join(itertools.islice(Lines(file), 50))
     delimiter = _delimiter(first)
-    with opened(path, encoding) as file:
+    with open_text(path, encoding) as file:
         records = [record for _, record in itertools.islice(_nonempty(Lines(file), delimiter), ROWS_LOOKED_AT + 1)]
     if not records:
         raise InvalidParameter("table", str(path), "is empty", "name a table with a header and rows")
@@ -103,11 +111,11 @@ def _of_text(path: Path) -> tuple[_Style, list[_Seen], int]:
     )
     style = _Style(delimiter=delimiter, decimal="," if comma else ".", encoding=encoding, header=header)
     seen = [_of_column(name, texts, style) for name, texts in zip(names, turned, strict=True)]
-    return (style, seen, len(rows)) if len(records) <= ROWS_LOOKED_AT else _refined(path, style, seen)
+    return (style, seen, len(rows)) if len(records) <= ROWS_LOOKED_AT else _refine(path, style, seen)
 
 
-def _refined(path: Path, style: _Style, columns: list[_Seen]) -> tuple[_Style, list[_Seen], int]:
-    """The same columns with the bounds and values of all rows, where the first ones have told their types."""
+def _refine(path: Path, style: _Style, columns: list[_Seen]) -> tuple[_Style, list[_Seen], int]:
+    """The same columns with the bounds and values of all rows, where the first ones have shown their types."""
     stated = tuple(Column(name=one.name, type=one.type, format=one.format, missing=1.0) for one in columns)
     form = FileFormat(**dataclasses.asdict(style), other_columns="ignore")
     table = read_table(path, Schema(columns=stated, file=form))
@@ -133,7 +141,7 @@ def _refined(path: Path, style: _Style, columns: list[_Seen]) -> tuple[_Style, l
             whole = there[there == np.floor(there)]
             whole = np.unique(whole) if one.values and len(whole) == len(there) else whole[:0]
             values = tuple(int(value) for value in whole) if 0 < len(whole) <= _MOST_VALUES else ()
-            low, high = _rounded(float(there.min()), math.floor), _rounded(float(there.max()), math.ceil)
+            low, high = _round_away(float(there.min()), math.floor), _round_away(float(there.max()), math.ceil)
             found.append(dataclasses.replace(one, missing=missing, low=low, high=high, values=values))
         else:
             found.append(one)
@@ -149,7 +157,7 @@ def _encoding(path: Path) -> str:
         start = file.read(2)
     if start in (b"\xff\xfe", b"\xfe\xff"):
         return "utf-16"
-    with opened(path, "utf-8") as text:
+    with open_text(path, "utf-8") as text:
         lines = Lines(text)
         for _ in itertools.islice(lines, ROWS_LOOKED_AT):
             pass
@@ -229,8 +237,8 @@ def _of_numbers(name: str, numbers: Sequence[float], missing: float, unique: boo
     values = sorted({int(number) for number in numbers}) if whole else []
     few = len(values) <= _MOST_VALUES and len(numbers) >= 5 * len(values)
     return _Seen(
-        name=name, type="integer" if whole else "number", low=_rounded(min(numbers), math.floor),
-        high=_rounded(max(numbers), math.ceil), values=tuple(values) if few else (), missing=missing,
+        name=name, type="integer" if whole else "number", low=_round_away(min(numbers), math.floor),
+        high=_round_away(max(numbers), math.ceil), values=tuple(values) if few else (), missing=missing,
         unique=unique and whole,
     )  # fmt: skip
 
@@ -258,7 +266,7 @@ def _of_moments(name: str, array: Any) -> _Seen:
     return _Seen(name=name, type="date", low=low, high=high, missing=1 - len(there) / len(array))
 
 
-def _rounded(value: float, away: Callable[[float], int]) -> float:
+def _round_away(value: float, away: Callable[[float], int]) -> float:
     """Away from the middle, to a half of its first digit's unit, so that few drafts quote a row: 28 … 77 is 25 … 80."""
     if value == 0:
         return 0.0
@@ -267,7 +275,7 @@ def _rounded(value: float, away: Callable[[float], int]) -> float:
     return float(f"{found:.12g}") if math.isfinite(found) else value
 
 
-def _learned(columns: Sequence[_Seen]) -> str:
+def _guess_label(columns: Sequence[_Seen]) -> str:
     """The column that seems to be learned: by its name, else the last one with few values."""
     found = [column.name for column in columns if column.values and _LABELS.fullmatch(column.name)]
     if found:
@@ -278,12 +286,12 @@ def _learned(columns: Sequence[_Seen]) -> str:
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
-def _written(name: str, style: _Style, columns: Sequence[_Seen], rows: int, label: str) -> Iterator[str]:
+def _write_lines(name: str, style: _Style, columns: Sequence[_Seen], rows: int, label: str) -> Iterator[str]:
     seen = f"the {rows:,} rows of {_clear(name)}" if rows else _clear(name)
     yield f"# What this site's table should hold. A draft, made from {seen}."
     yield "#"
     yield "# Bounds and values below were READ OFF ROWS. They are facts about the people in them: keep this file at"
-    yield "# the site. Put what you know in their place (ages lie in 0 … 120, whatever the rows say), line by line,"
+    yield "# the site. Put what you know in their place (ages lie in 0 … 120 in any file), line by line,"
     yield "# and then set reviewed = true. Published, in a paper or a task's code, they are a release that no budget"
     yield "# was charged for."
     yield "#"
@@ -318,7 +326,7 @@ def _written(name: str, style: _Style, columns: Sequence[_Seen], rows: int, labe
             yield "most = 1.0"
     yield ""
     yield "[outliers]"
-    yield 'rule = "robust-z"            # told to you, and refuses nothing unless you say most = 0.001'
+    yield 'rule = "robust-z"            # reported to you; refuses nothing unless you say most = 0.001'
     yield "threshold = 6.0"
     yield ""
     yield "# Rules that look at one row and at public constants; any other would have to be charged."

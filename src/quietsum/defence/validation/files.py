@@ -1,4 +1,4 @@
-"""A table from a file: CSV with whatever real ones hold, npz, and Parquet where pyarrow is installed.
+"""A table from a file: CSV as it occurs in practice, npz, and Parquet where pyarrow is installed.
 
 A text file is read once, in pieces, and nothing in it stops the reading: ragged lines, bytes that are no text, NUL,
 cells of megabytes and quotation marks that are never closed become problems with their line numbers.
@@ -26,14 +26,14 @@ from quietsum.defence.validation.tables import (
     Table,
     cells_of_texts,
     from_arrays,
-    joined,
-    listed,
-    shown,
+    join_cells,
+    shorten,
+    to_array,
     unknown_columns,
 )
 from quietsum.errors import InvalidParameter, QuietsumError, may_pass
 
-__all__ = ["DELIMITERS", "Lines", "arrays_in", "check_file", "opened", "read_table", "records_in"]
+__all__ = ["DELIMITERS", "Lines", "arrays_in", "check_file", "open_text", "read_table", "records_in"]
 
 DELIMITERS = (",", ";", "\t", "|")
 _AT_ONCE = 16_384
@@ -96,7 +96,7 @@ class Lines:
             yield line
 
 
-def opened(path: Path, encoding: str) -> TextIO:
+def open_text(path: Path, encoding: str) -> TextIO:
     """The text file at ``path``; bytes that are no text come as surrogates, a mark at its beginning is left out."""
     try:
         if encoding == "utf-8":
@@ -139,7 +139,7 @@ def records_in(lines: Lines, delimiter: str, long: list[int]) -> Iterator[tuple[
 
 def _csv(path: Path, schema: Schema) -> Table:
     style, flaws, long, ragged = schema.file, list[Problem](), list[int](), list[int]()
-    with opened(path, style.encoding) as file:
+    with open_text(path, style.encoding) as file:
         lines = Lines(file)
         records = records_in(lines, style.delimiter, long)
         names = [column.name for column in schema.columns]
@@ -154,7 +154,7 @@ def _csv(path: Path, schema: Schema) -> Table:
                 columns.add(line, record)
             elif record:
                 ragged.append(line)
-        cells, numbers, hashes = columns.finished()
+        cells, numbers, hashes = columns.finish()
     flaws += _flaws(lines, long, ragged, width)
     return Table(cells=cells, lines=numbers, hashes=hashes, flaws=tuple(flaws))
 
@@ -189,11 +189,11 @@ class _Columns:
         self._done += len(self._records)
         self._records = []
 
-    def finished(self) -> tuple[dict[str, Cells], NDArray[np.int64], NDArray[np.int64]]:
+    def finish(self) -> tuple[dict[str, Cells], NDArray[np.int64], NDArray[np.int64]]:
         """All columns, the rows' lines and their hashes."""
         if self._records or not self._done:
             self._turn()
-        cells = {name: joined(parts) for name, parts in self._parts.items()}
+        cells = {name: join_cells(parts) for name, parts in self._parts.items()}
         return cells, np.array(self._lines, dtype=np.int64), np.array(self._hashes, dtype=np.int64)
 
 
@@ -225,7 +225,8 @@ def _places(header: list[str], schema: Schema, flaws: list[Problem]) -> dict[str
     if repeated:
         flaws.append(Problem(
             check="header", message=f"{len(repeated)} names of columns stand in the header twice",
-            remedy="give each column one name", examples=tuple(shown(plain[place]) for place in repeated[:MOST_SHOWN]),
+            remedy="give each column one name",
+            examples=tuple(shorten(plain[place]) for place in repeated[:MOST_SHOWN]),
         ))  # fmt: skip
     if not places:
         flaws.append(Problem(check="header", message="the first line names no column of the schema",
@@ -302,7 +303,7 @@ def _parquet(path: Path) -> dict[str, NDArray[Any]]:
         ) from None
     try:
         table = parquet.read_table(str(path))
-        return {str(name): listed(table.column(place).to_pylist()) for place, name in enumerate(table.column_names)}
+        return {str(name): to_array(table.column(place).to_pylist()) for place, name in enumerate(table.column_names)}
     except OSError as error:
         if may_pass(error):
             raise

@@ -4,8 +4,8 @@ A simple model, trained on four fifths of the rows, labels the last fifth, five 
 rows that it labels otherwise is the class's *disagreement*. The model is least squares on the class indicators with
 every class weighing the same and a little shrinkage (Hastie, Tibshirani and Friedman 2009, section 4.2), so a class of
 few rows is not drowned. Some labels flipped raise the disagreement; by how much is normal only the operator knows, from
-an older table for instance, and declares as ``label.disagreement``. A class is told where so many rows would disagree
-with a chance of at most :data:`RATE` if its true disagreement were what was declared (binomial tail).
+an older table for instance, and declares as ``label.disagreement``. A class is reported where so many rows would
+disagree with a chance of at most :data:`RATE` if its true disagreement were what was declared (binomial tail).
 
 What this cannot see: labels that are *all* exchanged agree with the rest of their rows as well as before. Those show in
 the declared shares of classes, if the classes are unequal, and else nowhere at the site.
@@ -32,7 +32,7 @@ from quietsum.defence.validation.tasks import arrays_of
 __all__ = ["RATE", "Disagreement", "disagreements", "look_at_labels"]
 
 RATE = 1e-3
-"""The chance that a class whose disagreement is as declared is told all the same."""
+"""The chance that a class whose disagreement is as declared is reported all the same."""
 FOLDS = 5
 _MOST_ROWS, _MOST_FEATURES, _SHRINKAGE = 100_000, 512, 1e-2
 _FEWEST = 5 * FOLDS
@@ -63,7 +63,7 @@ class Disagreement:
         return 1.0 if not self.otherwise else float(betainc(self.otherwise, self.rows - self.otherwise + 1, declared))
 
     def threshold(self, declared: float) -> int:
-        """The smallest number of rows that is told: its chance is at most :data:`RATE` at the ``declared`` share.
+        """The smallest number of rows that is reported: its chance is at most :data:`RATE` at the ``declared`` share.
 
         >>> Disagreement(rows=100, otherwise=0).threshold(0.1)
         21
@@ -94,7 +94,7 @@ def disagreements(features: Floats, labels: NDArray[np.int64]) -> dict[int, Disa
     if len(labels) > _MOST_ROWS:
         chosen = made.choice(len(labels), _MOST_ROWS, replace=False)
         features, labels = features[chosen], labels[chosen]
-    inputs = _scaled(features, made)
+    inputs = _scale(features, made)
     names, place = np.unique(labels, return_inverse=True)
     wanted = np.eye(len(names))[place]
     fold = made.permutation(len(labels)) % FOLDS
@@ -113,7 +113,7 @@ def disagreements(features: Floats, labels: NDArray[np.int64]) -> dict[int, Disa
     }
 
 
-def _scaled(features: Floats, made: np.random.Generator) -> Floats:
+def _scale(features: Floats, made: np.random.Generator) -> Floats:
     """Columns around their median, over their spread, far values cut, at most a few hundred of them; and a constant."""
     finite = np.where(np.isfinite(features), features, np.nan)
     with np.errstate(all="ignore"):
@@ -197,8 +197,8 @@ def _problems(found: Mapping[int, Disagreement], names: list[str], column: str, 
                     check="labels", column=column, severity=WARNING, count=one.otherwise,
                     message=f"class {names[place]}: a simple model labels more of its rows otherwise than the declared "
                     f"{100 * declared:.3g} %",
-                    remedy=f"labels mixed up? If the declared share is the true one, a class is told by a chance of at "
-                    f"most {RATE:g}",
+                    remedy="labels mixed up? If the declared share is the true one, a class is reported with a chance "
+                    f"of at most {RATE:g}",
                 )  # fmt: skip
     agreed = sum(1 - one.share for one in found.values()) / len(found)
     spread = math.sqrt(sum(one.share * (1 - one.share) / one.rows for one in found.values())) / len(found)

@@ -1,6 +1,6 @@
 """What a site's operator states about his table: columns, keys, labels, and what counts as unusual.
 
-A schema is a statement, made from what is known about the data before it is looked at: ages lie in 0 … 120, whatever
+A schema is a statement, made from what is known about the data before it is looked at: ages lie in 0 … 120 in any
 the rows say. It stays at the site. Bounds that were read off protected rows and are then published, in a paper or a
 task's code, are a release of those rows that nothing charged.
 
@@ -101,11 +101,11 @@ class Column:
     @property
     def bounds(self) -> tuple[float, float]:
         """``min`` and ``max`` on the scale of the column's numbers."""
-        low, high = (_scaled(value) for value in (self.min, self.max))
+        low, high = (_to_number(value) for value in (self.min, self.max))
         return (-math.inf if low is None else low), (math.inf if high is None else high)
 
 
-def _scaled(value: Bound) -> float | None:
+def _to_number(value: Bound) -> float | None:
     if value is None:
         return None
     return day(value) if isinstance(value, datetime.date) else float(value)
@@ -213,7 +213,7 @@ class Label:
 class Outliers:
     """What counts as unusual where a column declares no ``usual`` bounds: a robust z beyond ``threshold``, or nothing.
 
-    A column with more than a share ``most`` of outliers does not fit; without ``most`` outliers are told and refuse
+    A column with more than a share ``most`` of outliers does not fit; without ``most`` outliers are reported and refuse
     nothing.
     """
 

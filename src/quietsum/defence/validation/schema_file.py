@@ -29,7 +29,7 @@ class ColumnTable(Table):
     allowed: list[int | float | str] = Field(default=[], description="The only values there are.")
     missing: Share = Field(default=0.0, description="The largest share of rows without a value: 0 none, 1 any.")
     usual: list[float] | None = Field(
-        default=None, description="Two numbers: values outside are outliers, counted and told."
+        default=None, description="Two numbers: values outside are outliers, counted and reported."
     )
     format: str = Field(
         default="",
@@ -88,7 +88,7 @@ class OutliersTable(Table):
     threshold: float = Field(default=6.0, gt=0, description="How many robust standard deviations are unusual.")
     most: Share | None = Field(
         default=None,
-        description="The largest share of outliers in a column; if omitted, they are told and refuse nothing.",
+        description="The largest share of outliers in a column; if omitted, they are reported and refuse nothing.",
     )
 
 
@@ -119,7 +119,7 @@ class SchemaTable(Table):
 
 
 def load_schema(path: str | os.PathLike[str]) -> values.Schema:
-    """The schema in the file at ``path``; all its problems are told at once."""
+    """The schema in the file at ``path``; all its problems are reported at once."""
     fresh = _NEW if os.path.exists(path) else f"quietsum data new TABLE {shlex.quote(os.fspath(path))} writes a draft"
     return _read(read_toml(path, "data.toml", fresh), os.fspath(path))
 

@@ -1,6 +1,6 @@
 """A table in memory: columns as numbers or texts, each row with its line number, and what could not be read.
 
-Whatever comes (cells of a text file, arrays, the rows of a task) becomes :class:`Cells` of the type that the schema
+Every input (cells of a text file, arrays, the rows of a task) becomes :class:`Cells` of the type that the schema
 states. A cell that is not of its type is marked, not raised: one bad cell must not hide the next.
 """
 
@@ -20,7 +20,17 @@ from quietsum.defence.validation.result import MOST_SHOWN, Problem
 from quietsum.defence.validation.schema import LARGEST_WHOLE, Column, FileFormat, Label, RowRules, Schema, day
 from quietsum.errors import InvalidParameter, printable
 
-__all__ = ["Cells", "Table", "cells_of", "cells_of_texts", "from_arrays", "in_columns", "joined", "listed", "shown"]
+__all__ = [
+    "Cells",
+    "Table",
+    "cells_of",
+    "cells_of_texts",
+    "from_arrays",
+    "in_columns",
+    "join_cells",
+    "shorten",
+    "to_array",
+]
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -49,7 +59,7 @@ class Cells:
     def __repr__(self) -> str:  # rows are private
         return f"Cells({len(self)} rows)"
 
-    def chosen(self, kept: Mask) -> Cells:
+    def select(self, kept: Mask) -> Cells:
         """The rows where ``kept`` holds."""
         return dataclasses.replace(
             self,
@@ -59,12 +69,12 @@ class Cells:
             wrong=self.wrong[kept],
         )
 
-    def shown(self, place: int, line: int, column: Column | None = None) -> str:
+    def show(self, place: int, line: int, column: Column | None = None) -> str:
         """The cell at ``place`` for a terminal."""
         if line in self.raw:
-            return shown(self.raw[line])
+            return shorten(self.raw[line])
         if self.texts is not None:
-            return shown(str(self.texts[place]))
+            return shorten(str(self.texts[place]))
         assert self.numbers is not None
         value = float(self.numbers[place])
         if column is not None and column.type == "date" and np.isfinite(value):
@@ -76,7 +86,7 @@ class Cells:
         return f"{value:.6g}"
 
 
-def shown(text: str) -> str:
+def shorten(text: str) -> str:
     """A cell in one short line, without anything that a terminal would obey."""
     short = printable(text[:200].encode("utf-8", "replace").decode())
     return f'"{short if len(short) <= 24 else short[:23] + "…"}"'
@@ -197,7 +207,7 @@ def _dates(form: str, known: dict[str, float]) -> Callable[[str], float]:
     return parse
 
 
-def joined(parts: Sequence[Cells]) -> Cells:
+def join_cells(parts: Sequence[Cells]) -> Cells:
     """Parts of one column, one after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -217,7 +227,7 @@ def joined(parts: Sequence[Cells]) -> Cells:
 
 def cells_of(values: Any, column: Column, style: FileFormat) -> Cells:
     """A column that is an array or a list of Python's own values, as the type that ``column`` states."""
-    array = values if isinstance(values, np.ndarray) else listed(values)
+    array = values if isinstance(values, np.ndarray) else to_array(values)
     lines = range(len(array))
     if array.dtype.kind == "M":
         nothing = np.isnat(array)
@@ -244,7 +254,7 @@ def _of_type(numbers: Floats, column: Column, kind: str) -> Cells:
     return Cells(numbers=numbers, missing=np.isnan(numbers), wrong=np.zeros(len(numbers), dtype=bool))
 
 
-def listed(values: Iterable[Any]) -> NDArray[Any]:
+def to_array(values: Iterable[Any]) -> NDArray[Any]:
     """A list of Python's own values, some of them None, as an array of one kind."""
     held = list(values)
     present = [one for one in held if one is not None]
@@ -333,7 +343,7 @@ def from_arrays(arrays: Mapping[str, Any], schema: Schema | None = None, *, labe
     if not columns:
         raise InvalidParameter("arrays", ", ".join(held) or None, "have no column", "pass (n, k) numbers, k at least 1")
     if schema is None:
-        schema = _undeclared(columns, label)
+        schema = _default_schema(columns, label)
     known = {column.name: column for column in schema.columns}
     style = schema.file
     cells = {name: cells_of(columns[name], one, style) for name, one in known.items() if name in columns}
@@ -360,11 +370,11 @@ def unknown_columns(places: Sequence[int], names: Sequence[str]) -> Problem:
     return Problem(
         check="columns", message=f"{what} not in the schema (number {numbers} from the left)",
         remedy='describe them, or say other_columns = "ignore" under [file]',
-        examples=tuple(shown(name) for name in names[:MOST_SHOWN]),
+        examples=tuple(shorten(name) for name in names[:MOST_SHOWN]),
     )  # fmt: skip
 
 
-def _undeclared(columns: Mapping[str, NDArray[Any]], label: str) -> Schema:
+def _default_schema(columns: Mapping[str, NDArray[Any]], label: str) -> Schema:
     """What holds for any task: numbers, finite and none missing."""
     found, classes = [], list[Any]()
     for name, array in columns.items():

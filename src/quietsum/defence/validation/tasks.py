@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from quietsum.errors import DataUnfit
 from quietsum.tasks import AnyTask, as_task, optional_part
 
-__all__ = ["arrays_of", "rows_of"]
+__all__ = ["arrays_of", "extract_rows"]
 
 
-def rows_of(task: AnyTask, party: str | None = None) -> dict[str, NDArray[Any]]:
+def extract_rows(task: AnyTask, party: str | None = None) -> dict[str, NDArray[Any]]:
     """The rows of ``party``, or without one all records of a torch task. Private.
 
     :class:`~quietsum.errors.DataUnfit` where the task has no way to show them; what its own code raises is raised.

@@ -156,17 +156,17 @@ class CardsTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._unprotected(), self.root_size)[0]
+        return split_root(self._read_scored(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC and average precision on cards that do not train."""
-        rows, labels = split_root(self._unprotected(), self.root_size)[1]
+        rows, labels = split_root(self._read_scored(), self.root_size)[1]
         wanted, scores = labels.numpy(), log_odds(model, rows)
         values = {"auc": roc_auc(wanted, scores), "auprc": average_precision(wanted, scores)}
         what = f"{len(wanted):,} published payments of other cards ({self.evaluate_on})"
         return Metrics(values=values, on=what, chance={"auc": 0.5, "auprc": float(wanted.mean())})
 
-    def _unprotected(self) -> tuple[Tensor, ...]:
+    def _read_scored(self) -> tuple[Tensor, ...]:
         """Records that need no protection: those that are scored, and those of the root set."""
         return self._part(card_parts(_payments(self._folder)) == (2 if self.evaluate_on == "test" else 1))
 

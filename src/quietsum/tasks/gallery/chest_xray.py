@@ -123,11 +123,11 @@ class ChestXrayTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._unprotected(), self.root_size)[0]
+        return split_root(self._read_scored(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """AUC, and accuracy at even odds, on the part that ``evaluate_on`` names."""
-        values, labels = split_root(self._unprotected(), self.root_size)[1]
+        values, labels = split_root(self._read_scored(), self.root_size)[1]
         answers = outputs(model, values).double()
         return Metrics(
             values={
@@ -138,7 +138,7 @@ class ChestXrayTask:
             chance={"auc": 0.5, "accuracy": scores.majority(labels.numpy())},
         )
 
-    def _unprotected(self) -> tuple[Tensor, ...]:
+    def _read_scored(self) -> tuple[Tensor, ...]:
         """Records that need no protection: those that are scored, and those of the root set."""
         return self._part(_PARTS[self.evaluate_on])
 

@@ -26,13 +26,13 @@ from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.roots import check_root, root_rows
 from quietsum.tasks.scores import majority
 
-__all__ = ["DigitsTask", "held_out"]
+__all__ = ["DigitsTask", "choose_hold_out"]
 
 _EVERY = 4
 _ROWS = {"test": "hold-out", "validation": "validation"}
 
 
-def held_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+def choose_hold_out(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which rows are held out: the fourth, eighth, … of each class, in the order of the file."""
     chosen = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
@@ -71,10 +71,10 @@ class DigitsTask:
         check_options(network, ("mlp", "cnn"), evaluate_on, 0)
         self.network, self.evaluate_on = network, evaluate_on
         self._pixels, self._labels = _rows()
-        self._trains, self._scored = ~held_out(self._labels), held_out(self._labels)
+        self._trains, self._scored = ~choose_hold_out(self._labels), choose_hold_out(self._labels)
         if evaluate_on == "validation":
             self._scored = np.zeros_like(self._trains)
-            self._scored[self._trains] = held_out(self._labels[self._trains])
+            self._scored[self._trains] = choose_hold_out(self._labels[self._trains])
             self._trains = self._trains & ~self._scored
         self.root_size = check_root(root, self.name, why_not="no public constants draw a digit")
         self._root = np.zeros_like(self._scored)

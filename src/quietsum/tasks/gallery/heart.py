@@ -4,7 +4,7 @@ Rows and split are those of FLamby's Fed-Heart-Disease: ``slope``, ``ca`` and ``
 missing value in the rest, and about a third of each hospital's rows is held out. Everything else is chosen so that
 training may be private: each feature is computed from its own row and the public constants of :data:`FEATURES`.
 
->>> task = HeartTask.embedded()
+>>> task = HeartTask.from_package()
 >>> [(party.name, party.size) for party in task.parties()]
 [('cleveland', 199), ('hungarian', 172), ('switzerland', 30), ('va', 85)]
 >>> task.rows("va")
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quietsum.mechanisms import RandomSource
     from quietsum.plan import LocalOrders
 
-__all__ = ["FEATURES", "HeartTask", "Table", "encode", "read_embedded", "read_folder", "reference_scores"]
+__all__ = ["FEATURES", "HeartTask", "Table", "encode", "read_folder", "read_tables", "reference_scores"]
 
 Found = TypeVar("Found")
 
@@ -122,7 +122,7 @@ class Table:
         kept = ~np.isnan(self.values[:, used]).any(axis=1)
         return Table(values=self.values[kept], numbers=self.numbers[kept])
 
-    def chosen(self, mask: npt.NDArray[np.bool_]) -> Table:
+    def select(self, mask: npt.NDArray[np.bool_]) -> Table:
         """The rows where ``mask`` holds."""
         return Table(values=self.values[mask], numbers=self.numbers[mask])
 
@@ -147,10 +147,10 @@ def encode(values: Floats) -> Rows:
     return Rows(features=features, labels=labels)
 
 
-def read_embedded() -> dict[str, Table]:
+def read_tables() -> dict[str, Table]:
     """The four tables inside the package, checked against the published digests."""
     lines: dict[str, list[str]] = {name: [] for name in PUBLISHED}
-    for line in _packaged("heart_4centers.csv").splitlines()[1:]:
+    for line in _read_package("heart_4centers.csv").splitlines()[1:]:
         centre, _, rest = line.partition(",")
         lines.setdefault(centre, []).append(rest)
     return {name: _parse(name, "\n".join(lines[name]) + "\n", "heart_4centers.csv") for name in PUBLISHED}
@@ -176,16 +176,16 @@ def _of_folder(folder: str | Path, name: str, look: Callable[[Path], Found]) -> 
         ) from None  # fmt: skip
 
 
-def held_out_numbers() -> dict[str, frozenset[int]]:
+def read_hold_out() -> dict[str, frozenset[int]]:
     """Per hospital, the numbers of the rows that FLamby's rule holds out (see data/README.md)."""
-    text = _packaged("heart_split.csv")
+    text = _read_package("heart_split.csv")
     if hashlib.sha256(text.encode()).hexdigest() != SPLIT_DIGEST:
         raise CorruptState("heart_split.csv is not the file that quietsum was published with; reinstall quietsum")
     pairs = [line.split(",") for line in text.splitlines()[1:]]
     return {name: frozenset(int(row) for centre, row in pairs if centre == name) for name in PUBLISHED}
 
 
-def _packaged(file: str) -> str:
+def _read_package(file: str) -> str:
     try:
         raw = resources.files("quietsum.tasks.data").joinpath(file).read_bytes()
     except OSError:
@@ -212,7 +212,7 @@ class HeartTask:
     ``tables`` are the raw rows by hospital, or what reads them: no row is read, or compared with what was published,
     before somebody asks for rows, scores or a rehearsal. ``l2`` adds l2 / 2 · |params|² to the loss of each example.
     ``root`` is how many hold-out rows are kept for trials at the server instead of being scored, or "made-up": patients
-    drawn from the public ranges above and labelled by what textbooks say (:func:`made_up_patients`).
+    drawn from the public ranges above and labelled by what textbooks say (:func:`make_patients`).
     """
 
     name: Final = "heart"
@@ -238,11 +238,11 @@ class HeartTask:
     @cached_property
     def _private(self) -> dict[str, Table]:
         """Raw until a party is asked for its rows."""
-        return {name: table.chosen(~_outside(name, table)) for name, table in self._complete.items()}
+        return {name: table.select(~_outside(name, table)) for name, table in self._complete.items()}
 
     @cached_property
     def _published(self) -> dict[str, Rows]:
-        return {name: encode(table.chosen(_outside(name, table)).values) for name, table in self._complete.items()}
+        return {name: encode(table.select(_outside(name, table)).values) for name, table in self._complete.items()}
 
     @cached_property
     def _roots(self) -> dict[str, npt.NDArray[np.bool_]]:
@@ -260,13 +260,13 @@ class HeartTask:
     @cached_property
     def _root(self) -> Rows:
         if self._made_up:
-            return made_up_patients()
+            return make_patients()
         return pool(_some(rows, self._roots[name]) for name, rows in self._published.items())
 
     @classmethod
-    def embedded(cls, *, l2: float = 0.0) -> HeartTask:
+    def from_package(cls, *, l2: float = 0.0) -> HeartTask:
         """The task on the rows inside the package."""
-        return cls(read_embedded, l2=l2)
+        return cls(read_tables, l2=l2)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> HeartTask:
@@ -290,7 +290,7 @@ class HeartTask:
         if chosen["path"] is not None and not isinstance(chosen["path"], str | Path):
             raise InvalidParameter("task.options.path", chosen["path"], "is no path", "name a folder")
         if (path := chosen["path"]) is None:
-            return cls(read_embedded, l2=chosen["l2"], root=chosen["root"])
+            return cls(read_tables, l2=chosen["l2"], root=chosen["root"])
         for name in PUBLISHED:
             _of_folder(path, name, lambda file: file.stat())
         return cls(lambda: read_folder(path), l2=chosen["l2"], root=chosen["root"])
@@ -317,7 +317,7 @@ class HeartTask:
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
         """(p − y)·x + l2·params for each example, p = 1 / (1 + exp(−x·params)).
 
-        Guarantees: a row's gradient is the same bits whatever stands beside it in the batch.
+        Guarantees: a row's gradient is the same bits beside any other rows in the batch.
         """
         away = probabilities(params, features) - labels
         return away[:, None] * features + self.l2 * params
@@ -379,13 +379,13 @@ class HeartTask:
         return {f"{every} in one place, no privacy": scores["pooled"].values["accuracy"], **alone}
 
 
-def made_up_patients(count: int = MADE_UP_PATIENTS) -> Rows:
-    """Patients that nobody has seen: values spread as :data:`MEASURED` says, labels by the odds of :data:`SAID`.
+def make_patients(count: int = MADE_UP_PATIENTS) -> Rows:
+    """Patients that do not exist: values spread as :data:`MEASURED` says, labels by the odds of :data:`SAID`.
 
     They know which way a risk goes and roughly how far. That is enough to tell an update that reverses it, and not
     enough to train on.
 
-    >>> rows = made_up_patients()
+    >>> rows = make_patients()
     >>> len(rows), bool(0.3 < rows.labels.mean() < 0.7)
     (200, True)
     """
@@ -404,7 +404,7 @@ def _some(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:
 
 
 def _outside(name: str, table: Table) -> npt.NDArray[np.bool_]:
-    return np.isin(table.numbers, sorted(held_out_numbers()[name]))
+    return np.isin(table.numbers, sorted(read_hold_out()[name]))
 
 
 def probabilities(params: Floats, features: Floats) -> Floats:

@@ -105,18 +105,18 @@ class _Pictures:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._unprotected(), self.root_size)[0]
+        return split_root(self._read_scored(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on the 10,000 published test images, or on the training images held out for choosing."""
-        values, labels = split_root(self._unprotected(), self.root_size)[1]
+        values, labels = split_root(self._read_scored(), self.root_size)[1]
         right = scores.accuracy(labels.numpy(), outputs(model, values).argmax(-1).numpy())
         what = f"{len(labels):,} published test images"
         if self.evaluate_on == "validation":
             what = f"{len(labels)} training images held out for choosing"
         return Metrics(values={"accuracy": right}, on=what, chance={"accuracy": scores.majority(labels.numpy())})
 
-    def _unprotected(self) -> tuple[Tensor, ...]:
+    def _read_scored(self) -> tuple[Tensor, ...]:
         """Records that need no protection: those that are scored, and those of the root set."""
         if self.evaluate_on == "test":
             return self._part("test")
@@ -154,7 +154,7 @@ class FashionMnistTask(_Pictures):
 
     def _usual(self) -> Path:
         known = datafiles.DATASETS[self.name]
-        return known.found() or datafiles.data_folder(known.folders[0])
+        return known.find_folder() or datafiles.data_folder(known.folders[0])
 
     @property
     def settings(self) -> Settings:

@@ -174,11 +174,11 @@ class NucleiTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._unprotected(), self.root_size)[0]
+        return split_root(self._read_scored(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Mean Dice per picture, and the share of right pixels, on pictures held out."""
-        values, masks = split_root(self._unprotected(), self.root_size)[1]
+        values, masks = split_root(self._read_scored(), self.root_size)[1]
         found = (outputs(model, values, piece=64) > 0).numpy()
         right = float((found == (masks.numpy() > 0)).mean())
         part = "test" if self.evaluate_on == "test" else "validation"
@@ -187,7 +187,7 @@ class NucleiTask:
             on=f"{len(masks)} published {part} pictures held out",
         )
 
-    def _unprotected(self) -> tuple[Tensor, ...]:
+    def _read_scored(self) -> tuple[Tensor, ...]:
         """Records that need no protection: those that are scored, and those of the root set."""
         return self._select(self._scored)
 

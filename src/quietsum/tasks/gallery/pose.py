@@ -175,18 +175,18 @@ class PoseTask:
 
     def root(self) -> tuple[Tensor, ...]:
         """Some of the published records that would be scored, for trials at the server."""
-        return split_root(self._unprotected(), self.root_size)[0]
+        return split_root(self._read_scored(), self.root_size)[0]
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Accuracy on people who do not train."""
-        values, labels = split_root(self._unprotected(), self.root_size)[1]
+        values, labels = split_root(self._read_scored(), self.root_size)[1]
         found = outputs(model, values, piece=100).argmax(-1)
         who = "5 other people" if self.evaluate_on == "test" else f"subject {self._left_out}"
         right = accuracy(labels.numpy(), found.numpy())
         chance = {"accuracy": majority(labels.numpy())}
         return Metrics(values={"accuracy": right}, on=f"{len(labels)} published sequences of {who}", chance=chance)
 
-    def _unprotected(self) -> tuple[Tensor, ...]:
+    def _read_scored(self) -> tuple[Tensor, ...]:
         """Records that need no protection: those that are scored, and those of the root set."""
         subject = _sequences(self._folder)[0].subject
         return self._part(subject % 2 == 0 if self.evaluate_on == "test" else subject == self._left_out)

@@ -97,11 +97,11 @@ def scattering(images: Tensor, block: int = 100, dtype: torch.dtype = torch.floa
         raise InvalidParameter("images", tuple(images.shape), "are not (n, 28, 28)", "pass one channel of 28 × 28")
     features = torch.empty(len(images), CHANNELS, _KEPT, _KEPT, dtype=dtype)
     for start in range(0, len(images), block):
-        features[start : start + block] = _transformed(images[start : start + block].to(torch.float32))
+        features[start : start + block] = _transform(images[start : start + block].to(torch.float32))
     return features
 
 
-def _transformed(images: Tensor) -> Tensor:
+def _transform(images: Tensor) -> Tensor:
     fine, coarse = _wavelets()
     framed = pad(images[:, None], (2, 2, 2, 2), mode="reflect")
     spectrum = torch.fft.fft2(framed)

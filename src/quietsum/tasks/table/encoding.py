@@ -85,7 +85,7 @@ class Encoding:
     def _values(self, column: Column, texts: Sequence[str]) -> Floats:
         if column.kind == "number" and self.decimal == ",":
             texts = ["" if "." in text else text.replace(",", ".") for text in texts]
-        return column.coded(texts)
+        return column.encode(texts)
 
     def labels(self, texts: Sequence[str]) -> Floats:
         """The label of each row, NaN where it has none that is declared."""
