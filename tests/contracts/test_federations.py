@@ -72,7 +72,7 @@ class TestADrill(WrappedFederationContract):
 class Plain(Federation):
     """A federation that hands everything on, of which each broken one overrides one method."""
 
-    def __init__(self, inside: Federation) -> None:
+    def __init__(self, inside: Any) -> None:  # LocalFederation here, whose replies are no sums
         self.inside = inside
 
     @property
@@ -145,7 +145,9 @@ class Rounds(Plain):
     def ask(self, request: TrainRequest, cohort: Sequence[str], fold: Any) -> Iterator[Any]:
         for reply in self.inside.ask(request, cohort, fold):
             delta = getattr(reply, "delta", None)
-            yield reply if delta is None else Update(party=reply.party, delta=np.float64(np.float16(delta)))
+            yield (
+                reply if delta is None else Update(party=reply.party, delta=delta.astype(np.float16).astype(np.float64))
+            )
 
 
 class Refunds(Plain):

@@ -89,7 +89,7 @@ class Strangers:
 def test_two_hundred_mebibytes_from_strangers_stay_outside_and_rounds_go_on(tmp_path: Path) -> None:
     roster = make_keys(tmp_path, ["Basel"])
     with start_superlink(tmp_path) as link, contextlib.ExitStack() as stack:
-        link.admit(roster)  # type: ignore[arg-type]
+        link.admit(roster)
         sites = Sites(tmp_path, link.address)
         stack.callback(sites.end)
         sites.start("Basel")
@@ -105,7 +105,7 @@ def test_two_hundred_mebibytes_from_strangers_stay_outside_and_rounds_go_on(tmp_
         before = most = memory(link.pid)
         for _ in range(100):  # and some that say little
             stack.enter_context(trickling(("127.0.0.1", link.port)))
-        strangers = Strangers(("127.0.0.1", link.port), kinds(gate_word(roster["Basel"])))  # type: ignore[arg-type]
+        strangers = Strangers(("127.0.0.1", link.port), kinds(gate_word(roster["Basel"])))
         stack.callback(strangers.end)
         rounds = 0
         begun = time.monotonic()

@@ -68,7 +68,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("hostile")
     roster = make_keys(folder, ["alice", "mallory"])
     with start_superlink(folder, limit=LIMIT) as link:
-        link.admit(roster)  # type: ignore[arg-type]
+        link.admit(roster)
         with transport(link, limit=LIMIT) as carrier:
             made = Scene(folder, link, carrier)
             yield made
@@ -171,7 +171,7 @@ def test_without_the_guard_a_site_can_speak_as_the_coordinator(tmp_path: Path, m
     monkeypatch.setattr(superlink, "subprocess", types.SimpleNamespace(Popen=unguarded, PIPE=subprocess.PIPE))
     roster = make_keys(tmp_path, ["alice", "mallory"])
     with start_superlink(tmp_path) as link:
-        link.admit(roster)  # type: ignore[arg-type]
+        link.admit(roster)
         with transport(link) as carrier:
             bare = Scene(tmp_path, link, carrier)
             _, letter = bare.sent_to(bare.mallory, b"hello mallory")
@@ -239,7 +239,7 @@ def test_while_the_disk_is_nearly_full_nothing_is_taken_from_sites_and_none_is_a
         superlink, "shutil", types.SimpleNamespace(disk_usage=lambda _: types.SimpleNamespace(free=floor))
     )
     with start_superlink(tmp_path, disk_floor=floor) as link:  # room enough when it started
-        link.admit(roster)  # type: ignore[arg-type]
+        link.admit(roster)
         with transport(link) as carrier:
             full = Scene(tmp_path, link, carrier)
             before = full.stored()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.primitives.asymmetric import sign_message
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
@@ -51,11 +52,11 @@ class Trial:
     folder: Path
     link: SuperLink
     sites: Sites
-    roster: dict[str, object]
+    roster: dict[str, ec.EllipticCurvePublicKey]
 
     def node(self, carrier: FlowerTransport, name: str) -> str:
         """The node of a site, once it is connected."""
-        wanted = public_key_to_bytes(self.roster[name])  # type: ignore[arg-type]
+        wanted = public_key_to_bytes(self.roster[name])
         until(lambda: wanted in carrier.keys().values())
         return next(node for node, key in carrier.keys().items() if key == wanted)
 
@@ -71,7 +72,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
             for name in NAMES:
                 sites.start(name)
             until(lambda: "does not answer (HTTP 503)" in sites.log(NAMES[0]).read_text())  # nobody is let in yet
-            link.admit(roster)  # type: ignore[arg-type]
+            link.admit(roster)
             yield Trial(folder=folder, link=link, sites=sites, roster=roster)
         finally:
             sites.end()
@@ -280,7 +281,7 @@ def test_only_the_calls_of_nodes_are_open_to_the_world(trial: Trial) -> None:
         assert status(public, "/v1/fleet/get-fab", secret) == 404  # no code is fetched, so none is to be had
         assert status(public, "/v1/fleet/register-node", secret) == 404
         assert status(private, "/v1/control/list-nodes", secret) == 200  # the door is there, for who has the key
-        known = secret | {KEY_HEADER: gate_word(trial.roster["Basel"])}  # type: ignore[arg-type]
+        known = secret | {KEY_HEADER: gate_word(trial.roster["Basel"])}
         assert status(public, "/v1/fleet/pull-messages", secret) == 412  # nobody's call
         assert status(public, "/v1/fleet/pull-messages", known) == 401  # a known key, and no signature
         assert status(public, "/v1/fleet/push-object", known, b"x" * 1000) == 401  # and its body is not read
@@ -303,10 +304,10 @@ def test_the_files_of_a_superlink_are_its_owners_alone(trial: Trial) -> None:
 def test_a_key_taken_off_the_roster_is_out(trial: Trial, carrier: FlowerTransport) -> None:
     zurich = trial.sites.start("Zurich")
     node = trial.node(carrier, "Zurich")
-    trial.link.admit({name: key for name, key in trial.roster.items() if name != "Zurich"})  # type: ignore[misc]
+    trial.link.admit({name: key for name, key in trial.roster.items() if name != "Zurich"})
     assert zurich.wait(PATIENCE) == 1
     assert "does not know this node's key" in trial.sites.log("Zurich").read_text()
-    trial.link.admit(trial.roster)  # type: ignore[arg-type]
+    trial.link.admit(trial.roster)
     trial.sites.start("Zurich")  # and in again
     until(lambda: trial.sites.log("Zurich").read_text().count("connected") >= 2)
     assert answered(carrier, node, b"back") == b"Zurich:back"
@@ -317,7 +318,7 @@ def test_a_superlink_that_died_and_came_back_is_found_again(tmp_path: Path) -> N
     link = start_superlink(tmp_path)
     sites = Sites(tmp_path, link.address)
     try:
-        link.admit(roster)  # type: ignore[arg-type]
+        link.admit(roster)
         sites.start("Basel")
         with transport(link, grace=8.0) as made:
             until(made.nodes)
@@ -329,7 +330,7 @@ def test_a_superlink_that_died_and_came_back_is_found_again(tmp_path: Path) -> N
             with pytest.raises(CarrierGone, match="has not answered"):
                 made.send(node, b"", lasting=1)
             link = start_superlink(tmp_path, port=link.port)
-            link.admit(roster)  # type: ignore[arg-type]
+            link.admit(roster)
             first = collect(made, 1)[waiting]  # it waited, unless the SuperLink heard of it before the site was back
             assert first.content == b"Basel:sent while it was away" or first.problem, first
             until(lambda: sites.log("Basel").read_text().count("connected") >= 2)
@@ -374,7 +375,7 @@ def test_without_tls_on_loopback_only_and_only_when_asked(tmp_path: Path) -> Non
     with pytest.raises(InvalidParameter, match="in the clear"):
         serve_node(bytes, address="10.0.0.1:9", root_certificate=None, node_key=key, insecure=True, stop=stop)
     with SuperLink(tmp_path / "open", insecure=True) as link:
-        link.admit(roster)  # type: ignore[arg-type]
+        link.admit(roster)
         with pytest.raises(SuperLinkFailed, match="cannot be listened on"):
             SuperLink(tmp_path / "second", port=link.port, insecure=True)
         node = threading.Thread(

@@ -9,6 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from quietsum.federation.flower.coordinator import FlowerTransport
 from quietsum.federation.flower.superlink import SuperLink
@@ -22,7 +25,7 @@ PATIENCE = 300.0
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def make_keys(folder: Path, names: Sequence[str]) -> dict[str, object]:
+def make_keys(folder: Path, names: Sequence[str]) -> dict[str, ec.EllipticCurvePublicKey]:
     """Certificates and one key per name in ``folder``; the roster of public keys."""
     authority = make_authority()
     server = make_server(authority)
@@ -39,7 +42,7 @@ def make_keys(folder: Path, names: Sequence[str]) -> dict[str, object]:
     return roster
 
 
-def start_superlink(folder: Path, *, port: int = 0, **more: int) -> SuperLink:
+def start_superlink(folder: Path, *, port: int = 0, **more: Any) -> SuperLink:
     return SuperLink(
         folder / "link",
         port=port,

@@ -47,7 +47,7 @@ from quietsum.federation.flower.flwr_calls import (
 from quietsum.federation.flower.gate import KEY_HEADER, SIGNATURE_HEADER, TIME_HEADER
 from quietsum.federation.flower.parcel import Parcel
 
-__all__ = ["HEARTBEAT", "Incoming", "NodeEnd"]
+__all__ = ["HEARTBEAT", "Incoming", "NodeEnd", "sign_message"]
 
 HEARTBEAT = 15.0
 """Seconds. A node that has been silent for twice as long counts as gone, and its replies as lost."""
