@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.ledger.books import Book as Book
+    from quietsum.ledger.books import Book as Book, Outlook as Outlook
     from quietsum.ledger.chain.encoding import (
         canonical as canonical,
         digest as digest,

@@ -7,12 +7,13 @@ refused today is found in a ledger that somebody else wrote. Each check raises a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, PlanRefused, PlanUnderstates, QuietsumError
-from quietsum.ledger.books import BookState, Share
+from quietsum.ledger.books import BookState, LifetimeExceeded, Outlook, Share, command_to_raise
 from quietsum.ledger.chain.encoding import fold, write_number
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.witnesses import Testimony, check_succession
@@ -275,7 +276,8 @@ class Accounts:
     def check_plan(
         self, run: str, terms: Terms, planned: Sequence[tuple[Charge, Cost]], prices: Prices, rounds: int | None
     ) -> None:
-        """The whole plan fits its own limit and every lifetime."""
+        """The whole plan fits its own limit and every lifetime; one error names all lifetimes that it does not fit."""
+        refused: list[LifetimeExceeded] = []
         for charge, cost in planned:
             tally, limit = CostTally([cost]), terms.limit(charge.unit)
             if limit is not None and cost.protected:
@@ -288,7 +290,32 @@ class Accounts:
                     )
             if (charge.party, charge.dataset) not in self.public:
                 book = self.book(charge.party, charge.dataset, charge.unit)
-                book.admit_plan(run, tally, terms, prices, rounds)
+                try:
+                    book.admit_plan(run, tally, terms, prices, rounds)
+                except LifetimeExceeded as error:
+                    refused.append(error)
+        if len(refused) == 1:
+            raise refused[0]
+        if refused:
+            raise BudgetExhausted(_join_refusals(refused))
+
+    def foresee(
+        self, terms: Terms, planned: Sequence[Charge], lifetimes: Sequence[Budget], before: Accounts, prices: Prices
+    ) -> tuple[Outlook, ...]:
+        """What a plan that is let in leaves of each lifetime; ``before`` are the accounts without its first budgets."""
+        found, alike = [], dict[tuple[object, ...], Outlook]()
+        for charge in planned:
+            if charge.event is None or (charge.party, charge.dataset) in self.public:
+                continue
+            known = before.books.get((charge.party, charge.dataset, charge.unit))
+            fixes = known is None or known.budget is None
+            stated = not fixes or any(budget.unit is charge.unit for budget in lifetimes)
+            book, cost = self.book(charge.party, charge.dataset, charge.unit), cost_of(charge)
+            key = (cost, book.budget, stated) if fixes and not book.charged else (charge.party, charge.dataset, cost)
+            if key not in alike:
+                alike[key] = book.foresee(CostTally([cost]), terms, prices, fixes=fixes, stated=stated)
+            found.append(dataclasses.replace(alike[key], party=charge.party, dataset=charge.dataset))
+        return tuple(found)
 
     def check_reserve(
         self,
@@ -457,6 +484,25 @@ class Accounts:
 _OLDER = "Its limit was stated by earlier prices, which were too low (quietsum ledger show tells both). "
 
 
+def _join_refusals(refused: Sequence[LifetimeExceeded]) -> str:
+    """The first problem in full, the other parties by name, and what would raise all of them."""
+    others = [error.party for error in refused[1:]]
+    shown = ", ".join(repr(party) for party in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    groups: dict[tuple[PrivacyUnit, str], list[tuple[str, str]]] = {}
+    for error in refused:
+        if error.raised is not None:
+            dataset, unit, epsilon = error.raised
+            groups.setdefault((unit, epsilon), []).append((error.party, dataset))
+    commands = "; ".join(command_to_raise(accounts, unit, epsilon) for (unit, epsilon), accounts in groups.items())
+    remedy = f"Plan less, add noise, or allow more: {commands}" if commands else "Plan less, or add noise"
+    return f"{refused[0].problem} The plan does not fit the lifetime of {shown}{more} either. {remedy}"
+
+
+_NAMED = 12
+"""So many parties are named in an error."""
+
+
 def _check_bounded_records(planned: Sequence[Charge]) -> None:
     """A record beside a person: the person's records are bounded, so one that leaves may let another in."""
     people = {charge.party for charge in planned if charge.unit is PrivacyUnit.PERSON}
@@ -533,7 +579,36 @@ def entries_before_run(
     Raises :class:`~quietsum.errors.PlanRefused` or :class:`~quietsum.errors.BudgetExhausted`, after the last entry, if
     the run as a whole is not admitted. ``accounts`` are not changed: everything is tried on a copy.
     """
+    yield from _entries_on(accounts.copy(), run, terms, planned, datasets, lifetimes, rounds, prices)
+
+
+def foresee_run(
+    accounts: Accounts,
+    run: str,
+    terms: Terms,
+    planned: Sequence[Charge],
+    datasets: Sequence[Dataset],
+    lifetimes: Sequence[Budget],
+    rounds: int | None,
+    prices: Prices,
+) -> tuple[Outlook, ...]:
+    """What a new run would leave of each lifetime that it touches; raises what keeps it from being let in."""
     trial = accounts.copy()
+    for _ in _entries_on(trial, run, terms, planned, datasets, lifetimes, rounds, prices):
+        pass
+    return trial.foresee(terms, planned, lifetimes, accounts, prices)
+
+
+def _entries_on(
+    trial: Accounts,
+    run: str,
+    terms: Terms,
+    planned: Sequence[Charge],
+    datasets: Sequence[Dataset],
+    lifetimes: Sequence[Budget],
+    rounds: int | None,
+    prices: Prices,
+) -> Iterator[tuple[Kind, dict[str, Any]]]:
     for dataset in _public_declarations(trial, datasets):
         yield Kind.PUBLIC, {"party": dataset.party, "dataset": dataset.dataset, "reason": dataset.public}
         trial.declare(dataset.party, dataset.dataset, dataset.public)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import final
 
 from quietsum.errors import BudgetExhausted, InvalidParameter, PlanRefused, QuietsumError
@@ -35,7 +35,38 @@ from quietsum.ledger.charges import Charge, Terms
 from quietsum.ledger.pricing import PRICING, Cost, CostTally, Gate, Prices, exceeds
 from quietsum.privacy import Budget, Guarantee, Neighbours, Observer, PrivacyUnit
 
-__all__ = ["Book", "BookState", "Share"]
+__all__ = ["Book", "BookState", "LifetimeExceeded", "Outlook", "Share", "command_to_raise"]
+
+
+@final
+class LifetimeExceeded(BudgetExhausted):
+    """A plan that one book does not admit: ``problem`` says why, ``raised`` is the command's part that would allow it.
+
+    ``raised`` is (dataset, unit, ε), None if no larger lifetime would admit the plan.
+    """
+
+    def __init__(self, problem: str, remedy: str, *, party: str, raised: tuple[str, PrivacyUnit, str] | None) -> None:
+        super().__init__(f"{problem} {remedy}")
+        self.problem, self.party, self.raised = problem, party, raised
+
+
+@final
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a plan means for one book's lifetime, before it is opened.
+
+    ``fixes`` says whether the plan would open the book and so fix ``budget`` for good, and ``stated`` whether somebody
+    chose that budget as a lifetime. ``room`` is the share of the lifetime that later plans may use once this one has
+    charged all that it plans; 0 if no later plan would be let in.
+    """
+
+    party: str
+    dataset: str
+    unit: PrivacyUnit
+    budget: Budget
+    fixes: bool
+    stated: bool
+    room: float
 
 
 @final
@@ -108,6 +139,22 @@ class Share:
             )  # fmt: skip
 
 
+def command_to_raise(accounts: Sequence[tuple[str, str]], unit: PrivacyUnit, epsilon: str) -> str:
+    """What to type to raise the lifetimes of these (party, dataset) to ``epsilon``.
+
+    >>> command_to_raise([("Basel", "heart"), ("Budapest", "heart")], PrivacyUnit.RECORD, "4")
+    'quietsum ledger raise --party Basel --party Budapest --dataset heart --epsilon 4 --reason why'
+    """
+    datasets = [dataset for _, dataset in accounts]
+    words = ["quietsum", "ledger", "raise"]
+    for party, _ in accounts:
+        words += ["--party", party]
+    for dataset in datasets[:1] if len(set(datasets)) == 1 else datasets:
+        words += ["--dataset", dataset]
+    words += [] if unit is PrivacyUnit.RECORD else ["--unit", unit.value]
+    return shlex.join([*words, "--epsilon", epsilon, "--reason", "why"])
+
+
 _NOTHING = CostTally()
 _SLACK = 1e-9
 
@@ -174,6 +221,21 @@ class BookState:
         used = self._together(next(iter(others.values())), planned, prices)
         if not used <= 1:
             raise self._too_much_for_filter(others, planned, terms, prices, rounds)
+
+    def foresee(self, planned: CostTally, terms: Terms, prices: Prices, *, fixes: bool, stated: bool) -> Outlook:
+        """What a plan that is let in leaves of the lifetime for plans after it."""
+        first = next(iter(self.charged.values()), None)
+        relation = terms.neighbours if first is None else self._relation
+        earliest, pricing = (planned, PRICING) if first is None else (first.planned, first.pricing)
+        gate, room = prices.gate_after(self._budget, earliest, relation, pricing), 0.0
+        if gate.usage(earliest, relation, prices) <= 1:
+            total = self.total.copy()
+            total.merge(planned)
+            room = max(0.0, 1 - gate.usage(total, relation, prices))
+        return Outlook(
+            party=self.party, dataset=self.dataset, unit=self.unit, budget=self._budget, fixes=fixes, stated=stated,
+            room=room,
+        )  # fmt: skip
 
     def admit_charge(self, run: str, after: CostTally, terms: Terms, cost: Cost, prices: Prices) -> None:
         """Refuse a charge that does not fit: BudgetExhausted, and nothing was charged.
@@ -244,10 +306,10 @@ class BookState:
         budget = self._budget
         needed = self._alone(planned, terms, prices).epsilon
         fraction = _largest(lambda part: not exceeds(self._alone(part, terms, prices).epsilon, budget.epsilon), planned)
-        return BudgetExhausted(
+        return self._refuse(
             f"the whole plan costs ε = {_up(needed)} per {self.unit} at δ = {budget.delta:g}; {self} has a lifetime of "
-            f"ε = {budget.epsilon:g} per {self.unit}, of which nothing is spent: {_rounds(fraction, rounds)}. "
-            f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
+            f"ε = {budget.epsilon:g} per {self.unit}, of which nothing is spent: {_rounds(fraction, rounds)}.",
+            needed,
         )
 
     def _too_much_for_filter(
@@ -284,15 +346,18 @@ class BookState:
                 "its first plan was accounted by itself and leaves no room for a second one, chosen after its results "
                 "were seen: no round of this plan would fit"
             )
-        return BudgetExhausted(
+        return self._refuse(
             f"{self} has a lifetime of ε = {budget.epsilon:g} per {self.unit} at δ = {budget.delta:g}; {state}."
-            f"{self._repricing_note()} {self._remedy(needed)}"
+            f"{self._repricing_note()}",
+            needed,
         )
 
-    def _remedy(self, needed: float) -> str:
-        if math.isfinite(needed):
-            return f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
-        return "Plan less, or add noise: after its first plan no larger lifetime takes this one"
+    def _refuse(self, problem: str, needed: float) -> LifetimeExceeded:
+        if not math.isfinite(needed):
+            remedy = "Plan less, or add noise: after its first plan no larger lifetime takes this one"
+            return LifetimeExceeded(problem, remedy, party=self.party, raised=None)
+        remedy = f"Plan less, add noise, or allow more: {self.raise_command(needed)}"
+        return LifetimeExceeded(problem, remedy, party=self.party, raised=(self.dataset, self.unit, _up(needed)))
 
     def _too_inexact(self, together: CostTally, gate: Gate) -> BudgetExhausted:
         """ε would suffice, and δ does not pay for how far the noise is from the law that its price is for."""
@@ -306,9 +371,7 @@ class BookState:
     def raise_command(self, needed: float | None) -> str:
         """What to type to allow ``needed``."""
         wanted = "EPSILON" if needed is None or not math.isfinite(needed) else _up(needed)
-        words = ["quietsum", "ledger", "raise", "--party", self.party, "--dataset", self.dataset]
-        words += [] if self.unit is PrivacyUnit.RECORD else ["--unit", self.unit.value]
-        return shlex.join([*words, "--epsilon", wanted, "--reason", "why"])
+        return command_to_raise([(self.party, self.dataset)], self.unit, wanted)
 
     def __str__(self) -> str:
         return f"dataset {self.dataset!r} of {self.party!r}"

@@ -25,9 +25,10 @@ from quietsum.ledger.accounts import (
     check_raise,
     check_reason,
     entries_before_run,
+    foresee_run,
     rounds_of,
 )
-from quietsum.ledger.books import Book
+from quietsum.ledger.books import Book, Outlook
 from quietsum.ledger.chain.encoding import canonical, digest, head_message, label, message_to_sign
 from quietsum.ledger.chain.entries import Entry, Head, Kind, Receipt, check_link
 from quietsum.ledger.chain.journal import Additions, Clock, Journal, system_clock
@@ -182,13 +183,15 @@ class Ledger:
         datasets: Sequence[Dataset],
         lifetimes: Sequence[Budget] = (),
         rounds: int | None = None,
-    ) -> None:
-        """Raise what :meth:`open_run` would raise for a new run. Nothing is written, so a reader may ask as well."""
+    ) -> tuple[Outlook, ...]:
+        """What a new run would leave of each lifetime; raises what :meth:`open_run` would raise.
+
+        Nothing is written, so a reader may ask as well.
+        """
         with self._journal.lock:
             self._journal.follow()
             parts = (label("run", run), terms, tuple(planned), tuple(datasets), lifetimes, rounds, self._prices)
-            for _ in entries_before_run(self._accounts, *parts):
-                pass
+            return foresee_run(self._accounts, *parts)
 
     def reserve(
         self,
@@ -275,28 +278,51 @@ class Ledger:
         Guarantees from then on: the new (ε, δ), as if it had been the budget from the start. Whether to raise it should
         not be decided by what the models showed; see :mod:`quietsum.ledger.books`.
         """
-        party, dataset, epsilon = label("party", party), label("dataset", dataset), positive("epsilon", epsilon)
+        return self.raise_budgets([(party, dataset)], epsilon=epsilon, reason=reason, unit=unit, delta=delta)[0]
+
+    def raise_budgets(
+        self,
+        accounts: Sequence[tuple[str, str]],
+        *,
+        epsilon: float,
+        reason: str,
+        unit: PrivacyUnit = PrivacyUnit.RECORD,
+        delta: float | None = None,
+    ) -> tuple[Entry, ...]:
+        """:meth:`raise_budget` for each (party, dataset) of ``accounts``, with one entry each: all of them, or none."""
+        named = [(label("party", party), label("dataset", dataset)) for party, dataset in accounts]
+        if not named or len(set(named)) != len(named):
+            raise InvalidParameter("accounts", named, "names none, or one twice", "name each dataset once")
+        positive("epsilon", epsilon)
         if not isinstance(unit, PrivacyUnit):
             raise InvalidParameter("unit", unit, f"is not one of {[str(member) for member in PrivacyUnit]}")
-        reason = check_reason(reason)
+        reason, entries = check_reason(reason), list[Entry]()
         with self._journal.writing("raise_budget") as add:
-            self._accounts.check_names(party, dataset)
-            book = self._accounts.books.get((party, dataset, unit))
-            present = None if book is None else book.budget
-            if delta is None and present is None:
-                known = sorted({f"{b.dataset} of {b.party}" for b in self._accounts.books.values() if b.budget})
-                raise InvalidParameter(
-                    "dataset", dataset, f"of {party!r} has no budget per {unit} yet",
-                    "state delta to set its first one, or choose among: " + (", ".join(known) or "none yet"),
-                )  # fmt: skip
-            if delta is None:
-                assert present is not None
-                delta = present.delta
-            budget = Budget(epsilon=epsilon, delta=delta, unit=unit)
-            if book is not None:
-                check_raise(book, budget.epsilon, budget.delta, reason)
-            add(Kind.BUDGET, {"party": party, "dataset": dataset, **budget_to(budget), "reason": reason})
-        return add.last
+            budgets = [self._budget_to_raise(party, dataset, unit, epsilon, delta, reason) for party, dataset in named]
+            for (party, dataset), budget in zip(named, budgets, strict=True):
+                add(Kind.BUDGET, {"party": party, "dataset": dataset, **budget_to(budget), "reason": reason})
+                entries.append(add.last)
+        return tuple(entries)
+
+    def _budget_to_raise(
+        self, party: str, dataset: str, unit: PrivacyUnit, epsilon: float, delta: float | None, reason: str
+    ) -> Budget:
+        self._accounts.check_names(party, dataset)
+        book = self._accounts.books.get((party, dataset, unit))
+        present = None if book is None else book.budget
+        if delta is None and present is None:
+            known = sorted({f"{b.dataset} of {b.party}" for b in self._accounts.books.values() if b.budget})
+            raise InvalidParameter(
+                "dataset", dataset, f"of {party!r} has no budget per {unit} yet",
+                "state delta to set its first one, or choose among: " + (", ".join(known) or "none yet"),
+            )  # fmt: skip
+        if delta is None:
+            assert present is not None
+            delta = present.delta
+        budget = Budget(epsilon=positive("epsilon", epsilon), delta=delta, unit=unit)
+        if book is not None:
+            check_raise(book, budget.epsilon, budget.delta, reason)
+        return budget
 
     def declare_public(self, *, party: str, dataset: str, reason: str) -> Entry:
         """Record why a dataset needs no protection: it has no gate until its next budget. What was charged stays."""

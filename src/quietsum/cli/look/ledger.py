@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ import typer
 from quietsum.cli.look.ledger_entries import print_corrections, print_entries, print_moved
 from quietsum.cli.shared import options as opt
 from quietsum.cli.shared.output import console, figure, print_json, print_next
+from quietsum.errors import InvalidParameter
 from quietsum.privacy import PrivacyUnit
 
 if TYPE_CHECKING:
@@ -52,6 +53,16 @@ PartyOption = Annotated[str, typer.Option("--party", metavar="NAME", help="Whose
 DatasetOption = Annotated[
     str, typer.Option("--dataset", metavar="NAME", help="The name that the party declared.", show_default=False)
 ]
+PartiesOption = Annotated[
+    list[str], typer.Option("--party", metavar="NAME", help="Whose data; may be repeated.", show_default=False)
+]
+DatasetsOption = Annotated[
+    list[str],
+    typer.Option(
+        "--dataset", metavar="NAME", help="The name that the party declared: one for all, or one for each --party.",
+        show_default=False,
+    ),
+]  # fmt: skip
 EpsilonOption = Annotated[
     float, typer.Option("--epsilon", metavar="ε", help="The new lifetime budget.", show_default=False)
 ]
@@ -366,8 +377,8 @@ def move(to: ToOption, workspace: opt.WorkspaceOption = None, as_json: opt.JsonO
 
 @app.command(name="raise")
 def raise_budget(
-    party: PartyOption,
-    dataset: DatasetOption,
+    party: PartiesOption,
+    dataset: DatasetsOption,
     epsilon: EpsilonOption,
     reason: ReasonOption,
     unit: UnitOption = PrivacyUnit.RECORD,
@@ -375,17 +386,32 @@ def raise_budget(
     workspace: opt.WorkspaceOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Raise a dataset's lifetime budget, or set its first one."""
+    """Raise datasets' lifetime budgets, or set their first ones: of all that are named, or of none."""
     from quietsum.ledger import Ledger
 
+    accounts = _accounts(party, dataset)
     with Ledger.open(ledger_path(workspace)) as ledger:
-        entry = ledger.raise_budget(
-            party=party, dataset=dataset, unit=unit, epsilon=epsilon, delta=delta, reason=reason
-        )  # fmt: skip
-    _print_entry(entry, as_json)
-    if not as_json:
-        print(f"budget  ε {entry.body['epsilon']:g} per {unit} at δ {entry.body['delta']:g}, for all plans together")
+        entries = ledger.raise_budgets(accounts, unit=unit, epsilon=epsilon, delta=delta, reason=reason)
+    if as_json:
+        print_json(_entry(entries[0]) if len(entries) == 1 else {"entries": [_entry(entry) for entry in entries]})
+    else:
+        for entry in entries:
+            _print_entry(entry, as_json)
+        whose = "" if len(entries) == 1 else f" for each of {len(entries)} datasets"
+        print(f"budget  ε {epsilon:g} per {unit} at δ {entries[0].body['delta']:g}{whose}, for all plans together")
         print_next(["ledger", "show", *_where(workspace)])
+
+
+def _accounts(parties: Sequence[str], datasets: Sequence[str]) -> list[tuple[str, str]]:
+    """(party, dataset) of each account that is named."""
+    if len(datasets) not in (1, len(parties)):
+        problem = f"is {len(datasets)} names for {len(parties)} parties"
+        raise InvalidParameter("dataset", ", ".join(datasets), problem, "name one for all, or one for each party")
+    named = list(zip(parties, list(datasets) * len(parties) if len(datasets) == 1 else datasets, strict=False))
+    for account in named:
+        if named.count(account) > 1:
+            raise InvalidParameter("party", account[0], "is named twice with one dataset", "name each account once")
+    return named
 
 
 @app.command()
@@ -407,9 +433,13 @@ def declare_public(
         print_next(["ledger", "show", *_where(workspace)])
 
 
+def _entry(entry: Entry) -> dict[str, Any]:
+    values = {"sequence": entry.sequence, "kind": entry.kind.value, "time": entry.time, "hash": entry.hash}
+    return {**values, "body": dict(entry.body)}
+
+
 def _print_entry(entry: Entry, as_json: bool) -> None:
     if as_json:
-        values = {"sequence": entry.sequence, "kind": entry.kind.value, "time": entry.time, "hash": entry.hash}
-        print_json({**values, "body": dict(entry.body)})
+        print_json(_entry(entry))
     else:
         print(f"entry   {entry.sequence} ({entry.kind.value}), {entry.hash[:16]}…")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,6 +110,14 @@ def new(
     print(f"task {plan.task.name}, {plan.federation.rounds} rounds, {_promises(plan)}; nothing is spent yet")
     if draft is not None:
         of.say_about(draft, blanks)
+    promises = (plan.privacy.record, plan.privacy.client)
+    if (":" in plan.task.name or draft is not None) and not any(
+        one is not None and one.lifetime is not None for one in promises
+    ):
+        text = (
+            "no lifetime is stated, so this run would be the last one on protected data; see quietsum explain lifetime"
+        )
+        print(textwrap.fill(text, 80))
     print_next(["plan", file])
 
 

@@ -14,7 +14,7 @@ from quietsum.errors import PlanRefused, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from quietsum.ledger import Book
+    from quietsum.ledger import Book, Outlook
     from quietsum.plan import Forecast, Rehearsal, ResolvedPlan
     from quietsum.privacy import Budget, Neighbours
     from quietsum.tasks import Task
@@ -59,7 +59,7 @@ def plan(
     elif as_json:
         _print_values(resolved, task, answer)
     else:
-        _show(file, resolved, task, answer.books)
+        _show(file, resolved, task, answer)
     if answer.refusal is not None:
         if as_json:
             raise typer.Exit(answer.refusal.exit_code)
@@ -105,11 +105,12 @@ def _refuse(refused: PlanRefused, as_json: bool) -> None:
 # ------------------------------------------------------------------------------------------------- people
 
 
-def _show(file: Path, resolved: ResolvedPlan, task: Task, books: Sequence[Book]) -> None:
+def _show(file: Path, resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None:
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
 
+    from quietsum.cli.shared.lifetimes import lifetime_sentences
     from quietsum.cli.shared.output import console, layer_lines
     from quietsum.cli.train.plan_secure import other_ways
     from quietsum.plan import layers
@@ -122,7 +123,7 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, books: Sequence[Book])
     for name, text in _facts(resolved, task, forecast):
         table.add_row(name, Text(text))
     screen.print(Panel(table, title=f"the plan in {file.name}", title_align="left", padding=(0, 1)))
-    screen.print(_party_table(resolved, books))
+    screen.print(_party_table(resolved, answer.books))
     if resolved.protected:
         print()
         screen.print(_forecast_table(forecast, resolved))
@@ -134,6 +135,8 @@ def _show(file: Path, resolved: ResolvedPlan, task: Task, books: Sequence[Book])
     for line in layer_lines([layer.to_dict() for layer in layers(resolved)], min(screen.width, 100)):
         screen.print(Text(line), soft_wrap=True)
     for sentence in other_ways(resolved):
+        screen.print(Text(sentence))
+    for sentence in lifetime_sentences(answer.outlooks):
         screen.print(Text(sentence))
     for warning in resolved.warnings:
         screen.print(Text(f"warning: {warning}"))
@@ -474,6 +477,7 @@ def _print_values(resolved: ResolvedPlan, task: Task, answer: Rehearsal) -> None
         "affordable_rounds": resolved.affordable_rounds,
         "noise_against_signal": signal(""),
         "books": [_book(book) for book in answer.books],
+        "lifetimes": [_outlook(one) for one in answer.outlooks],
         "budget_exhausted": None if answer.refusal is None else str(answer.refusal),
         "warnings": list(resolved.warnings),
         "refusals": [],
@@ -513,6 +517,14 @@ def _robust_values(resolved: ResolvedPlan) -> dict[str, Any] | None:
 
 def _budget(budget: Any) -> dict[str, Any] | None:
     return None if budget is None else {"epsilon": budget.epsilon, "delta": budget.delta, "unit": budget.unit.value}
+
+
+def _outlook(one: Outlook) -> dict[str, Any]:
+    """What the plan leaves of a lifetime: ``room`` is the share that later plans may use."""
+    return {
+        "party": one.party, "dataset": one.dataset, "budget": _budget(one.budget), "fixed_by_this_plan": one.fixes,
+        "stated": one.stated, "room": one.room,
+    }  # fmt: skip
 
 
 def _book(book: Book) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def run(
 
     with interruption.listen():
         try:
-            from quietsum.plan import load_plan, resolve
+            from quietsum.plan import load_plan, rehearse, resolve
             from quietsum.running import open_session
             from quietsum.runs import Workspace, check_whom
             from quietsum.tasks import task_of
@@ -125,7 +125,7 @@ def run(
                         task = task_of(loaded, device=device)
                         if not as_json:
                             resolved = resolve(loaded, task.parties(), task.dimension)
-                            print_introduction(resolved, printable(task.title))
+                            print_introduction(resolved, printable(task.title), rehearse(resolved, place.ledger))
                         done = here.run(
                             loaded, name=name, watchers=[screen], task=task, federation=sites, workers=workers,
                             same_rows=same_rows, opened=begin,

@@ -14,15 +14,16 @@ from quietsum.errors import CorruptState
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quietsum.plan import ResolvedPlan
+    from quietsum.plan import Rehearsal, ResolvedPlan
     from quietsum.running import Run
     from quietsum.runs import RunFolder, Workspace
 
 __all__ = ["print_end", "print_interruption", "print_introduction"]
 
 
-def print_introduction(resolved: ResolvedPlan, title: str) -> None:
-    """Print whose data, how many rounds, the budget and its noise, before anything is charged."""
+def print_introduction(resolved: ResolvedPlan, title: str, answer: Rehearsal) -> None:
+    """Print whose data, how many rounds, the budget, its noise and the lifetimes, before anything is charged."""
+    from quietsum.cli.shared.lifetimes import lifetime_sentences
     from quietsum.runs import NO_GUARANTEE
 
     plan, limits = resolved.plan, resolved.limits
@@ -46,6 +47,8 @@ def print_introduction(resolved: ResolvedPlan, title: str) -> None:
     for reason in reasons:
         text = f"No lifetime budget is used: {reason}. Run it as often as you like."
         print(textwrap.fill(text, 80))
+    for sentence in lifetime_sentences(answer.outlooks):
+        print(textwrap.fill(sentence, 80))
     for warning in resolved.warnings:
         print(textwrap.fill(f"warning: {warning}", 80))
     print()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, final
 from quietsum.errors import BudgetExhausted, PlanRefused
 
 if TYPE_CHECKING:
-    from quietsum.ledger import Book, Ledger
+    from quietsum.ledger import Book, Ledger, Outlook
     from quietsum.plan.resolution.resolved import ResolvedPlan
 
 __all__ = ["Rehearsal", "rehearse"]
@@ -25,9 +25,11 @@ __all__ = ["Rehearsal", "rehearse"]
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The books of the plan's datasets as they stand, and why the plan is not let in (None: it is)."""
+    """The books of the plan's datasets as they stand, what the plan would leave of their lifetimes, and why it is not
+    let in (None: it is)."""
 
     books: tuple[Book, ...] = ()
+    outlooks: tuple[Outlook, ...] = ()
     refusal: BudgetExhausted | PlanRefused | None = None
 
 
@@ -40,7 +42,7 @@ def rehearse(resolved: ResolvedPlan, ledger: str | os.PathLike[str]) -> Rehearsa
         touched = {(facts.account, facts.dataset) for facts in resolved.parties}
         books = tuple(book for book in known.lifetime() if (book.party, book.dataset) in touched)
         try:
-            known.would_open(
+            outlooks = known.would_open(
                 f"rehearsal-{secrets.token_hex(8)}",
                 terms=resolved.terms(),
                 planned=resolved.all_charges(),
@@ -50,7 +52,7 @@ def rehearse(resolved: ResolvedPlan, ledger: str | os.PathLike[str]) -> Rehearsa
             )
         except (BudgetExhausted, PlanRefused) as refusal:
             return Rehearsal(books=books, refusal=refusal)
-        return Rehearsal(books=books)
+        return Rehearsal(books=books, outlooks=outlooks)
 
 
 def _open(path: Path) -> Ledger:

@@ -261,6 +261,9 @@ def _records(chosen: Defaults, preset: str | None, shared: bool) -> list[str]:
         lines = [
             "# The noise is calibrated so that the whole run stays within ε and δ.",
             record,
+            "# What all runs on the same data may cost together is fixed by the first of",
+            "# them; if omitted, that is ε above, and no second run fits. To keep room:",
+            f"# lifetime = {{ epsilon = {4 * chosen.epsilon:g}, delta = {chosen.delta:g} }}, in the braces of record",
             "# Or a promise with a name, instead of epsilon and delta:",
             *named,
             '# preset = "privacy_medium"',

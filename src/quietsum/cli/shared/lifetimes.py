@@ -1,0 +1,46 @@
+"""What a run means for the lifetime budgets of its data, in sentences for people, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from quietsum.errors import printable
+
+if TYPE_CHECKING:
+    from quietsum.ledger import Outlook
+
+__all__ = ["lifetime_sentences"]
+
+_NAMED = 4
+"""So many parties are named in a sentence."""
+
+
+def lifetime_sentences(outlooks: Iterable[Outlook]) -> list[str]:
+    """One sentence for all parties that are in the same state; a run that would be the last one is announced so."""
+    alike: dict[tuple[object, ...], list[Outlook]] = {}
+    for one in outlooks:
+        alike.setdefault((one.budget, one.unit, one.fixes, one.stated, _percent(one.room)), []).append(one)
+    return [_sentence(group) for group in alike.values()]
+
+
+def _sentence(group: list[Outlook]) -> str:
+    one, names = group[0], [printable(outlook.party) for outlook in group]
+    whose = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    budget = f"ε = {one.budget.epsilon:g} per {one.unit} at δ = {one.budget.delta:g}"
+    left = (
+        f"leaves about {_percent(one.room)} of it to later runs" if _percent(one.room) else "is the last one that fits"
+    )
+    if one.stated:
+        fixed = ", which this run fixes for good" if one.fixes else ""
+        return f"Lifetime of the data of {whose}: {budget}{fixed}. This run {left}."
+    larger = f"lifetime = {{ epsilon = {4 * one.budget.epsilon:g}, delta = {one.budget.delta:g} }}"
+    where = "client" if one.unit.value == "client" else "record"
+    return (
+        f"Lifetime of the data of {whose}: none is stated, so this run fixes its own {budget} for good, and {left}. "
+        f"To keep room for others, state one under privacy.{where} before it starts, {larger} for instance."
+    )
+
+
+def _percent(room: float) -> str:
+    return "" if room < 0.005 else f"{100 * room:.0f} %"
