@@ -234,10 +234,9 @@ def test_a_second_run_on_the_same_protected_data_ends_with_3_and_the_first_model
 
 def test_the_command_that_a_refusal_names_lets_the_second_run_in() -> None:
     run(name="first")
-    for _ in ("north", "south"):
-        refusal = words(invoke("run", "run.toml", "--name", "second").stderr)
-        command = shlex.split(refusal[refusal.index("quietsum ledger raise") :])[1:]
-        assert invoke(*command).exit_code == 0
+    refusal = words(invoke("run", "run.toml", "--name", "second").stderr)
+    command = shlex.split(refusal[refusal.index("quietsum ledger raise") :])[1:]
+    assert invoke(*command).exit_code == 0
     run(name="second")
 
 

@@ -223,7 +223,7 @@ def _accounting(seen: bool) -> tuple[str, str]:
 
 def _privacy(kind: Style, chosen: Defaults, clients: Clients | None, preset: str | None, secure: bool) -> list[str]:
     protects = {
-        Style.SAMPLE: 'protects each record; "none" protects nothing',
+        Style.SAMPLE: 'protects each record; "none": nothing',
         Style.USER: "protects each client as a whole",
         Style.HYBRID: "protects each record, and each client",
     }
