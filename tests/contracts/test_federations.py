@@ -312,7 +312,7 @@ def test_each_promise_has_a_broken_federation() -> None:
 def test_a_wrapper_that_forgets_a_method_is_caught() -> None:
     class Forgetful(WrappedFederationContract):
         def wrap(self, inside: Federation) -> Federation:
-            return Plain(inside)  # join, ready, leave and testimonies keep their defaults
+            return Plain(inside)  # check_plan, join, ready, leave and testimonies keep their defaults
 
     with pytest.raises(AssertionError, match="ready"):
         Forgetful().test_every_method_reaches_the_federation_inside()

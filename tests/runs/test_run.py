@@ -563,6 +563,21 @@ class Sites(Federation):
         self.joined += 1
 
 
+class Strangers(Sites):
+    """Sites of another roster: no plan can run there."""
+
+    def check_plan(self, resolved: Any) -> None:
+        raise PlanRefused("party 'north' is not in the roster")
+
+
+@pytest.mark.parametrize("sites", [Strangers, Sites])
+def test_a_start_that_sites_cannot_take_leaves_no_trace_in_a_budget(tmp_path: Path, sites: type[Sites]) -> None:
+    place = Workspace(path=tmp_path)
+    with pytest.raises((PlanRefused, KeyboardInterrupt)):
+        start(tiny_plan(), workspace=place, task=TinyTask(), federation=sites(tmp_path / "d"), watchers=[StopAfter(1)])
+    assert place.ledger.exists() is (sites is Sites)  # the control: a run that began has opened its ledger
+
+
 def stopped_with_sites(tmp_path: Path) -> tuple[Workspace, RunFolder]:
     """A run of sites that was stopped by hand after its first round."""
     place, sites = Workspace(path=tmp_path), Sites(tmp_path / "theirs")

@@ -222,6 +222,9 @@ class _Recorder(Federation):
         self.calls.append("ask")
         yield from (Lost(party=name, reason="recorded") for name in cohort)
 
+    def check_plan(self, resolved: ResolvedPlan) -> None:
+        self.calls.append("check_plan")
+
     def join(self, run: str, resolved: ResolvedPlan, ledger: Any) -> None:
         self.calls.append("join")
 
@@ -258,6 +261,7 @@ class WrappedFederationContract:
         assert tuple(wrapper.registered()) == NAMES and wrapper.counts_deadline
         ledger: Any = None
         resolved: Any = None
+        wrapper.check_plan(resolved)
         wrapper.join("run", resolved, ledger)
         wrapper.ready()
         assert sorted(_parties_of(list(wrapper.ask(request, NAMES, fold)))) == sorted(NAMES)
@@ -266,4 +270,5 @@ class WrappedFederationContract:
         wrapper.close()
         found = inspect.getmembers(Federation, lambda one: inspect.isfunction(one) or isinstance(one, property))
         public = {name for name, _ in found if not name.startswith("_")} - {"identities", "exchange"}
-        assert not public - set(inside.calls), "these never reached the federation inside"
+        missing = sorted(public - set(inside.calls))
+        assert not missing, f"these never reached the federation inside: {', '.join(missing)}"

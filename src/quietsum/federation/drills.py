@@ -62,6 +62,10 @@ class Drill(Federation):
         """All parties, attackers too."""
         return self._names
 
+    def check_plan(self, resolved: ResolvedPlan) -> None:
+        """As the federation inside does."""
+        self._inside.check_plan(resolved)
+
     def join(self, run: str, resolved: ResolvedPlan, ledger: Ledger) -> None:
         """As the federation inside does."""
         self._inside.join(run, resolved, ledger)

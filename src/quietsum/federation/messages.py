@@ -165,6 +165,13 @@ class Federation(abc.ABC):
 
     # ------------------------------------------------------------------------------------------- a run's life
 
+    def check_plan(self, resolved: ResolvedPlan) -> None:
+        """Called before a run is opened: raises :class:`~quietsum.errors.PlanRefused` if these parties cannot run it.
+
+        Nothing is asked and nothing is written yet, so a refusal leaves no trace in any budget.
+        """
+        return
+
     def join(self, run: str, resolved: ResolvedPlan, ledger: Ledger) -> None:
         """Called once before the first round: sites elsewhere enrol in the run.
 

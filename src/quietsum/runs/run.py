@@ -101,6 +101,7 @@ def start(
     remote = federation is not None and federation.remote
     if federation is not None:
         refuse_unmasked(resolved, federation)
+        federation.check_plan(resolved)
     if remote:
         refuse_drill(resolved.plan)
     rehearse(task, resolved, resolved.parties[0].name, unseen=remote)

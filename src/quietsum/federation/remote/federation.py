@@ -123,7 +123,7 @@ class RemoteFederation(Federation):
 
         A site that refuses is asked again in every round: its owner may change the policy, or raise a budget.
         """
-        self._refuse(resolved)
+        self.check_plan(resolved)
         sites = Sites(
             self._transport, self._roster, parties=[facts.name for facts in resolved.parties], ledger=ledger,
             most=min(self._most, wire.LARGEST_HEADER + 8 * resolved.dimension + 2**16), clock=self._clock,
@@ -158,7 +158,8 @@ class RemoteFederation(Federation):
                 + (". Is `quietsum party serve` running there, and can it reach this machine?" if missing else "")
             )
 
-    def _refuse(self, resolved: ResolvedPlan) -> None:
+    def check_plan(self, resolved: ResolvedPlan) -> None:
+        """Raise PlanRefused if the roster lacks a party, or the plan is one for this machine alone."""
         for facts in resolved.parties:
             if facts.account != facts.name:
                 raise PlanRefused(
