@@ -156,7 +156,7 @@ class _Dialogue(socketserver.StreamRequestHandler):
     def _encrypt(self) -> None:
         assert self.server.context is not None
         self.connection = self.server.context.wrap_socket(self.connection, server_side=True)
-        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", buffering=0)  # type: ignore[assignment]
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", buffering=0)
         self.secure = True
 
     def _say(self, line: str) -> None:

@@ -88,7 +88,7 @@ def test_a_score_goes_out_by_a_known_name_and_only_where_it_is_one() -> None:
         for_others(
             Alert(
                 kind=Kind.CHANCE,
-                severity="warning",
+                severity=Severity.WARNING,
                 sentence="x",
                 statistic=name,
                 value=0.5,
@@ -100,14 +100,16 @@ def test_a_score_goes_out_by_a_known_name_and_only_where_it_is_one() -> None:
     assert [one and one.sentence.rpartition(": ")[2] for one in found] == ["auc 0.5", "its score 0.5"]
     assert [one and one.statistic for one in found] == ["auc", ""]
     assert "accuracy cleveland" not in SCORES
-    gone = for_others(Alert(kind=Kind.DIVERGENCE, severity="warning", sentence="x", statistic="auc", value=math.nan))
+    gone = for_others(
+        Alert(kind=Kind.DIVERGENCE, severity=Severity.WARNING, sentence="x", statistic="auc", value=math.nan)
+    )
     assert gone is not None and gone.sentence == "the model gets worse: it cannot be measured any more"
 
 
 def test_an_alert_is_read_back_as_it_was_written() -> None:
     alert = worst(Kind.FINDING, Subject.GROUP)
     assert Alert.from_dict(json.loads(json.dumps(alert.to_dict()))) == alert
-    odd = Alert(kind=Kind.DIVERGENCE, severity="warning", sentence="x", value=math.inf)
+    odd = Alert(kind=Kind.DIVERGENCE, severity=Severity.WARNING, sentence="x", value=math.inf)
     assert Alert.from_dict(json.loads(json.dumps(odd.to_dict(), allow_nan=False))) == odd
 
 
@@ -125,5 +127,7 @@ def test_what_is_no_alert_is_refused(values: dict[str, object]) -> None:
 
 
 def test_no_text_of_an_alert_can_move_a_cursor_or_break_a_line() -> None:
-    alert = Alert(kind=Kind.LEDGER, severity="critical", sentence="a\r\nBcc: x@y\x1b[2J b" + "c" * 9000, run="r\n1")
+    alert = Alert(
+        kind=Kind.LEDGER, severity=Severity.CRITICAL, sentence="a\r\nBcc: x@y\x1b[2J b" + "c" * 9000, run="r\n1"
+    )
     assert alert.sentence.startswith("a Bcc: x@y b") and len(alert.sentence) == 2000 and alert.run == "r 1"

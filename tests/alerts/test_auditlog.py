@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from quietsum.alerts import Alert, AlertKind as Kind, AuditLog, auditlog
+from quietsum.alerts import Alert, AlertKind as Kind, AuditLog, Severity, auditlog
 from quietsum.errors import CorruptState, QuietsumError
 from quietsum.files import NoRoom
 
@@ -24,7 +24,7 @@ def log(tmp_path: Path) -> AuditLog:
 
 def fill(log: AuditLog, count: int = 6) -> list[bytes]:
     for number in range(count):
-        log.append("alert", Alert(kind=Kind.TEST, severity="warning", sentence=f"number {number}").to_dict())
+        log.append("alert", Alert(kind=Kind.TEST, severity=Severity.WARNING, sentence=f"number {number}").to_dict())
     return log.path.read_bytes().splitlines(keepends=True)
 
 
@@ -144,7 +144,12 @@ def test_many_lines_are_synced_as_often_as_one_and_chained_like_it(
     log: AuditLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced, real = list[int](), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle))[1])
+
+    def fsync(handle: int) -> None:
+        synced.append(handle)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     counts = []
     for count in (1, 1, 50):
         synced.clear()

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from quietsum.runs.sealed import add_check
 SIZES = {"bern": 300, "basel": 200, "zug": 250, "genf": 300}
 
 
-def asked(folder: Path, *questions: Question, change: str = "", to: str = "", **promise: object) -> Path:
+def asked(folder: Path, *questions: Question, change: str = "", to: str = "", **promise: Any) -> Path:
     """A folder with three tables and a file of questions, in which ``change`` may be replaced."""
     hospitals(folder, np.random.default_rng(1), SIZES)
     path = folder / "questions.toml"
@@ -39,7 +40,7 @@ def run(*words: object, code: int = 0) -> str:
     return result.output if code else result.stdout
 
 
-def test_all_kinds_are_answered_by_one_charge(tmp_path):
+def test_all_kinds_are_answered_by_one_charge(tmp_path: Path) -> None:
     path = asked(tmp_path, epsilon=8.0)
     told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
     found = {answer["name"]: answer["estimates"] for answer in told["answers"]}
@@ -58,7 +59,7 @@ def test_all_kinds_are_answered_by_one_charge(tmp_path):
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_with_masks_the_noise_is_that_of_one_sum(tmp_path, secure):
+def test_with_masks_the_noise_is_that_of_one_sum(tmp_path: Path, secure: bool) -> None:
     path = asked(tmp_path, EVERY[0], secure=secure)
     told = json.loads(run(path, "--workspace", tmp_path / "w", "--json"))
     alone = json.loads(run(asked(tmp_path, EVERY[0]), "--dry-run", "--json"))["questions"][0]["deviation"]
@@ -68,7 +69,7 @@ def test_with_masks_the_noise_is_that_of_one_sum(tmp_path, secure):
     assert abs(one["value"] - 1050) < 6 * deviation
 
 
-def test_answers_are_shown_again_at_no_cost(tmp_path):
+def test_answers_are_shown_again_at_no_cost(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0], EVERY[-1])
     first = json.loads(run(path, "--workspace", tmp_path / "w", "--json", "-o", tmp_path / "out.json"))
     again = json.loads(run("--run", "latest", "--workspace", tmp_path / "w", "--json", "--level", "0.5"))
@@ -80,7 +81,7 @@ def test_answers_are_shown_again_at_no_cost(tmp_path):
         assert len(list(ledger.runs())) == 1
 
 
-def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path):
+def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path: Path) -> None:
     path = asked(tmp_path, dataclasses.replace(EVERY[0], name="Überlebende"))
     run(path, "--workspace", tmp_path / "w")
     listed = CliRunner().invoke(app, ["runs", "--workspace", str(tmp_path / "w"), "--json"])
@@ -95,7 +96,7 @@ def test_a_run_whose_plan_has_umlauts_is_listed_as_whole(tmp_path):
     assert CliRunner().invoke(app, ["runs", "--workspace", str(tmp_path / "w")]).exit_code == 4
 
 
-def test_who_looks_at_answers_again_writes_nothing(tmp_path):
+def test_who_looks_at_answers_again_writes_nothing(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0])
     run(path, "--workspace", tmp_path / "w", "--name", "first")
     kept = {file: file.read_bytes() for file in (tmp_path / "w" / "runs").rglob("*") if file.is_file()}
@@ -107,7 +108,7 @@ def test_who_looks_at_answers_again_writes_nothing(tmp_path):
     assert "--resume" not in told
 
 
-def test_the_sum_of_another_run_of_the_same_questions_is_no_answer(tmp_path):
+def test_the_sum_of_another_run_of_the_same_questions_is_no_answer(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0], lifetime=LifetimePlan(epsilon=10.0, delta=1e-4))
     for name in ("first", "second"):
         run(path, "--workspace", tmp_path / "w", "--name", name)
@@ -125,13 +126,15 @@ def test_the_sum_of_another_run_of_the_same_questions_is_no_answer(tmp_path):
         ("[0.0, 5e-324]", "too many for bounds so close"),
     ],
 )
-def test_bounds_of_which_no_answer_can_be_computed_are_refused_before_the_charge(tmp_path, bounds, told):
+def test_bounds_of_which_no_answer_can_be_computed_are_refused_before_the_charge(
+    tmp_path: Path, bounds: str, told: str
+) -> None:
     path = asked(tmp_path, EVERY[4], change="[20.0, 100.0]", to=bounds)
     assert told in re.sub(r"\s+", " ", run(path, "--workspace", tmp_path / "w", code=2))
     assert not (tmp_path / "w").exists()
 
 
-def test_a_picture_of_the_curve_is_drawn(tmp_path):
+def test_a_picture_of_the_curve_is_drawn(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0], EVERY[5], EVERY[6], EVERY[8], EVERY[-1], secure=True)
     out = run(path, "--workspace", tmp_path / "w", "--plot", tmp_path / "curve.svg", "--question", "curve")
     assert "log-rank test: χ²" in out and "on 1 degree of freedom" in out
@@ -145,14 +148,14 @@ def test_a_picture_of_the_curve_is_drawn(tmp_path):
         assert "95 % intervals for the noise alone" in one
 
 
-def test_show_leads_back_to_the_answers(tmp_path):
+def test_show_leads_back_to_the_answers(tmp_path: Path) -> None:
     run(asked(tmp_path, EVERY[0]), "--workspace", tmp_path / "w")
     out = CliRunner().invoke(app, ["show", "latest", "--workspace", str(tmp_path / "w")]).stdout
     assert "answers.json in it" in out and "safetensors" not in out
     assert "next: quietsum ask --run questions-" in out
 
 
-def test_figures_of_one_answer_have_the_same_decimals(tmp_path):
+def test_figures_of_one_answer_have_the_same_decimals(tmp_path: Path) -> None:
     out = run(asked(tmp_path, EVERY[-1]), "--workspace", tmp_path / "w")
     rows = [line for line in out.splitlines() if line.startswith("│ ") and " at " in line]
     assert len(rows) == 24
@@ -160,13 +163,13 @@ def test_figures_of_one_answer_have_the_same_decimals(tmp_path):
     assert len(shown) == 1 and not re.search(r"e-\d", "".join(rows))
 
 
-def test_a_level_that_is_none_is_said_before_anything_else(tmp_path):
+def test_a_level_that_is_none_is_said_before_anything_else(tmp_path: Path) -> None:
     out = run(asked(tmp_path, EVERY[0]), "--workspace", tmp_path / "w", "--level", "95", code=2)
     assert out.startswith("error: level = 95.0 lies outside")
     assert "questions = None is missing" in run(code=2)
 
 
-def test_a_dry_run_says_what_it_would_cost_and_touches_nothing(tmp_path):
+def test_a_dry_run_says_what_it_would_cost_and_touches_nothing(tmp_path: Path) -> None:
     path = asked(tmp_path)
     for table in tmp_path.glob("*.csv"):
         table.unlink()
@@ -175,7 +178,7 @@ def test_a_dry_run_says_what_it_would_cost_and_touches_nothing(tmp_path):
     assert not (tmp_path / "w").exists()
 
 
-def test_a_spent_lifetime_ends_it_before_any_row_is_read(tmp_path):
+def test_a_spent_lifetime_ends_it_before_any_row_is_read(tmp_path: Path) -> None:
     lifetime = LifetimePlan(epsilon=3.0, delta=1e-5)
     path = asked(tmp_path, EVERY[0], epsilon=2.0, lifetime=lifetime)
     run(path, "--workspace", tmp_path / "w")
@@ -196,7 +199,7 @@ AIMED = {
 
 
 @pytest.mark.parametrize("case", AIMED)
-def test_a_question_that_aims_at_one_person_is_refused_from_its_text_alone(tmp_path, case):
+def test_a_question_that_aims_at_one_person_is_refused_from_its_text_alone(tmp_path: Path, case: str) -> None:
     path = asked(tmp_path, change=AIMED[case][0], to=AIMED[case][1])
     for table in tmp_path.glob("*.csv"):
         table.unlink()  # so no row can have decided
@@ -223,7 +226,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_a_clear_error_and_leaves_no_file(tmp_path, case):
+def test_bad_input_is_a_clear_error_and_leaves_no_file(tmp_path: Path, case: str) -> None:
     change, to, told = BAD[case]
     path = asked(tmp_path, *EVERY[:-1], change=change, to=to)
     if case == "masks over one site":
@@ -235,7 +238,9 @@ def test_bad_input_is_a_clear_error_and_leaves_no_file(tmp_path, case):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "age,sex\n50,f\n"])
-def test_a_table_that_is_empty_or_lacks_a_column_is_said_before_anything_is_charged(tmp_path, content):
+def test_a_table_that_is_empty_or_lacks_a_column_is_said_before_anything_is_charged(
+    tmp_path: Path, content: str
+) -> None:
     path = asked(tmp_path, EVERY[-1])
     (tmp_path / "zug.csv").write_text(content)
     out = run(path, "--workspace", tmp_path / "w", code=2)
@@ -243,7 +248,7 @@ def test_a_table_that_is_empty_or_lacks_a_column_is_said_before_anything_is_char
     assert not (tmp_path / "w").exists()
 
 
-def test_values_that_are_none_count_as_missing_and_tell_nothing(tmp_path):
+def test_values_that_are_none_count_as_missing_and_tell_nothing(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0], EVERY[3], change="size = 250", to="size = 260", epsilon=8.0)
     with (tmp_path / "zug.csv").open("a") as file:
         file.write("p1,nan,27,f,old,3,1\np2,inf,27,f,old,3,1\np3,1e400,x,?,?,?\n\np4\n")
@@ -251,7 +256,7 @@ def test_values_that_are_none_count_as_missing_and_tell_nothing(tmp_path):
     assert told["answers"][0]["estimates"][0]["value"] == pytest.approx(1054, abs=40)
 
 
-def test_the_same_table_under_another_name_is_noticed(tmp_path):
+def test_the_same_table_under_another_name_is_noticed(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0])
     run(path, "--workspace", tmp_path / "w")
     path.write_text(path.read_text().replace("registry-zug", "another-name"))
@@ -259,7 +264,7 @@ def test_the_same_table_under_another_name_is_noticed(tmp_path):
     assert "another-name" in out and "--same-rows" in out
 
 
-def test_a_declared_size_below_the_rows_is_said_to_the_holder_before_anything_is_charged(tmp_path):
+def test_a_declared_size_below_the_rows_is_said_to_the_holder_before_anything_is_charged(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[0], change="size = 250", to="size = 240")
     out = run(path, "--workspace", tmp_path / "w", code=2)
     assert "is too small" in out and "more rows" in out
@@ -267,7 +272,7 @@ def test_a_declared_size_below_the_rows_is_said_to_the_holder_before_anything_is
         assert not list(ledger.runs())
 
 
-def test_a_column_that_hardly_reads_is_told_to_the_holder(tmp_path):
+def test_a_column_that_hardly_reads_is_told_to_the_holder(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[3])
     table = tmp_path / "zug.csv"
     lines = table.read_text().splitlines()
@@ -280,7 +285,7 @@ def test_a_column_that_hardly_reads_is_told_to_the_holder(tmp_path):
         assert (tmp_path / "w").exists() == (not words)
 
 
-def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_path):
+def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_path: Path) -> None:
     path = asked(tmp_path, EVERY[5])
     for words in (
         ("-o", tmp_path / "nowhere" / "a.json"),
@@ -296,7 +301,7 @@ def test_a_place_where_no_file_can_lie_is_said_before_anything_is_charged(tmp_pa
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_the_noise_that_is_drawn_is_the_noise_that_is_stated(tmp_path, secure):
+def test_the_noise_that_is_drawn_is_the_noise_that_is_stated(tmp_path: Path, secure: bool) -> None:
     """A histogram of 900 empty cells is noise alone."""
     from quietsum.analytics import Column
 
@@ -313,7 +318,7 @@ def test_the_noise_that_is_drawn_is_the_noise_that_is_stated(tmp_path, secure):
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_people_with_several_records_are_protected_as_a_whole(tmp_path, secure):
+def test_people_with_several_records_are_protected_as_a_whole(tmp_path: Path, secure: bool) -> None:
     """Everybody has five rows, of which two are used; ε is per person, and the noise is that of two records."""
     person = People(column="patient_id", max_records=2)
     sizes = {name: 5 * size for name, size in SIZES.items()}
@@ -334,7 +339,7 @@ def test_people_with_several_records_are_protected_as_a_whole(tmp_path, secure):
 
 
 @pytest.mark.parametrize("column", ["sex", "ward"])
-def test_people_are_told_apart_by_a_declared_identifier_alone(tmp_path, column):
+def test_people_are_told_apart_by_a_declared_identifier_alone(tmp_path: Path, column: str) -> None:
     path = asked(tmp_path, EVERY[0], change="delta = 1e-05", to=f"""delta = 1e-05
 person = {{ column = "{column}", max_records = 2 }}""")  # fmt: skip
     assert "privacy.person.column" in run(path, "--workspace", tmp_path / "w", code=2)

@@ -17,7 +17,6 @@ from click.testing import Result
 
 from quietsum.errors import DataMissing
 from quietsum.ledger import Ledger
-from quietsum.ledger.chain import journal
 from quietsum.plan import load_plan
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
@@ -403,7 +402,7 @@ def test_a_clock_that_jumps_back_stops_no_run_and_loses_no_charge(stopped: Path)
             return long_ago
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(journal.datetime, "datetime", Jumping)
+        patch.setattr("quietsum.ledger.chain.journal.datetime.datetime", Jumping)
         result = invoke("run", "--resume", "run")
     assert result.exit_code == 0, result.output
     with Ledger.open("quietsum-workspace/ledger.db") as ledger:

@@ -102,7 +102,8 @@ def test_a_spent_budget_is_seen_before_anybody_asks(tmp_path: Path) -> None:
 
 def site(folder: Path, style: str, runs: int) -> Path:
     """The policy of a site that has taken part so often."""
-    from party.asking import MODEL, UNIT, Server, Watched, plan, policy as policy_with, wire
+    from party.asking import MODEL, UNIT, Server, Watched, plan, policy as policy_with
+    from quietsum import wire
     from quietsum.party.books import resolved_to
     from quietsum.party.service import SiteService
 

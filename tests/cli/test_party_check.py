@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from party.asking import FACTS, Server, Watched, plan as plan_for_points, wire
+from party.asking import FACTS, Server, Watched, plan as plan_for_points
+from quietsum import wire
 from quietsum.cli.sites.check import hold_place
 from quietsum.errors import QuietsumError
 from quietsum.identity.certificates import Credentials, make_authority, make_client
@@ -397,7 +398,9 @@ bounds = [0, 1]
         ("x,y\n" + "0.5,1\n" * 130, 0, "has more rows than its declared size"),
     ],
 )
-def test_the_table_that_is_asked_is_looked_at_for_its_operator(policy, table, code, told) -> None:
+def test_the_table_that_is_asked_is_looked_at_for_its_operator(
+    policy: Path, table: str | None, code: int, told: str
+) -> None:
     policy.write_text(policy.read_text(encoding="utf-8") + QUESTIONS, encoding="utf-8")
     if table is not None:
         (policy.parent / "points.csv").write_text(table)
@@ -429,7 +432,7 @@ column = "x"
 """
 
 
-def test_the_operator_tries_a_file_of_questions_on_the_policy(policy) -> None:
+def test_the_operator_tries_a_file_of_questions_on_the_policy(policy: Path) -> None:
     policy.write_text(policy.read_text(encoding="utf-8") + QUESTIONS, encoding="utf-8")
     (policy.parent / "points.csv").write_text("x,y\n0.5,1\n")
     asked = policy.parent / "questions.toml"

@@ -216,10 +216,10 @@ def test_no_command_runs_what_a_plan_or_a_workspace_names(kept: Path, folder: Pa
         done = call(*words)
         assert done.exit_code == 2, (words, done.output)
         assert not Path(CANARY).exists(), words
-    for words in LOOKING[:3]:
-        done = call(*words, "--workspace", place)
-        assert done.exit_code == 0, (words, done.output)
-        assert not Path(CANARY).exists(), words
+    for look in LOOKING[:3]:
+        done = call(*look, "--workspace", place)
+        assert done.exit_code == 0, (look, done.output)
+        assert not Path(CANARY).exists(), look
 
 
 def test_looking_makes_no_task_even_of_a_class_that_is_one(

@@ -139,7 +139,7 @@ def listed_slowly(workspace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -
     place = Workspace.at(workspace)
     with monkeypatch.context() as patch, Ledger.open(place.ledger, read_only=True) as ledger:
         patch.setattr(listing, "_borne_out", lambda *_: False)
-        return listing.listed(place.find(name), place, ledger)
+        return listing.list_run(place.find(name), place, ledger)
 
 
 def rewritten(workspace: Path, name: str, **values: Any) -> None:
@@ -154,14 +154,15 @@ def test_a_header_that_says_less_than_the_ledger_is_not_believed(
 ) -> None:
     right = listed_slowly(workspace, "first", monkeypatch)
     about = checkpoints.header_of(workspace / "runs" / "first" / "model.safetensors")
-    for change in (
+    changes: tuple[dict[str, Any], ...] = (
         {"guarantees": [{**one, "epsilon": one["epsilon"] / 2, "epsilon_lower": 0.0} for one in about["guarantees"]]},
         {"guarantees": [{**one, "delta": one["delta"] * 2} for one in about["guarantees"]]},
         {"guarantees": [{**one, "unit": "client"} for one in about["guarantees"]]},
         {"guarantees": []},
         {"guarantees": "none"},
         {"plan": "0" * 64},
-    ):
+    )
+    for change in changes:
         rewritten(workspace, "first", **change)
         (found,) = (one for one in json.loads(invoke("runs", "--json").stdout)["runs"] if one["run"] == "first")
         assert found == right, change

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
@@ -146,12 +147,21 @@ def test_files_that_no_site_would_accept_are_refused_before_anything_starts(
     assert not Path("superlink").exists() and not list(Path().rglob("access.json"))
 
 
+class TlsFiles(TypedDict):
+    certificate: Path
+    key: Path
+    authority: Path
+
+
+def tls_files(folder: str) -> TlsFiles:
+    place = Path(folder)
+    return TlsFiles(certificate=place / "server.crt", key=place / "server.key", authority=place / "ca.crt")
+
+
 def test_a_start_that_fails_in_the_child_tells_its_true_reason() -> None:
     foreign_key()
-    files = {name: Path("keys", file) for name, file in
-             (("certificate", "server.crt"), ("key", "server.key"), ("authority", "ca.crt"))}  # fmt: skip
     with pytest.raises(SuperLinkFailed, match=r"(?i)key.values.mismatch") as failed:
-        SuperLink(Path("link"), **files)
+        SuperLink(Path("link"), **tls_files("keys"))
     log = Path("link/superlink.log").read_text(encoding="utf-8")
     assert "Fatal Python error" not in log and "Fatal Python error" not in str(failed.value)
 
@@ -181,9 +191,7 @@ def test_a_certificate_without_the_name_that_sites_dial_is_warned_of(
 def test_a_certificate_needs_no_name_but_the_one_that_sites_dial(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quietsum.identity.certificates.OWN_NAMES", ())
     make_keyring(Path("bare"), servers=["fl.example.org"], parties=["Basel"])
-    files = {name: Path("bare", file) for name, file in
-             (("certificate", "server.crt"), ("key", "server.key"), ("authority", "ca.crt"))}  # fmt: skip
-    with SuperLink(Path("link"), host="0.0.0.0", **files) as link:
+    with SuperLink(Path("link"), host="0.0.0.0", **tls_files("bare")) as link:
         link.admit(read_parties(Path("bare/parties.toml")))
         assert link.running
 

@@ -287,7 +287,12 @@ def test_a_round_syncs_the_log_as_often_with_ten_alerts_as_with_one(
 
     watcher, synced, real = AlertWatcher(Sender(kept=AuditLog(tmp_path / "alerts.log"))), list[int](), os.fsync
     watcher.saw(begun())
-    monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), real(handle))[1])
+
+    def fsync(handle: int) -> None:
+        synced.append(handle)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     counts = []
     for number, findings in enumerate((1, 10, 0), start=1):
         synced.clear()

@@ -27,6 +27,7 @@ from quietsum.ledger.history import RunHistory
 from quietsum.party import site_task
 from quietsum.plan import load_plan
 from quietsum.runs import checkpoint as checkpoints, progress
+from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import start
 from quietsum.tasks import task_named
@@ -207,8 +208,8 @@ def test_what_was_there_before_a_failed_write_is_untouched() -> None:
 
 
 def test_a_failed_checkpoint_leaves_the_one_before_it_and_costs_one_more_attempt() -> None:
-    full = {}
-    honest = checkpoints.write_atomically
+    full: dict[str, RunCheckpoint | None] = {}
+    honest = write_atomically
 
     def no_room(path: Path, content: bytes) -> None:
         if path.name == "round-000002.safetensors":
@@ -222,7 +223,9 @@ def test_a_failed_checkpoint_leaves_the_one_before_it_and_costs_one_more_attempt
     assert result.exit_code == 2 and "the disk is full" in result.stderr
     kept = checkpoints.latest(RUN / "checkpoints")
     assert kept is not None and kept.round == 1
-    np.testing.assert_array_equal(kept.state.params, full["round 1"].state.params)
+    before = full["round 1"]
+    assert before is not None
+    np.testing.assert_array_equal(kept.state.params, before.state.params)
     assert steps_paid() == {"north": 2, "south": 2}
     assert invoke("run", "--resume", "run").exit_code == 0
     assert steps_paid() == {"north": 4, "south": 4}  # an unbroken run pays for three

@@ -227,7 +227,7 @@ def made(metric: str, **scores: tuple[float, ...]) -> Matrix:
 def depths(text: str) -> dict[str, float]:
     """How deep each cell's colour is, by what its title says."""
     name = "{http://www.w3.org/2000/svg}"
-    found = {}
+    found: dict[str, float] = {}
     for group in ElementTree.fromstring(text).iter(f"{name}g"):
         title, square = group.find(f"{name}title"), group.find(f"{name}rect")
         if title is None:  # the worst of a rule that was refused throughout

@@ -63,7 +63,7 @@ def stopped(place: Workspace, plan: Plan, **more: Any) -> Any:
 
 def run_of(folder: Path, **more: Any) -> Workspace:
     place = Workspace(path=folder)
-    start(PLAN, workspace=place, name="run", task=task(), rng=Silent(), **more)  # type: ignore[arg-type]
+    start(PLAN, workspace=place, name="run", task=task(), rng=Silent(), **more)
     return place
 
 
@@ -132,7 +132,7 @@ def test_a_run_can_be_looked_at_where_the_operator_s_files_were_left_out(tmp_pat
 
 def test_a_resumed_run_ends_in_the_bits_of_an_unbroken_one(tmp_path: Path) -> None:
     whole, halves = run_of(tmp_path / "whole"), Workspace(path=tmp_path / "halves")
-    resume_run(stopped(halves, PLAN, rng=Silent()), workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(stopped(halves, PLAN, rng=Silent()), workspace=halves, task=task(), rng=Silent())
     one, other = newest(whole).state, newest(halves).state
     np.testing.assert_array_equal(one.params, other.params)
     np.testing.assert_array_equal(one.slots[MEMORY], other.slots[MEMORY])
@@ -148,7 +148,7 @@ def test_the_control_without_its_memory_the_run_would_end_elsewhere(tmp_path: Pa
         run=last.run, plan=last.plan, round=last.round, state=nothing, head=last.head, privacy=last.privacy
     )
     checkpoints.save(folder.checkpoints, forgot, of_parties=[MEMORY])
-    resume_run(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(folder, workspace=halves, task=task(), rng=Silent())
     assert np.any(newest(whole).state.slots[MEMORY] != newest(halves).state.slots[MEMORY])
 
 
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_before_which_holds_the_memory_itself_goes_on(tmp_path: 
     path = checkpoints.save(folder.checkpoints, last)
     assert set(tensors_in(path)) == {"params", f"slots.{MEMORY}"}
     assert checkpoints.header_of(path)["version"] == 2 and "operator" not in checkpoints.header_of(path)
-    resume_run(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(folder, workspace=halves, task=task(), rng=Silent())
     np.testing.assert_array_equal(newest(whole).state.slots[MEMORY], newest(halves).state.slots[MEMORY])
     rounds, beside = files_of(halves)
     assert apart(rounds[-1]) == beside[-1] and set(tensors_in(rounds[-1])) == {"params"}

@@ -220,7 +220,8 @@ def test_rule_10_two_resumes_of_one_checkpoint_draw_different_noise(tmp_path: Pa
         place = Workspace(path=tmp_path / name)
         result = resume_run(place.find("run"), workspace=place, task=TinyTask())
         models.append(checkpoints.load_model(result.folder.model)[0])
-    assert not np.array_equal(*models)
+    one, other = models
+    assert not np.array_equal(one, other)
 
 
 def test_the_privacy_block_is_readable_and_true(tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_rule_5_a_checkpoint_does_not_tell_who_refused_and_one_of_before_still_r
         last = checkpoints.latest(folder.checkpoints)
         assert last is not None
         blocks[name] = last.privacy
-    assert blocks["everyone"] == blocks["without"]
+    assert last is not None and blocks["everyone"] == blocks["without"]
     with Ledger.open(tmp_path / "without" / "ledger.db") as ledger:
         history = RunHistory(ledger, "run").read(last.head.sequence)
         paid = {party: sum(events.values()) for (party, unit), events in history.paid.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def task() -> TinyTask:
     return TinyTask(sizes={f"c{index}": 6 for index in range(8)}, public="made up for a test")
 
 
-def user(aggregation: dict[str, object], *, adaptive: bool = False, style: str = "user") -> Plan:
+def user(aggregation: Mapping[str, object], *, adaptive: bool = False, style: str = "user") -> Plan:
     client: dict[str, object] = {"noise_multiplier": 1.0, "delta": 1e-3, "max_norm": 0.2}
     if adaptive:
         client["adaptive"] = {"count_noise": 1.0}
@@ -92,9 +93,9 @@ def test_a_resumed_run_ends_in_the_bits_of_an_unbroken_one(
     """Silent noise, so that the two can be compared at all."""
     plan = user(aggregation, adaptive=adaptive)
     whole, halves = Workspace(path=tmp_path / "whole"), Workspace(path=tmp_path / "halves")
-    start(plan, workspace=whole, name="run", task=task(), rng=Silent())  # type: ignore[arg-type]
+    start(plan, workspace=whole, name="run", task=task(), rng=Silent())
     folder = stopped(halves, plan, rng=Silent())
-    resume_run(folder, workspace=halves, task=task(), rng=Silent())  # type: ignore[arg-type]
+    resume_run(folder, workspace=halves, task=task(), rng=Silent())
     one, other = newest(whole).state, newest(halves).state
     np.testing.assert_array_equal(one.params, other.params)
     assert np.all(one.params != 0)
