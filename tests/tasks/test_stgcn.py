@@ -28,7 +28,7 @@ def batch(rows: int = 5, frames: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 def test_the_signature_is_the_promised_one() -> None:
     assert list(inspect.signature(STGCN).parameters) == [
         "num_joints", "in_channels", "num_classes", "hidden_channels", "temporal_kernel_sizes", "dropout",
-        "use_attention",
+        "use_attention", "bones",
     ]  # fmt: skip
 
 
@@ -46,6 +46,16 @@ def test_a_skeleton_is_a_tree_and_its_matrices_average(joints: int) -> None:
     assert torch.equal((inwards > 0), (outwards > 0).t())
     sums = torch.stack([inwards, outwards]).sum(1)
     assert torch.all(torch.isclose(sums, torch.ones(())) | (sums == 0))
+
+
+def test_a_skeleton_may_be_of_ones_own() -> None:
+    model = STGCN(4, 2, 3, (8,), (3,), bones=[(0, 1), (1, 2), (1, 3)])
+    assert model(torch.zeros(2, 2, 8, 4)).shape == (2, 3)
+    own, inwards, _ = partitions(4, [(0, 1), (1, 2), (1, 3)])
+    assert torch.equal(own, torch.eye(4)) and inwards.sum() == 3
+    for bones in ([(0, 4)], [(0, 0)], [(0, 1, 2)], []):
+        with pytest.raises(InvalidParameter, match="bones"):
+            partitions(4, bones)
 
 
 def test_a_joint_hears_of_its_neighbours_and_of_nobody_else() -> None:

@@ -51,8 +51,16 @@ if TYPE_CHECKING:
         fill_from_public_rows as fill_from_public_rows,
         parse_column as parse_column,
         parse_site as parse_site,
+        toml_of as toml_of,
     )
+    from quietsum.tasks.table.landmarks import shape_of_landmarks as shape_of_landmarks
     from quietsum.tasks.table.options import TableOptions as TableOptions, find_blanks as find_blanks
+    from quietsum.tasks.table.pictures import class_folders as class_folders
+    from quietsum.tasks.table.samples import (
+        SamplesOptions as SamplesOptions,
+        SamplesTask as SamplesTask,
+        count_samples as count_samples,
+    )
     from quietsum.tasks.table.task import TableTask as TableTask
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

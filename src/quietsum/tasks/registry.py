@@ -121,6 +121,20 @@ TRAINABLE: Final[Mapping[str, Callable[[Mapping[str, Any]], TorchTask]]] = {
 }
 
 
+def _from_files(kind: str) -> Callable[[Mapping[str, Any]], TorchTask]:
+    """A task from a folder of pictures, or from a file of landmarks."""
+
+    def make(options: Mapping[str, Any]) -> TorchTask:
+        samples = importlib.import_module("quietsum.tasks.table.samples")
+        return cast(TorchTask, samples.SamplesTask.from_options(kind, options))
+
+    return make
+
+
+_WRITTEN: Final = {"images": _from_files("images"), "landmarks": _from_files("landmarks")}
+"""Those that quietsum new --from writes: they make no sense without options."""
+
+
 def trainable_task(name: str, options: Mapping[str, Any] | None = None, *, made: Any = None) -> TorchTask:
     """The task ``name``, or your own as ``"my_module:MyTask"``, made with ``options`` unless it is ``made`` already."""
     options = {} if options is None else options
@@ -128,11 +142,12 @@ def trainable_task(name: str, options: Mapping[str, Any] | None = None, *, made:
         task = make_own_task(name, options, TORCH) if made is None else made
         refuse_lacking(name, task, TORCH)
         return cast(TorchTask, task)
-    if name not in TRAINABLE:
+    known = {**TRAINABLE, **_WRITTEN}
+    if name not in known:
         remedy = nearest_name(name, TRAINABLE, 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)
     require_torch()
-    return TRAINABLE[name](options)
+    return known[name](options)
 
 
 def require_torch() -> None:
@@ -193,7 +208,7 @@ def _task_of(plan: Plan, device: str) -> Task:
         return _dealt_out(trainable_task(name, options, made=task), plan, device)
     if name in _MADE:
         return _as_they_are(FederatedNumpy(_MADE[name](options)), plan)
-    if name not in TRAINABLE:
+    if name not in TRAINABLE and name not in _WRITTEN:
         remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
         raise InvalidParameter("task", name, "is not known", remedy)
     return _dealt_out(trainable_task(name, options), plan, device)

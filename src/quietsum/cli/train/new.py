@@ -11,10 +11,12 @@ import typer
 
 from quietsum.cli.shared.options import JsonOption
 from quietsum.cli.train import new_table as of
+from quietsum.cli.train.new_samples import SamplesDraft, draft_samples, is_samples, say_about_samples
 from quietsum.errors import InvalidParameter
 
 if TYPE_CHECKING:
     from quietsum.plan import Plan
+    from quietsum.tasks import TableDraft
 
 __all__ = ["new"]
 
@@ -56,7 +58,9 @@ def new(
     public: of.PublicOption = "",
     holdout: of.HoldoutOption = None,
     holdout_public: of.HoldoutPublicOption = "",
-    model: of.ModelOption = "linear",
+    classes: of.ClassesOption = None,
+    side: of.SideOption = 64,
+    model: of.ModelOption = "",
     encoding: of.EncodingOption = "utf-8",
     delimiter: of.DelimiterOption = "",
     decimal: of.DecimalOption = ".",
@@ -75,6 +79,7 @@ def new(
     With --from, TABLE's first line names the columns, and no row is read. What
     a header does not say is declared, or left blank for you to fill in: types,
     ranges, classes, sizes. Rows are read if --public says why they may be.
+    TABLE may be a folder of pictures, class/name.png, or landmarks in an .npz.
     """
     from quietsum.cli.shared.output import print_json, print_next
     from quietsum.plan import load_plan, template
@@ -82,9 +87,9 @@ def new(
     asked = of.FromOptions(
         label=label, site_column=site_column, person_column=person_column, declare=tuple(declare or ()),
         site=tuple(site or ()), columns=columns, public=public, holdout=holdout, holdout_public=holdout_public,
-        model=model, encoding=encoding, delimiter=delimiter, decimal=decimal,
+        classes=tuple(classes or ()), side=side, model=model, encoding=encoding, delimiter=delimiter, decimal=decimal,
     )  # fmt: skip
-    draft = None
+    draft: TableDraft | SamplesDraft | None = None
     if table is None:
         asked.refuse_alone()
         task = task or "heart"
@@ -93,10 +98,12 @@ def new(
     else:
         if task is not None:
             raise InvalidParameter("--task", task, "does not go with --from", "a table is a task of its own")
-        draft = of.draft_from(table, asked)
+        draft = draft_samples(table, asked) if is_samples(table) else of.draft_from(table, asked)
+        stated = draft.options if isinstance(draft, SamplesDraft) else draft.to_options()
+        person = str(stated.get("person_column", "") or stated.get("person", ""))
         text = template(
-            task="table", preset=preset.value if preset else None, style=style.value, secure=secure,
-            options=draft.to_toml(), settings=of.settings_for(draft),
+            task=draft.task, preset=preset.value if preset else None, style=style.value, secure=secure,
+            options=draft.to_toml(), settings=of.settings_for(stated["sites"], person),
         )  # fmt: skip
     plan = load_plan(text)
     _write(file, text, force=force)
@@ -109,11 +116,10 @@ def new(
     print(f"wrote {file}")
     print(f"task {plan.task.name}, {plan.federation.rounds} rounds, {_promises(plan)}; nothing is spent yet")
     if draft is not None:
-        of.say_about(draft, blanks)
+        say_about_samples(draft, blanks) if isinstance(draft, SamplesDraft) else of.say_about(draft, blanks)
     promises = (plan.privacy.record, plan.privacy.client)
-    if (":" in plan.task.name or draft is not None) and not any(
-        one is not None and one.lifetime is not None for one in promises
-    ):
+    protected = ":" in plan.task.name or (draft is not None and not public.strip())
+    if protected and not any(one is not None and one.lifetime is not None for one in promises):
         text = (
             "no lifetime is stated, so this run would be the last one on protected data; see quietsum explain lifetime"
         )

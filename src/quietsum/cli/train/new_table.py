@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,8 +69,18 @@ HoldoutPublicOption = Annotated[
         "--holdout-public", metavar="REASON", help="Why the rows of --holdout need no protection.", show_default=False
     ),
 ]
+ClassesOption = Annotated[
+    list[str] | None,
+    typer.Option("--class", metavar="NAME", help="With --from landmarks: a class.", show_default=False),
+]
+SideOption = Annotated[
+    int, typer.Option("--side", metavar="PIXELS", help="With --from a folder of pictures: pixels a side.")
+]
 ModelOption = Annotated[
-    str, typer.Option("--model", metavar="NAME", help="With --from: linear, or mlp.", show_default=False)
+    str,
+    typer.Option(
+        "--model", metavar="NAME", help="With --from: linear, mlp, or network for pictures.", show_default=False
+    ),
 ]
 EncodingOption = Annotated[
     str,
@@ -101,7 +111,9 @@ class FromOptions:
     public: str = ""
     holdout: Path | None = None
     holdout_public: str = ""
-    model: str = "linear"
+    classes: Sequence[str] = ()
+    side: int = 64
+    model: str = ""
     encoding: str = "utf-8"
     delimiter: str = ""
     decimal: str = "."
@@ -113,6 +125,13 @@ class FromOptions:
                 option = f"--{field.name.replace('_', '-')}"
                 raise InvalidParameter(option, "…", "says something about a table", "name it: --from data.csv")
 
+    def check_holdout(self) -> None:
+        """Raise if a holdout is named without the reason why it needs no protection, or the other way round."""
+        if bool(self.holdout) != bool(self.holdout_public.strip()):
+            problem = "goes with the reason why those rows need no protection"
+            remedy = 'say --holdout rows.csv --holdout-public "published in 2024"'
+            raise InvalidParameter("--holdout", "…", problem, remedy)
+
 
 def draft_from(path: Path, asked: FromOptions) -> TableDraft:
     """The draft for the table at ``path``. Guarantees: its rows are read only if they are declared public."""
@@ -120,19 +139,19 @@ def draft_from(path: Path, asked: FromOptions) -> TableDraft:
 
     if not asked.label:
         raise InvalidParameter("--label", "", "is missing", "name the column that is learned")
-    if asked.model not in ("linear", "mlp"):
+    if asked.model not in ("", "linear", "mlp"):
         raise InvalidParameter("--model", asked.model, "is not known", "choose linear or mlp")
-    if bool(asked.holdout) != bool(asked.holdout_public.strip()):
-        problem = "goes with the reason why those rows need no protection"
-        remedy = 'say --holdout rows.csv --holdout-public "published in 2024"'
-        raise InvalidParameter("--holdout", "…", problem, remedy)
+    if asked.classes or asked.side != 64:
+        problem = "is about pictures or landmarks, and this is a table"
+        raise InvalidParameter("--class" if asked.classes else "--side", "…", problem, 'say --declare "y=category a b"')
+    asked.check_holdout()
     stated = [] if asked.columns is None else _reviewed(asked.columns)
     own = [parse_column(text) for text in asked.declare]
     stated = [one for one in stated if one["name"] not in {each["name"] for each in own}] + own
     draft = draft_table(
         path, label=asked.label, site_column=asked.site_column, person_column=asked.person_column, stated=stated,
         sites=[parse_site(text) for text in asked.site], encoding=asked.encoding, delimiter=asked.delimiter,
-        decimal=asked.decimal, model=asked.model,
+        decimal=asked.decimal, model=asked.model or "linear",
     )  # fmt: skip
     if asked.public.strip():
         draft = fill_from_public_rows(draft, path, asked.public.strip(), held_out=0.0 if asked.holdout else 0.2)
@@ -169,6 +188,10 @@ def blanks_of(plan: Plan) -> list[str]:
     """A sentence for each line of the plan that is still to be filled in."""
     from quietsum.tasks import TableOptions, find_blanks
 
+    if plan.task.name != "table":
+        from quietsum.tasks import SamplesOptions
+
+        return list(SamplesOptions.from_dict(plan.task.options).blanks())
     return list(find_blanks(TableOptions.from_dict(plan.task.options)))
 
 
@@ -194,11 +217,11 @@ def say_about(draft: TableDraft, blanks: Sequence[str]) -> None:
             say(sentence, "  ")
 
 
-def settings_for(draft: TableDraft) -> Any:
+def settings_for(sites: Sequence[Mapping[str, Any]], person: str) -> Any:
     """The settings of a first plan: a function of declared numbers alone."""
     from quietsum.plan import OTHER_DEFAULTS, safe_delta
 
-    sizes = [int(one["size"]) for one in draft.sites if one["size"]]
+    sizes = [int(one["size"]) for one in sites if one["size"]]
     delta = min(1e-5, float(f"{safe_delta(sizes):.0e}")) if sizes else 1e-5
-    person = (draft.person_column, 4) if draft.person_column else None
-    return dataclasses.replace(OTHER_DEFAULTS, delta=delta, person=person, promises_person=person is not None)
+    promised = (person, 4) if person else None
+    return dataclasses.replace(OTHER_DEFAULTS, delta=delta, person=promised, promises_person=bool(person))

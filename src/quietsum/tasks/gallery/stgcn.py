@@ -39,25 +39,49 @@ _COCO = (
     (0, 1), (0, 2), (1, 3), (2, 4), (0, 5), (0, 6), (5, 7), (7, 9), (6, 8), (8, 10), (5, 11), (6, 12), (11, 13),
     (13, 15), (12, 14), (14, 16),
 )  # fmt: skip
-SKELETONS: Final = {20: _KINECT, 25: _KINECT_2, 17: _COCO}
+_MEDIAPIPE = (
+    (23, 24), (23, 11), (24, 12), (11, 13), (13, 15), (15, 17), (15, 19), (15, 21), (12, 14), (14, 16), (16, 18),
+    (16, 20), (16, 22), (23, 25), (25, 27), (27, 29), (27, 31), (24, 26), (26, 28), (28, 30), (28, 32), (11, 0), (0, 1),
+    (1, 2), (2, 3), (3, 7), (0, 4), (4, 5), (5, 6), (6, 8), (0, 9), (0, 10),
+)  # fmt: skip
+SKELETONS: Final = {20: _KINECT, 25: _KINECT_2, 17: _COCO, 33: _MEDIAPIPE}
 """Bones by number of joints, each from the joint nearer the centre to the one further away.
 
-20: the first Kinect in the order of MSR Action3D (hips are joint 6); 25: the second Kinect; 17: COCO key points.
+20: the first Kinect in the order of MSR Action3D (hips are joint 6); 25: the second Kinect; 17: COCO key points;
+33: MediaPipe Pose, whose left hip is joint 23.
 """
 _PARTS = 3
 
 
-def partitions(num_joints: int) -> Tensor:
-    """The constant matrices A, (3, joints, joints), each column with sum 1 or 0: self, inwards, outwards."""
-    if num_joints not in SKELETONS:
+def partitions(num_joints: int, bones: Sequence[Sequence[int]] | None = None) -> Tensor:
+    """The constant matrices A, (3, joints, joints), each column with sum 1 or 0: self, inwards, outwards.
+
+    ``bones`` are pairs of joints, the one nearer the centre first; if omitted, those of a known skeleton.
+    """
+    if bones is None and num_joints not in SKELETONS:
         known = ", ".join(str(count) for count in sorted(SKELETONS))
-        raise InvalidParameter("num_joints", num_joints, "has no skeleton here", f"choose {known}")
+        problem = "has no skeleton here"
+        raise InvalidParameter("num_joints", num_joints, problem, f"choose {known}, or pass bones of your own")
+    pairs = SKELETONS[num_joints] if bones is None else _checked_bones(num_joints, bones)
     found = torch.zeros(_PARTS, num_joints, num_joints)
     found[0] = torch.eye(num_joints)
-    for inner, outer in SKELETONS[num_joints]:
+    for inner, outer in pairs:
         found[1, inner, outer] = 1
         found[2, outer, inner] = 1
     return found / found.sum(1, keepdim=True).clamp(min=1)
+
+
+def _checked_bones(num_joints: int, bones: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    found = []
+    for pair in bones:
+        ends = tuple(whole_number("bones", end) for end in pair)
+        if len(ends) != 2 or ends[0] == ends[1] or max(ends) >= whole_number("num_joints", num_joints, 1):
+            problem = f"is no pair of two of the {num_joints} joints"
+            raise InvalidParameter("bones", tuple(pair), problem, f"number them 0 … {num_joints - 1}")
+        found.append((ends[0], ends[1]))
+    if not found:
+        raise InvalidParameter("bones", (), "are none", "a graph without bones mixes no joints; leave bones out")
+    return found
 
 
 @final
@@ -66,7 +90,8 @@ class STGCN(nn.Module):
 
     One block for each of ``hidden_channels`` and ``temporal_kernel_sizes`` (odd; one number serves all blocks); every
     block after the first halves the frames. ``use_attention`` weighs joints by a learned softmax before they are
-    averaged. Dropout acts on whole channels, and only while training.
+    averaged. Dropout acts on whole channels, and only while training. ``bones`` are those of a skeleton of one's own,
+    pairs of joints (:func:`partitions`).
     """
 
     def __init__(
@@ -78,6 +103,8 @@ class STGCN(nn.Module):
         temporal_kernel_sizes: Sequence[int] = (9, 9),
         dropout: float = 0.0,
         use_attention: bool = False,
+        *,
+        bones: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         widths = _numbers("hidden_channels", hidden_channels)
@@ -95,7 +122,7 @@ class STGCN(nn.Module):
         whole_number("num_classes", num_classes, 2)
         inputs = [whole_number("in_channels", in_channels, 1), *widths]
         self.num_joints, self.in_channels = num_joints, in_channels
-        adjacency = partitions(num_joints)
+        adjacency = partitions(num_joints, bones)
         self.blocks = nn.ModuleList(
             _Block(before, after, kernel, stride=1 if place == 0 else 2, dropout=dropout, adjacency=adjacency)
             for place, (before, after, kernel) in enumerate(zip(inputs, widths, kernels, strict=False))

@@ -27,7 +27,7 @@ from quietsum.errors import DataMissing, InvalidParameter, printable
 from quietsum.tasks.lines import LONGEST, check_file, is_record, lines_of, open_lines, read_header, width_of
 from quietsum.tasks.table.options import MOST_COLUMNS
 
-__all__ = ["TableDraft", "draft_table", "fill_from_public_rows", "parse_column", "parse_site"]
+__all__ = ["TableDraft", "draft_table", "fill_from_public_rows", "parse_column", "parse_site", "toml_of"]
 
 MOST_CATEGORIES: Final = 50
 _MARKS: Final = (",", ";", "\t", "|")
@@ -111,6 +111,11 @@ class TableDraft:
     holdout_public: str = ""
     stated: str = ""
 
+    @property
+    def task(self) -> str:
+        """The task's name in ``run.toml``."""
+        return "table"
+
     def to_options(self) -> dict[str, Any]:
         """``[task.options]`` as plain values; what is at its default is left out."""
         found: dict[str, Any] = {}
@@ -128,9 +133,9 @@ class TableDraft:
         yield "[task.options]"
         for name, value in self.to_options().items():
             if name == "model":
-                yield _with(f"model = {_text(value)}", 'or "mlp", one hidden layer')
+                yield _with(f"model = {toml_of(value)}", 'or "mlp", one hidden layer')
             elif name == "label":
-                yield _with(f"label = {_text(value)}", _blank(value))
+                yield _with(f"label = {toml_of(value)}", _blank(value))
             elif name == "sites":
                 yield '# Declared and public, round numbers above the rows: { name = "north", size = 1200 }'
                 yield from _list("sites", value or [{"name": "?", "size": 0}],
@@ -141,7 +146,7 @@ class TableDraft:
                 yield '#   { name = "ward", kind = "category", categories = ["north", "south"] }'
                 yield from _list("columns", value, _blank)
             else:
-                yield f"{name} = {_text(value)}"
+                yield f"{name} = {toml_of(value)}"
 
 
 def _blank(column: Mapping[str, Any]) -> str:
@@ -158,7 +163,7 @@ def _blank(column: Mapping[str, Any]) -> str:
 def _list(name: str, values: Sequence[Mapping[str, Any]], comment: Any) -> Iterator[str]:
     yield f"{name} = ["
     for one in values:
-        yield _with(f"  {_text(one)},", comment(one))
+        yield _with(f"  {toml_of(one)},", comment(one))
     yield "]"
 
 
@@ -166,10 +171,11 @@ def _with(setting: str, comment: str) -> str:
     return f"{setting:<33} # {comment}" if comment else setting
 
 
-def _text(value: Any) -> str:
+def toml_of(value: Any) -> str:
+    """A plain value as TOML, in one line."""
     match value:
         case Mapping():
-            return "{ " + ", ".join(f"{name} = {_text(one)}" for name, one in value.items()) + " }"
+            return "{ " + ", ".join(f"{name} = {toml_of(one)}" for name, one in value.items()) + " }"
         case bool():
             return "true" if value else "false"
         case int():
@@ -178,7 +184,7 @@ def _text(value: Any) -> str:
             return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
         case str():
             return json.dumps(value, ensure_ascii=False)
-    return "[" + ", ".join(_text(one) for one in value) + "]"
+    return "[" + ", ".join(toml_of(one) for one in value) + "]"
 
 
 # ---------------------------------------------------------------------------------------- from the header alone
