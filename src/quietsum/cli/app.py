@@ -27,6 +27,7 @@ from quietsum.cli.look.ledger import app as ledger
 from quietsum.cli.look.receipts import receipts
 from quietsum.cli.look.runs import compare, runs, show
 from quietsum.cli.look.suspects import suspects
+from quietsum.cli.shared.fractions import take_fractions
 from quietsum.cli.shared.screen import guard_screens
 from quietsum.cli.sites.data import app as data
 from quietsum.cli.sites.keys import app as keys
@@ -74,6 +75,7 @@ class Commands(TyperGroup):
     ) -> Any:
         """Run a command line; with ``standalone_mode`` the process ends with the exit code."""
         code = 0
+        take_fractions(self)
         try:
             for stream in (
                 sys.stdout,

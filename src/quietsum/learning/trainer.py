@@ -32,8 +32,9 @@ from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_train
 from quietsum.learning.engines.batch_mixing import refuse_mixing
 from quietsum.learning.engines.hooks import refuse_hooks
 from quietsum.learning.engines.protocol import Loss, trainable
+from quietsum.learning.inputs import as_loss, as_records, as_rule, join_labels, rate_of, refuse_shared
 from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
-from quietsum.learning.optimizers import AveragedWeights, BoundOptimizer, OptimizerKind, optimizer_named
+from quietsum.learning.optimizers import AveragedWeights, BoundOptimizer, OptimizerKind
 from quietsum.learning.records import Records, bound_records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
 from quietsum.learning.saving import check_checkpoint_fits, load_model, read_checkpoint, save_model, write_checkpoint
@@ -135,8 +136,8 @@ class PrivateTrainer:
         self,
         model: nn.Module,
         config: PrivacyConfig,
-        *,
-        loss: Loss = cross_entropy,
+        *data: Any,
+        loss: Loss | nn.Module = cross_entropy,
         workspace: str | os.PathLike[str] | None = None,
         run: str = "training",
         dataset: str = "training-records",
@@ -153,9 +154,15 @@ class PrivateTrainer:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InvalidParameter("model", type(model).__name__, "is no torch.nn.Module", "pass the model itself")
+        if not isinstance(config, PrivacyConfig):
+            remedy = "pass PrivacyConfig(epsilon=3.0), and the records to train()"
+            raise InvalidParameter("config", type(config).__name__, "is no PrivacyConfig", remedy)
+        if data:
+            remedy = "PrivateTrainer(model, config).train(data); options of a trainer have names, as in loss=…"
+            raise InvalidParameter("data", type(data[0]).__name__, "is passed to the trainer, not to train()", remedy)
         with training(model):
             refuse_mixing(model)
-        self.model, self.config, self.loss = model, config, loss
+        self.model, self.config, self.loss = model, config, as_loss(loss)
         names, self._parameters = trainable(model)
         refuse_coarse(names, self._parameters)
         self._workspace, self._run = workspace, run
@@ -180,8 +187,8 @@ class PrivateTrainer:
         val_loader: Iterable[Any] | None = None,
         *,
         num_epochs: int | None = None,
-        learning_rate: float = 0.1,
-        optimizer: str | OptimizerKind = "sgd",
+        learning_rate: float | None = None,
+        optimizer: str | OptimizerKind | type[torch.optim.Optimizer] | torch.optim.Optimizer = "sgd",
         resume: bool = False,
         val_name: str = UNPROTECTED,
         example: Any = None,
@@ -189,8 +196,9 @@ class PrivateTrainer:
     ) -> TrainingHistory:
         """Run the plan, or what is left of it, and return what may be known.
 
-        ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset or a tuple of
-        tensors. ``val_loader`` holds records that need no protection: scores on them are free and are printed.
+        ``train_loader`` is a DataLoader (its batching is replaced by Poisson sampling), a Dataset, or a tuple of
+        tensors, numpy arrays or tables; ``train(X, y)`` is ``train((X, y))``. ``val_loader`` holds records that need no
+        protection: scores on them are free and are printed.
         The first call fixes the schedule; a later one goes on where it stopped, and has nothing to do when the plan is
         done. ``resume`` goes on with a run of the workspace whose process has ended, behind the steps that were charged
         then: those of a killed chunk are lost, and where no others are left the last checkpoint is the model.
@@ -202,10 +210,18 @@ class PrivateTrainer:
         ``people`` names the person of each record. With ``max_records`` in the config at most so many records of one
         person are used, the first ones, and :meth:`person_guarantee` states what a whole person pays.
         """
+        train_loader, val_loader = join_labels(train_loader, val_loader)
+        refuse_shared(train_loader, val_loader)
+        dtype = self._parameters[0].dtype
+        train_loader = as_records(train_loader, dtype=dtype)
+        val_loader = as_records(val_loader, name="val_loader", dtype=dtype)
+        rule = as_rule(optimizer, self._parameters)
+        rate = rate_of(optimizer) if learning_rate is None else learning_rate
         with contextlib.nullcontext() if self._alerts is None else self._alerts.following(self._run):
             return self._train(
-                train_loader, val_loader, num_epochs, learning_rate, optimizer, resume, val_name, example, people
-            )
+                train_loader, val_loader, num_epochs, 0.1 if rate is None else rate, rule, resume, val_name, example,
+                people,
+            )  # fmt: skip
 
     def _train(
         self,
@@ -213,7 +229,7 @@ class PrivateTrainer:
         val_loader: Iterable[Any] | None,
         num_epochs: int | None,
         learning_rate: float,
-        optimizer: str | OptimizerKind,
+        optimizer: OptimizerKind,
         resume: bool,
         val_name: str,
         example: Any,
@@ -285,7 +301,7 @@ class PrivateTrainer:
             with torch.no_grad(), scoring(self.model):
                 self._metrics(self.model)
 
-    def _begin(self, records: Records, epochs: int | None, optimizer: str | OptimizerKind, resume: bool) -> None:
+    def _begin(self, records: Records, epochs: int | None, optimizer: OptimizerKind, resume: bool) -> None:
         """Plan, rehearse and open the books: everything that can be refused is refused here, before any charge."""
         if resume and self._workspace is None:
             problem = "needs a workspace: only a ledger remembers what a killed run has cost"
@@ -300,8 +316,7 @@ class PrivateTrainer:
         if self._selfcheck:
             with training(self.model):
                 check_step(self.model, self.loss, self.config, plan, records, self._device)
-        kind = optimizer_named(optimizer) if isinstance(optimizer, str) else optimizer
-        self._optimizer = kind.bind(self._parameters)
+        self._optimizer = optimizer.bind(self._parameters)
         if self.config.ema_decay is not None:
             self._averages = AveragedWeights(self._parameters, self.config.ema_decay)
         charged = 0
@@ -311,7 +326,7 @@ class PrivateTrainer:
             size = sum(parameter.numel() for parameter in self._parameters)
             self._books = TrainingBooks(
                 self._workspace, self._run, plan, failure_per_step=step.mechanism.failure(size),
-                details={**self.config.frozen(), "optimizer": _name_rule(kind), "parameters": size}, **self._names,
+                details={**self.config.frozen(), "optimizer": _name_rule(optimizer), "parameters": size}, **self._names,
             )  # fmt: skip
             try:
                 charged = self._books.open(resume=resume, allowed=lambda ledger: self._look_at(records, ledger))

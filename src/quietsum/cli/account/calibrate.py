@@ -133,7 +133,8 @@ def _rate(sampling: opt.Sampling, sample_rate: float | None, solve: Solve) -> fl
             raise InvalidParameter("sample_rate", sample_rate, "is what shall be found", "leave it out")
         return None
     if sample_rate is None:
-        raise InvalidParameter("sample_rate", None, "is missing", "pass batch_size / dataset_size, or --sampling none")
+        remedy = "pass --sample-rate, as in -q 256/60000 for batches of 256 of 60,000; or --sampling none"
+        raise InvalidParameter("sample_rate", None, "is missing", remedy)
     return probability("sample_rate", sample_rate)
 
 
