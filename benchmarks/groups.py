@@ -111,7 +111,7 @@ def check() -> float:
     """The largest difference between the protocol's group means and those of plain vectors, in steps of the grid."""
     from quietsum.mechanisms.rng import system_randomness
     from quietsum.party.secure import Weighted
-    from quietsum.secagg import Identity, Party, Server, Step, Terms
+    from quietsum.secagg import Identity, Party, Server, SessionTerms, Step
     from quietsum.secagg.messages import DRAWING
     from quietsum.secagg.parameters import choose_groups
 
@@ -121,7 +121,7 @@ def check() -> float:
     identities, boss = {name: Identity.fresh() for name in names}, Identity.fresh()
     public = {name: one.public for name, one in identities.items()}
     parameters = choose_groups(PARTIES, 20, corrupt=1, drop_outs=0.0, adversary="semi-malicious")
-    terms = Terms(run="r", round=1, attempt=1, model="00" * 32, plan="11" * 32, dimension=DIMENSION,
+    terms = SessionTerms(run="r", round=1, attempt=1, model="00" * 32, plan="11" * 32, dimension=DIMENSION,
                   parameters=parameters, floor=5)  # fmt: skip
     parties = {
         name: Party(name=name, identity=identities[name], server=boss.public, peers=public, terms=terms)

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from quietsum.mechanisms.distributed import DistributedNoise
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.secagg import Adversary, Identity, Parameters, Party, Server, Step, Terms, choose, cost
+from quietsum.secagg import Adversary, Identity, Parameters, Party, Server, SessionTerms, Step, choose_parameters, cost
 from quietsum.secagg.layout import Layout, NamedVector
 
 Vector = NDArray[np.uint32]
@@ -89,7 +89,7 @@ def run(
     identities = {name: Identity.fresh() for name in names}
     public = {name: identity.public for name, identity in identities.items()}
     ours = Identity.fresh()
-    terms = Terms(
+    terms = SessionTerms(
         run="benchmark",
         round=1,
         attempt=0,
@@ -259,7 +259,7 @@ def _close(model: int, measured: int) -> str:
     return "the same" if abs(model - measured) <= 16 else f"{model:,}"
 
 
-def table(title: str, lines: list[tuple[str, list[Session], cost.Estimate]]) -> list[str]:
+def table(title: str, lines: list[tuple[str, list[Session], cost.SessionCost]]) -> list[str]:
     rows = [f"| {title} | server | model | party | model | memory |", "|---|---|---|---|---|---|"]
     for name, sessions, price in lines:
         rows.append(
@@ -293,7 +293,7 @@ def thousand(machine: cost.Machine) -> list[str]:
     count, dimension, dropped = 1000, 1_000_000, 100
     lines = []
     for adversary in (Adversary.SEMI_MALICIOUS,):
-        parameters = choose(count, corrupt=count // 10, drop_outs=0.1, adversary=adversary)
+        parameters = choose_parameters(count, corrupt=count // 10, drop_outs=0.1, adversary=adversary)
         vector, finish = whole_numbers(dimension)
         session = run(parameters, dimension, dropped=dropped, vector=vector, finish=finish)
         price = cost.estimate(parameters, dimension=dimension, drop_outs=dropped, machine=machine)

@@ -378,12 +378,12 @@ def test_masks_alone_change_no_price() -> None:
 
 def test_programs_get_the_cost_of_a_round_as_the_protocol_states_it() -> None:
     from quietsum.secagg.cost import REFERENCE, estimate
-    from quietsum.secagg.parameters import choose
+    from quietsum.secagg.parameters import choose_parameters
 
     found = values_of(SHARED)["secure"]
     names = [facts.name for facts in task_named("heart", {}).parties()]
     wanted = estimate(
-        choose(4, corrupt=1, drop_outs=0.0, adversary="curious"),
+        choose_parameters(4, corrupt=1, drop_outs=0.0, adversary="curious"),
         dimension=15,
         machine=REFERENCE,
         name_bytes=-(-sum(map(len, names)) // len(names)),

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quietsum.party.secure import Key, SecureSite, model_hash
-from quietsum.secagg import Identity, Reason, Refused, Server, Step, Terms
+from quietsum.secagg import Identity, Reason, Refused, Server, SessionTerms, Step
 from quietsum.secagg.parameters import Adversary, Parameters
 
 NAMES = ("a", "b", "c", "d")
@@ -22,7 +22,7 @@ class Scene:
         parameters = Parameters(
             parties=4, neighbours=3, threshold=3, adversary=Adversary.CURIOUS, corrupt=1, may_drop=1
         )
-        self.terms = Terms(
+        self.terms = SessionTerms(
             run="r", round=1, attempt=1, model=model_hash(MODEL), plan="b2" * 32, dimension=3, parameters=parameters,
             floor=3,
         )  # fmt: skip

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quietsum.secagg import keys
-from quietsum.secagg.messages import REVEALING, Step, Terms
+from quietsum.secagg.messages import REVEALING, SessionTerms, Step
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.parameters import Adversary, Parameters, choose_groups
-from quietsum.secagg.party import Party, Policy
+from quietsum.secagg.party import Demands, Party
 from quietsum.secagg.server import Server
 
 ANSWERS = (Step.ADVERTISE, Step.SHARE, Step.MASKED, Step.AGREE, Step.UNMASK)
@@ -66,7 +66,7 @@ def identity_of(name: str) -> keys.Identity:
     return _PEOPLE[name]
 
 
-def terms_of(parameters: Parameters, **changed: object) -> Terms:
+def terms_of(parameters: Parameters, **changed: object) -> SessionTerms:
     plain = {
         "run": "r-1",
         "round": 3,
@@ -77,7 +77,7 @@ def terms_of(parameters: Parameters, **changed: object) -> Terms:
         "parameters": parameters,
         "floor": parameters.threshold,
     }
-    return Terms(**(plain | changed))  # type: ignore[arg-type]
+    return SessionTerms(**(plain | changed))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass
@@ -111,8 +111,8 @@ def session(
     parameters: Parameters,
     *,
     inputs: Mapping[str, NDArray[np.uint32]] | None = None,
-    policy: Policy | None = None,
-    server_terms: Terms | None = None,
+    policy: Demands | None = None,
+    server_terms: SessionTerms | None = None,
     make: Callable[..., Party] = Party,
     server: Callable[..., Server] = Server,
     **changed: object,

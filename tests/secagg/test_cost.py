@@ -11,7 +11,7 @@ import pytest
 from quietsum.errors import InvalidParameter
 from quietsum.secagg import cost, keys, masks
 from quietsum.secagg.messages import Step
-from quietsum.secagg.parameters import Adversary, Parameters, choose
+from quietsum.secagg.parameters import Adversary, Parameters, choose_parameters
 from secagg.sessions import Played, complete, drop, names_of, play, session
 
 FREE = cost.Machine(
@@ -22,7 +22,7 @@ CASES = [
     (complete(5, threshold=4, adversary=Adversary.SEMI_MALICIOUS), 1),
     (complete(9, threshold=6), 0),
     (complete(9, threshold=6), 3),
-    (choose(60, corrupt=1, drop_outs=0.05, adversary=Adversary.CURIOUS), 3),
+    (choose_parameters(60, corrupt=1, drop_outs=0.05, adversary=Adversary.CURIOUS), 3),
 ]
 
 
@@ -47,8 +47,8 @@ def test_a_party_sends_and_receives_as_many_bytes_as_the_model_says(parameters: 
 COUNTED = {
     # field of a machine: whose calls it counts, and how many numbers a call handles
     "mask": (masks, "_keystream", 11),
-    "agreement": (keys.Pair, "exchange", 1),
-    "verify": (keys, "signed_by", 1),
+    "agreement": (keys.KeyPair, "exchange", 1),
+    "verify": (keys, "is_signed_by", 1),
     "sign": (keys.Identity, "sign", 1),
 }
 
@@ -82,7 +82,7 @@ def test_a_session_makes_as_many_masks_agreements_and_signatures_as_the_model_co
 def test_time_grows_as_the_masks_do() -> None:
     """Per number: a party k + 1 masks, the server n − g and one for each drop-out and surviving neighbour."""
     machine = dataclasses.replace(FREE, mask=1.0)
-    parameters = choose(1000, corrupt=100, drop_outs=0.1, adversary=Adversary.SEMI_MALICIOUS)
+    parameters = choose_parameters(1000, corrupt=100, drop_outs=0.1, adversary=Adversary.SEMI_MALICIOUS)
     none, some = (cost.estimate(parameters, dimension=10, machine=machine, drop_outs=gone) for gone in (0, 100))
     assert none.party.seconds == 10 * 97
     assert none.server.seconds == 10 * 1000
@@ -92,7 +92,7 @@ def test_time_grows_as_the_masks_do() -> None:
 
 
 def test_noise_costs_the_party_and_not_the_server() -> None:
-    parameters = choose(10)
+    parameters = choose_parameters(10)
     plain, noisy = (cost.estimate(parameters, dimension=10**6, machine=cost.REFERENCE, noise=each) for each in (0, 1))
     assert noisy.party.seconds > plain.party.seconds
     assert noisy.server == plain.server
@@ -111,8 +111,8 @@ def test_what_cannot_be_run_has_no_price(dimension: Any, drop_outs: int) -> None
 
 
 def test_the_summary_says_bytes_and_seconds_in_words() -> None:
-    price = cost.Cost(messages=10, sent=4_023_000, received=28_700, seconds=0.0734)
+    price = cost.SideCost(messages=10, sent=4_023_000, received=28_700, seconds=0.0734)
     assert price.summary == "10 messages, 4.0 MB sent, 28.7 kB received, 73 ms of one core"
-    assert cost.Cost(messages=10, sent=12, received=120_000, seconds=1.26).summary.endswith(
+    assert cost.SideCost(messages=10, sent=12, received=120_000, seconds=1.26).summary.endswith(
         "12 bytes sent, 120 kB received, 1.3 s of one core"
     )

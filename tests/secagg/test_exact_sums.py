@@ -12,7 +12,7 @@ from quietsum.errors import QuietsumError
 from quietsum.secagg.messages import Step
 from quietsum.secagg.outcomes import Outcome
 from quietsum.secagg.parameters import Adversary, Parameters
-from quietsum.secagg.party import reached
+from quietsum.secagg.party import find_reachable
 from secagg.sessions import ANSWERS, complete, drop, names_of, play, session, sparse
 
 
@@ -58,7 +58,7 @@ def ends_well(parameters: Parameters, near: Mapping[str, tuple[str, ...]], missi
         shared -= short
     summed = kept(shared, Step.MASKED)
     wanted = {name for name in shared if name in summed or summed & set(near[name])}
-    signed = {name for name in kept(summed, Step.AGREE) if len(reached(name, summed, near)) >= need}
+    signed = {name for name in kept(summed, Step.AGREE) if len(find_reachable(name, summed, near)) >= need}
     helped = kept(signed, Step.UNMASK)
     return (
         min(len(keyed), len(shared), len(summed)) >= need

@@ -9,15 +9,15 @@ from scipy.stats import chisquare
 
 from quietsum.errors import InvalidParameter
 from quietsum.secagg import graph
-from quietsum.secagg.parameters import Adversary, choose
+from quietsum.secagg.parameters import Adversary, choose_parameters
 
-SPARSE = choose(100, corrupt=10, drop_outs=0.1, adversary=Adversary.SEMI_MALICIOUS)
+SPARSE = choose_parameters(100, corrupt=10, drop_outs=0.1, adversary=Adversary.SEMI_MALICIOUS)
 MANY = tuple(f"site {place}" for place in range(100))
 
 
 @pytest.mark.parametrize("count", [3, 4, 10, 49])
 def test_in_a_small_cohort_everyone_is_everyones_neighbour(count: int) -> None:
-    near = graph.neighbours(MANY[:count], choose(count), bytes(32))
+    near = graph.neighbours(MANY[:count], choose_parameters(count), bytes(32))
     assert all(set(others) == set(MANY[:count]) - {name} for name, others in near.items())
 
 
@@ -53,10 +53,10 @@ def test_the_order_in_which_parties_are_named_does_not_matter_and_the_seed_does(
 
 def test_one_other_key_of_one_party_changes_the_seed() -> None:
     keys = {name: [name.encode(), b"mask"] for name in MANY}
-    seed = graph.seed_of(keys)
-    assert seed == graph.seed_of(dict(reversed(keys.items())))
-    assert seed != graph.seed_of(keys | {"site 7": [b"another", b"mask"]})
-    assert seed != graph.seed_of({name: keys[name] for name in MANY[:-1]})
+    seed = graph.hash_keys(keys)
+    assert seed == graph.hash_keys(dict(reversed(keys.items())))
+    assert seed != graph.hash_keys(keys | {"site 7": [b"another", b"mask"]})
+    assert seed != graph.hash_keys({name: keys[name] for name in MANY[:-1]})
 
 
 def test_over_many_seeds_every_other_party_is_a_neighbour_equally_often() -> None:
@@ -68,7 +68,7 @@ def test_over_many_seeds_every_other_party_is_a_neighbour_equally_often() -> Non
 
 
 def test_the_owner_holds_a_share_of_its_own_in_the_complete_graph_only() -> None:
-    small = choose(3)
+    small = choose_parameters(3)
     near = graph.neighbours(("a", "b", "c"), small, bytes(32))
     assert graph.holders("b", near["b"], small) == ("a", "b", "c")
     near = graph.neighbours(MANY, SPARSE, bytes(32))
@@ -79,4 +79,4 @@ def test_the_owner_holds_a_share_of_its_own_in_the_complete_graph_only() -> None
 @pytest.mark.parametrize("parties", [("a", "b"), ("a", "b", "b"), ("a", "b", "c", "d")])
 def test_another_number_of_parties_or_a_repeated_name_is_refused(parties: tuple[str, ...]) -> None:
     with pytest.raises(InvalidParameter, match="3 different"):
-        graph.neighbours(parties, choose(3), bytes(32))
+        graph.neighbours(parties, choose_parameters(3), bytes(32))

@@ -17,8 +17,8 @@ from quietsum.errors import InvalidParameter, PlanRefused, QuietsumError
 from quietsum.secagg import graph, keys, messages
 from quietsum.secagg.messages import DRAWING, DRAWS, REVEALING, SERVER, Keys, Step
 from quietsum.secagg.outcomes import Outcome, Reason
-from quietsum.secagg.parameters import Adversary, Parameters, choose, choose_groups
-from quietsum.secagg.party import Party, Policy
+from quietsum.secagg.parameters import Adversary, Parameters, choose_groups, choose_parameters
+from quietsum.secagg.party import Demands, Party
 from quietsum.secagg.server import Server
 from secagg.sessions import Played, drop, grouped, identity_of, names_of, play, session, terms_of
 
@@ -134,7 +134,7 @@ def test_large_groups_have_a_sparse_graph_each() -> None:
 
 
 def test_one_group_is_the_session_that_there_was_before() -> None:
-    played = play(session(choose(6, corrupt=1, drop_outs=0.2)))
+    played = play(session(choose_parameters(6, corrupt=1, drop_outs=0.2)))
     (only,) = played.server.sums()
     assert np.array_equal(only.total, played.server.total()) and played.server.groups == ()
     assert not any(step in (*DRAWING, *REVEALING) for step, *_ in played.messages)
@@ -176,12 +176,14 @@ def test_groups_depend_on_every_nonce_and_every_key() -> None:
     }
     terms = terms_of(TWELVE)
     first = messages.drawing(terms, bytes(32), roster, pledges)
-    seeds = {messages.drawn(first, pledges)}
+    seeds = {messages.hash_nonces(first, pledges)}
     for name in NAMES:
-        seeds.add(messages.drawn(first, pledges | {name: b"z" * 32}))
-        seeds.add(messages.drawn(messages.drawing(terms, bytes(32), roster, pledges | {name: b"x" * 32}), pledges))
+        seeds.add(messages.hash_nonces(first, pledges | {name: b"z" * 32}))
+        seeds.add(
+            messages.hash_nonces(messages.drawing(terms, bytes(32), roster, pledges | {name: b"x" * 32}), pledges)
+        )
         other = roster | {name: Keys(mask=b"y" * 32, channel=bytes(32))}
-        seeds.add(messages.drawn(messages.drawing(terms, bytes(32), other, pledges), pledges))
+        seeds.add(messages.hash_nonces(messages.drawing(terms, bytes(32), other, pledges), pledges))
     assert len(seeds) == 1 + 3 * len(NAMES)
 
 
@@ -189,7 +191,7 @@ def test_each_two_parties_meet_as_often_as_chance_says() -> None:
     """χ² over all pairs of 12 in groups of 4: each pair shares a group with probability 3/11."""
     rounds, met = 3000, Counter[tuple[str, str]]()
     for number in range(rounds):
-        for members in graph.groups(NAMES, 3, keys.digest("test", number.to_bytes(4, "big"))):
+        for members in graph.groups(NAMES, 3, keys.hash_parts("test", number.to_bytes(4, "big"))):
             met.update(itertools.combinations(members, 2))
     expected = rounds * 3 / 11
     statistic = sum((met[pair] - expected) ** 2 / expected for pair in itertools.combinations(NAMES, 2))
@@ -203,10 +205,10 @@ def test_a_server_that_tries_many_lists_cannot_choose_before_the_nonce_is_out() 
     """
     victim, hits, tries = NAMES[0], 0, 400
     for number in range(tries):
-        nonces = {name: keys.digest("n", name.encode(), number.to_bytes(4, "big")) for name in NAMES}
-        drawing = keys.digest("list", number.to_bytes(4, "big"))
-        real = graph.groups(NAMES, 3, messages.drawn(drawing, nonces | {victim: keys.fresh_seed()}))
-        guess = graph.groups(NAMES, 3, messages.drawn(drawing, nonces))
+        nonces = {name: keys.hash_parts("n", name.encode(), number.to_bytes(4, "big")) for name in NAMES}
+        drawing = keys.hash_parts("list", number.to_bytes(4, "big"))
+        real = graph.groups(NAMES, 3, messages.hash_nonces(drawing, nonces | {victim: keys.draw_seed()}))
+        guess = graph.groups(NAMES, 3, messages.hash_nonces(drawing, nonces))
         hits += any({victim, NAMES[1]} <= set(members) for members in real) == any(
             {victim, NAMES[1]} <= set(members) for members in guess
         )
@@ -355,12 +357,12 @@ def test_a_server_that_shows_two_lists_gets_no_sum_of_those_it_split_off() -> No
 
 
 def test_a_key_that_its_owner_did_not_sign_is_refused_in_the_group() -> None:
-    fresh = keys.Pair.fresh().public
+    fresh = keys.KeyPair.fresh().public
 
     def swap(roster: dict[str, Keys]) -> None:
         for name in NAMES:
             if name != VICTIM:
-                roster[name] = dataclasses.replace(roster[name], mask=keys.Pair.fresh().public)
+                roster[name] = dataclasses.replace(roster[name], mask=keys.KeyPair.fresh().public)
 
     played = session(TWELVE)
     lie = other_roster(swap)
@@ -427,7 +429,7 @@ def test_a_party_that_opens_something_else_than_it_pledged_is_lost() -> None:
 
 
 def test_a_policy_s_floor_is_the_group_s() -> None:
-    played = play(session(TWELVE, policy=Policy(floor=4)))
+    played = play(session(TWELVE, policy=Demands(floor=4)))
     assert set(played.refused.values()) == {Reason.FLOOR_BELOW_POLICY} and played.outcome is Outcome.TOO_FEW_KEYS
 
 

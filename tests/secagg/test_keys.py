@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from quietsum.errors import InvalidParameter, Unreadable
 from quietsum.secagg import keys
-from quietsum.secagg.keys import Identity, Pair
-from quietsum.secagg.parameters import choose
+from quietsum.secagg.keys import Identity, KeyPair
+from quietsum.secagg.parameters import choose_parameters
 
 SESSION = bytes(range(32))
 
@@ -31,8 +31,8 @@ def of(text: str) -> bytes:
 
 
 def test_rfc_7748_section_6_1_both_sides_reach_the_shared_secret() -> None:
-    alice = Pair.rebuilt(of("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"))
-    bob = Pair.rebuilt(of("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"))
+    alice = KeyPair.rebuilt(of("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"))
+    bob = KeyPair.rebuilt(of("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"))
     assert alice.public == of("8520f0098930a754748b7ddcb43ef75a0dbf3a0d26381af4eba4a98eaa9b4e6a")
     assert bob.public == of("de9edb7d7b7dc1b4d35b61c2ece435373f8343c85b78674dadfc7e146f882b4f")
     shared = of("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
@@ -59,7 +59,7 @@ def test_our_derivation_is_rfc_5869_with_hmac_from_the_standard_library() -> Non
     seed, role = b"s" * 32, "self-mask"
     info = b"".join(len(part).to_bytes(8, "big") + part for part in (b"quietsum secure aggregation 1", role.encode()))
     extracted = hmac.digest(SESSION, seed, "sha256")
-    assert keys.derived(seed, session=SESSION, role=role) == hmac.digest(extracted, info + b"\x01", "sha256")
+    assert keys.derive(seed, session=SESSION, role=role) == hmac.digest(extracted, info + b"\x01", "sha256")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,8 @@ def test_rfc_8032_section_7_1(private: str, public: str, message: str, signature
     identity = Identity(Ed25519PrivateKey.from_private_bytes(of(private)))
     assert identity.public == of(public)
     assert identity.sign(of(message)) == of(signature)
-    assert keys.signed_by(of(public), of(signature), of(message))
-    assert not keys.signed_by(of(public), of(signature), of(message) + b".")
+    assert keys.is_signed_by(of(public), of(signature), of(message))
+    assert not keys.is_signed_by(of(public), of(signature), of(message) + b".")
 
 
 def test_nist_sp_800_38d_aes_256_gcm_test_cases_13_14_and_16() -> None:
@@ -122,14 +122,14 @@ def test_a_seal_is_gcm_under_the_given_key_with_the_nonce_in_front() -> None:
 
 
 def test_both_sides_agree_and_session_role_and_pair_each_change_the_key() -> None:
-    a, b, c = Pair.fresh(), Pair.fresh(), Pair.fresh()
-    key = keys.agreed(a, b.public, session=SESSION, role="mask")
-    assert key == keys.agreed(b, a.public, session=SESSION, role="mask")
+    a, b, c = KeyPair.fresh(), KeyPair.fresh(), KeyPair.fresh()
+    key = keys.agree(a, b.public, session=SESSION, role="mask")
+    assert key == keys.agree(b, a.public, session=SESSION, role="mask")
     others = {
-        keys.agreed(a, b.public, session=bytes(32), role="mask"),
-        keys.agreed(a, b.public, session=SESSION, role="shares"),
-        keys.agreed(a, c.public, session=SESSION, role="mask"),
-        keys.derived(a.exchange(b.public), session=SESSION, role="mask"),
+        keys.agree(a, b.public, session=bytes(32), role="mask"),
+        keys.agree(a, b.public, session=SESSION, role="shares"),
+        keys.agree(a, c.public, session=SESSION, role="mask"),
+        keys.derive(a.exchange(b.public), session=SESSION, role="mask"),
     }
     assert len(others) == 4 and key not in others
 
@@ -137,12 +137,12 @@ def test_both_sides_agree_and_session_role_and_pair_each_change_the_key() -> Non
 def test_an_agreed_key_is_hkdf_of_the_whole_shared_secret_with_hmac_from_the_standard_library() -> None:
     import hmac
 
-    ours, theirs = Pair.fresh(), Pair.fresh()
+    ours, theirs = KeyPair.fresh(), KeyPair.fresh()
     parts = (b"quietsum secure aggregation 1", b"mask", *sorted((ours.public, theirs.public)))
     info = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     extracted = hmac.digest(SESSION, ours.exchange(theirs.public), "sha256")
     key = hmac.digest(extracted, info + b"\x01", "sha256")
-    assert keys.agreed(ours, theirs.public, session=SESSION, role="mask") == key
+    assert keys.agree(ours, theirs.public, session=SESSION, role="mask") == key
 
 
 def repeats(derive: Callable[[bytes], bytes], count: int = 1 << 17) -> int:
@@ -151,7 +151,7 @@ def repeats(derive: Callable[[bytes], bytes], count: int = 1 << 17) -> int:
 
 
 def test_derived_keys_keep_more_than_32_bits_of_their_seed() -> None:
-    assert repeats(lambda seed: keys.derived(seed, session=SESSION, role="self")) == 0
+    assert repeats(lambda seed: keys.derive(seed, session=SESSION, role="self")) == 0
 
 
 @pytest.mark.parametrize(
@@ -168,16 +168,16 @@ def test_keys_from_a_32_bit_seed_would_come_back(narrow: Callable[[bytes], int])
 @pytest.mark.parametrize("public", [bytes(32), (1).to_bytes(32, "little"), b"short", b""])
 def test_a_public_key_of_low_order_or_another_length_is_refused(public: bytes) -> None:
     with pytest.raises(InvalidParameter, match="public"):
-        keys.agreed(Pair.fresh(), public, session=SESSION, role="mask")
+        keys.agree(KeyPair.fresh(), public, session=SESSION, role="mask")
 
 
 def test_a_rebuilt_pair_has_the_advertised_public_key() -> None:
-    pair = Pair.fresh()
-    assert Pair.rebuilt(pair.private_to_share()).public == pair.public
+    pair = KeyPair.fresh()
+    assert KeyPair.rebuilt(pair.private_to_share()).public == pair.public
 
 
 def test_fresh_pairs_and_seeds_never_repeat() -> None:
-    assert len({Pair.fresh().public for _ in range(50)} | {keys.fresh_seed() for _ in range(50)}) == 100
+    assert len({KeyPair.fresh().public for _ in range(50)} | {keys.draw_seed() for _ in range(50)}) == 100
 
 
 @pytest.mark.parametrize("change", ["session", "sender", "receiver", "key", "swapped", "bit", "cut", "empty"])
@@ -206,7 +206,7 @@ def test_a_sealed_share_opens_only_in_its_session_for_its_receiver_from_its_send
 
 def test_every_part_of_the_session_changes_it_and_the_order_of_the_parties_does_not() -> None:
     base = {
-        "parameters": choose(3),
+        "parameters": choose_parameters(3),
         "keys": {"a": [b"1", b"2"], "b": [b"3", b"4"], "c": [b"5", b"6"]},
         "model": b"m",
         "run": "r",
@@ -214,7 +214,7 @@ def test_every_part_of_the_session_changes_it_and_the_order_of_the_parties_does_
         "attempt": 0,
     }
     changes = [
-        {"parameters": choose(4)},
+        {"parameters": choose_parameters(4)},
         {"keys": {"a": [b"2", b"1"], "b": [b"3", b"4"], "c": [b"5", b"6"]}},
         {"keys": {"a": [b"12", b""], "b": [b"3", b"4"], "c": [b"5", b"6"]}},
         {"keys": {"a": [b"1", b"2"], "b": [b"3", b"4"]}},
@@ -232,8 +232,8 @@ def test_every_part_of_the_session_changes_it_and_the_order_of_the_parties_does_
 
 
 def test_no_two_lists_of_parts_have_one_digest() -> None:
-    assert keys.digest("x", b"ab", b"c") != keys.digest("x", b"a", b"bc")
-    assert keys.digest("x", b"a") != keys.digest("y", b"a")
+    assert keys.hash_parts("x", b"ab", b"c") != keys.hash_parts("x", b"a", b"bc")
+    assert keys.hash_parts("x", b"a") != keys.hash_parts("y", b"a")
 
 
 # --------------------------------------------------------------------------------------------------- identities
@@ -258,8 +258,8 @@ def test_a_file_that_holds_no_key_is_named(tmp_path: Path, content: bytes) -> No
         Identity.at(path)
 
 
-@pytest.mark.parametrize("secret", [Identity.fresh(), Pair.fresh()])
-def test_private_halves_are_not_copied_pickled_or_printed(secret: Identity | Pair) -> None:
+@pytest.mark.parametrize("secret", [Identity.fresh(), KeyPair.fresh()])
+def test_private_halves_are_not_copied_pickled_or_printed(secret: Identity | KeyPair) -> None:
     for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
         with pytest.raises(TypeError):
             attempt(secret)
@@ -268,4 +268,4 @@ def test_private_halves_are_not_copied_pickled_or_printed(secret: Identity | Pai
 
 @pytest.mark.parametrize(("public", "signature"), [(b"", b""), (bytes(31), bytes(64)), (bytes(32), b"x")])
 def test_broken_keys_and_signatures_are_simply_not_accepted(public: bytes, signature: bytes) -> None:
-    assert not keys.signed_by(public, signature, b"message")
+    assert not keys.is_signed_by(public, signature, b"message")

@@ -199,7 +199,7 @@ def test_any_change_of_a_layout_changes_its_encoding() -> None:
         {}, {"vectors": (one(scale=99.0),)}, {"vectors": (one(name="x"),)}, {"parties": 3}, {"bits": 24},
         {"heaviest": 2.0}, {"vectors": (one(rotated=True),)},
     ]  # fmt: skip
-    assert len({Layout(**(base | change)).encoded() for change in changes}) == len(changes)
+    assert len({Layout(**(base | change)).to_bytes() for change in changes}) == len(changes)
 
 
 # -------------------------------------------------------------------------------------------------------- rotation
@@ -212,7 +212,7 @@ def test_the_rotation_is_the_hadamard_matrix_with_signs_and_undoes_itself(size: 
     vector = np.random.default_rng(size).normal(size=size)
     turned = rotation.rotate(vector, seed=SEED)
     signs = rotation._signs(SEED, size)
-    length = rotation.padded(size)
+    length = rotation.pad_to_power(size)
     expected = hadamard(length)[:, :size] @ (signs * vector) / math.sqrt(length)
     assert turned == pytest.approx(expected, abs=1e-12)
     assert rotation.rotate_back(turned, size, seed=SEED) == pytest.approx(vector, abs=1e-12)
@@ -238,8 +238,8 @@ def test_rotated_coordinates_stay_below_hoeffdings_bound(shape: str) -> None:
     }[shape]
     vector = vector / np.linalg.norm(vector)
     largest = np.array([np.abs(rotation.rotate(vector, seed=place.to_bytes(32, "big"))).max() for place in range(300)])
-    assert (largest > rotation.flattened(size, 0.01)).mean() <= 0.04
-    assert largest.max() < rotation.flattened(size, CUT)
+    assert (largest > rotation.bound_largest(size, 0.01)).mean() <= 0.04
+    assert largest.max() < rotation.bound_largest(size, CUT)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -248,7 +248,7 @@ def test_rotated_sums_come_back_to_the_precision_of_the_grid_in_every_ring(bits:
     generator = np.random.default_rng(bits)
     updates = generator.normal(size=(parties, size)) ** 3
     updates /= np.linalg.norm(updates, axis=1)[:, None]
-    room = ((2 ** (bits - 1) - 1) // parties - 1) / rotation.flattened(size, CUT)
+    room = ((2 ** (bits - 1) - 1) // parties - 1) / rotation.bound_largest(size, CUT)
     part = one(size=size, bound=1.0, scale=room, rotated=True)
     layout = Layout(vectors=(part, one(name="count", size=1, bound=1.0, scale=1.0)), parties=parties, bits=bits)
     assert layout.dimension == 4097
@@ -265,7 +265,7 @@ def test_rotated_sums_come_back_to_the_precision_of_the_grid_in_every_ring(bits:
 
 def test_in_sixteen_bits_rotation_makes_the_grid_many_times_finer() -> None:
     """A thousand coordinates, twenty parties: without it a step is the whole norm over 1,638 steps."""
-    plain, turned = 1638.0, 1637 / rotation.flattened(2**16, CUT)
+    plain, turned = 1638.0, 1637 / rotation.bound_largest(2**16, CUT)
     Layout(vectors=(one(size=2**16, scale=plain),), parties=20, bits=16)
     Layout(vectors=(one(size=2**16, scale=turned, rotated=True),), parties=20, bits=16)
     assert turned > 20 * plain

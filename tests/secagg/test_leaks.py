@@ -224,10 +224,10 @@ def test_no_key_of_one_session_comes_back_in_another() -> None:
 def stripped(played: Played, victim: str, secret: bytes, vector: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """``victim``'s masked vector without its pairwise masks, by its mask key."""
     server, left = played.server, vector.copy()
-    pair = keys.Pair.rebuilt(secret)
+    pair = keys.KeyPair.rebuilt(secret)
     for peer in server._graph[victim]:
         if peer in server._sharing:
-            shared = keys.agreed(pair, server._roster[peer].mask, session=server._session, role="mask")
+            shared = keys.agree(pair, server._roster[peer].mask, session=server._session, role="mask")
             masks.add(left, shared, sign=-1 if sign_of(victim, peer) == 1 else 1)
     return left
 
@@ -268,7 +268,7 @@ def test_a_key_rebuilt_in_one_round_opens_no_other_round() -> None:
     seed = shamir.rebuild(list(told), np.stack(list(told.values())), threshold=3)
     assert messages.commitment(one.server._session, victim, seed) == one.server._commitments[victim]
     opened = stripped(one, victim, secret, masked(one)[victim])
-    masks.add(opened, keys.derived(seed, session=one.server._session, role="self"), sign=-1)
+    masks.add(opened, keys.derive(seed, session=one.server._session, role="self"), sign=-1)
     assert not np.array_equal(opened, one.inputs[victim])
 
 
@@ -291,9 +291,9 @@ def test_the_model_is_in_every_mask() -> None:
     mine = messages.session(terms, opened, roster)
     assert mine == played.server._session
     assert messages.session(other, opened, roster) != mine
-    pair, peer = keys.Pair.fresh(), keys.Pair.fresh()
+    pair, peer = keys.KeyPair.fresh(), keys.KeyPair.fresh()
     both = {
-        keys.agreed(pair, peer.public, session=name, role="mask")
+        keys.agree(pair, peer.public, session=name, role="mask")
         for name in (mine, messages.session(other, opened, roster))
     }
     assert len(both) == 2
@@ -303,7 +303,7 @@ def test_sealed_shares_of_another_session_are_not_accepted_even_under_the_same_k
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Were X25519 pairs ever repeated, a share sealed in one session would still be of no use in the other."""
-    kept: dict[int, tuple[keys.Pair, keys.Pair]] = {}
+    kept: dict[int, tuple[keys.KeyPair, keys.KeyPair]] = {}
     turn, real = itertools.count(), party_module._Secrets
 
     def again() -> Any:

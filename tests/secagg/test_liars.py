@@ -205,7 +205,7 @@ def test_wrong_shares_up_to_half_of_the_spare_ones_are_always_found(data: st.Dat
     most = data.draw(st.integers(1, 5))
     count = threshold + 2 * most + data.draw(st.integers(0, 3))
     points = data.draw(st.lists(st.integers(1, 2**31 - 2), min_size=count, max_size=count, unique=True))
-    shares = shamir.share(bytes(range(32)), threshold=threshold, points=points)
+    shares = shamir.split(bytes(range(32)), threshold=threshold, points=points)
     bad = data.draw(st.sets(st.integers(0, count - 1), max_size=most))
     for place in bad:
         limb = data.draw(st.integers(0, shamir.LIMBS - 1))
@@ -216,7 +216,7 @@ def test_wrong_shares_up_to_half_of_the_spare_ones_are_always_found(data: st.Dat
 def test_liars_who_agree_among_themselves_frame_nobody() -> None:
     """Four of eight choose another polynomial through the same secret: too many to name, so that no one is named."""
     points = tuple(range(1, 9))
-    honest, false = (shamir.share(bytes(range(32)), threshold=4, points=points) for _ in range(2))
+    honest, false = (shamir.split(bytes(range(32)), threshold=4, points=points) for _ in range(2))
     honest[:4] = false[:4]  # the first four shares agree, on the right secret
     assert shamir.disagreeing(points, honest, threshold=4) == (5, 6, 7, 8)
     assert decoding.wrong(points, honest, threshold=4) == ()
@@ -224,7 +224,7 @@ def test_liars_who_agree_among_themselves_frame_nobody() -> None:
 
 def test_a_hundred_holders_with_sixteen_liars_are_decoded() -> None:
     points = range(1, 101)
-    shares = shamir.share(bytes(32), threshold=67, points=points)
+    shares = shamir.split(bytes(32), threshold=67, points=points)
     bad = set(range(0, 96, 6))
     shares[sorted(bad)] = np.random.default_rng(1).integers(0, 2**31 - 1, (16, 9), dtype=np.uint32)
     assert set(decoding.wrong(points, shares, threshold=67)) == bad

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter
 from quietsum.secagg import graph, keys, messages
-from quietsum.secagg.messages import SERVER, Keys, KeyShare, SeedShare, Step, Terms
+from quietsum.secagg.messages import SERVER, Keys, KeyShare, SeedShare, SessionTerms, Step
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.parameters import Adversary
-from quietsum.secagg.party import Party, Policy
+from quietsum.secagg.party import Demands, Party
 from secagg.sessions import (
     ANSWERS,
     MODEL,
@@ -70,7 +70,7 @@ def with_terms(**changed: object) -> Lie:
 
 
 def with_numbers(place: int, value: int) -> Lie:
-    """OPEN with one number of the terms overwritten, past every check that a Terms makes."""
+    """OPEN with one number of the terms overwritten, past every check that a SessionTerms makes."""
 
     def lie(played: Played, party: str, data: bytes) -> bytes:
         payload, layout = payload_of(data), messages._TERMS
@@ -112,7 +112,7 @@ def with_roster(change: Callable[[dict[str, Keys], str], None]) -> Lie:
 
 def fresh_keys(roster: dict[str, Keys], of: str) -> None:
     """Keys that the server made up, with the signature of the true ones."""
-    mask, channel = keys.Pair.fresh(), keys.Pair.fresh()
+    mask, channel = keys.KeyPair.fresh(), keys.KeyPair.fresh()
     roster[of] = Keys(mask=mask.public, channel=channel.public, signature=roster[of].signature)
 
 
@@ -125,13 +125,13 @@ def signed_keys(played: Played, roster: dict[str, Keys], of: str, mask: bytes, c
 
 def repeated_key(played: Played, party: str, data: bytes) -> bytes:
     roster = messages.read_roster(payload_of(data), NAMES)
-    signed_keys(played, roster, OTHER, roster[NAMES[0]].mask, keys.Pair.fresh().public)
+    signed_keys(played, roster, OTHER, roster[NAMES[0]].mask, keys.KeyPair.fresh().public)
     return forged(data, messages.write_roster(roster, NAMES))
 
 
 def key_of_low_order(played: Played, party: str, data: bytes) -> bytes:
     roster = messages.read_roster(payload_of(data), NAMES)
-    signed_keys(played, roster, OTHER, keys.Pair.fresh().public, bytes(32))
+    signed_keys(played, roster, OTHER, keys.KeyPair.fresh().public, bytes(32))
     return forged(data, messages.write_roster(roster, NAMES))
 
 
@@ -296,9 +296,9 @@ def test_a_list_that_grows_is_refused_at_each_step() -> None:
 
 def test_terms_below_a_party_s_policy_are_refused_before_any_key_is_made() -> None:
     for policy, reason in (
-        (Policy(threshold=5), Reason.THRESHOLD_BELOW_POLICY),
-        (Policy(floor=5), Reason.FLOOR_BELOW_POLICY),
-        (Policy(adversaries=frozenset({Adversary.CURIOUS})), Reason.ADVERSARY_NOT_ALLOWED),
+        (Demands(threshold=5), Reason.THRESHOLD_BELOW_POLICY),
+        (Demands(floor=5), Reason.FLOOR_BELOW_POLICY),
+        (Demands(adversaries=frozenset({Adversary.CURIOUS})), Reason.ADVERSARY_NOT_ALLOWED),
     ):
         played = play(session(PARAMETERS, policy=policy))
         assert set(played.refused.values()) == {reason}
@@ -669,7 +669,7 @@ def test_terms_are_checked_where_they_are_made() -> None:
     for wrong in ({"floor": 9}, {"dimension": 0}, {"run": ""}, {"round": -1}, {"model": "x" * 300}):
         with pytest.raises(InvalidParameter):
             terms_of(PARAMETERS, **wrong)
-    assert isinstance(terms_of(PARAMETERS), Terms)
+    assert isinstance(terms_of(PARAMETERS), SessionTerms)
     with pytest.raises(InvalidParameter):
         session(PARAMETERS).parties[VICTIM].mask(b"", np.zeros(5))  # type: ignore[arg-type]
     with pytest.raises(TypeError):

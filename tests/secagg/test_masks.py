@@ -69,7 +69,7 @@ def test_masks_added_together_equal_masks_added_one_by_one_and_cancel_exactly(si
 
 
 def test_more_masks_than_go_side_by_side_are_all_added() -> None:
-    many = [(keys.digest("mask", bytes([place])), 1) for place in range(2 * masks._TOGETHER + 3)]
+    many = [(keys.hash_parts("mask", bytes([place])), 1) for place in range(2 * masks._TOGETHER + 3)]
     together, single = np.zeros(100, dtype=np.uint32), np.zeros(100, dtype=np.uint32)
     masks.add_all(together, iter(many))  # type: ignore[arg-type]
     for key, _ in many:
@@ -85,7 +85,7 @@ def uniform(words: NDArray[np.uint32]) -> float:
 @pytest.mark.parametrize("value", [0, 1, 2**32 - 1])
 def test_a_masked_constant_vector_is_uniform(value: int) -> None:
     vector = np.full(WORDS, value, dtype=np.uint32)
-    masks.add(vector, keys.fresh_seed())
+    masks.add(vector, keys.draw_seed())
     assert uniform(vector) > 1e-6
     repeated = np.corrcoef(vector[:-1].astype(float), vector[1:].astype(float))[0, 1]
     assert abs(repeated) < 6 / np.sqrt(WORDS)
@@ -100,7 +100,7 @@ def test_a_mask_with_a_fixed_byte_or_an_unmasked_vector_is_not_uniform() -> None
 
 def bits_that_matter(maker: object) -> int:
     """How many of the 256 bits of a key change the mask."""
-    key = keys.digest("any key")
+    key = keys.hash_parts("any key")
     base = maker(key)  # type: ignore[operator]
     return sum(
         bool((maker(bytes(b ^ (1 << bit % 8) * (place == bit // 8) for place, b in enumerate(key))) != base).any())  # type: ignore[operator]
@@ -116,7 +116,7 @@ def folded(key: bytes) -> NDArray[np.uint32]:
 
 def collides(maker: object) -> bool:
     """Whether two keys that differ in the same bit of two words make one mask."""
-    key = bytearray(keys.digest("any key"))
+    key = bytearray(keys.hash_parts("any key"))
     base = maker(bytes(key))  # type: ignore[operator]
     key[0] ^= 1
     key[4] ^= 1
@@ -127,7 +127,7 @@ def test_the_mask_depends_on_every_bit_of_the_key_and_on_all_of_them_together() 
     assert bits_that_matter(lambda key: mask_of(key, 8)) == 256
     assert not collides(lambda key: mask_of(key, 8))
     seen = set()
-    base = int.from_bytes(keys.digest("any key"), "little")
+    base = int.from_bytes(keys.hash_parts("any key"), "little")
     for first in range(256):  # every pair of neighbouring and far bits: a fold of any width would repeat a mask
         for distance in (1, 8, 16, 28, 31, 32, 64, 128):
             second = (first + distance) % 256

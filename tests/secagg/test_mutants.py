@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from quietsum.secagg import graph, keys, masks, messages, party
-from quietsum.secagg.messages import Frame, Step, Terms
+from quietsum.secagg.messages import Frame, SessionTerms, Step
 from quietsum.secagg.outcomes import Reason
 from quietsum.secagg.parameters import Parameters
-from quietsum.secagg.party import Party, PeerState, Policy
+from quietsum.secagg.party import Demands, Party, PeerState
 from quietsum.secagg.server import Server
 from secagg import test_faults, test_groups, test_leaks, test_liars, test_lying_server
 from secagg.sessions import complete, play, session
@@ -36,9 +36,9 @@ def reused_key_pair(patch: Patch) -> None:
 
 def missing_self_mask(patch: Patch) -> None:
     """Pairwise masks only, at the party and at the server alike."""
-    marker, real_add, real_derived = bytes(32), masks.add_all, keys.derived
+    marker, real_add, real_derive = bytes(32), masks.add_all, keys.derive
     patch.setattr(
-        keys, "derived", lambda seed, *, session, role: real_derived(seed, session=session, role=role) and marker
+        keys, "derive", lambda seed, *, session, role: real_derive(seed, session=session, role=role) and marker
     )
     patch.setattr(masks, "add_all", lambda into, some: real_add(into, [each for each in some if each[0] != marker]))
 
@@ -49,7 +49,7 @@ def party_that_takes_the_server_s_threshold(patch: Patch) -> None:
 
     def adopting(self: Party, frame: Frame) -> bytes:
         theirs = messages.read_open(frame.payload, most=100)
-        self.terms = Terms(
+        self.terms = SessionTerms(
             run=theirs.run,
             round=theirs.round,
             attempt=theirs.attempt,
@@ -59,7 +59,7 @@ def party_that_takes_the_server_s_threshold(patch: Patch) -> None:
             parameters=Parameters.from_dict(theirs.parameters),
             floor=theirs.floor,
         )
-        self._policy = Policy(threshold=1, floor=1)
+        self._policy = Demands(threshold=1, floor=1)
         return real(self, frame)
 
     patch.setattr(Party, "_advertise", adopting)
@@ -78,12 +78,12 @@ def masks_from_a_32_bit_seed(patch: Patch) -> None:
 
 def shares_not_bound_to_the_session(patch: Patch) -> None:
     """Neither the channel's key nor the sealing knows the session."""
-    agreed, seal, unseal = keys.agreed, keys.seal, keys.unseal
+    agree, seal, unseal = keys.agree, keys.seal, keys.unseal
 
     def loose(pair: Any, public: bytes, *, session: bytes, role: str) -> bytes:
-        return agreed(pair, public, session=bytes(32) if role == "channel" else session, role=role)
+        return agree(pair, public, session=bytes(32) if role == "channel" else session, role=role)
 
-    patch.setattr(keys, "agreed", loose)
+    patch.setattr(keys, "agree", loose)
     patch.setattr(keys, "seal", lambda *given, session, **names: seal(*given, session=b"", **names))
     patch.setattr(keys, "unseal", lambda *given, session, **names: unseal(*given, session=b"", **names))
 
@@ -109,7 +109,7 @@ def party_without_a_floor(patch: Patch) -> None:
 
 
 def party_that_does_not_look_at_the_graph(patch: Patch) -> None:
-    patch.setattr(party, "reached", lambda start, members, near: set(members))
+    patch.setattr(party, "find_reachable", lambda start, members, near: set(members))
 
 
 def both_shares_kept(patch: Patch) -> None:
@@ -174,7 +174,7 @@ PLAIN = session(test_leaks.PARAMETERS).inputs[test_leaks.NAMES[0]]
 
 
 def signatures_not_checked(patch: Patch) -> None:
-    patch.setattr(keys, "signed_by", lambda public, signature, message: True)
+    patch.setattr(keys, "is_signed_by", lambda public, signature, message: True)
 
 
 def terms_not_compared(patch: Patch) -> None:
@@ -182,7 +182,7 @@ def terms_not_compared(patch: Patch) -> None:
 
 
 def policy_not_asked(patch: Patch) -> None:
-    patch.setattr(Policy, "refuse", lambda self, terms: None)
+    patch.setattr(Demands, "refuse", lambda self, terms: None)
 
 
 def repeated_keys_not_noticed(patch: Patch) -> None:
@@ -216,8 +216,8 @@ def groups_by_name(patch: Patch) -> None:
 
 def one_nonce_enough(patch: Patch) -> None:
     """The seed is made of the first party's nonce alone."""
-    real = messages.drawn
-    patch.setattr(messages, "drawn", lambda drawing, nonces: real(drawing, {min(nonces): nonces[min(nonces)]}))
+    real = messages.hash_nonces
+    patch.setattr(messages, "hash_nonces", lambda drawing, nonces: real(drawing, {min(nonces): nonces[min(nonces)]}))
 
 
 MUTANTS: list[tuple[Callable[[Patch], None], Callable[..., None], tuple[Any, ...]]] = [

@@ -11,7 +11,7 @@ from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.secagg import messages
 from quietsum.secagg.messages import Step
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
-from quietsum.secagg.parameters import choose
+from quietsum.secagg.parameters import choose_parameters
 from quietsum.secagg.party import PeerState
 from quietsum.secagg.server import Loss, Server
 from secagg.sessions import ANSWERS, answer, complete, drop, identity_of, names_of, play, session
@@ -207,7 +207,7 @@ def test_a_party_sees_where_its_neighbours_stand() -> None:
 
 
 def test_a_large_sparse_session_with_drop_outs_at_every_step_is_exact() -> None:
-    parameters = choose(120, corrupt=6, drop_outs=0.1)
+    parameters = choose_parameters(120, corrupt=6, drop_outs=0.1)
     assert not parameters.complete
     names = names_of(120)
     missing = {names[place]: ANSWERS[place % 5] for place in range(0, 120, 10)}

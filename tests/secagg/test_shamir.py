@@ -57,7 +57,7 @@ def test_shares_under_fixed_coefficients_are_those_of_whole_numbers(threshold: i
     secret = generator.randbytes(32)
     coefficients = [[generator.randrange(P) for _ in range(9)] for _ in range(threshold - 1)]
     rng = FixedWords(list(itertools.chain.from_iterable(coefficients)))
-    shares = shamir.share(secret, threshold=threshold, points=points, rng=rng)  # type: ignore[arg-type]
+    shares = shamir.split(secret, threshold=threshold, points=points, rng=rng)  # type: ignore[arg-type]
     assert shares.tolist() == naive_shares(secret, coefficients, points)
     assert not rng.left
     assert naive_rebuild(points[-threshold:], shares[-threshold:].tolist()) == secret
@@ -66,7 +66,7 @@ def test_shares_under_fixed_coefficients_are_those_of_whole_numbers(threshold: i
 def test_a_vector_worked_out_by_hand() -> None:
     """Secret 5 with coefficients 7 and 2: f(1) = 14, f(2) = 27, f(3) = 44."""
     rng = FixedWords([7, *[0] * 8, 2, *[0] * 8])
-    shares = shamir.share((5).to_bytes(32, "little"), threshold=3, points=(1, 2, 3), rng=rng)  # type: ignore[arg-type]
+    shares = shamir.split((5).to_bytes(32, "little"), threshold=3, points=(1, 2, 3), rng=rng)  # type: ignore[arg-type]
     assert shares[:, 0].tolist() == [14, 27, 44]
     assert not shares[:, 1:].any()
 
@@ -76,7 +76,7 @@ def test_a_vector_worked_out_by_hand() -> None:
 def test_any_threshold_shares_in_any_order_rebuild_the_secret(data: st.DataObject, secret: bytes, holders: int) -> None:
     threshold = data.draw(st.integers(1, holders))
     points = data.draw(st.lists(st.integers(1, P - 1), min_size=holders, max_size=holders, unique=True))
-    shares = shamir.share(secret, threshold=threshold, points=points)
+    shares = shamir.split(secret, threshold=threshold, points=points)
     chosen = data.draw(st.permutations(range(holders)))[: data.draw(st.integers(threshold, holders))]
     assert shamir.rebuild([points[i] for i in chosen], shares[list(chosen)], threshold=threshold) == secret
     assert naive_rebuild([points[i] for i in chosen], shares[list(chosen)].tolist()) == secret
@@ -95,7 +95,7 @@ def test_many_secrets_are_shared_and_rebuilt_at_once_each_as_if_alone() -> None:
 def test_all_shares_but_one_of_the_threshold_leave_every_secret_possible() -> None:
     """For any other secret there are coefficients that give the very same t − 1 shares (here: found, and checked)."""
     secret, other = bytes(range(32)), bytes(reversed(range(32)))
-    shares = shamir.share(secret, threshold=4, points=(1, 2, 3, 4, 5, 6))
+    shares = shamir.split(secret, threshold=4, points=(1, 2, 3, 4, 5, 6))
     known = shares[[1, 3, 4]].tolist()
     whole = int.from_bytes(other, "little")
     limbs = [(whole >> (30 * i)) & (2**30 - 1) for i in range(9)]
@@ -131,7 +131,7 @@ def test_shares_of_zero_coefficients_would_not_be_uniform() -> None:
 
 
 def test_fewer_shares_than_the_threshold_are_refused() -> None:
-    shares = shamir.share(bytes(32), threshold=3, points=(1, 2, 3))
+    shares = shamir.split(bytes(32), threshold=3, points=(1, 2, 3))
     with pytest.raises(InvalidParameter, match="fewer than the threshold of 3"):
         shamir.rebuild((1, 2), shares[:2], threshold=3)
 
@@ -139,11 +139,11 @@ def test_fewer_shares_than_the_threshold_are_refused() -> None:
 @pytest.mark.parametrize("points", [(0, 1, 2), (1, 1, 2), (1, 2, P), (-1, 2, 3)])
 def test_points_that_are_zero_repeated_or_outside_the_field_are_refused(points: tuple[int, ...]) -> None:
     with pytest.raises(InvalidParameter, match="points"):
-        shamir.share(bytes(32), threshold=2, points=points)
+        shamir.split(bytes(32), threshold=2, points=points)
 
 
 def test_a_wrong_share_is_named_by_the_spare_ones() -> None:
-    shares = shamir.share(b"k" * 32, threshold=3, points=range(1, 8))
+    shares = shamir.split(b"k" * 32, threshold=3, points=range(1, 8))
     assert shamir.disagreeing(range(1, 8), shares, threshold=3) == ()
     shares[4, 2] ^= 1
     shares[6, 8] ^= 1
@@ -151,14 +151,14 @@ def test_a_wrong_share_is_named_by_the_spare_ones() -> None:
 
 
 def test_a_wrong_share_among_those_used_gives_another_secret_or_none() -> None:
-    shares = shamir.share(bytes(32), threshold=3, points=(1, 2, 3))
+    shares = shamir.split(bytes(32), threshold=3, points=(1, 2, 3))
     shares[0, 8] ^= 1 << 20
     with pytest.raises(shamir.Unfitting, match="no 32-byte secret"):
         shamir.rebuild((1, 2, 3), shares, threshold=3)
 
 
 def test_shares_travel_as_36_bytes_and_what_is_no_element_is_refused() -> None:
-    shares = shamir.share(b"x" * 32, threshold=2, points=(1, 2, 3))
+    shares = shamir.split(b"x" * 32, threshold=2, points=(1, 2, 3))
     raw = b"".join(shamir.share_bytes(one) for one in shares)
     assert len(raw) == 3 * 36
     assert (shamir.shares_from_bytes(raw) == shares).all()
@@ -169,7 +169,7 @@ def test_shares_travel_as_36_bytes_and_what_is_no_element_is_refused() -> None:
 
 def test_a_secret_of_another_length_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="32 bytes"):
-        shamir.share(bytes(31), threshold=1, points=(1,))
+        shamir.split(bytes(31), threshold=1, points=(1,))
 
 
 @pytest.mark.parametrize("terms", [1, 5, 700])

@@ -53,7 +53,7 @@ from quietsum.party import (
     sessions_of,
     terms_of,
 )
-from quietsum.secagg import Identity, Refused, Step, Terms
+from quietsum.secagg import Identity, Refused, SessionTerms, Step
 from quietsum.tasks import AnyTask, Task, as_task
 from quietsum.validate import positive, whole_number
 
@@ -105,7 +105,7 @@ class LocalFederation(Federation):
         self._clock = clock
         self._resolved = resolved
         self._losses = SimulatedLosses(drop_outs, stragglers, rng)
-        self._terms: Terms | None = None  # of the session that is open, the same for all
+        self._terms: SessionTerms | None = None  # of the session that is open, the same for all
         self._how: Contribution | None = None
         self._secure = {
             name: SecureSite(name, identity=Identity.fresh(), contribute=self._contribution(site))

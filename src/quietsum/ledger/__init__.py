@@ -39,7 +39,11 @@ if TYPE_CHECKING:
         budget_to as budget_to,
     )
     from quietsum.ledger.fingerprints import Parts as Parts, as_array as as_array, check_rows as check_rows
-    from quietsum.ledger.history import Identity as Identity, RunHistory as RunHistory, RunSummary as RunSummary
+    from quietsum.ledger.history import (
+        LedgerIdentity as LedgerIdentity,
+        RunHistory as RunHistory,
+        RunSummary as RunSummary,
+    )
     from quietsum.ledger.ledger import Ledger as Ledger
     from quietsum.ledger.pricing import (
         FIRST as FIRST,

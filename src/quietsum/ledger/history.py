@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quietsum.ledger.accounts import RunState
     from quietsum.ledger.ledger import Ledger
 
-__all__ = ["Identity", "RunHistory", "RunSummary", "summarize"]
+__all__ = ["LedgerIdentity", "RunHistory", "RunSummary", "summarize"]
 
 Account = tuple[str, PrivacyUnit]
 
@@ -147,7 +147,7 @@ def _without(one: Guarantee) -> Guarantee:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Identity:
+class LedgerIdentity:
     """Who a ledger is: its name, which is derived from its public key, and the key in hexadecimal."""
 
     ledger: str

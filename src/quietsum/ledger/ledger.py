@@ -36,7 +36,7 @@ from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.chain.verify import Verification, verify_rows
 from quietsum.ledger.chain.witnesses import Testimony, heads_from, heads_to
 from quietsum.ledger.charges import Charge, Dataset, Terms, budget_to, require_charges
-from quietsum.ledger.history import Identity, RunSummary, summarize
+from quietsum.ledger.history import LedgerIdentity, RunSummary, summarize
 from quietsum.ledger.pricing import FIRST, PRICING, Cost, Prices
 from quietsum.ledger.state import BLIND
 from quietsum.ledger.stores.location import seal_of
@@ -336,10 +336,10 @@ class Ledger:
     # --------------------------------------------------------------------------------------- reading
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> LedgerIdentity:
         """The ledger's name and public key."""
         assert self._journal.state.key is not None
-        return Identity(ledger=self._journal.state.ledger, public_key=self._journal.state.key.hex)
+        return LedgerIdentity(ledger=self._journal.state.ledger, public_key=self._journal.state.key.hex)
 
     @property
     def head(self) -> Head:

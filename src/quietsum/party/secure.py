@@ -20,7 +20,18 @@ from numpy.typing import NDArray
 from quietsum.errors import QuietsumError
 from quietsum.plan import LARGEST, MAX_UPDATE, longest_update, sessions_of
 from quietsum.privacy import PrivacyUnit
-from quietsum.secagg import DRAWING, Identity, Party, Policy, Reason, Refused, Step, Terms, centre_lift, rotation
+from quietsum.secagg import (
+    DRAWING,
+    Demands,
+    Identity,
+    Party,
+    Reason,
+    Refused,
+    SessionTerms,
+    Step,
+    centre_lift,
+    rotation,
+)
 
 if TYPE_CHECKING:
     from quietsum.mechanisms import DistributedNoise, RandomSource
@@ -51,17 +62,18 @@ def model_hash(params: Vector) -> str:
     return hashlib.sha256(f"{values.shape}".encode() + values.tobytes()).hexdigest()
 
 
-def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> Terms:
+def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> SessionTerms:
     """What a session of this plan is about; both sides make it from their own copy, and must come to the same."""
     secure = resolved.secure
     if secure is None:
         raise QuietsumError("the plan does not ask for secure aggregation; this is a fault of quietsum")
     run, number, attempt = key
     grid = repr(contribution_of(resolved, number).grid)  # two sides with other grids would not notice otherwise
-    return Terms(
+    return SessionTerms(
         run=run, round=number, attempt=attempt, model=model,
         plan=hashlib.sha256(f"{resolved.plan.digest}\n{grid}".encode()).hexdigest(),
-        dimension=rotation.padded(resolved.dimension) if secure.bits < 32 else resolved.dimension, bits=secure.bits,
+        dimension=rotation.pad_to_power(resolved.dimension) if secure.bits < 32 else resolved.dimension,
+        bits=secure.bits,
         parameters=secure.parameters,
         floor=secure.floor,
     )  # fmt: skip
@@ -222,7 +234,7 @@ class SecureSite:
         *,
         identity: Identity,
         contribute: Callable[[Key, Vector], Masked],
-        policy: Policy | None = None,
+        policy: Demands | None = None,
     ) -> None:
         self.name, self._identity, self._policy = name, identity, policy
         self._contribute = contribute
@@ -239,7 +251,7 @@ class SecureSite:
 
     def open(
         self,
-        terms: Terms,
+        terms: SessionTerms,
         message: bytes,
         *,
         server: bytes,

@@ -55,7 +55,7 @@ from quietsum.party.requests import (
 from quietsum.party.secure import Key, SecureSite, contribution_of, model_hash, terms_of
 from quietsum.party.site_task import SiteRun, make_task, try_task
 from quietsum.party.work import NotTouched, Site, look_for_data
-from quietsum.secagg import DRAWING, Adversary, Policy as Insists, Reason, Refused as Unwilling, Step
+from quietsum.secagg import DRAWING, Adversary, Demands, Reason, Refused as Unwilling, Step
 
 if TYPE_CHECKING:
     from quietsum.ledger import Charge, Receipt
@@ -572,7 +572,7 @@ class SiteService:
                 self.policy.name,
                 identity=identity_of(self._ledger),
                 contribute=contribute,
-                policy=Insists(
+                policy=Demands(
                     threshold=max(1, rules.smallest_threshold),
                     floor=max(1, rules.smallest_cohort),
                     adversaries=frozenset({Adversary.SEMI_MALICIOUS} if strict else Adversary),

@@ -103,7 +103,7 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     stated = plan.aggregation
     if not stated.secure:
         return None
-    from quietsum.secagg import SPARSE_FROM, choose, choose_groups
+    from quietsum.secagg import SPARSE_FROM, choose_groups, choose_parameters
 
     count, threshold = cohort_size(plan, parties), stated.threshold
     holders = {facts.account for facts in parties}
@@ -122,7 +122,9 @@ def secure_plan(plan: Plan, parties: Sequence[PartyFacts]) -> SecurePlan | None:
     lost = stated.drop_outs
     if lost is None:
         lost = 0.0 if threshold is not None and count < SPARSE_FROM else _DROP_OUTS
-    found = choose(count, corrupt=stated.colluders, drop_outs=lost, adversary=stated.adversary, threshold=threshold)
+    found = choose_parameters(
+        count, corrupt=stated.colluders, drop_outs=lost, adversary=stated.adversary, threshold=threshold
+    )
     if omitted and found.complete:
         found = dataclasses.replace(found, may_drop=count - found.threshold)
     return SecurePlan(

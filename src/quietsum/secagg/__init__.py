@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
-    from quietsum.secagg.cost import Estimate as Estimate, estimate as estimate, measure as measure
-    from quietsum.secagg.keys import Identity as Identity, Pair as Pair
+    from quietsum.secagg.cost import SessionCost as SessionCost, estimate as estimate, measure as measure
+    from quietsum.secagg.keys import Identity as Identity, KeyPair as KeyPair
     from quietsum.secagg.layout import Layout as Layout, NamedVector as NamedVector, centre_lift as centre_lift
-    from quietsum.secagg.messages import DRAWING as DRAWING, DRAWS as DRAWS, Step as Step, Terms as Terms
+    from quietsum.secagg.messages import DRAWING as DRAWING, DRAWS as DRAWS, SessionTerms as SessionTerms, Step as Step
     from quietsum.secagg.outcomes import Outcome as Outcome, Reason as Reason, Refused as Refused
     from quietsum.secagg.parameters import (
         FEWEST_IN_GROUP as FEWEST_IN_GROUP,
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
         SPARSE_FROM as SPARSE_FROM,
         Adversary as Adversary,
         Parameters as Parameters,
-        choose as choose,
         choose_groups as choose_groups,
+        choose_parameters as choose_parameters,
     )
-    from quietsum.secagg.party import Party as Party, Policy as Policy
-    from quietsum.secagg.rotation import error as error, padded as padded
+    from quietsum.secagg.party import Demands as Demands, Party as Party
+    from quietsum.secagg.rotation import error as error, pad_to_power as pad_to_power
     from quietsum.secagg.server import GroupSum as GroupSum, Loss as Loss, Server as Server
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -13,8 +13,8 @@ A mask of d numbers is by far the largest term from about 10⁵ numbers on, so a
 server's as n d + g k d. In groups k and t are those of one group, and the draw adds one step. Noise and rounding add a
 term in d of their own (``noise``). What training takes is not in it, nor waiting for the network.
 
->>> from quietsum.secagg.parameters import choose
->>> price = estimate(choose(10, corrupt=1, drop_outs=0.1), dimension=1000, machine=REFERENCE)
+>>> from quietsum.secagg.parameters import choose_parameters
+>>> price = estimate(choose_parameters(10, corrupt=1, drop_outs=0.1), dimension=1000, machine=REFERENCE)
 >>> price.party.messages, price.party.sent, price.party.received
 (10, 5947, 3513)
 """
@@ -36,7 +36,7 @@ from quietsum.secagg.messages import SeedShare
 from quietsum.secagg.parameters import Adversary, Parameters
 from quietsum.validate import whole_number
 
-__all__ = ["REFERENCE", "Cost", "Estimate", "Machine", "estimate", "measure"]
+__all__ = ["REFERENCE", "Machine", "SessionCost", "SideCost", "estimate", "measure"]
 
 _STEPS = 5
 _FRAME = 4 + 1 + 32 + 1 + 1 + 4 + keys.SIGNATURE_BYTES
@@ -91,7 +91,7 @@ REFERENCE = Machine(
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cost:
+class SideCost:
     """Of one side in one round. ``seconds`` are of one core."""
 
     messages: int
@@ -108,11 +108,11 @@ class Cost:
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Estimate:
+class SessionCost:
     """What one round costs a party that stays to the end, and the server."""
 
-    party: Cost
-    server: Cost
+    party: SideCost
+    server: SideCost
 
 
 def estimate(
@@ -124,7 +124,7 @@ def estimate(
     noise: bool = False,
     name_bytes: int = 8,
     bits: int = 32,
-) -> Estimate:
+) -> SessionCost:
     """The cost of one round for vectors of ``dimension`` numbers, with ``drop_outs`` parties lost before they send.
 
     ``drop_outs`` is what the parameters allow for, if omitted. ``name_bytes`` is the mean length of a party's name and
@@ -136,7 +136,7 @@ def estimate(
     if gone > most:
         remedy = f"at most {most} leave enough shares"
         raise InvalidParameter("drop_outs", gone, "would end the round without a sum", remedy)
-    return Estimate(
+    return SessionCost(
         party=_party(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes, bits=bits),
         server=_server(parameters, size, gone, machine, noise=noise, name_bytes=name_bytes, bits=bits),
     )
@@ -144,7 +144,7 @@ def estimate(
 
 def _party(
     chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int, bits: int
-) -> Cost:
+) -> SideCost:
     n, k, t, own = chosen.parties, chosen.neighbours, chosen.threshold, int(chosen.complete)
     listed = -(-chosen.largest // 8)  # a list of the parties in the sum
     frame = _FRAME + name_bytes
@@ -177,12 +177,12 @@ def _party(
         + (_STEPS + drawn) * machine.sign
         + k * (2 * machine.share + machine.entry)
     )
-    return Cost(messages=2 * (_STEPS + drawn), sent=sent, received=received, seconds=seconds)
+    return SideCost(messages=2 * (_STEPS + drawn), sent=sent, received=received, seconds=seconds)
 
 
 def _server(
     chosen: Parameters, size: int, gone: int, machine: Machine, *, noise: bool, name_bytes: int, bits: int
-) -> Cost:
+) -> SideCost:
     n, k, steps = chosen.parties, chosen.neighbours, _STEPS + (chosen.groups > 1)
     here = n - gone
     one = _party(chosen, size, gone, machine, noise=False, name_bytes=name_bytes, bits=bits)
@@ -196,7 +196,7 @@ def _server(
         + n * (k * machine.entry + machine.share)
         + gone * machine.pair
     )
-    return Cost(
+    return SideCost(
         messages=2 * steps * here + steps * gone, sent=one.received * here, received=one.sent * here, seconds=seconds
     )
 
@@ -207,9 +207,9 @@ def _server(
 def measure(*, size: int = 1 << 17) -> Machine:
     """The seconds of this machine, each the best of a few tries, in about a quarter of a second."""
     words = np.zeros(size, dtype=np.uint32)
-    ours, theirs, identity = keys.Pair.fresh(), keys.Pair.fresh(), keys.Identity.fresh()
+    ours, theirs, identity = keys.KeyPair.fresh(), keys.KeyPair.fresh(), keys.Identity.fresh()
     session = bytes(keys.KEY_BYTES)
-    key = keys.agreed(ours, theirs.public, session=session, role="mask")
+    key = keys.agree(ours, theirs.public, session=session, role="mask")
     names = {"session": session, "sender": "a", "receiver": "b"}
     sealed = keys.seal(key, bytes(72), **names)  # type: ignore[arg-type]
     signature = identity.sign(session)
@@ -217,12 +217,12 @@ def measure(*, size: int = 1 << 17) -> Machine:
     return Machine(
         mask=_best(lambda: masks.add(words, key), 3) / size,
         number=_best(lambda: _handle(words), 3) / size,
-        pair=_best(keys.Pair.fresh, 20),
-        agreement=_best(lambda: keys.agreed(ours, theirs.public, session=session, role="mask"), 20),
+        pair=_best(keys.KeyPair.fresh, 20),
+        agreement=_best(lambda: keys.agree(ours, theirs.public, session=session, role="mask"), 20),
         seal=_best(lambda: keys.unseal(key, sealed, **names), 20),  # type: ignore[arg-type]
         sign=_best(lambda: identity.sign(session), 20),
-        verify=_best(lambda: keys.signed_by(identity.public, signature, session), 20),
-        share=_best(lambda: shamir.share(key, threshold=43, points=points), 3) / len(points),
+        verify=_best(lambda: keys.is_signed_by(identity.public, signature, session), 20),
+        share=_best(lambda: shamir.split(key, threshold=43, points=points), 3) / len(points),
         entry=_best(_relay(64), 3) / 64,
         noise=_best(_noise(size), 1) / size,
     )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from quietsum.mechanisms import system_randomness
 from quietsum.secagg import field, shamir
 
-__all__ = ["candidates", "combined", "wrong"]
+__all__ = ["candidates", "combine", "wrong"]
 
 _P = np.uint64(field.PRIME)
 
@@ -31,7 +31,7 @@ def wrong(points: Sequence[int], shares: NDArray[np.uint32], *, threshold: int) 
     ``shares`` has shape (m, limbs).
     """
     most = (len(points) - threshold) // 2
-    values = combined(shares[None])
+    values = combine(shares[None])
     if most < 1 or not shamir.disagreeing(points, values, threshold=threshold):
         return ()
     fits = _fitting(points, values[:, 0].astype(np.uint64), threshold, most)
@@ -43,7 +43,7 @@ def wrong(points: Sequence[int], shares: NDArray[np.uint32], *, threshold: int) 
     return tuple(at for at, point in enumerate(points) if point in found) if len(found) <= most else ()
 
 
-def combined(shares: NDArray[np.uint32]) -> NDArray[np.uint32]:
+def combine(shares: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """One random combination of many secrets' shares (secrets, m, limbs), as shares (m, limbs) of one secret."""
     flat = shares.transpose(1, 0, 2).reshape(shares.shape[1], -1)
     weights = field.uniform(system_randomness(), flat.shape[1])

@@ -38,16 +38,16 @@ _LOW = np.uint64(0xFFFF)
 
 def product(left: NDArray[np.integer], right: NDArray[np.integer]) -> Elements:
     """The matrix product modulo p of two matrices of field elements, exactly."""
-    return joined(halves(left), halves(right))
+    return multiply_halves(halves(left), halves(right))
 
 
 def halves(matrix: NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The upper 15 and the lower 16 bits of every element: what :func:`joined` multiplies."""
+    """The upper 15 and the lower 16 bits of every element: what :func:`multiply_halves` multiplies."""
     whole = matrix.astype(np.uint64)
     return (whole >> _HALF).astype(np.float64), (whole & _LOW).astype(np.float64)
 
 
-def joined(
+def multiply_halves(
     left: tuple[NDArray[np.float64], NDArray[np.float64]], right: tuple[NDArray[np.float64], NDArray[np.float64]]
 ) -> Elements:
     """The product modulo p of two matrices that :func:`halves` has cut."""

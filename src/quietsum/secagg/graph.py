@@ -3,25 +3,25 @@
 In a small cohort every two parties share a mask. In a large one each party has k neighbours (SecAgg+, Bell et al.
 2020): the parties stand on a ring in random order and each is joined to the k/2 before and the k/2 after it (a Harary
 graph). The order is by SHA-256 of a seed and the name, and the seed is the hash of all committed public keys
-(:func:`seed_of`), so it is fixed only after the keys are, and every party works out the same graph by itself: the
+(:func:`hash_keys`), so it is fixed only after the keys are, and every party works out the same graph by itself: the
 server tells no one who their neighbours are. A server that enrols parties of its own can still try several keys for
 them before it commits; the failure bound of :mod:`quietsum.secagg.parameters` is per try.
 
-Groups are drawn by such an order, too, over all enrolled parties (:func:`groups`). Their seed is one that nobody can
+Groups are drawn by such an order, too, over all enrolled parties (:func:`groups`). Their seed is one that no party can
 try out: every party pledges a nonce with its keys (a hash of it), the server shows all keys and pledges, and only then
 the nonces are opened (:mod:`quietsum.secagg.messages`).
 
 **Why no one chooses the groups.** Take an honest party. Its own nonce is 256 random bits that leave it in answer to one
 list of keys and pledges; that list fixes everything else that the seed is made of, since a pledge is opened in one way
-(SHA-256 has no known collisions) and the party insists that all are opened. So for whoever made the list, the order by
-SHA-256(seed ‖ name) is a random one, whatever the server told others. Dropping a party before the draw changes no one's
-place, since the order is over the names of the plan's cohort. What is left is to withhold a nonce or to end the
-session, and so to ask for another draw: a party answers :data:`~quietsum.secagg.messages.DRAWS` of them in a session,
-and a bounded number of sessions in a run (:data:`quietsum.plan.groups.SESSIONS`). A chance that counts is therefore
-multiplied by the number of draws, and by nothing that grows with the number of colluders.
+(SHA-256 has no known collisions) and the party insists that all are opened. So for the maker of the list, the order by
+SHA-256(seed ‖ name) is a random one, even if the server shows others another list. Dropping a party before the draw
+changes no one's place, since the order is over the names of the plan's cohort. What is left is to withhold a nonce or
+to end the session, and so to ask for another draw: a party answers :data:`~quietsum.secagg.messages.DRAWS` of them in a
+session, and a bounded number of sessions in a run (:data:`quietsum.plan.groups.SESSIONS`). A chance that counts is
+therefore multiplied by the number of draws, and by nothing that grows with the number of colluders.
 
->>> from quietsum.secagg.parameters import Adversary, choose
->>> small = choose(4, corrupt=1, drop_outs=0.25, adversary=Adversary.SEMI_MALICIOUS)
+>>> from quietsum.secagg.parameters import Adversary, choose_parameters
+>>> small = choose_parameters(4, corrupt=1, drop_outs=0.25, adversary=Adversary.SEMI_MALICIOUS)
 >>> neighbours(("Basel", "Bern", "Genf", "Zug"), small, seed=bytes(32))["Bern"]
 ('Basel', 'Genf', 'Zug')
 """
@@ -34,15 +34,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
 from quietsum.errors import InvalidParameter
-from quietsum.secagg.keys import digest
+from quietsum.secagg.keys import hash_parts
 from quietsum.secagg.parameters import Parameters
 
-__all__ = ["groups", "holders", "neighbours", "ring", "seed_of"]
+__all__ = ["groups", "hash_keys", "holders", "neighbours", "ring"]
 
 
-def seed_of(keys: Mapping[str, Sequence[bytes]]) -> bytes:
+def hash_keys(keys: Mapping[str, Sequence[bytes]]) -> bytes:
     """The seed of the graph: one hash of every party's name and committed public keys."""
-    return digest("graph", *(digest("party", name.encode(), *keys[name]) for name in sorted(keys)))
+    return hash_parts("graph", *(hash_parts("party", name.encode(), *keys[name]) for name in sorted(keys)))
 
 
 def groups(parties: Sequence[str], count: int, seed: bytes) -> tuple[tuple[str, ...], ...]:
@@ -51,7 +51,7 @@ def groups(parties: Sequence[str], count: int, seed: bytes) -> tuple[tuple[str, 
     >>> groups(("Basel", "Bern", "Genf", "Zug", "Chur"), 2, bytes(32))
     (('Bern', 'Chur', 'Zug'), ('Basel', 'Genf'))
     """
-    order = ring(parties, digest("groups", seed))
+    order = ring(parties, hash_parts("groups", seed))
     size, larger = divmod(len(order), count)
     ends = [size * place + min(place, larger) for place in range(count + 1)]
     return tuple(tuple(sorted(order[begin:end])) for begin, end in itertools.pairwise(ends))
@@ -103,5 +103,5 @@ def holders(party: str, near: Sequence[str], parameters: Parameters) -> tuple[st
 
 
 def ring(parties: Sequence[str], seed: bytes) -> tuple[str, ...]:
-    """The parties in the order of SHA-256(seed ‖ name): a random order for whoever could not choose the seed."""
+    """The parties in the order of SHA-256(seed ‖ name): a random order for all who could not choose the seed."""
     return tuple(sorted(parties, key=lambda name: (hashlib.sha256(seed + name.encode()).digest(), name)))

@@ -1,18 +1,18 @@
 """Keys of a secure round: who speaks (Ed25519), what two parties share (X25519 and HKDF), and sealed shares (AES-GCM).
 
-An :class:`Identity` persists and only signs. A :class:`Pair` is made anew for every attempt of every round, since the
-server may rebuild the mask pair of a party that dropped out: a pair used twice would open the round before. Every key
-that is used for anything comes from HKDF-SHA256 (RFC 5869) with the session as salt and its role and both public keys
-in the info, and every key has one use, so a mask of one session, role or pair says nothing about another. The session
-is a hash of everything that must be the same for all: the parameters, all committed public keys, the hash of the
-global model, the run, its round and the attempt. A server that shows two parties different models gets masks that do
-not cancel.
+An :class:`Identity` persists and only signs. A :class:`KeyPair` is made anew for every attempt of every round, since
+the server may rebuild the mask pair of a party that dropped out: a pair used twice would open the round before. Every
+key that is used for anything comes from HKDF-SHA256 (RFC 5869) with the session as salt and its role and both public
+keys in the info, and every key has one use, so a mask of one session, role or pair says nothing about another. The
+session is a hash of everything that must be the same for all: the parameters, all committed public keys, the hash of
+the global model, the run, its round and the attempt. A server that shows two parties different models gets masks that
+do not cancel.
 
 X25519 is RFC 7748, Ed25519 RFC 8032, AES-256-GCM NIST SP 800-38D with a random nonce of 96 bits.
 
->>> ours, theirs = Pair.fresh(), Pair.fresh()
->>> key = agreed(ours, theirs.public, session=bytes(32), role="mask")
->>> key == agreed(theirs, ours.public, session=bytes(32), role="mask")
+>>> ours, theirs = KeyPair.fresh(), KeyPair.fresh()
+>>> key = agree(ours, theirs.public, session=bytes(32), role="mask")
+>>> key == agree(theirs, ours.public, session=bytes(32), role="mask")
 True
 """
 
@@ -39,8 +39,20 @@ if TYPE_CHECKING:
     from quietsum.secagg.parameters import Parameters
 
 __all__ = [
-    "KEY_BYTES", "SEAL_OVERHEAD", "SIGNATURE_BYTES", "Identity", "Pair", "Unauthentic", "agreed", "derived", "digest",
-    "fresh_seed", "seal", "session_id", "signed_by", "unseal",
+    "KEY_BYTES",
+    "SEAL_OVERHEAD",
+    "SIGNATURE_BYTES",
+    "Identity",
+    "KeyPair",
+    "Unauthentic",
+    "agree",
+    "derive",
+    "draw_seed",
+    "hash_parts",
+    "is_signed_by",
+    "seal",
+    "session_id",
+    "unseal",
 ]  # fmt: skip
 
 KEY_BYTES = 32
@@ -112,7 +124,7 @@ class Identity:
         raise TypeError("an identity is not pickled; read its file in the other process")
 
 
-def signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
+def is_signed_by(public: bytes, signature: bytes, message: bytes) -> bool:
     """Whether ``signature`` over ``message`` is that of the identity with this public key."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
@@ -138,7 +150,7 @@ def _private_text(path: Path) -> bytes:
 
 
 @final
-class Pair:
+class KeyPair:
     """An X25519 key pair for one attempt of one round."""
 
     __slots__ = ("_key", "public")
@@ -148,19 +160,19 @@ class Pair:
         self.public: bytes = key.public_key().public_bytes_raw()
 
     @classmethod
-    def fresh(cls) -> Pair:
+    def fresh(cls) -> KeyPair:
         """A new pair from the operating system's randomness."""
         return cls(X25519PrivateKey.generate())
 
     @classmethod
-    def rebuilt(cls, private: bytes) -> Pair:
+    def rebuilt(cls, private: bytes) -> KeyPair:
         """The pair whose private half was put together from shares; compare ``public`` with what was advertised."""
         if len(private) != KEY_BYTES:
             raise InvalidParameter("private", f"{len(private)} bytes", f"must have {KEY_BYTES} bytes")
         return cls(X25519PrivateKey.from_private_bytes(private))
 
     def private_to_share(self) -> bytes:
-        """The private half, 32 bytes, for :func:`quietsum.secagg.shamir.share` and for nothing else."""
+        """The private half, 32 bytes, for :func:`quietsum.secagg.shamir.split` and for nothing else."""
         return self._key.private_bytes_raw()
 
     def exchange(self, public: bytes) -> bytes:
@@ -171,30 +183,30 @@ class Pair:
             raise InvalidParameter("public", public.hex(), "is no X25519 key that agrees on a secret") from None
 
     def __repr__(self) -> str:
-        return f"Pair(public={self.public.hex()!r})"
+        return f"KeyPair(public={self.public.hex()!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a round's key pair is not copied or saved: a retry makes a new one")
 
 
-def agreed(pair: Pair, public: bytes, *, session: bytes, role: str) -> bytes:
+def agree(pair: KeyPair, public: bytes, *, session: bytes, role: str) -> bytes:
     """The key that ``pair`` and the owner of ``public`` share in ``session`` for one ``role``; the same on both sides.
 
     HKDF-SHA256 with the X25519 secret as input, the session as salt, and role and both public keys (sorted) in the
     info.
     """
     both = sorted((pair.public, public))
-    return _hkdf(pair.exchange(public), salt=session, info=_packed(_LABEL, role.encode(), *both))
+    return _hkdf(pair.exchange(public), salt=session, info=_pack(_LABEL, role.encode(), *both))
 
 
-def derived(seed: bytes, *, session: bytes, role: str) -> bytes:
-    """A key from a seed of one's own (the self-mask's), bound to session and role like those of :func:`agreed`."""
+def derive(seed: bytes, *, session: bytes, role: str) -> bytes:
+    """A key from a seed of one's own (the self-mask's), bound to session and role like those of :func:`agree`."""
     if len(seed) != KEY_BYTES:
         raise InvalidParameter("seed", f"{len(seed)} bytes", f"must have {KEY_BYTES} bytes")
-    return _hkdf(seed, salt=session, info=_packed(_LABEL, role.encode()))
+    return _hkdf(seed, salt=session, info=_pack(_LABEL, role.encode()))
 
 
-def fresh_seed() -> bytes:
+def draw_seed() -> bytes:
     """32 bytes from the operating system, for a self-mask."""
     return os.urandom(KEY_BYTES)
 
@@ -215,17 +227,17 @@ def session_id(
     parties does not), ``model`` is the hash of the global model, ``more`` is what else the caller wants bound, such as
     the plan's digest and the vector's layout.
     """
-    committed = [_packed(name.encode(), *keys[name]) for name in sorted(keys)]
-    numbers = _packed(run.encode(), str(int(round)).encode(), str(int(attempt)).encode())
-    return digest("session", parameters.encoded(), _packed(*committed), model, numbers, _packed(*more))
+    committed = [_pack(name.encode(), *keys[name]) for name in sorted(keys)]
+    numbers = _pack(run.encode(), str(int(round)).encode(), str(int(attempt)).encode())
+    return hash_parts("session", parameters.to_bytes(), _pack(*committed), model, numbers, _pack(*more))
 
 
-def digest(role: str, *parts: bytes) -> bytes:
+def hash_parts(role: str, *parts: bytes) -> bytes:
     """SHA-256 of the parts, each with its length in front, so that no two lists of parts read the same."""
-    return hashlib.sha256(_packed(_LABEL, role.encode(), *parts)).digest()
+    return hashlib.sha256(_pack(_LABEL, role.encode(), *parts)).digest()
 
 
-def _packed(*parts: bytes) -> bytes:
+def _pack(*parts: bytes) -> bytes:
     """The parts, each with its length in eight bytes in front."""
     pieces: list[bytes] = []
     for part in parts:
@@ -248,15 +260,13 @@ def seal(key: bytes, plain: bytes, *, session: bytes, sender: str, receiver: str
     The same key serves both directions between two parties: what A sealed for B is not accepted as B's for A.
     """
     nonce = os.urandom(12)
-    return nonce + AESGCM(key).encrypt(nonce, plain, _packed(_LABEL, session, sender.encode(), receiver.encode()))
+    return nonce + AESGCM(key).encrypt(nonce, plain, _pack(_LABEL, session, sender.encode(), receiver.encode()))
 
 
 def unseal(key: bytes, sealed: bytes, *, session: bytes, sender: str, receiver: str) -> bytes:
     """What :func:`seal` was given. Raises :class:`Unauthentic` if any byte, name or the session is another."""
     try:
-        return AESGCM(key).decrypt(
-            sealed[:12], sealed[12:], _packed(_LABEL, session, sender.encode(), receiver.encode())
-        )
+        return AESGCM(key).decrypt(sealed[:12], sealed[12:], _pack(_LABEL, session, sender.encode(), receiver.encode()))
     except (InvalidTag, ValueError):
         raise Unauthentic(
             f"a sealed message from {sender!r} to {receiver!r} is not what was sealed in this session; nothing was read"

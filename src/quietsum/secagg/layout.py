@@ -3,7 +3,7 @@
 Secure aggregation adds modulo 2ᵇ. A party's part x with |xᵢ| ≤ B goes onto the grid of s steps to the unit,
 q = round(s x), and the sum is read back by the *centre lift*: the one representative in [−2ᵇ⁻¹, 2ᵇ⁻¹).
 
-**No wrap-around.** Rounding to the nearest integer gives |qᵢ| ≤ ⌈sB⌉ = L for every party, whatever its data are.
+**No wrap-around.** Rounding to the nearest integer gives |qᵢ| ≤ ⌈sB⌉ = L for every party, for all data.
 With at most n parties in the sum and noise of magnitude at most T in it, |Σ q + noise| ≤ n L + T. If n L + T ≤ 2ᵇ⁻¹
 − 1, the sum lies in the range of the centre lift, and since reduction modulo 2ᵇ commutes with addition, lifting the
 sum of the reduced vectors gives the sum itself. A :class:`Layout` for which n L + T is larger cannot be made. A
@@ -103,12 +103,12 @@ class NamedVector:
     @property
     def length(self) -> int:
         """Places in the masked vector: the size, padded to a power of two where the part is rotated."""
-        return rotation.padded(self.size) if self.rotated else self.size
+        return rotation.pad_to_power(self.size) if self.rotated else self.size
 
     @property
     def largest(self) -> int:
         """L: the largest magnitude of a coordinate of one party, in steps, noise not counted."""
-        share = rotation.flattened(self.size, CUT) if self.rotated else 1.0
+        share = rotation.bound_largest(self.size, CUT) if self.rotated else 1.0
         return math.ceil(self.bound * share * self.scale)
 
 
@@ -167,7 +167,7 @@ class Layout:
         """L of a part, with the weight counted."""
         if self.heaviest is None or one.name == WEIGHT:
             return one.largest
-        share = rotation.flattened(one.size, CUT) if one.rotated else 1.0
+        share = rotation.bound_largest(one.size, CUT) if one.rotated else 1.0
         return math.ceil(one.bound * self.heaviest * share * one.scale)
 
     # ------------------------------------------------------------------------------------------------- its shape
@@ -191,7 +191,7 @@ class Layout:
             start += one.length
         return MappingProxyType(found)
 
-    def encoded(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """One spelling of this layout, for hashing: parties with other layouts must not reach one session."""
         parts = [dataclasses.astuple(one) for one in self.vectors]
         return repr((parts, self.parties, self.bits, self.heaviest, self.weight_scale)).encode()
@@ -214,16 +214,16 @@ class Layout:
             given[WEIGHT] = [1.0]
         vector = np.empty(self.dimension, dtype=np.uint32)
         places = self.places
-        for one in self._matched(given):
+        for one in self._match(given):
             numbers = _numbers(one, given[one.name])
             place = vector[places[one.name]]
             if one.rotated:
-                self._round(one, self._turned(one, numbers * factor, seed), 1.0, place)
+                self._round(one, self._rotate(one, numbers * factor, seed), 1.0, place)
             else:
                 self._round(one, numbers, factor, place)
         return vector
 
-    def _turned(self, one: NamedVector, numbers: NDArray[np.floating], seed: bytes | None) -> NDArray[np.float64]:
+    def _rotate(self, one: NamedVector, numbers: NDArray[np.floating], seed: bytes | None) -> NDArray[np.float64]:
         """A part in the rotated basis, cut where its coordinates exceed what the proof allows for."""
         values = numbers.astype(np.float64, copy=False)
         norm = float(np.sqrt(values @ values))
@@ -253,7 +253,7 @@ class Layout:
         """
         vector = np.empty(self.dimension, dtype=np.uint32)
         places = self.places
-        for one in self._matched(whole):
+        for one in self._match(whole):
             numbers = np.asarray(whole[one.name])
             if numbers.shape != (one.length,):
                 problem = f"has shape {numbers.shape}, and the layout has ({one.length},)"
@@ -298,7 +298,7 @@ class Layout:
 
     # ---------------------------------------------------------------------------------------------------- checks
 
-    def _matched(self, given: Mapping[str, Any]) -> Sequence[NamedVector]:
+    def _match(self, given: Mapping[str, Any]) -> Sequence[NamedVector]:
         names = [one.name for one in self.vectors]
         if set(given) != set(names):
             raise InvalidParameter("values", sorted(map(str, given)), f"must be exactly the parts {sorted(names)}")

@@ -2,8 +2,8 @@
 
 A mask is the keystream of AES-256-CTR (NIST SP 800-38A) under a zero counter block, read as little-endian 32-bit
 words. The counter block may be zero because a key has one use (:mod:`quietsum.secagg.keys`); all 256 bits of it
-matter. Without the key the mask is indistinguishable from uniform words, so a vector plus a mask is, too, whatever
-the vector is.
+matter. Without the key the mask is indistinguishable from uniform words, so a vector plus a mask is, too, for
+every vector.
 
 The keystream is made in pieces that stay in the processor's cache, and is never held as a whole: adding a mask to a
 million numbers needs a quarter of a megabyte beside them.
@@ -71,7 +71,7 @@ def _run(accumulator: NDArray[np.uint32], group: list[tuple[CipherContext, Any]]
 
 def _keystream(key: bytes) -> CipherContext:
     if len(key) != 32:
-        raise InvalidParameter("key", f"{len(key)} bytes", "must have 32 bytes", "derive it with keys.agreed")
+        raise InvalidParameter("key", f"{len(key)} bytes", "must have 32 bytes", "derive it with keys.agree")
     return Cipher(algorithms.AES(key), _ZERO_COUNTER).encryptor()
 
 

@@ -42,8 +42,24 @@ from quietsum.secagg.parameters import Parameters
 from quietsum.validate import whole_number
 
 __all__ = [
-    "DRAWING", "DRAWS", "REVEALING", "SERVER", "Frame", "KeyShare", "Keys", "Opened", "SeedShare", "Share", "Step",
-    "Terms", "drawing", "drawn", "group_session", "opening", "pledge", "session",
+    "DRAWING",
+    "DRAWS",
+    "REVEALING",
+    "SERVER",
+    "Frame",
+    "KeyShare",
+    "Keys",
+    "Opened",
+    "SeedShare",
+    "SessionTerms",
+    "Share",
+    "Step",
+    "drawing",
+    "group_session",
+    "hash_nonces",
+    "opening",
+    "pledge",
+    "session",
 ]  # fmt: skip
 
 SERVER = ""
@@ -103,7 +119,7 @@ _TURNS = {
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Terms:
+class SessionTerms:
     """What one session is about. Public, the same for all, and hashed into every signature and every mask.
 
     ``model`` and ``plan`` are SHA-256 digests in hexadecimal; ``floor`` is the smallest number of survivors, of a group
@@ -171,7 +187,7 @@ class Terms:
 _TERMS = struct.Struct(">QQIIIIIIIII")
 
 
-def refuse_other_terms(mine: Terms, theirs: Opened) -> None:
+def refuse_other_terms(mine: SessionTerms, theirs: Opened) -> None:
     """Raise :class:`Refused` with the reason that names what differs, if the server's terms are not ``mine``."""
     chosen = mine.parameters
     pairs = (
@@ -209,13 +225,13 @@ class Opened:
     cohort: tuple[str, ...]
 
 
-def opening(terms: Terms, identities: Mapping[str, bytes]) -> bytes:
+def opening(terms: SessionTerms, identities: Mapping[str, bytes]) -> bytes:
     """What the first messages are bound to: terms, cohort, and the identity of each of its parties."""
     named = (part for name in sorted(identities) for part in (name.encode(), identities[name]))
-    return keys.digest("opening", terms.encode(), *named)
+    return keys.hash_parts("opening", terms.encode(), *named)
 
 
-def session(terms: Terms, opened: bytes, advertised: Mapping[str, Keys]) -> bytes:
+def session(terms: SessionTerms, opened: bytes, advertised: Mapping[str, Keys]) -> bytes:
     """The name of a session: its opening, and the fresh keys of all who advertised.
 
     The model's hash is in it, and every mask, share and signature after this point is derived from or bound to the
@@ -234,29 +250,29 @@ def session(terms: Terms, opened: bytes, advertised: Mapping[str, Keys]) -> byte
 
 def commitment(of_session: bytes, sender: str, seed: bytes) -> bytes:
     """SHA-256 commitment to the seed of a self-mask. The seed has 256 random bits, so the hash hides it."""
-    return keys.digest("seed", of_session, sender.encode(), seed)
+    return keys.hash_parts("seed", of_session, sender.encode(), seed)
 
 
 def pledge(opened: bytes, party: str, place: int, nonce: bytes) -> bytes:
     """SHA-256 commitment to ``party``'s nonce for the draw at ``place`` of this session; 256 random bits hide in it."""
-    return keys.digest("pledge", opened, party.encode(), bytes((place,)), nonce)
+    return keys.hash_parts("pledge", opened, party.encode(), bytes((place,)), nonce)
 
 
-def drawing(terms: Terms, opened: bytes, advertised: Mapping[str, Keys], pledges: Mapping[str, bytes]) -> bytes:
+def drawing(terms: SessionTerms, opened: bytes, advertised: Mapping[str, Keys], pledges: Mapping[str, bytes]) -> bytes:
     """What a draw of groups is bound to: everyone's keys, and everyone's pledges for it."""
     pledged = (part for name in sorted(pledges) for part in (name.encode(), pledges[name]))
-    return keys.digest("drawing", session(terms, opened, advertised), *pledged)
+    return keys.hash_parts("drawing", session(terms, opened, advertised), *pledged)
 
 
-def drawn(of_drawing: bytes, nonces: Mapping[str, bytes]) -> bytes:
-    """The seed of the groups, from all nonces of a draw: nobody knows it before the last one is opened."""
+def hash_nonces(of_drawing: bytes, nonces: Mapping[str, bytes]) -> bytes:
+    """The seed of the groups, from all nonces of a draw: no party knows it before the last one is opened."""
     opened = (part for name in sorted(nonces) for part in (name.encode(), nonces[name]))
-    return keys.digest("drawn", of_drawing, *opened)
+    return keys.hash_parts("drawn", of_drawing, *opened)
 
 
 def group_session(seed: bytes, members: Sequence[str]) -> bytes:
     """The name of one group's session: the draw, by its seed, and who is in the group."""
-    return keys.digest("group", seed, *(name.encode() for name in members))
+    return keys.hash_parts("group", seed, *(name.encode() for name in members))
 
 
 # --------------------------------------------------------------------------------------------- frames
@@ -284,7 +300,7 @@ class Frame:
 def statement(step: Step, session: bytes, sender: str, receiver: str, payload: Raw) -> bytes:
     """What is signed: (step, session, sender, receiver, SHA-256 of the payload), in one writing."""
     parts = (bytes((step,)), session, sender.encode(), receiver.encode(), hashlib.sha256(payload).digest())
-    return keys.digest("frame", *parts)
+    return keys.hash_parts("frame", *parts)
 
 
 def write(step: Step, session: bytes, *, sender: str, receiver: str, payload: Raw, identity: keys.Identity) -> bytes:
@@ -429,8 +445,8 @@ _KINDS: dict[int, type[SeedShare] | type[KeyShare]] = {1: SeedShare, 2: KeyShare
 _CODES: dict[type[Share], int] = {SeedShare: 1, KeyShare: 2}
 
 
-def write_open(terms: Terms, cohort: Sequence[str]) -> bytes:
-    """Terms, and the names of the cohort."""
+def write_open(terms: SessionTerms, cohort: Sequence[str]) -> bytes:
+    """SessionTerms, and the names of the cohort."""
     return terms.encode() + struct.pack(">I", len(cohort)) + b"".join(_text(name) for name in cohort)
 
 
@@ -499,7 +515,7 @@ def read_roster(payload: Raw, cohort: Sequence[str], *, pledged: bool = False) -
 
 def write_hashes(found: Mapping[str, bytes], cohort: Sequence[str]) -> bytes:
     """Pledges (DRAW_AGAIN, DRAW_LAST) or opened nonces (ROSTER, where groups are drawn), one of each party."""
-    return _listed(found, cohort, bytes)
+    return _write_entries(found, cohort, bytes)
 
 
 def read_hashes(payload: Raw, cohort: Sequence[str]) -> dict[str, bytes]:
@@ -517,7 +533,7 @@ def read_reveal(payload: Raw) -> tuple[bytes, bytes]:
 
 def write_share(commit: bytes, sealed: Mapping[str, bytes], cohort: Sequence[str]) -> bytes:
     """The commitment, then one sealed pair of shares for each receiver."""
-    return commit + _listed(sealed, cohort, bytes)
+    return commit + _write_entries(sealed, cohort, bytes)
 
 
 def read_share(payload: Raw, cohort: Sequence[str]) -> tuple[bytes, dict[str, bytes]]:
@@ -529,7 +545,7 @@ def read_share(payload: Raw, cohort: Sequence[str]) -> tuple[bytes, dict[str, by
 
 def write_shares(sharing: Collection[str], sealed: Mapping[str, bytes], cohort: Sequence[str]) -> bytes:
     """Who shared, then what each neighbour among them sealed for the receiver."""
-    return bitmap(sharing, cohort) + _listed(sealed, cohort, bytes)
+    return bitmap(sharing, cohort) + _write_entries(sealed, cohort, bytes)
 
 
 def read_shares(payload: Raw, cohort: Sequence[str]) -> tuple[tuple[str, ...], dict[str, bytes]]:
@@ -552,12 +568,12 @@ def read_pair(plain: bytes) -> tuple[SeedShare, KeyShare]:
     return SeedShare(seed), KeyShare(key)
 
 
-def write_vector(masked: NDArray[np.uint32], terms: Terms) -> Raw:
+def write_vector(masked: NDArray[np.uint32], terms: SessionTerms) -> Raw:
     """A masked vector as it travels: the lowest ``terms.bits`` bits of each word."""
     return masked.data.cast("B") if terms.bits == 32 else to_wire(masked, bits=terms.bits)
 
 
-def read_vector(payload: Raw, terms: Terms) -> NDArray[np.uint32]:
+def read_vector(payload: Raw, terms: SessionTerms) -> NDArray[np.uint32]:
     """A masked vector, not copied where all its bits travelled."""
     size = wire_size(terms.dimension, bits=terms.bits)
     if len(payload) != size:
@@ -577,7 +593,7 @@ def read_members(payload: Raw, cohort: Sequence[str]) -> tuple[str, ...]:
 
 def write_agreed(signatures: Mapping[str, bytes], cohort: Sequence[str]) -> bytes:
     """Who signed the list of survivors, and the signatures."""
-    return _listed(signatures, cohort, bytes)
+    return _write_entries(signatures, cohort, bytes)
 
 
 def read_agreed(payload: Raw, cohort: Sequence[str]) -> dict[str, bytes]:
@@ -587,7 +603,7 @@ def read_agreed(payload: Raw, cohort: Sequence[str]) -> dict[str, bytes]:
 
 def write_unmask(shares: Mapping[str, Share], cohort: Sequence[str]) -> bytes:
     """One share of each peer, of one kind or the other."""
-    return _listed(shares, cohort, lambda share: bytes((_CODES[type(share)],)) + shamir.share_bytes(share.limbs))
+    return _write_entries(shares, cohort, lambda share: bytes((_CODES[type(share)],)) + shamir.share_bytes(share.limbs))
 
 
 def read_unmask(payload: Raw, cohort: Sequence[str]) -> dict[str, Share]:
@@ -604,7 +620,7 @@ def read_unmask(payload: Raw, cohort: Sequence[str]) -> dict[str, Share]:
     return {name: _KINDS[kind](limbs) for name, kind, limbs in zip(names, kinds, shares, strict=True)}
 
 
-def largest_payload(step: Step, terms: Terms) -> int:
+def largest_payload(step: Step, terms: SessionTerms) -> int:
     """The most bytes that a payload of this step can have."""
     count = terms.parameters.parties
     bits = -(-count // 8)
@@ -626,7 +642,7 @@ def largest_payload(step: Step, terms: Terms) -> int:
     return each[step]
 
 
-def _listed(entries: Mapping[str, _T], cohort: Sequence[str], form: Callable[[_T], bytes]) -> bytes:
+def _write_entries(entries: Mapping[str, _T], cohort: Sequence[str], form: Callable[[_T], bytes]) -> bytes:
     return bitmap(entries, cohort) + b"".join(form(entries[name]) for name in cohort if name in entries)
 
 

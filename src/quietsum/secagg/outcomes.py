@@ -1,7 +1,7 @@
 """How a session of secure aggregation can end, and why a message or a party is left out: two closed lists.
 
 A :class:`Reason` says why one message was refused, or why one party is not in the sum; an :class:`Outcome` says how the
-whole session ended. Each has one plain sentence. Neither machine raises anything else: whatever bytes arrive, a party
+whole session ended. Each has one plain sentence. Neither machine raises anything else: on any bytes, a party
 raises :class:`Refused` with a reason, and the server returns a reason or ends in an outcome.
 """
 

@@ -1,7 +1,7 @@
 """How many neighbours and how many shares: (k, t) from the cohort, its colluders and its drop-outs, or a refusal.
 
 Two things must hold. *Security*: the server and the colluding parties together never rebuild both secrets of an honest
-party, and the honest parties that remain are joined by masks that nobody else knows. *Progress*: a round in which no
+party, and the honest parties that remain are joined by masks that only they know. *Progress*: a round in which no
 more than the stated share of parties drops out ends with the sum. Write n for the parties, c for those that collude
 with the server, d for those that may drop out, k for the neighbours of a party and t for the shares that rebuild.
 
@@ -34,9 +34,9 @@ of chance, which :mod:`quietsum.plan.groups` answers.
 A :class:`Parameters` that breaks one of these cannot be made: a party that puts together what a server proposes gets an
 error instead. At least one colluder always counts, since each party receives the model and knows its own share.
 
->>> choose(5, corrupt=1, drop_outs=0.2, adversary=Adversary.SEMI_MALICIOUS).summary
+>>> choose_parameters(5, corrupt=1, drop_outs=0.2, adversary=Adversary.SEMI_MALICIOUS).summary
 '4 of 5 shares rebuild a mask; complete graph; 1 drop-out and 1 colluder allowed for'
->>> large = choose(1000, corrupt=100, drop_outs=0.05, adversary=Adversary.CURIOUS)
+>>> large = choose_parameters(1000, corrupt=100, drop_outs=0.05, adversary=Adversary.CURIOUS)
 >>> large.neighbours, large.threshold
 (38, 24)
 """
@@ -57,7 +57,7 @@ from scipy.special import gammaln
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.validate import finite_number, whole_number
 
-__all__ = ["SPARSE_FROM", "Adversary", "Parameters", "choose", "choose_groups", "dropping"]
+__all__ = ["SPARSE_FROM", "Adversary", "Parameters", "choose_groups", "choose_parameters", "dropping"]
 
 SPARSE_FROM = 50
 """Cohorts of this size and above get the sparse graph where it has fewer neighbours than the complete one."""
@@ -192,12 +192,12 @@ class Parameters:
             raise InvalidParameter("parameters", sorted(map(str, fields)), f"must have exactly {sorted(names)}")
         return cls(**fields)
 
-    def encoded(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """One spelling of these parameters, for hashing."""
         return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":")).encode()
 
 
-def choose(
+def choose_parameters(
     parties: int,
     *,
     corrupt: int = 1,
@@ -266,7 +266,7 @@ def choose_groups(
 
     ``drop_outs`` is the share of each group that may go missing; if omitted, as many as the threshold leaves, and as
     leave :data:`FEWEST_IN_GROUP` honest. Threshold
-    and graph are those of :func:`choose`, such that they hold for both sizes. Raises
+    and graph are those of :func:`choose_parameters`, such that they hold for both sizes. Raises
     :class:`~quietsum.errors.PlanRefused` if nothing fits.
     """
     parties, groups = whole_number("parties", parties, minimum=2), whole_number("groups", groups, minimum=2)
@@ -316,7 +316,7 @@ def _sparse_groups(
 
 
 def dropping(parties: int, share: float) -> int:
-    """How many of ``parties`` may go missing when the share ``share`` may: rounded down, 0.1 of 5 is nobody."""
+    """How many of ``parties`` may go missing when the share ``share`` may: rounded down, so 0.1 of 5 is 0."""
     share = finite_number("drop_outs", share)
     if not 0 <= share < 1:
         raise InvalidParameter("drop_outs", share, "must lie in [0, 1)", "pass the share that a round must survive")
@@ -380,7 +380,7 @@ def _sparse(
     for neighbours in range(2, min(parties - 1, MOST_NEIGHBOURS), 2):
         least, most = _sparse_range(parties, neighbours, corrupt, may_drop, adversary)
         chosen = least if threshold is None else threshold
-        if not least <= chosen <= most or not _connected(parties, neighbours, corrupt, may_drop):
+        if not least <= chosen <= most or not _is_connected(parties, neighbours, corrupt, may_drop):
             continue
         return Parameters(
             parties=parties,
@@ -408,7 +408,7 @@ def _sparse_problem(chosen: Parameters) -> str | None:
     if chosen.threshold > most:
         gone = _many(chosen.may_drop, "drop-out")
         return f"may not finish: {gone} leave a party fewer shares with more than probability 2⁻²⁰ (at most {most})"
-    if not _connected(parties, neighbours, chosen.corrupt, chosen.may_drop):
+    if not _is_connected(parties, neighbours, chosen.corrupt, chosen.may_drop):
         return "may fall apart: the honest survivors are not connected with probability 1 − 2⁻⁴⁰; take more neighbours"
     return None
 
@@ -424,7 +424,7 @@ def _sparse_range(parties: int, neighbours: int, corrupt: int, may_drop: int, ad
     return max(least, 1), neighbours - (unlikely - 1)
 
 
-def _connected(parties: int, neighbours: int, corrupt: int, may_drop: int) -> bool:
+def _is_connected(parties: int, neighbours: int, corrupt: int, may_drop: int) -> bool:
     gone = corrupt + may_drop
     if gone < neighbours:
         return True

@@ -15,7 +15,7 @@ Guarantees, against a server that may lie within the adversary class of the para
 * Each question is answered once. The same bytes again get the same answer (the masked vector until the next question is
   answered); anything else is refused.
 * Where groups are drawn, this party works out its own from nonces that all had pledged before one was opened, its own
-  among them (:mod:`quietsum.secagg.graph` says why nobody chooses them). From then on the session is one among the
+  among them (:mod:`quietsum.secagg.graph` says why no party chooses them). From then on the session is one among the
   group's members: floor, threshold, lists and signatures are the group's, and no other name is heard of.
 * Own secrets are forgotten as soon as the masked vector is made, shares of others when the session ends. (Python
   cannot promise that the memory is overwritten.)
@@ -38,18 +38,18 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter
 from quietsum.mechanisms import RandomSource
 from quietsum.secagg import graph, keys, masks, messages, shamir
-from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, Share, Step, Terms
+from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, SessionTerms, Share, Step
 from quietsum.secagg.outcomes import Reason, Refused
 from quietsum.secagg.parameters import Adversary
 from quietsum.validate import whole_number
 
-__all__ = ["Party", "PeerState", "Policy", "reached", "sign_of"]
+__all__ = ["Demands", "Party", "PeerState", "find_reachable", "sign_of"]
 
 
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Policy:
-    """What a party insists on, whatever the server proposes."""
+class Demands:
+    """What a party demands of the terms that a server proposes."""
 
     threshold: int = 2
     floor: int = 2
@@ -59,7 +59,7 @@ class Policy:
         whole_number("threshold", self.threshold, minimum=1)
         whole_number("floor", self.floor, minimum=1)
 
-    def refuse(self, terms: Terms) -> None:
+    def refuse(self, terms: SessionTerms) -> None:
         """Raise :class:`Refused` if ``terms`` give less than this policy asks for."""
         if terms.parameters.threshold < self.threshold:
             raise Refused(Reason.THRESHOLD_BELOW_POLICY)
@@ -106,10 +106,10 @@ class _Secrets:
     __slots__ = ("channel", "channel_keys", "mask", "nonces", "seed")
 
     def __init__(self) -> None:
-        self.mask = keys.Pair.fresh()
-        self.channel = keys.Pair.fresh()
-        self.seed = keys.fresh_seed()
-        self.nonces = tuple(keys.fresh_seed() for _ in range(messages.DRAWS + 1))
+        self.mask = keys.KeyPair.fresh()
+        self.channel = keys.KeyPair.fresh()
+        self.seed = keys.draw_seed()
+        self.nonces = tuple(keys.draw_seed() for _ in range(messages.DRAWS + 1))
         self.channel_keys: dict[str, bytes] = {}
 
 
@@ -118,7 +118,7 @@ def sign_of(party: str, peer: str) -> masks.Sign:
     return 1 if party < peer else -1
 
 
-def reached(start: str, members: Collection[str], near: Mapping[str, tuple[str, ...]]) -> set[str]:
+def find_reachable(start: str, members: Collection[str], near: Mapping[str, tuple[str, ...]]) -> set[str]:
     """Those of ``members`` that are joined to ``start`` by masks: the server can read no smaller sum around it."""
     inside, found, queue = frozenset(members), {start}, [start]
     while queue:
@@ -144,15 +144,15 @@ class Party:
         identity: keys.Identity,
         server: bytes,
         peers: Mapping[str, bytes],
-        terms: Terms,
-        policy: Policy | None = None,
+        terms: SessionTerms,
+        policy: Demands | None = None,
         remember: bool = True,
         rng: RandomSource | None = None,
     ) -> None:
         messages.check_names((name,))
         self.name, self.terms = name, terms
         self._identity, self._server, self._known = identity, server, {**peers, name: identity.public}
-        self._policy = policy or Policy()
+        self._policy = policy or Demands()
         self._remember, self._rng = remember, rng
         self._due: Step | None = Step.OPEN
         self._else: Step | None = None  # what may come instead: another draw
@@ -273,7 +273,7 @@ class Party:
     def _authentic(self, step: Step, message: bytes) -> Frame:
         """The frame, if the server signed it for this party, session and step."""
         frame = messages.read(message, largest=messages.largest_payload(step, self.terms))
-        if not keys.signed_by(self._server, frame.signature, frame.authentic_by):
+        if not keys.is_signed_by(self._server, frame.signature, frame.authentic_by):
             raise Refused(Reason.BAD_SIGNATURE)
         if frame.sender != SERVER:
             raise Refused(Reason.WRONG_SENDER)
@@ -327,10 +327,10 @@ class Party:
         return self._reply(Step.ADVERTISE, mine.payload)
 
     def _pledge(self, place: int) -> bytes:
-        return messages.pledge(self._opening, self.name, place, self._kept().nonces[place])
+        return messages.pledge(self._opening, self.name, place, self._require_secrets().nonces[place])
 
     def _reveal(self, frame: Frame, place: int) -> bytes:
-        secrets = self._kept()
+        secrets = self._require_secrets()
         if place == 0:
             self._roster = self._read_roster(frame, pledged=True)
             self._pledges = {name: each.pledge for name, each in self._roster.items()}
@@ -367,7 +367,7 @@ class Party:
         for name, nonce in nonces.items():
             if messages.pledge(self._opening, name, place, nonce) != self._pledges[name]:
                 raise Refused(Reason.BROKEN_PLEDGE, name)
-        seed = messages.drawn(self._drawing, nonces)
+        seed = messages.hash_nonces(self._drawing, nonces)
         drawn = graph.groups(self._cohort, self.terms.parameters.groups, seed)
         self._cohort = next(members for members in drawn if self.name in members)
         self._chosen = self.terms.parameters.within(len(self._cohort))
@@ -379,12 +379,12 @@ class Party:
         return seed
 
     def _share(self, frame: Frame) -> bytes:
-        secrets = self._kept()
+        secrets = self._require_secrets()
         if self.terms.parameters.groups > 1:
             drawn = self._join(frame)
         else:
             self._roster = self._read_roster(frame)
-            drawn = graph.seed_of({name: (each.mask, each.channel) for name, each in self._roster.items()})
+            drawn = graph.hash_keys({name: (each.mask, each.channel) for name, each in self._roster.items()})
             self._session = messages.session(self.terms, self._opening, self._roster)
         roster = self._roster
         self._graph = graph.neighbours(self._cohort, self._chosen, drawn)
@@ -406,7 +406,7 @@ class Party:
                 peer.both = SeedShare(seed), KeyShare(key)
                 continue
             try:
-                channel = keys.agreed(secrets.channel, roster[holder].channel, session=self._session, role="channel")
+                channel = keys.agree(secrets.channel, roster[holder].channel, session=self._session, role="channel")
             except InvalidParameter:
                 raise Refused(Reason.BAD_KEY, holder) from None
             secrets.channel_keys[holder] = channel
@@ -421,7 +421,7 @@ class Party:
         return self._reply(Step.SHARE, messages.write_share(commit, sealed, self._cohort))
 
     def _mask(self, frame: Frame, vector: NDArray[np.uint32] | Callable[[], NDArray[np.uint32]]) -> bytes:
-        secrets = self._kept()
+        secrets = self._require_secrets()
         sharing, sealed = messages.read_shares(frame.payload, self._cohort)
         self._require_list(sharing, self._roster)
         self._require_holders(sharing)
@@ -435,10 +435,10 @@ class Party:
             peer.state = PeerState.SHARED if name in self._sharing else PeerState.SILENT
         for name in near:
             self._open(name, sealed[name], secrets.channel_keys[name])
-        chosen: list[tuple[bytes, masks.Sign]] = [(keys.derived(secrets.seed, session=self._session, role="self"), 1)]
+        chosen: list[tuple[bytes, masks.Sign]] = [(keys.derive(secrets.seed, session=self._session, role="self"), 1)]
         for name in near:
             try:
-                shared = keys.agreed(secrets.mask, self._roster[name].mask, session=self._session, role="mask")
+                shared = keys.agree(secrets.mask, self._roster[name].mask, session=self._session, role="mask")
             except InvalidParameter:
                 raise Refused(Reason.BAD_KEY, name) from None
             chosen.append((shared, sign_of(self.name, name)))
@@ -451,7 +451,7 @@ class Party:
         survivors = messages.read_members(frame.payload, self._cohort)
         self._require_list(survivors, self._sharing)
         self._require_holders(survivors)
-        if not self._chosen.complete and len(reached(self.name, survivors, self._graph)) < self._need:
+        if not self._chosen.complete and len(find_reachable(self.name, survivors, self._graph)) < self._need:
             raise Refused(Reason.BELOW_FLOOR)
         for name, peer in self._peers.items():
             peer.settle(survived=name in survivors)
@@ -465,7 +465,7 @@ class Party:
         listed = messages.bitmap(self._survivors, self._cohort)
         for name, signature in signatures.items():
             said = messages.statement(Step.AGREE, self._session, name, SERVER, listed)
-            if not keys.signed_by(self._identities[name], signature, said):
+            if not keys.is_signed_by(self._identities[name], signature, said):
                 raise Refused(Reason.FORGED_STATEMENT, name)
         if len(set(signatures) & set(self._holders)) < self.terms.parameters.threshold:
             raise Refused(Reason.TOO_FEW_SIGNATURES)
@@ -478,7 +478,7 @@ class Party:
     def _need(self) -> int:
         return max(self.terms.need, self._policy.floor)
 
-    def _kept(self) -> _Secrets:
+    def _require_secrets(self) -> _Secrets:
         if self._secrets is None:
             raise Refused(Reason.ENDED)
         return self._secrets
@@ -488,7 +488,7 @@ class Party:
         everyone = self.terms.parameters.adversary is not Adversary.CURIOUS
         for name in roster if everyone else [each for each in near if each in roster]:
             said = messages.statement(Step.ADVERTISE, self._opening, name, SERVER, roster[name].payload)
-            if not keys.signed_by(self._identities[name], roster[name].signature, said):
+            if not keys.is_signed_by(self._identities[name], roster[name].signature, said):
                 raise Refused(Reason.FORGED_STATEMENT, name)
 
     def _require_list(self, members: Collection[str], before: Collection[str]) -> None:

@@ -3,7 +3,7 @@
 x ↦ H D x / √m, where D flips signs by public random bits, H is the Walsh–Hadamard matrix and m the length padded to a
 power of two. The map keeps the norm, and every coordinate of the result is a sum of ±x_j/√m with independent signs,
 so by Hoeffding's inequality |(H D x)_i / √m| exceeds ‖x‖ · √(2 ln(2m/β) / m) in some coordinate with probability β at
-most (:func:`flattened`). The signs must not be known to whoever chooses x; they may be known afterwards. With 32 bits
+most (:func:`bound_largest`). The chooser of x must not know the signs; they may be known afterwards. With 32 bits
 nothing is gained by it; with 16 to 24 it is what keeps the grid fine (Kairouz, Liu, Steinke 2021, section 4.2).
 
 H is a Kronecker power, so it is applied in factors of 16 × 16 by matrix products, O(m log m) in all.
@@ -25,22 +25,22 @@ from numpy.typing import NDArray
 
 from quietsum.secagg import masks
 
-__all__ = ["error", "flattened", "padded", "rotate", "rotate_back"]
+__all__ = ["bound_largest", "error", "pad_to_power", "rotate", "rotate_back"]
 
 _FACTOR = 4  # 2⁴: measured the fastest from 2³ to 2¹⁰
 
 
-def padded(size: int) -> int:
+def pad_to_power(size: int) -> int:
     """The power of two from ``size`` on: how long a rotated vector is."""
     return 1 << max(size - 1, 0).bit_length()
 
 
-def flattened(size: int, doubt: float) -> float:
+def bound_largest(size: int, doubt: float) -> float:
     """The share of a vector's norm that a coordinate of the rotated vector exceeds with probability ``doubt`` at most.
 
     At most 1, since no coordinate exceeds the norm.
     """
-    length = padded(size)
+    length = pad_to_power(size)
     return min(1.0, math.sqrt(2 * math.log(2 * length / doubt) / length))
 
 
@@ -51,13 +51,13 @@ def error(size: int) -> float:
     u = 2⁻⁵³; all 16 together with a norm of at most 16 u · 16 ‖x‖, over ‖H x‖ = 4 ‖x‖: 64 u relative to the result. So
     many factors, one division and the signs, which are exact, add up to this (Higham 2002, section 3.1).
     """
-    factors = -(-(padded(size).bit_length() - 1) // _FACTOR)
+    factors = -(-(pad_to_power(size).bit_length() - 1) // _FACTOR)
     return (64 * factors + 2) * 2.0**-53 * 1.01
 
 
 def rotate(vector: NDArray[np.float64], *, seed: bytes) -> NDArray[np.float64]:
     """``vector`` in the rotated basis of ``seed`` (32 public bytes), padded with zeros to a power of two."""
-    length = padded(vector.size)
+    length = pad_to_power(vector.size)
     values = np.zeros(length)
     np.multiply(vector, _signs(seed, vector.size), out=values[: vector.size])
     return _walsh_hadamard(values)

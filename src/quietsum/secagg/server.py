@@ -20,7 +20,7 @@ Guarantees: a masked vector is added at most once, only if its sender signed it 
 list of survivors is fixed; no vector is kept. A secret is used only if it is the one that its owner committed to: the
 rebuilt key must have the advertised public key, the rebuilt seed the hash from the share step. Where shares do not fit,
 spare ones find the right secret, and ``blamed`` names who sent wrong ones if those are at most half of the spare ones.
-Whatever arrives, :meth:`Server.take` returns None or a :class:`Reason`, and a session without enough parties ends in an
+On any bytes, :meth:`Server.take` returns None or a :class:`Reason`, and a session without enough parties ends in an
 :class:`Outcome` without a sum.
 """
 
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from quietsum.errors import InvalidParameter, QuietsumError
 from quietsum.secagg import decoding, graph, keys, masks, messages, shamir
-from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, Share, Step, Terms
+from quietsum.secagg.messages import SERVER, Frame, Keys, KeyShare, SeedShare, SessionTerms, Share, Step
 from quietsum.secagg.outcomes import Outcome, Reason, Refused
 from quietsum.secagg.party import sign_of
 
@@ -81,7 +81,7 @@ _END = {
 class Server:
     """The server in one session; see the module. ``identities`` are the public identities of the cohort."""
 
-    def __init__(self, *, terms: Terms, identity: keys.Identity, identities: Mapping[str, bytes]) -> None:
+    def __init__(self, *, terms: SessionTerms, identity: keys.Identity, identities: Mapping[str, bytes]) -> None:
         messages.check_names(identities)
         if len(identities) != terms.parameters.parties:
             problem = f"must be the {terms.parameters.parties} of the parameters"
@@ -95,7 +95,7 @@ class Server:
         self._opening = messages.opening(terms, self._identities)
         self._session = b""
         self._largest = max(messages.largest_payload(step, terms) for step in Step)
-        self._trial = keys.Pair.fresh()
+        self._trial = keys.KeyPair.fresh()
         self._step: Step | None = None
         self._last = Step.ADVERTISE
         self._outcome: Outcome | None = None
@@ -271,7 +271,7 @@ class Server:
             raise Refused(Reason.WRONG_SENDER)
         if frame.receiver != SERVER:
             raise Refused(Reason.WRONG_RECEIVER)
-        if not keys.signed_by(self._identities[party], frame.signature, frame.authentic_by):
+        if not keys.is_signed_by(self._identities[party], frame.signature, frame.authentic_by):
             raise Refused(Reason.BAD_SIGNATURE)
         if (frame.step, frame.signature) in self._earlier:
             return None  # the same answer once more
@@ -352,7 +352,7 @@ class Server:
     # ---------------------------------------------------------------------------------------- closing steps
 
     def _ask_draw(self, place: int, pledges: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Show everyone's pledges, and the first time their keys: now nobody can choose the groups any more."""
+        """Show everyone's pledges, and the first time their keys: from here on no party can choose the groups."""
         self._roster = {name: self._roster[name] for name in pledges}
         self._pledges, self._opened = dict(pledges), {}
         self._drawing = messages.drawing(self.terms, self._opening, self._roster, pledges)
@@ -371,7 +371,7 @@ class Server:
                 return self._finish(Outcome.NO_DRAW)
             return self._ask_draw(place + 1, {name: self._opened[name][1] for name in here})
         nonces = {name: nonce for name, (nonce, _) in self._opened.items()}
-        seed = messages.drawn(self._drawing, nonces)
+        seed = messages.hash_nonces(self._drawing, nonces)
         self._groups = graph.groups(self._cohort, self.terms.parameters.groups, seed)
         self._place = {name: number for number, members in enumerate(self._groups) for name in members}
         payload = messages.write_hashes(nonces, self._cohort)
@@ -411,7 +411,7 @@ class Server:
 
     def _send_roster(self, here: Sequence[str]) -> dict[str, bytes]:
         committed = {name: (each.mask, each.channel) for name, each in self._roster.items()}
-        self._graph = graph.neighbours(self._cohort, self.terms.parameters, graph.seed_of(committed))
+        self._graph = graph.neighbours(self._cohort, self.terms.parameters, graph.hash_keys(committed))
         self._session = messages.session(self.terms, self._opening, self._roster)
         self._begin(Step.SHARE, here)
         payload = messages.write_roster(self._roster, self._cohort)
@@ -437,14 +437,14 @@ class Server:
 
     def _send_survivors(self, here: Sequence[str]) -> dict[str, bytes]:
         self._survivors, self._alive = tuple(here), frozenset(here)
-        if not all(self._rebuildable(party, here) for party in self._wanted()):
+        if not all(self._rebuildable(party, here) for party in self._list_wanted()):
             return self._finish(Outcome.TOO_FEW_INPUTS)
         self._begin(Step.AGREE, here)
         payload = messages.bitmap(here, self._cohort)
         return self._ask(Step.SURVIVORS, here, lambda _: payload)
 
     def _send_agreed(self, here: Sequence[str]) -> dict[str, bytes]:
-        if not all(self._rebuildable(party, here) for party in self._wanted()):
+        if not all(self._rebuildable(party, here) for party in self._list_wanted()):
             return self._finish(Outcome.TOO_FEW_SIGNATURES)
         signatures = dict(self._answers)
         self._begin(Step.UNMASK, here)
@@ -458,7 +458,7 @@ class Server:
 
     def _reveal(self, here: Sequence[str]) -> dict[str, bytes]:
         """Rebuild every secret that is due, and subtract its masks. All or nothing."""
-        wanted = self._wanted()
+        wanted = self._list_wanted()
         if not all(len(self._shares_of(party)[0]) >= self.terms.parameters.threshold for party in wanted):
             return self._finish(Outcome.TOO_FEW_UNMASKED)
         secrets = self._rebuild(wanted)
@@ -474,17 +474,17 @@ class Server:
         """The masks that still stand in the sum, with the sign that removes them."""
         for party, secret in secrets.items():
             if party in self._alive:
-                yield keys.derived(secret, session=self._session, role="self"), -1
+                yield keys.derive(secret, session=self._session, role="self"), -1
                 continue
-            pair = keys.Pair.rebuilt(secret)
+            pair = keys.KeyPair.rebuilt(secret)
             for peer in self._graph[party]:
                 if peer in self._alive:
-                    shared = keys.agreed(pair, self._roster[peer].mask, session=self._session, role="mask")
+                    shared = keys.agree(pair, self._roster[peer].mask, session=self._session, role="mask")
                     yield shared, (-1 if sign_of(peer, party) == 1 else 1)
 
     # ---------------------------------------------------------------------------------------- rebuilding secrets
 
-    def _wanted(self) -> tuple[str, ...]:
+    def _list_wanted(self) -> tuple[str, ...]:
         """Whose secret must be rebuilt: the seeds of survivors, and the keys of others that masked with a survivor."""
         alive = self._alive
         return tuple(party for party in self._sharing if party in alive or not alive.isdisjoint(self._graph[party]))
@@ -505,7 +505,7 @@ class Server:
             except shamir.Unfitting:
                 continue
             if self.terms.parameters.complete and decoding.wrong(
-                points, decoding.combined(shares), threshold=threshold
+                points, decoding.combine(shares), threshold=threshold
             ):  # the holders are the same for all, so that one look serves all; then each alone
                 for party in parties:
                     self._doubt(party, *held[party])
@@ -569,7 +569,7 @@ class Server:
     def _is_of(self, party: str, secret: bytes) -> bool:
         if party in self._alive:
             return messages.commitment(self._session, party, secret) == self._commitments[party]
-        return keys.Pair.rebuilt(secret).public == self._roster[party].mask
+        return keys.KeyPair.rebuilt(secret).public == self._roster[party].mask
 
     def _holders(self, party: str) -> tuple[str, ...]:
         if party not in self._holding:

@@ -6,11 +6,11 @@ polynomials at the holder's point (Shamir 1979). Everything is done for many key
 Vandermonde matrix, and keys whose shares come from the same points are rebuilt with one row of Lagrange weights.
 
 Guarantees: for every ``threshold`` − 1 shares and every key there is exactly one choice of coefficients that gives
-these shares, and all choices are equally likely, so the shares leave the key as likely as before, whatever computer
-looks at them. Shares carry no check of their own: whoever rebuilds a key compares it with what its owner committed to
+these shares, and all choices are equally likely, so the shares leave the key as likely as before, to any computer
+that looks at them. Shares carry no check of their own: the rebuilt key is compared with what its owner committed to
 (the public key, or a hash), and :func:`disagreeing` names holders whose spare shares do not fit.
 
->>> shares = share(bytes(range(32)), threshold=3, points=(1, 2, 3, 4, 5))
+>>> shares = split(bytes(range(32)), threshold=3, points=(1, 2, 3, 4, 5))
 >>> rebuild((5, 1, 4), shares[[4, 0, 3]], threshold=3) == bytes(range(32))
 True
 """
@@ -30,8 +30,16 @@ from quietsum.secagg import field
 from quietsum.validate import whole_number
 
 __all__ = [
-    "LIMBS", "SECRET_BYTES", "Unfitting", "disagreeing", "rebuild", "rebuild_many", "share", "share_bytes",
-    "share_many", "shares_from_bytes",
+    "LIMBS",
+    "SECRET_BYTES",
+    "Unfitting",
+    "disagreeing",
+    "rebuild",
+    "rebuild_many",
+    "share_bytes",
+    "share_many",
+    "shares_from_bytes",
+    "split",
 ]  # fmt: skip
 
 SECRET_BYTES = 32
@@ -48,7 +56,7 @@ class Unfitting(InvalidParameter):
     """Shares that belong to no 32-byte key: at least one of them is wrong."""
 
 
-def share(
+def split(
     secret: bytes, *, threshold: int, points: Sequence[int], rng: RandomSource | None = None
 ) -> NDArray[np.uint32]:
     """One share of ``secret`` for each point: an array of shape (points, 9)."""
@@ -63,7 +71,7 @@ def share_many(
 
     ``rng`` is a new source from the operating system if omitted.
     """
-    threshold = _checked(threshold, points, least=threshold)
+    threshold = _check(threshold, points, least=threshold)
     coefficients = np.empty((threshold, len(secrets) * LIMBS), dtype=np.uint64)
     coefficients[0] = _limbs(secrets).ravel()
     rng = rng or system_randomness()
@@ -74,7 +82,7 @@ def share_many(
 def values_at(points: Sequence[int], coefficients: field.Elements) -> NDArray[np.uint32]:
     """The polynomials with these coefficients (a column each, constant term first) at the points."""
     table = _vandermonde(tuple(points), coefficients.shape[0])
-    values = field.joined(table, field.halves(coefficients))
+    values = field.multiply_halves(table, field.halves(coefficients))
     return np.ascontiguousarray(values.reshape(len(points), -1, LIMBS).transpose(1, 0, 2).astype(np.uint32))
 
 
@@ -88,11 +96,11 @@ def rebuild_many(points: Sequence[int], shares: NDArray[np.uint32], *, threshold
 
     Raises :class:`Unfitting` if the shares meet in something that is no 32-byte key.
     """
-    threshold = _checked(threshold, points, least=threshold)
+    threshold = _check(threshold, points, least=threshold)
     shares = _elements(shares, len(points))
     row = _lagrange(tuple(points[:threshold]), (0,))
     flat = shares[:, :threshold].transpose(1, 0, 2).reshape(threshold, -1)
-    limbs = field.joined(row, field.halves(flat)).reshape(-1, LIMBS)
+    limbs = field.multiply_halves(row, field.halves(flat)).reshape(-1, LIMBS)
     return tuple(_secret(row) for row in limbs)
 
 
@@ -102,12 +110,12 @@ def disagreeing(points: Sequence[int], shares: NDArray[np.uint32], *, threshold:
     ``shares`` has shape (points, 9). An empty answer without spare shares says nothing. Where the rebuilt secret is
     known to be right, these are the holders that sent a wrong share.
     """
-    threshold = _checked(threshold, points, least=threshold)
+    threshold = _check(threshold, points, least=threshold)
     values = _elements(np.asarray(shares)[None], len(points))[0]
     spare = tuple(points[threshold:])
     if not spare:
         return ()
-    expected = field.joined(_lagrange(tuple(points[:threshold]), spare), field.halves(values[:threshold]))
+    expected = field.multiply_halves(_lagrange(tuple(points[:threshold]), spare), field.halves(values[:threshold]))
     wrong = (expected != values[threshold:]).any(axis=1)
     return tuple(point for point, differs in zip(spare, wrong, strict=True) if differs)
 
@@ -182,7 +190,7 @@ def _running(values: field.Elements) -> field.Elements:
     return products
 
 
-def _checked(threshold: int, points: Sequence[int], *, least: int) -> int:
+def _check(threshold: int, points: Sequence[int], *, least: int) -> int:
     threshold = whole_number("threshold", threshold, minimum=1)
     if len(points) < least:
         problem = f"are fewer than the threshold of {least}: they determine nothing"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quietsum.plan import Grouping, ResolvedPlan, SecurePlan
-    from quietsum.secagg import Estimate
+    from quietsum.secagg import SessionCost
 
 __all__ = ["other_ways", "secure_facts", "secure_values"]
 
@@ -84,14 +84,14 @@ def _survives(secure: SecurePlan) -> str:
     return f"{lost} in a {where}; below {secure.floor} the parties unmask {nothing}{more}"
 
 
-def _cost(resolved: ResolvedPlan, secure: SecurePlan) -> Estimate:
+def _cost(resolved: ResolvedPlan, secure: SecurePlan) -> SessionCost:
     """On this machine, with as many drop-outs as the plan allows for."""
-    from quietsum.secagg import estimate, measure, padded
+    from quietsum.secagg import estimate, measure, pad_to_power
 
     names = [len(facts.name.encode()) for facts in resolved.parties]
     return estimate(
         secure.parameters,
-        dimension=padded(resolved.dimension) if secure.bits < 32 else resolved.dimension,
+        dimension=pad_to_power(resolved.dimension) if secure.bits < 32 else resolved.dimension,
         bits=secure.bits,
         machine=measure(),
         noise=resolved.distributed_unit is not None,

@@ -34,7 +34,7 @@ from quietsum.federation.messages import Answer, Federation, Lost, Question, Ref
 from quietsum.federation.workers.worker import Answer as Told, Look, Ready, Share, Worker, end, serve
 from quietsum.mechanisms import RandomSource, system_randomness
 from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, released, sessions_of, terms_of
-from quietsum.secagg import Identity, Refused, Step, Terms
+from quietsum.secagg import Identity, Refused, SessionTerms, Step
 from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class Keeper:
     def __init__(self) -> None:
         self._parties: dict[str, SecureSite] = {}
         self._trainer: _Trainer | None = None
-        self._terms: Terms | None = None
+        self._terms: SessionTerms | None = None
         self._how: Contribution | None = None
         self._rng: RandomSource = system_randomness()
 
