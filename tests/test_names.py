@@ -19,7 +19,7 @@ import quietsum
 HOUSE = Path(quietsum.__file__).parent
 HELD = frozenset({
     "__init__", "__main__", "aggregation", "charts", "compat", "databases", "doors", "errors", "failpoints", "files",
-    "glossary", "keys", "ledger", "plan", "privacy", "running", "secagg", "validate", "wire",
+    "glossary", "identity", "keys", "ledger", "party", "plan", "privacy", "running", "secagg", "validate", "wire",
 })  # fmt: skip
 """The rooms that keep all three rules. A room that joins stays; the rules count what lies in these rooms."""
 

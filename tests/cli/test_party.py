@@ -104,7 +104,7 @@ def site(folder: Path, style: str, runs: int) -> Path:
     """The policy of a site that has taken part so often."""
     from party.asking import MODEL, UNIT, Server, Watched, plan, policy as policy_with
     from quietsum import wire
-    from quietsum.party.books import resolved_to
+    from quietsum.party.books import write_resolved
     from quietsum.party.service import SiteService
 
     units = [unit.value for unit in policy_with(style).budgets]
@@ -123,7 +123,7 @@ def site(folder: Path, style: str, runs: int) -> Path:
             name = f"run-{number}"
             body = {"run": name, "round": 1, "attempt": 1, "plan": asked.plan.digest}
             for kind, words, vector in (
-                ("enrol", {"run": name, "resolved": resolved_to(asked)}, None),
+                ("enrol", {"run": name, "resolved": write_resolved(asked)}, None),
                 ("train", body, MODEL),
             ):
                 letter = wire.read_letter(service.answer(server.write(kind, words, vector)), most=2**22)

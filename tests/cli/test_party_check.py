@@ -20,7 +20,7 @@ from quietsum.errors import QuietsumError
 from quietsum.identity.certificates import Credentials, make_authority, make_client
 from quietsum.identity.nodekeys import generate_key, read_node_key
 from quietsum.ledger import Ledger
-from quietsum.party.books import resolved_to
+from quietsum.party.books import write_resolved
 from quietsum.party.policy import CoordinatorAddress
 from quietsum.party.policy_file import load_policy
 from quietsum.party.service import SiteService
@@ -177,7 +177,7 @@ def taken(policy: Path, *, run: str = "first", server: Server | None = None) -> 
     resolved = plan_for_points()
     with Ledger.open(policy.with_name("ledger.db"), create=True) as ledger:
         service = SiteService(load_policy(policy), ledger, task=lambda _: Watched())
-        body = {"run": run, "resolved": resolved_to(resolved)}
+        body = {"run": run, "resolved": write_resolved(resolved)}
         return wire.read_letter(service.answer((server or Server()).write("enrol", body)), most=2**22).kind
 
 
@@ -350,7 +350,7 @@ def test_with_refuse_a_site_does_not_start_unless_a_run_waits_for_it(
 ) -> None:
     change(heart, ('\nschema = "data.toml"', '\nschema = "data.toml"\non_failure = "refuse"'))
     assert UNFIT in said(quietsum("party", "serve", "--policy", heart, code=2))
-    monkeypatch.setattr("quietsum.party.data.waited_for", lambda ledger: True)
+    monkeypatch.setattr("quietsum.party.data.is_awaited", lambda ledger: True)
     told = said(quietsum("party", "serve", "--policy", heart))
     assert "staying away now would tell of its rows. Ctrl-C ends it, by your own decision" in told
 

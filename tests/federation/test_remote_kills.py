@@ -196,7 +196,7 @@ def test_the_control_a_site_that_answers_an_attempt_again_after_a_restart_is_fou
         except InvalidParameter:
             return None, site_charges(resolved, self.policy.name, number)
 
-    monkeypatch.setattr(SiteBooks, "answered", lambda *given: False)
+    monkeypatch.setattr(SiteBooks, "is_answered", lambda *given: False)
     monkeypatch.setattr(SiteBooks, "reserve", forgives)
     monkeypatch.setattr(Ledger, "commit", lambda self, receipt, **named: receipt and commit(self, receipt, **named))
     story = Story(folder, "records")

@@ -339,7 +339,7 @@ def test_a_plan_that_was_paid_for_as_a_whole_ends_with_its_attempts(tmp_path: Pa
     books = story.services["north"].books
     run = "run"
     coordinator = next(iter(ledger.other_heads().values()))
-    resolved = books.resolved(run, coordinator.ledger)
+    resolved = books.find_plan(run, coordinator.ledger)
     done = len([key for key in check(story)["north"].reserved if key[0] > 0])
     for attempt in range(10, 10 + resolved.attempts - done):
         books.reserve(run, resolved, 2, attempt, coordinator)

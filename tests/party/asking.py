@@ -14,7 +14,7 @@ from quietsum.ledger import Ledger
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore
-from quietsum.party.books import resolved_to
+from quietsum.party.books import write_resolved
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Policy, Rules, SiteDataset, SiteName, UnitPolicy
 from quietsum.party.service import SiteService
 from quietsum.plan import PartyFacts, Plan, ResolvedPlan, resolve
@@ -134,7 +134,7 @@ class Server:
         return hear(place, self.write(kind, body, vector, **more))
 
     def enrol(self, place: Place, resolved: Any, run: str = "first") -> wire.Letter:
-        values = resolved_to(resolved) if isinstance(resolved, ResolvedPlan) else resolved
+        values = write_resolved(resolved) if isinstance(resolved, ResolvedPlan) else resolved
         return self.say(place, "enrol", {"run": run, "resolved": values})
 
     def train(
@@ -169,7 +169,7 @@ def body_of(resolved: ResolvedPlan, **changes: Any) -> dict[str, Any]:
 
 
 def values_of(resolved: ResolvedPlan) -> dict[str, Any]:
-    return copy.deepcopy(resolved_to(resolved))
+    return copy.deepcopy(write_resolved(resolved))
 
 
 def with_plan(resolved: ResolvedPlan, change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def test_a_coordinator_that_spams_raises_so_many_alerts_a_day_and_the_rest_are_c
     first = spam(10)
     assert len(first) == 4 and "only counted" in first[-1]
     assert spam(10) == [], "the day is not over"
-    alerts.ended("first")
+    alerts.note_end("first")
     alerts.look()
     assert inbox.kinds == [Kind.RUN_ENDED], "the control: another kind has a count of its own"
     now[0] = 86_400.0
@@ -160,7 +160,7 @@ def test_a_policy_names_its_sinks_and_the_log_lies_beside_the_ledger(tmp_path: P
     held = load_policy(tmp_path / "policy.toml")
     assert held.alerts.rules.budget == 0.5
     alerts = SiteAlerts.of(held, fresh())
-    alerts.refused("the plan is another")
+    alerts.note_refusal("the plan is another")
     alerts.close()
     assert "the plan is another" in (tmp_path / "a.jsonl").read_text()
     assert [line.event for line in AuditLog(tmp_path / "alerts.log").lines()] == ["alert"]

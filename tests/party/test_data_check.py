@@ -16,7 +16,7 @@ from quietsum import wire
 from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.ledger import Ledger
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.party.data import DataCheck, waited_for
+from quietsum.party.data import DataCheck, is_awaited
 from quietsum.party.policy import Policy, SiteData
 from quietsum.party.requests import RequestRefused
 from quietsum.party.service import SiteService
@@ -279,13 +279,13 @@ def test_a_site_whose_schema_cannot_be_read_does_not_begin(tmp_path: Path) -> No
 
 def test_a_run_waits_for_a_site_until_its_last_round_was_asked_for(tmp_path: Path) -> None:
     place, server, resolved = site(tmp_path, FITS), Server(), plan()
-    assert not waited_for(place.ledger)
+    assert not is_awaited(place.ledger)
     server.enrol(place, resolved)
-    assert waited_for(place.ledger)
+    assert is_awaited(place.ledger)
     server.train(place, resolved, 1)
-    assert waited_for(Ledger.on(place.store, place.key))
+    assert is_awaited(Ledger.on(place.store, place.key))
     server.train(place, resolved, 2)
-    assert not waited_for(Ledger.on(place.store, place.key))
+    assert not is_awaited(Ledger.on(place.store, place.key))
 
 
 def test_a_policy_without_data_and_with_every_word_is_read(tmp_path: Path) -> None:

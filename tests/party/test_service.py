@@ -39,7 +39,7 @@ from quietsum.ledger import Charge, Ledger
 from quietsum.ledger.chain.entries import Kind
 from quietsum.ledger.chain.keys import SigningKey
 from quietsum.ledger.stores.protocol import MemoryStore, Row, StoreFailed
-from quietsum.party.books import resolved_to
+from quietsum.party.books import write_resolved
 from quietsum.party.policy import AllowedTask, CoordinatorAddress, Rules
 from quietsum.party.requests import NOT_BOOKED
 from quietsum.party.service import SiteService
@@ -105,7 +105,7 @@ def enrolled_and(ask: Callable[[Place, Server, ResolvedPlan], wire.Letter]) -> A
 
 def enlarged(resolved: ResolvedPlan, *path: str) -> dict[str, Any]:
     """The plan with a whole number of 401 digits at ``path``."""
-    values = resolved_to(resolved)
+    values = write_resolved(resolved)
     inner = values
     for name in path[:-1]:
         inner = inner[name]
@@ -332,7 +332,7 @@ def test_another_coordinator_than_the_first_is_refused(kind: str, caplog: pytest
     place, first, second, resolved = Place(), Server(), Server(), plan()
     assert second.say(place, "hello", {}).kind == "here"  # nobody is known yet
     first.enrol(place, resolved)
-    body = {**body_of(resolved), "resolved": resolved_to(resolved)}
+    body = {**body_of(resolved), "resolved": write_resolved(resolved)}
     told = reason(second.say(place, kind, body, MODEL))
     assert "works for another coordinator" in told and first.ledger.identity.ledger not in told
     assert f"works for the coordinator whose ledger is {first.ledger.identity.ledger}" in caplog.text
@@ -384,7 +384,7 @@ def test_a_site_whose_own_ledger_went_back_does_nothing_any_more(caplog: pytest.
     kept = server.train(place, resolved).sender
     newer = Place()  # a ledger that has forgotten everything
     for knows in (kept, fresh().testimony()):
-        letter = server.say(newer, "enrol", {"run": "first", "resolved": resolved_to(resolved)}, knows=knows)
+        letter = server.say(newer, "enrol", {"run": "first", "resolved": write_resolved(resolved)}, knows=knows)
         assert reason(letter) == "its own ledger is not in order"
     assert "a new one has forgotten what was spent" in caplog.text and not newer.task.touched
 

@@ -27,7 +27,7 @@ from party.asking import (
 )
 from quietsum.errors import QuietsumError
 from quietsum.ledger import Charge
-from quietsum.party.books import resolved_from, resolved_to
+from quietsum.party.books import read_resolved, write_resolved
 from quietsum.plan import Plan, ResolvedPlan
 from quietsum.privacy.events import PrivacyEvent, Repeated
 from quietsum.privacy.units import PrivacyUnit
@@ -121,7 +121,7 @@ def test_a_tampered_plan_is_refused_and_nothing_is_written(what: str, caplog: py
     change, words = TAMPERED[what]
     place, server, resolved = Place(), Server(), plan()
     values = change(resolved)
-    assert values != resolved_to(resolved)
+    assert values != write_resolved(resolved)
     assert words in reason(server.enrol(place, values))
     told = [record for record in caplog.records if record.name == "quietsum.party.service"]
     assert told and words in caplog.text and not any(record.exc_info for record in told)
@@ -239,7 +239,7 @@ def test_any_field_of_a_plan_may_be_changed_and_the_charge_is_right_or_refused(
         assert server.train(site, resolved).kind == "refused" and not site.task.touched
         return
     assert letter.kind == "enrolled", letter.body
-    came = resolved_from(values)
+    came = read_resolved(values)
     for number in range(1, min(came.plan.federation.rounds, 3) + 1):
         server.train(site, came, number)
     Bounds(site).hold()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from party.asking import STYLES, Place, Server, hear, policy, reason
 from quietsum.learning.records import LabelsOutOfRange
 from quietsum.learning.step import cross_entropy
-from quietsum.party.books import resolved_to
+from quietsum.party.books import write_resolved
 from quietsum.party.policy import AllowedTask, SiteData, SiteDataset, SiteName
 from quietsum.party.service import SiteService
 from quietsum.plan import Plan, ResolvedPlan, resolve
@@ -184,7 +184,7 @@ def test_public_records_are_tried_when_the_site_enrols() -> None:
     )
     place = Place(held)
     place.service = SiteService(held, place.ledger, task=lambda _: FederatedTorch(lines))
-    values = resolved_to(at_the_coordinator("sample"))
+    values = write_resolved(at_the_coordinator("sample"))
     assert reason(server.enrol(place, values)) == "its task cannot run here" and "sites" in diary
 
 
@@ -218,7 +218,7 @@ def test_rows_of_heart_are_compared_with_the_published_ones_once_they_are_paid_f
         place, server = Place(held), Server()
         place.service = SiteService(held, place.ledger, task=lambda _, made=task: made)
         resolved = resolve(plan_, task.parties(), task.dimension)
-        body = {"run": "first", "resolved": resolved_to(resolved)}
+        body = {"run": "first", "resolved": write_resolved(resolved)}
         assert hear(place, server.write("enrol", body, to="va")).kind == "enrolled"
         body = {"run": "first", "round": 1, "attempt": 1, "plan": resolved.plan.digest}
         reply = hear(place, server.write("train", body, np.zeros(resolved.dimension), to="va"))

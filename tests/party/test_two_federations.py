@@ -10,7 +10,7 @@ import pytest
 
 from party.asking import FACTS, MODEL, UNIT, Server, Watched, plan, policy, reason, wire
 from quietsum.ledger import Kind, Ledger
-from quietsum.party.books import resolved_to
+from quietsum.party.books import write_resolved
 from quietsum.party.policy import CoordinatorAddress, SiteName
 from quietsum.party.requests import NOT_BOOKED
 from quietsum.party.service import SiteService
@@ -33,7 +33,7 @@ class Federation:
         self.service = SiteService(self.policy, self.ledger, task=lambda _: self.task)
 
     def enrol(self, resolved: ResolvedPlan, server: Server | None = None) -> wire.Letter:
-        return self._say("enrol", {"run": "spring", "resolved": resolved_to(resolved)}, None, server)
+        return self._say("enrol", {"run": "spring", "resolved": write_resolved(resolved)}, None, server)
 
     def train(self, resolved: ResolvedPlan, number: int) -> wire.Letter:
         body = {"run": "spring", "round": number, "attempt": 1, "plan": resolved.plan.digest}
@@ -122,7 +122,7 @@ def test_two_names_for_one_dataset_are_one_too_many(tmp_path: Path) -> None:
     assert one.enrol(plan()).kind == "enrolled"
     facts = (dataclasses.replace(FACTS[0], name="basel"), FACTS[1])
     resolved = resolve(plan().plan, facts, 3)
-    body = {"run": "spring", "resolved": resolved_to(resolved)}
+    body = {"run": "spring", "resolved": write_resolved(resolved)}
     letter = wire.read_letter(other.service.answer(other.server.write("enrol", body, to="basel")), most=2**22)
     assert reason(letter) == NOT_BOOKED and [book.party for book in one.ledger.lifetime()] == ["north"]
     assert one.train(plan(), 1).kind == "update"

@@ -14,7 +14,7 @@ from quietsum.errors import InvalidParameter
 from quietsum.learning.descent import private_steps
 from quietsum.mechanisms.gaussian import ClippedSum, Mode
 from quietsum.mechanisms.rng import system_randomness
-from quietsum.party.work import released
+from quietsum.party.work import release
 from quietsum.plan.orders import LocalOrders
 from quietsum.plan.resolution import lengths
 from quietsum.plan.resolution.lengths import CHANCE, LARGEST, longest_update, response
@@ -122,7 +122,7 @@ def test_honest_updates_of_the_worst_rows_are_never_left_out(what: str, dimensio
 def test_an_update_with_the_partys_own_noise_is_bounded_by_that_noise_alone() -> None:
     client = ClippedSum(max_norm=0.5, noise_multiplier=3.0, mode=Mode.FAST)
     limit = longest_update(orders(client=client, mechanism=None), size=10, dimension=50)
-    drawn = [float(np.linalg.norm(released(client, np.full(50, 9.0), 50, system_randomness()))) for _ in range(300)]
+    drawn = [float(np.linalg.norm(release(client, np.full(50, 9.0), 50, system_randomness()))) for _ in range(300)]
     assert max(drawn) <= limit <= 3 * max(drawn)
 
 

@@ -149,7 +149,7 @@ def make_site_keys(folder: Path) -> str:
 def add_party(folder: Path, party: str) -> str:
     """Make a key and a folder for one more ``party`` and take it into the roster; returns the public line."""
     name = folder_name(party)
-    with _locked(folder):
+    with _lock(folder):
         _not_among(name, read_parties(folder / ROSTER) if (folder / ROSTER).exists() else ())
         begun = folder / name / "node.pub"
         if begun.is_file():  # as after a crash between its making and the roster
@@ -179,7 +179,7 @@ def admit_party(folder: Path, party: str, public_key: Path) -> str:
         raise InvalidParameter("FILE", str(public_key), "does not exist", "name the file that the party sent")
     key = read_public_key(public_key.read_bytes(), where=str(public_key))
     line = public_line(key)
-    with _locked(folder):
+    with _lock(folder):
         known = read_parties(folder / ROSTER) if (folder / ROSTER).exists() else {}
         _not_among(name, known)
         for other, held in known.items():
@@ -274,7 +274,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """One change at a time, among processes too."""
     if not (folder / "ca.crt").is_file():
         raise InvalidParameter("DIR", str(folder), "has no ca.crt", "make one with: quietsum keys make DIR")

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
         SiteBooks as SiteBooks,
         charges_digest as charges_digest,
         enrolment_charges as enrolment_charges,
-        resolved_to as resolved_to,
         site_charges as site_charges,
+        write_resolved as write_resolved,
     )
-    from quietsum.party.data import SHOWS as SHOWS, DataCheck as DataCheck, waited_for as waited_for
+    from quietsum.party.data import SHOWS as SHOWS, DataCheck as DataCheck, is_awaited as is_awaited
     from quietsum.party.peers import UnknownPeer as UnknownPeer, key_in as key_in
     from quietsum.party.policy import (
         AllowedTask as AllowedTask,
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
         failure as failure,
         look_for_data as look_for_data,
         on_no_rows as on_no_rows,
-        rehearse as rehearse,
-        released as released,
+        rehearse_task as rehearse_task,
+        release as release,
     )
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -1,7 +1,7 @@
 """Alerts of a site, for its own operator: budgets, refusals, a ledger out of order, runs that end.
 
 Everything is looked at when a message has been answered and its reply is made: nothing stands between a charge and its
-commit, and nothing that is told depends on a record. Work that failed is no alert for the same reason: what it made the
+commit, and no alert depends on a record. Work that failed is no alert for the same reason: what it made the
 code do must not show in when a reply leaves (rule 17).
 """
 
@@ -36,13 +36,13 @@ __all__ = ["SiteAlerts"]
 log = logging.getLogger(__name__)
 
 MOST_A_DAY = 200
-"""So many alerts of one kind are raised by messages within :data:`DAY`; further ones are counted, the count is told."""
+"""So many alerts of one kind are raised by messages within :data:`DAY`; further ones are only counted."""
 DAY = 86_400.0
 
 
 @final
 class SiteAlerts:
-    """What one site's operator is told. No method raises, and none waits for a server.
+    """What one site's operator hears of. No method raises, and none waits for a server.
 
     What messages raise is bounded: a coordinator that asks for one impossible thing after another adds no more than
     :data:`MOST_A_DAY` lines of a kind to the log in a day.
@@ -74,15 +74,15 @@ class SiteAlerts:
 
     # ------------------------------------------------------------------ noted while a message is being answered
 
-    def charged(self) -> None:
+    def note_charge(self) -> None:
         """Something was charged: the budgets are worth a look."""
         self._charged = True
 
-    def refused(self, reason: str, *, run: str = "") -> None:
+    def note_refusal(self, reason: str, *, run: str = "") -> None:
         """A request was refused."""
         self._raise(alert_of_refusal(self._policy.name, reason, run=run))
 
-    def spent(self, reason: str, *, run: str = "") -> None:
+    def note_spent_budget(self, reason: str, *, run: str = "") -> None:
         """A request was refused because a budget does not suffice."""
         self._raise(
             Alert(
@@ -91,11 +91,11 @@ class SiteAlerts:
             )
         )  # fmt: skip
 
-    def broken(self, problem: str) -> None:
+    def note_broken_ledger(self, problem: str) -> None:
         """The site's ledger is not what was written, or cannot be."""
         self._raise(ledger_broken(problem))
 
-    def ended(self, run: str) -> None:
+    def note_end(self, run: str) -> None:
         """A run has ended, says its coordinator."""
         self._raise(
             Alert(
@@ -109,18 +109,18 @@ class SiteAlerts:
         since, count = self._days.get(alert.kind, (now, 0))
         if now - since >= DAY:
             if count > MOST_A_DAY:
-                self._facts.append(self._counted(alert, f"{count - MOST_A_DAY} more of this kind within a day"))
+                self._facts.append(self._shorten(alert, f"{count - MOST_A_DAY} more of this kind within a day"))
             since, count = now, 0
         self._days[alert.kind] = since, count + 1
         if count < MOST_A_DAY:
             self._facts.append(alert)
         elif count == MOST_A_DAY:
             told = f"more than {MOST_A_DAY} of this kind within a day: from here on they are only counted"
-            self._facts.append(self._counted(alert, told))
+            self._facts.append(self._shorten(alert, told))
 
     @staticmethod
-    def _counted(alert: Alert, told: str) -> Alert:
-        return dataclasses.replace(alert, sentence=told, run="")
+    def _shorten(alert: Alert, sentence: str) -> Alert:
+        return dataclasses.replace(alert, sentence=sentence, run="")
 
     # -------------------------------------------------------------------------------------- after the answer
 

@@ -1,4 +1,4 @@
-"""A site's own books: what it has paid, whoever tells what elsewhere.
+"""A site's own books: what it has paid, in its own count and no other.
 
 The site reserves in its own ledger before it touches its data, by the events that its own copy of the plan states, and
 commits before its update leaves. So its books never show less than what left, wherever either side is killed.
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 __all__ = [
     "SiteBooks",
     "charges_digest",
-    "enrolled_units",
     "enrolment_charges",
+    "list_enrolled_units",
     "name_in_books",
-    "resolved_from",
-    "resolved_to",
+    "read_resolved",
     "site_charges",
+    "write_resolved",
 ]
 
 MOST_KEPT = 100
@@ -66,21 +66,21 @@ def name_in_books(run: str, coordinator: str) -> str:
     return label("run", f"{run} @ {coordinator[:12]}")
 
 
-def enrolled_units(resolved: ResolvedPlan) -> tuple[PrivacyUnit, ...]:
+def list_enrolled_units(resolved: ResolvedPlan) -> tuple[PrivacyUnit, ...]:
     """Units that are charged for the whole plan when a site enrols."""
     return (PrivacyUnit.CLIENT,) if resolved.central_noise else ()
 
 
 def site_charges(resolved: ResolvedPlan, party: str, number: int) -> tuple[Charge, ...]:
     """What one attempt at round ``number`` costs the site: both sides compute it, and must come to the same."""
-    whole = enrolled_units(resolved)
+    whole = list_enrolled_units(resolved)
     return tuple(one for one in resolved.charges([party], number) if one.unit not in whole)
 
 
 def enrolment_charges(resolved: ResolvedPlan, party: str, *, trusting: bool) -> tuple[Charge, ...]:
     """What a site is charged as a whole when it enrols: amplified by the server's draw where it trusts that draw."""
     believed, over = resolved if trusting else _everyone(resolved), span(resolved, resolved.attempts)
-    return tuple(charge(believed, party, unit, over) for unit in enrolled_units(resolved))
+    return tuple(charge(believed, party, unit, over) for unit in list_enrolled_units(resolved))
 
 
 def charges_digest(charges: Sequence[Charge]) -> str:
@@ -106,8 +106,8 @@ class SiteBooks:
         :class:`~quietsum.errors.PlanRefused` or :class:`~quietsum.errors.BudgetExhausted` where it does not fit; then
         nothing was charged.
         """
-        name, whole = name_in_books(run, coordinator.ledger), enrolled_units(resolved)
-        planned = self._planned(resolved)
+        name, whole = name_in_books(run, coordinator.ledger), list_enrolled_units(resolved)
+        planned = self._plan_charges(resolved)
         self.check_lifetimes()
         if not self.knows(run, coordinator.ledger):
             self.check_day(resolved)
@@ -119,7 +119,7 @@ class SiteBooks:
                     "run": run,
                     "coordinator": coordinator.ledger,
                     "federation": {"rounds": resolved.plan.federation.rounds},
-                    "resolved": resolved_to(resolved),
+                    "resolved": write_resolved(resolved),
                 },
                 terms=self._terms(resolved),
                 planned=planned,
@@ -132,7 +132,7 @@ class SiteBooks:
             return None
         with _name_remedy(self.policy):
             receipt = self.ledger.reserve(
-                name, 0, 1, [one for one in planned if one.unit in whole], seen=self._seen(run, coordinator)
+                name, 0, 1, [one for one in planned if one.unit in whole], seen=self._name_head(run, coordinator)
             )
         reach("party:enrolled")
         self.ledger.commit(receipt)
@@ -147,7 +147,7 @@ class SiteBooks:
             self.ledger.would_open(
                 "a plan that is only looked at",
                 terms=self._terms(resolved),
-                planned=self._planned(resolved),
+                planned=self._plan_charges(resolved),
                 datasets=[self._dataset()],
                 lifetimes=self._lifetimes(),
                 rounds=resolved.plan.federation.rounds,
@@ -227,12 +227,12 @@ class SiteBooks:
         name = name_in_books(run, coordinator)
         return any(known.run == name for known in self.ledger.runs())
 
-    def answered(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
+    def is_answered(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
         """Whether this attempt, or a later one of its round, was reserved or refused before."""
         name = name_in_books(run, coordinator)
         return self.knows(run, coordinator) and self.ledger.next_attempt(name, number) > attempt
 
-    def reserved(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
+    def is_reserved(self, run: str, coordinator: str, number: int, attempt: int) -> bool:
         """Whether this very attempt was reserved, so that its data may have been touched."""
         name = name_in_books(run, coordinator)
         return self.knows(run, coordinator) and (number, attempt) in self.ledger.reservations(name)
@@ -245,18 +245,19 @@ class SiteBooks:
         """
         if not self.knows(run, coordinator.ledger):
             return
-        name, reserved = name_in_books(run, coordinator.ledger), self.reserved(run, coordinator.ledger, number, attempt)
-        if self.answered(run, coordinator.ledger, number, attempt) and not reserved:
+        name = name_in_books(run, coordinator.ledger)
+        reserved = self.is_reserved(run, coordinator.ledger, number, attempt)
+        if self.is_answered(run, coordinator.ledger, number, attempt) and not reserved:
             return
         self._check_kept(run, name, coordinator, refused=True)
-        self.ledger.witness(name, self._seen(run, coordinator), refused=(number, attempt))
+        self.ledger.witness(name, self._name_head(run, coordinator), refused=(number, attempt))
 
     def _check_kept(self, run: str, name: str, coordinator: Testimony, *, refused: bool) -> None:
         """Count one more entry that costs a coordinator nothing but a message; PlanRefused where there are too many."""
         kept = self._kept = self._count_kept() if self._kept is None else self._kept
         most = MOST_KEPT
         if kept[name, refused] >= most:  # the plan is only read here
-            most += self.resolved(run, coordinator.ledger).attempts
+            most += self.find_plan(run, coordinator.ledger).attempts
         if kept[name, refused] >= most:
             word = "refusals of requests" if refused else "greetings"
             raise PlanRefused(f"the books of this site hold {most} {word} of {run!r}, and take no more of that run")
@@ -276,9 +277,9 @@ class SiteBooks:
                 asked[run, number > 0] += 1
         return asked
 
-    def enrolled_with(self, run: str, resolved: ResolvedPlan, coordinator: str) -> list[dict[str, Any]]:
+    def list_enrolment_charges(self, run: str, resolved: ResolvedPlan, coordinator: str) -> list[dict[str, Any]]:
         """The charges with which the site enrolled, as plain values: what the coordinator compares with its own."""
-        planned, whole = self._entry(run, coordinator).body["planned"], enrolled_units(resolved)
+        planned, whole = self._entry(run, coordinator).body["planned"], list_enrolled_units(resolved)
         return [dict(one) for one in planned if one["unit"] in whole]
 
     def check_booked(self, run: str, resolved: ResolvedPlan, coordinator: str) -> None:
@@ -306,13 +307,13 @@ class SiteBooks:
     ) -> tuple[Receipt, tuple[Charge, ...]]:
         """Reserve one attempt before any data is touched; BudgetExhausted where it does not fit."""
         name = name_in_books(run, coordinator.ledger)
-        if enrolled_units(resolved):  # paid for as a whole, so nothing but this count ends it
+        if list_enrolled_units(resolved):  # paid for as a whole, so nothing but this count ends it
             self._check_quota(name, resolved, number)
         charges = site_charges(resolved, self.policy.name, number)
         charges = tuple(dataclasses.replace(one, dataset=self.policy.dataset.name) for one in charges)
         with _name_remedy(self.policy):
             receipt = self.ledger.reserve(
-                name, number, attempt, charges, seen=self._seen(run, coordinator),
+                name, number, attempt, charges, seen=self._name_head(run, coordinator),
                 also=lambda: self.check_day(resolved),
             )  # fmt: skip
         return receipt, charges
@@ -357,14 +358,14 @@ class SiteBooks:
                 )
 
         reach("party:before-draw")
-        self.ledger.draw(name, self._seen(run, coordinator), check)
+        self.ledger.draw(name, self._name_head(run, coordinator), check)
         reach("party:drawn")
 
     def _chance(self, name: str) -> float | None:
         """β of a draw of a run in the books; None if its plan cannot be read any more."""
         if name not in self._chances:
             try:
-                secure = resolved_from(self.ledger.run_entry(name).body["plan"]["resolved"]).secure
+                secure = read_resolved(self.ledger.run_entry(name).body["plan"]["resolved"]).secure
                 grouping = None if secure is None else secure.grouping
                 self._chances[name] = 0.0 if grouping is None else grouping.chance
             except QuietsumError:
@@ -377,11 +378,11 @@ class SiteBooks:
         if self.last_seen_in(run, coordinator.ledger) == coordinator:
             return
         self._check_kept(run, name, coordinator, refused=False)
-        self.ledger.witness(name, self._seen(run, coordinator))
+        self.ledger.witness(name, self._name_head(run, coordinator))
 
-    def resolved(self, run: str, coordinator: str) -> ResolvedPlan:
+    def find_plan(self, run: str, coordinator: str) -> ResolvedPlan:
         """The plan with which the site has enrolled."""
-        return resolved_from(self._entry(run, coordinator).body["plan"]["resolved"])
+        return read_resolved(self._entry(run, coordinator).body["plan"]["resolved"])
 
     def _entry(self, run: str, coordinator: str) -> Entry:
         name = name_in_books(run, coordinator)
@@ -417,19 +418,19 @@ class SiteBooks:
                 f"the plan has {allowed} attempts at the noise of round {number}, and the site was asked for them all"
             )
 
-    def _planned(self, resolved: ResolvedPlan) -> tuple[Charge, ...]:
+    def _plan_charges(self, resolved: ResolvedPlan) -> tuple[Charge, ...]:
         over, name = span(resolved, resolved.attempts), self.policy.name
         whole = {one.unit: one for one in enrolment_charges(resolved, name, trusting=self._trusting)}
         return tuple(whole.get(unit) or charge(resolved, name, unit, over) for unit in units(resolved))
 
     @property
     def _trusting(self) -> bool:
-        """Whether the server's draw is believed; where nobody is protected there is nothing to lose by it."""
+        """Whether the server's draw is believed; where no one is protected there is nothing to lose by it."""
         return self.policy.rules.trust_server_sampling or not self.policy.budgets
 
     def _terms(self, resolved: ResolvedPlan) -> Terms:
         terms = resolved.terms()
-        return dataclasses.replace(terms, limits=self._limits(terms.limits), enrolled=enrolled_units(resolved))
+        return dataclasses.replace(terms, limits=self._limits(terms.limits), enrolled=list_enrolled_units(resolved))
 
     def _lifetimes(self) -> list[Budget]:
         return [budget.lifetime(unit) for unit, budget in self.policy.budgets.items()]
@@ -449,7 +450,7 @@ class SiteBooks:
         return Dataset(party=self.policy.name, dataset=mine.name, size=mine.size, public=mine.public)
 
     @staticmethod
-    def _seen(run: str, coordinator: Testimony) -> dict[str, Testimony]:
+    def _name_head(run: str, coordinator: Testimony) -> dict[str, Testimony]:
         return {name_in_books(run, coordinator.ledger): coordinator}
 
 
@@ -487,7 +488,7 @@ def _everyone(resolved: ResolvedPlan) -> ResolvedPlan:
 # ------------------------------------------------------------------------------------------ a plan that travels
 
 
-def resolved_to(resolved: ResolvedPlan) -> dict[str, Any]:
+def write_resolved(resolved: ResolvedPlan) -> dict[str, Any]:
     """A resolved plan as plain values: the plan, who takes part, and the noise that was calibrated."""
     from quietsum.ledger import budget_to
 
@@ -502,7 +503,7 @@ def resolved_to(resolved: ResolvedPlan) -> dict[str, Any]:
     }
 
 
-def resolved_from(values: Mapping[str, Any]) -> ResolvedPlan:
+def read_resolved(values: Mapping[str, Any]) -> ResolvedPlan:
     """The resolved plan that came; :class:`~quietsum.errors.PlanRefused` where it is none, or not what it says it is.
 
     Its noise is taken as it stands: what it costs is computed by the site's ledger, not believed. The house's own

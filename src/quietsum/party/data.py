@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from quietsum.ledger import Ledger
     from quietsum.party.policy import Policy
 
-__all__ = ["SHOWS", "DataCheck", "waited_for"]
+__all__ = ["SHOWS", "DataCheck", "is_awaited"]
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ SHOWS = "quietsum data check --policy"
 class DataCheck:
     """The check that a policy names; its schema is read when it is made.
 
-    Guarantees: nothing is counted or kept between calls, and nothing that is raised or told holds a value of a row.
+    Guarantees: nothing is counted or kept between calls, and nothing that is raised or shown holds a value of a row.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -98,7 +98,7 @@ class DataCheck:
                 found.require(SHOWS)
 
     def _leave_out(self, task: Task, found: Result, tell: Callable[[str], None]) -> None:
-        """Train on what fits, row by row. What compares rows is told and decides nothing; a column that is not there
+        """Train on what fits, row by row. What compares rows is shown and decides nothing; a column that is not there
         leaves no row that could fit."""
         from quietsum.defence import ROW_BY_ROW
 
@@ -110,7 +110,7 @@ class DataCheck:
             tell(f"rows that do not fit by themselves are left out: {found.summary}")
 
 
-def waited_for(ledger: Ledger) -> bool:
+def is_awaited(ledger: Ledger) -> bool:
     """Whether a run that this site has enrolled in may still ask it: for its last round, spare attempts included."""
     for entry in ledger.entries():
         if entry.kind is Kind.RUN:

@@ -98,7 +98,7 @@ class SiteDataset:
 
     name: str = key("The dataset's declared name; budgets are kept under it.", bound=FILLED)
     size: int = key("Its declared size, which is public.", bound=whole(1))
-    public: str = key("Why nobody in it needs protection; leave it out for protected data.", default="")
+    public: str = key("Why no one in it needs protection; leave it out for protected data.", default="")
     same_rows: str = key("Why rows that are known here under another name have a budget of their own.", default="")
 
     def __post_init__(self) -> None:
@@ -292,7 +292,7 @@ class Policy:
         if not self.budgets and not self.dataset.public:
             raise InvalidParameter(
                 "dataset", self.dataset.name, "is protected and has no budget",
-                "add [record] with epsilon and delta, or say in dataset.public why nobody in it needs protection",
+                "add [record] with epsilon and delta, or say in dataset.public why no one in it needs protection",
             )  # fmt: skip
         if self.budgets and self.dataset.public:
             raise InvalidParameter(

@@ -46,7 +46,7 @@ def policy_keys() -> dict[str, str]:
 
 
 _FIRST = """\
-# What may be asked of this site's data, whoever asks. Check it with:
+# What any coordinator may ask of this site's data. Check it with:
 #   quietsum party check {path}
 
 [site]

@@ -1,7 +1,7 @@
 """Which questions a site answers: ``[questions]`` of its policy, held against the text of a plan.
 
 The site declares its columns itself: kind, bounds, categories and grid. A plan that describes one in another way, reads
-one that is not declared, or one that identifies people, is refused, whatever it calls it. All of that is decided by two
+one that is not declared, or one that identifies people, is refused, under any name. All of that is decided by two
 texts, so a refusal tells nothing about the table: not whether anybody is in it.
 
 ``epsilon`` bounds one file of questions, ``day`` all files of any 24 hours. The ε of a day are added up from the
@@ -90,10 +90,10 @@ class SiteQuestions:
     def about_people(self, column: object) -> Iterator[str]:
         """What is wrong with a plan that tells people apart by ``column``."""
         if column not in self._identifiers:
-            yield f"people are told apart by {column!r}, which the site does not declare as an identifier"
+            yield f"people are distinguished by {column!r}, which the site does not declare as an identifier"
         elif len(self._identifiers) > 1 and column != self.person:
             own = f"the site says by {self.person!r}" if self.person else "the site has several identifiers"
-            yield f"people are told apart by {column!r}, and {own}: questions.person says by which"
+            yield f"people are distinguished by {column!r}, and {own}: questions.person says by which"
 
     @property
     def _identifiers(self) -> list[str]:

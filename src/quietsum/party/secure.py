@@ -80,7 +80,7 @@ def terms_of(resolved: ResolvedPlan, key: Key, model: str) -> SessionTerms:
 
 
 def absent(run: str, party: str) -> bytes:
-    """What stands for the key of a party that has never come: a hash, so nobody holds the other half of it."""
+    """What stands for the key of a party that has never come: a hash, whose other half no one holds."""
     return hashlib.sha256(f"quietsum: {party} has not come to {run}".encode()).digest()
 
 
@@ -195,7 +195,7 @@ class Noisy:
     def of(self, party: str, vector: Vector, rng: RandomSource) -> Masked:
         """The party's vector, bounded, on the grid, with its share of the noise; of zeros where it is no vector."""
         try:
-            share = self.noise.share(self._rotated(np.asarray(vector, dtype=np.float64)), rng)
+            share = self.noise.share(self._rotate(np.asarray(vector, dtype=np.float64)), rng)
         except Exception:  # its shape and its numbers may depend on data, too
             share = self.noise.share(np.zeros(self.noise.dimension), rng)
         return _into_ring(share)
@@ -207,7 +207,7 @@ class Noisy:
             found = rotation.rotate_back(found, self.dimension, seed=self.seed)
         return np.asarray(found * (self.factor / self.divisor(survivors)))
 
-    def _rotated(self, vector: Vector) -> Vector:
+    def _rotate(self, vector: Vector) -> Vector:
         return rotation.rotate(vector, seed=self.seed) if self.noise.bits < 32 else vector
 
 
@@ -223,7 +223,7 @@ class SecureSite:
     """One party in the secure rounds of a run.
 
     Guarantees: a session is opened for later attempts only, in order, and its secrets live in this object alone. The
-    model must be the one of the terms before ``contribute`` is called, at most once a session; whatever it returns
+    model must be the one of the terms before ``contribute`` is called, at most once a session; what it returns
     leaves under masks or not at all. A question that comes twice gets the same bytes; another one in its place is
     refused. :class:`~quietsum.secagg.Refused` is all that a message can make this raise.
     """
@@ -320,7 +320,7 @@ class SecureSite:
         return self._party
 
     def _mask(self, party: Party, key: Key, message: bytes, params: Vector | None) -> bytes:
-        def made() -> Masked:
+        def make() -> Masked:
             if self._made:  # the answer has left, or was lost in a failure: there is no second vector
                 raise Refused(Reason.ALREADY_ANSWERED)
             if params is None or model_hash(params) != party.terms.model:
@@ -328,4 +328,4 @@ class SecureSite:
             self._made = True
             return self._contribute(key, params)
 
-        return party.mask(message, made)
+        return party.mask(message, make)

@@ -34,7 +34,7 @@ from quietsum.errors import (
 from quietsum.failpoints import reach
 from quietsum.ledger import Clock, Ledger, StoreFailed, check_succession, system_clock
 from quietsum.mechanisms import system_randomness
-from quietsum.party.books import SiteBooks, resolved_from, resolved_to
+from quietsum.party.books import SiteBooks, read_resolved, write_resolved
 from quietsum.party.data import DataCheck
 from quietsum.party.peers import UnknownPeer, certificate, identity_of, peers_of
 from quietsum.party.questions import is_question
@@ -171,13 +171,13 @@ class SiteService:
             about = f"{letter.kind[:40]} of {letter.sender.ledger}"
             if self._log_once(about, "%s", words) and self._alerts is not None:
                 run = str(letter.body.get("run") or "")[:100]
-                (self._alerts.spent if refusal.spent else self._alerts.refused)(words, run=run)
+                (self._alerts.note_spent_budget if refusal.spent else self._alerts.note_refusal)(words, run=run)
             return self._refuse(letter, str(refusal), for_good=refusal.for_good)
         except LedgerBroken as error:
             words = f"nothing is done any more until the ledger is in order: {error}"
             about = f"{_LEDGER} {letter.sender.ledger}"
             if self._log_once(about, "%s", words, level=logging.ERROR) and self._alerts is not None:
-                self._alerts.broken(str(error))
+                self._alerts.note_broken_ledger(str(error))
             return self._refuse(letter, "its own ledger is not in order")
         except StoreFailed as error:
             words = f"refused, since the ledger takes no entry: {error}"
@@ -250,7 +250,7 @@ class SiteService:
         except RequestRefused:
             return False
         try:
-            return self.books.reserved(run, letter.sender.ledger, number, attempt)
+            return self.books.is_reserved(run, letter.sender.ledger, number, attempt)
         except Exception:
             log.exception("the books do not say whether this attempt was reserved")
             return True
@@ -319,7 +319,7 @@ class SiteService:
     def _enrol(self, letter: wire.Letter) -> bytes:
         run, coordinator = read_run(letter), letter.sender.ledger
         with refuse_on(PlanRefused):
-            resolved = resolved_from(letter.body.get("resolved", {}))
+            resolved = read_resolved(letter.body.get("resolved", {}))
         with refuse_on(QuietsumError):  # no data was touched yet, so everything wrong with the plan is a refusal
             self._check_same_plan(run, resolved, coordinator)
             place = self._begin(resolved)
@@ -329,10 +329,10 @@ class SiteService:
         self._restore_peers(run, coordinator, place)
         self._runs.setdefault((run, coordinator), place)  # only what the books hold, and never another plan
         if self._alerts is not None:
-            self._alerts.charged()
+            self._alerts.note_charge()
         log.info("enrolled in %s: task %s", run, resolved.plan.task.name)
         reach("party:before-enrolled-reply")
-        charges = self.books.enrolled_with(run, resolved, coordinator)
+        charges = self.books.list_enrolment_charges(run, resolved, coordinator)
         body: dict[str, Any] = {"plan": resolved.plan.digest, "charges": charges}
         if resolved.secure is not None:
             own = self._ledger.identity.public_key
@@ -343,8 +343,8 @@ class SiteService:
         """A run has one plan, to the last digit of its noise."""
         if self.books.knows(run, coordinator):
             with refuse_privately(run):
-                known = self.books.resolved(run, coordinator)
-            if resolved_to(known) != resolved_to(resolved):
+                known = self.books.find_plan(run, coordinator)
+            if write_resolved(known) != write_resolved(resolved):
                 raise RequestRefused("the site has enrolled in this run with another plan")
 
     def _begin(self, resolved: ResolvedPlan) -> SiteRun:
@@ -372,7 +372,7 @@ class SiteService:
         if not self.books.knows(run, coordinator):
             raise RequestRefused("the site has not enrolled in this run")
         with refuse_privately(run):
-            resolved = self.books.resolved(run, coordinator)
+            resolved = self.books.find_plan(run, coordinator)
             self.books.check_booked(run, resolved, coordinator)
         with refuse_on(PlanRefused):
             place = self._begin(resolved)
@@ -391,7 +391,7 @@ class SiteService:
                 self.books.note(run, letter.sender)
         place = self._runs.pop((run, coordinator), None)
         if place is not None and self._alerts is not None:
-            self._alerts.ended(run)
+            self._alerts.note_end(run)
         if place is not None and place.masking is not None:
             place.masking.stop()
         return self._write("noted", {}, letter)
@@ -478,7 +478,7 @@ class SiteService:
             log.error("the update stays here, since its charge could not be committed: %s", error)
             return False
         if self._alerts is not None:
-            self._alerts.charged()
+            self._alerts.note_charge()
         reach("party:committed")
         return True
 
@@ -490,7 +490,7 @@ class SiteService:
         if letter.digest in self._refusals:
             raise RequestRefused("this request was refused before")
         known = self._runs.get((run, coordinator))
-        if (known is None or known.answered is None) and self.books.answered(run, coordinator, number, attempt):
+        if (known is None or known.answered is None) and self.books.is_answered(run, coordinator, number, attempt):
             return self._lose_repeated(letter)
         place = self._find_run(run, coordinator)
         check_request(letter, place.resolved, number)
@@ -501,7 +501,7 @@ class SiteService:
         model = hashlib.sha256(params.tobytes()).hexdigest()
         if place.answered is not None and place.answered[0] == (number, attempt, model):
             return place.answered[1]
-        if self.books.answered(run, coordinator, number, attempt):
+        if self.books.is_answered(run, coordinator, number, attempt):
             return self._lose_repeated(letter)
         reserved = self._reserve(letter, place)
         if reserved is None:
@@ -543,7 +543,7 @@ class SiteService:
         party = self._secure_site(place)
         try:
             if party.touches(key, step) or step is Step.OPEN:
-                if self.books.answered(run, coordinator, number, attempt):
+                if self.books.is_answered(run, coordinator, number, attempt):
                     return self._lose_repeated(letter)
                 if step is Step.SHARES:
                     return self._mask(letter, place, party)

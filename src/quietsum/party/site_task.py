@@ -15,7 +15,7 @@ import numpy as np
 
 from quietsum.errors import DataMissing, PlanRefused
 from quietsum.ledger import Parts, as_array
-from quietsum.party.work import calmly, rehearse
+from quietsum.party.work import calmly, rehearse_task
 from quietsum.tasks import AnyTask, Task, as_task
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def try_task(
         task = as_task(make())
         fits = task.dimension == resolved.dimension
         if fits:
-            rehearse(task, resolved, party, unseen=unseen)
+            rehearse_task(task, resolved, party, unseen=unseen)
         return task, fits
 
     try:
@@ -92,7 +92,7 @@ class SiteRun:
             self._check()
             self._check = None
         if self._due:
-            rehearse(self.task, self.resolved, self._party)
+            rehearse_task(self.task, self.resolved, self._party)
             self._due = False
 
 

@@ -22,16 +22,16 @@ __all__ = ["FILTER", "NOTHING", "NO_GATE", "ONE_RUN", "OVERDRAWN", "status_of"]
 
 NOTHING, ONE_RUN, FILTER = "nothing spent", "one run", "filter"
 OVERDRAWN, NO_GATE = "overdrawn", "no gate"
-"""What ``held_by`` may be: nothing has been spent; one run, told by its own ε; several, held by the filter; more was
+"""What ``held_by`` may be: nothing has been spent; one run, bounded by its own ε; several, held by the filter; more was
 spent than the budget, while the data was public; the ledger still calls the data public and counts nothing."""
 
 
 def status_of(policy: Policy, ledger: Ledger) -> dict[str, Any]:
     """Budgets by unit, runs with their coordinators, and the heads that were exchanged, as plain values.
 
-    Guarantees: a budget is this site's own book and nobody else's. ``bound_epsilon`` bounds everything charged so far
+    Guarantees: a budget is the book of this site alone. ``bound_epsilon`` bounds everything charged so far
     (infinite where no bound holds), between ``neighbours`` and against every one of ``observers``. ``spent_epsilon`` is
-    the same where it is also what was spent, and None where only a share of the filter can be told.
+    the same where it is also what was spent, and None where only a share of the filter is known.
     """
     return {
         "site": policy.name,
@@ -63,7 +63,7 @@ def _budgets(policy: Policy, ledger: Ledger) -> list[dict[str, Any]]:
 
 def _budget(unit: PrivacyUnit, allowed: UnitPolicy, book: Book | None, observers: list[Observer]) -> dict[str, Any]:
     budget = allowed.lifetime(unit) if book is None or book.budget is None else book.budget
-    held = _held_by(book, budget)
+    held = _find_gate(book, budget)
     guarantee = None if book is None else book.guarantee
     bound = None if held == NO_GATE else 0.0 if guarantee is None else guarantee.epsilon
     return {
@@ -80,7 +80,7 @@ def _budget(unit: PrivacyUnit, allowed: UnitPolicy, book: Book | None, observers
     }
 
 
-def _held_by(book: Book | None, budget: Budget) -> str:
+def _find_gate(book: Book | None, budget: Budget) -> str:
     if book is None:
         return NOTHING
     if book.guarantee is None:
@@ -93,7 +93,7 @@ def _held_by(book: Book | None, budget: Budget) -> str:
 
 
 def _books(policy: Policy, ledger: Ledger) -> list[Book]:
-    """The dataset's books, under whatever name of the site."""
+    """The dataset's books, under every name of the site."""
     return [book for book in ledger.lifetime() if book.dataset == policy.dataset.name]
 
 

@@ -6,7 +6,7 @@ and their sizes stay behind.
 
 So does what rows do to the code (rule 17). A failure is a message: where anything is promised, work that raises, takes
 too long or returns what is no update is replaced by the plan's own steps on no rows (:func:`on_no_rows`), which are
-noise alone. The site itself is told, by the kind of the failure and the line of code, and nobody else.
+noise alone. Only the site itself hears of it, by the kind of the failure and the line of code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnsweredBefore", "NotTouched", "Site", "TooLate", "calmly", "failure", "look_for_data", "on_no_rows",
-    "rehearse", "released",
+    "rehearse_task", "release",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)
@@ -72,13 +72,13 @@ class Site:
     """One party of a federation.
 
     Guarantees: an answer is made by the plan's :class:`~quietsum.plan.orders.LocalOrders`, whose sampler and mechanism
-    also state the charge. Attempts of a run are answered in increasing order, each once, whatever model comes with
-    them: never with fresh noise on the same charge (rule 10). Randomness comes from the operating system and is never
-    restored. Where the plan promises anything, what leaves is what the plan says, also when the work failed, in
-    whatever way, or took too long: the plan's steps on no rows. Whether it did may depend on data, so only ``tell``
-    hears of it, at the site. The ``deadline`` is counted from the moment its own work begins, so no other party can
-    make it late. That hides a slow party where somebody waits for it, in one process; across machines its answer is
-    late all the same, and everybody sees that. ``first`` is part of the work, before the training.
+    also state the charge. Attempts of a run are answered in increasing order, each once, with any model: never with
+    fresh noise on the same charge (rule 10). Randomness comes from the operating system and is never restored. Where
+    the plan promises anything, what leaves is what the plan says, also when the work failed, in any way, or took too
+    long: the plan's steps on no rows. Whether it did may depend on data, so only ``tell`` hears of it, at the site. The
+    ``deadline`` is counted from the moment its own work begins, so no other party can make it late. That hides a slow
+    party where somebody waits for it, in one process; across machines its answer is late all the same, and everybody
+    sees that. ``first`` is part of the work, before the training.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Site:
     def begin(self, key: tuple[str, int, int, str]) -> LocalOrders:
         """What to do for this request, which is answered from now on and never again.
 
-        For whoever trains several sites together: ``begin`` each, train, ``finish`` each. Neither is undone by a
-        failure. Only a new process, which has no memory of this, can be asked again, and only by whoever knows that
+        For code that trains several sites together: ``begin`` each, train, ``finish`` each. Neither is undone by a
+        failure. Only a new process, which has no memory of this, can be asked again, and only by code that knows that
         nothing had left the first one.
         """
         if self._refuses:
@@ -145,7 +145,7 @@ class Site:
     def finish(self, orders: LocalOrders, delta: Vector) -> Vector:
         """What leaves: ``delta``, or with the client's noise at the party its bounded and noisy form."""
         if orders.client is not None:
-            delta = released(orders.client, delta, self._task.dimension, self._rng)
+            delta = release(orders.client, delta, self._task.dimension, self._rng)
         elif orders.mechanism is None and self._resolved.protected and _problem_with(delta, self._task.dimension):
             delta = np.zeros(self._task.dimension)  # trained side by side with others, so nobody has looked at it yet
         reach("party:before-send")
@@ -159,7 +159,7 @@ class Site:
         """
         start = self._clock()
         try:
-            delta = calmly(lambda: self._trained(params, orders), interruptible=self._interruptible)
+            delta = calmly(lambda: self._train(params, orders), interruptible=self._interruptible)
             if self._clock() - start > self._deadline:
                 raise TooLate(f"its work took longer than the deadline of {self._deadline:g} s")
             if self._resolved.protected and (problem := _problem_with(delta, self._task.dimension)):
@@ -179,7 +179,7 @@ class Site:
         """What the plan's steps make of no rows, for :meth:`finish`."""
         return on_no_rows(self._task, self._task.dimension, params, orders, self._rng)
 
-    def _trained(self, params: Vector, orders: LocalOrders) -> Vector:
+    def _train(self, params: Vector, orders: LocalOrders) -> Vector:
         task = self._task
         if self._first is not None:
             self._first()
@@ -250,7 +250,7 @@ def _problem_with(delta: object, dimension: int) -> str:
 
 
 def failure(error: BaseException) -> str:
-    """What the site itself is told of work that failed: its kind and the line of code, no words, which may quote a row.
+    """What the site itself hears of work that failed: its kind and the line of code, no words, which may quote a row.
 
     The line is the last one of the task's own code, where there is any.
     """
@@ -272,8 +272,8 @@ def failure(error: BaseException) -> str:
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
-def _to_own_log(name: str, told: str) -> None:
-    log.warning("told to %s alone: its work failed, so what leaves holds nothing of its data (%s)", name, told)
+def _to_own_log(name: str, what: str) -> None:
+    log.warning("for %s alone: its work failed, so what leaves holds nothing of its data (%s)", name, what)
 
 
 def look_for_data(task: Task, party: str) -> None:
@@ -301,7 +301,7 @@ def calmly(work: Callable[[], Found], *, interruptible: bool = True) -> Found:
         raise Panicked(f"the task ended in a {type(panic).__name__}") from panic
 
 
-def rehearse(task: AnyTask, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> None:
+def rehearse_task(task: AnyTask, resolved: ResolvedPlan, party: str, *, unseen: bool = False) -> None:
     """Try the task on made-up examples, so that mistakes in its code show before anything is charged.
 
     With ``unseen`` no record is read or counted, not even for its shape: for a site before its first charge, and for a
@@ -319,7 +319,7 @@ def rehearse(task: AnyTask, resolved: ResolvedPlan, party: str, *, unseen: bool 
         task.rehearse(orders)
 
 
-def released(mechanism: ClippedSum, delta: object, dimension: int, rng: RandomSource) -> Vector:
+def release(mechanism: ClippedSum, delta: object, dimension: int, rng: RandomSource) -> Vector:
     """One release of ``mechanism``: of ``delta``, or of zeros where it is no vector of ``dimension`` numbers."""
     try:
         vector = np.asarray(delta, dtype=np.float64)

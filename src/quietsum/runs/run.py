@@ -48,7 +48,7 @@ from quietsum.federation import (
 )
 from quietsum.ledger import Ledger, RunHistory, claim_guarantees, ledger_exists
 from quietsum.mechanisms import RandomSource, system_randomness
-from quietsum.party import rehearse
+from quietsum.party import rehearse_task
 from quietsum.plan import Plan, ResolvedPlan, card, resolve
 from quietsum.privacy import Guarantee
 from quietsum.runs import checkpoint as checkpoints
@@ -104,7 +104,7 @@ def start(
         federation.check_plan(resolved)
     if remote:
         refuse_drill(resolved.plan)
-    rehearse(task, resolved, resolved.parties[0].name, unseen=remote)
+    rehearse_task(task, resolved, resolved.parties[0].name, unseen=remote)
     rehearse_root(task, resolved)
     run = workspace.free_name(plan, name)
     with _ledger_in(workspace, create=True) as ledger:
@@ -156,7 +156,7 @@ def resume_run(
         resolved = resolve(plan, task.parties(), task.dimension, pricing=_pricing(ledger, folder.run))
         if remote:
             refuse_drill(resolved.plan)
-        rehearse(task, resolved, resolved.parties[0].name, unseen=remote)
+        rehearse_task(task, resolved, resolved.parties[0].name, unseen=remote)
         rehearse_root(task, resolved)
         check_anchors(ledger, workspace)
         _open(ledger, folder.run, resolved)  # a run that the ledger knows stays as it is

@@ -249,12 +249,12 @@ def _hold_data(policy: Policy, ledger: Ledger) -> None:
     Only a site that no run waits for may stay away because of its rows: later, its absence would be a message.
     """
     from quietsum.cli.sites.check import unfit
-    from quietsum.party import waited_for
+    from quietsum.party import is_awaited
 
     for problem in unfit(policy):
         assert policy.data is not None
         refuses, public = policy.data.on_failure == "refuse", bool(policy.dataset.public)
-        if refuses and (public or not waited_for(ledger)):
+        if refuses and (public or not is_awaited(ledger)):
             raise problem
         follows = "its work fails until it fits" if public else "noise alone leaves until it fits, and is charged"
         follows = _TRAINS.get(policy.data.on_failure, follows)

@@ -32,8 +32,8 @@ from quietsum.party import (
     enrolment_charges,
     key_in,
     model_hash,
-    resolved_to,
     site_charges,
+    write_resolved,
 )
 from quietsum.plan import ResolvedPlan, fewest_groups
 from quietsum.secagg import Step
@@ -317,7 +317,7 @@ class RemoteFederation(Federation):
         if not sites.can_ask(name):
             return
         if not sites.is_enrolled(name):
-            sites.post("enrol", {"run": self._here.run, "resolved": resolved_to(resolved)}, name, lasting=lasting)
+            sites.post("enrol", {"run": self._here.run, "resolved": write_resolved(resolved)}, name, lasting=lasting)
             return
         if asking is None:
             return

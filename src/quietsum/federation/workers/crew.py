@@ -38,7 +38,7 @@ from quietsum.federation.local import fates, too_late
 from quietsum.federation.messages import Federation, Lost, Refusal, Reply, Sums, TrainRequest, Update
 from quietsum.federation.workers.worker import Answer, Piece, Ready, Worker, end
 from quietsum.mechanisms import system_randomness
-from quietsum.party import on_no_rows, released
+from quietsum.party import on_no_rows, release
 from quietsum.validate import positive, whole_number
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class Crew(Federation):
             return Lost(party=name, reason=fate)
         delta = on_no_rows(None, resolved.dimension, piece.request.params, orders, rng)
         if orders.client is not None:
-            delta = released(orders.client, delta, resolved.dimension, rng)
+            delta = release(orders.client, delta, resolved.dimension, rng)
         return Update(party=name, delta=delta)
 
     def _limit(self, worker: Worker) -> float:

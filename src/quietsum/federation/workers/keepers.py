@@ -33,7 +33,7 @@ from quietsum.federation.local import SimulatedLosses, too_late
 from quietsum.federation.messages import Answer, Federation, Lost, Question, Refusal, Reply, TrainRequest
 from quietsum.federation.workers.worker import Answer as Told, Look, Ready, Share, Worker, end, serve
 from quietsum.mechanisms import RandomSource, system_randomness
-from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, released, sessions_of, terms_of
+from quietsum.party import Contribution, Key, SecureSite, contribution_of, on_no_rows, release, sessions_of, terms_of
 from quietsum.secagg import Identity, Refused, SessionTerms, Step
 from quietsum.validate import positive, whole_number
 
@@ -347,7 +347,7 @@ class Keeper:
         resolved, orders = self._resolved, self._resolved.orders(name, request.round)
         delta = on_no_rows(None, resolved.dimension, request.params, orders, self._rng)
         if orders.client is not None:
-            delta = released(orders.client, delta, resolved.dimension, self._rng)
+            delta = release(orders.client, delta, resolved.dimension, self._rng)
         return self._how.of(name, delta, self._rng)
 
 

@@ -318,7 +318,7 @@ class ResolvedPlan:
 
     def _shares(self, unit: PrivacyUnit, noise: float, clip: float) -> DistributedNoise:
         from quietsum.mechanisms import DistributedNoise
-        from quietsum.secagg import error as rotation_error, padded
+        from quietsum.secagg import error as rotation_error, pad_to_power
 
         secure, clients = self.secure, unit is PrivacyUnit.CLIENT
         assert secure is not None
@@ -328,7 +328,7 @@ class ResolvedPlan:
         narrow = secure.bits < 32  # then vectors are added in a rotated basis, whose own rounding is counted
         return DistributedNoise(
             max_norm=norm, noise_multiplier=noise, honest=secure.honest,
-            dimension=padded(self.dimension) if narrow else self.dimension, unit=unit, kind=kind,
+            dimension=pad_to_power(self.dimension) if narrow else self.dimension, unit=unit, kind=kind,
             ball=None if clients else longest * norm, bits=secure.bits, parties=secure.parameters.largest,
             margin=0.0 if clients else _MARGIN + (2 * longest * rotation_error(self.dimension) if narrow else 0.0),
         )  # fmt: skip
