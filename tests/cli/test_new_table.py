@@ -218,3 +218,19 @@ def test_what_does_not_go_together_is_refused_with_what_to_do(asked: tuple[str, 
     write_visits()
     result = invoke("new", "run.toml", *asked)
     assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output
+
+
+def test_the_holder_sees_which_lines_do_not_fit_the_plan() -> None:
+    write_visits(rows=100)
+    asked = ("--label", "back", "--site-column", "site", "--person-column", "patient", *DECLARED, *SIZES)
+    assert invoke("new", "run.toml", "--from", "visits.csv", *asked).exit_code == 0
+    for named in (("visits.csv", "--plan", "run.toml"), ("--plan", "run.toml")):
+        assert invoke("data", "check", *named).exit_code == 0
+    with Path("visits.csv").open("a") as file:
+        file.write("p999,north,700,120,a,yes\np999,moon,50,120,d,perhaps\np999,north,50\n")
+    found = invoke("data", "check", "visits.csv", "--plan", "run.toml", "--json")
+    assert found.exit_code == 2
+    told = {(one["check"], one["column"]) for one in json.loads(found.stdout)["problems"]}
+    assert {("range", "age"), ("allowed", "ward"), ("allowed", "site"), ("label", "back"), ("lines", "")} <= told
+    shown = invoke("data", "check", "visits.csv", "--plan", "run.toml")
+    assert "count as zero" in shown.output and "line 102" in shown.output and "700" not in shown.output

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         look_at_labels as look_at_labels,
         parse_schema as parse_schema,
         read_table as read_table,
+        schema_of_plan as schema_of_plan,
         validate as validate,
     )
     from quietsum.defence.validation.checks import ROW_BY_ROW as ROW_BY_ROW

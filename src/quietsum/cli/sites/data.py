@@ -16,6 +16,7 @@ from quietsum.errors import InvalidParameter, printable
 
 if TYPE_CHECKING:
     from quietsum.defence import Problem, Result, Schema
+    from quietsum.tasks import TableTask
 
 __all__ = ["app"]
 
@@ -121,9 +122,11 @@ def check(
     """Check a table, or what a task trains on, before anything is trained.
 
     Example: quietsum data check visits.csv --schema data.toml
+    Example: quietsum data check visits.csv --plan run.toml
     Example: quietsum data check --task fraud --parties 10 --party client-0003
 
-    TABLE is a CSV, npz or Parquet file, held against data.toml. Problems are
+    TABLE is a CSV, npz or Parquet file, held against data.toml, or against the
+    plan for which quietsum new --from has read its first line. Problems are
     told by line and column; their values are shown on a terminal only, never
     in a pipe or a file. Exit code 2 where the data does not fit.
     """
@@ -131,6 +134,10 @@ def check(
 
     named = {"TABLE": table, "--task": task, "--plan": plan, "--policy": policy}
     given = [name for name, value in named.items() if value is not None]
+    made = None if plan is None else _table_in(plan)
+    if made is not None and set(given) <= {"TABLE", "--plan"} and schema is None and parties is None:
+        assert plan is not None
+        return _by_plan(made, table, plan, party, labels, as_json)
     if len(given) != 1:
         problem = "do not go together" if given else "is missing"
         remedy = "name a table, a task, a plan or a policy"
@@ -170,6 +177,43 @@ def check(
 
 def _values(found: Result, what: str, against: str) -> dict[str, Any]:
     return {"of": what, "schema": against, **found.to_dict(), "note": _STAYS}
+
+
+def _table_in(plan: Path) -> TableTask | None:
+    """The task of a plan that reads a table; None for any other plan."""
+    from quietsum.plan import load_plan
+    from quietsum.tasks import TableTask
+
+    task = load_plan(plan).task
+    return TableTask.from_options(task.options) if task.name == "table" else None
+
+
+def _by_plan(task: TableTask, table: Path | None, plan: Path, party: str | None, labels: bool, as_json: bool) -> int:
+    """Check a table against the columns, classes and sizes that its plan states."""
+    from quietsum.defence import look_at_labels, read_table, schema_of_plan, validate
+
+    names = [facts.name for facts in task.parties()]
+    if table is None and party is None and task.options.tables:
+        raise InvalidParameter("--party", None, "is missing", f"say whose table: {', '.join(names[:12])}")
+    path = task.file_of(party or names[0]) if table is None else table
+    held = schema_of_plan(task)
+    rows = read_table(path, held)
+    found = validate(rows, held)
+    if labels:
+        problems, counted = look_at_labels(rows, held)
+        found = dataclasses.replace(
+            found, problems=(*found.problems, *problems), counts={**found.counts, "labels": counted}
+        )
+    if as_json:
+        print_json(_values(found, str(path), str(plan)))
+        return 0 if found.ok else UNFIT
+    _print(found, str(path), str(plan), held)
+    if found.ok:
+        print_next(["plan", str(plan)])
+    else:
+        print("Correct the table, or the plan where that is wrong. Rows that stay as they are count as zero.")
+        print_next(["data", "check", str(path), "--plan", str(plan)])
+    return 0 if found.ok else UNFIT
 
 
 def _by_policy(path: Path, as_json: bool) -> int:

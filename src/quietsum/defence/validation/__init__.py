@@ -16,6 +16,7 @@ from quietsum.defence.validation.cleaning import clean
 from quietsum.defence.validation.describing import first_schema
 from quietsum.defence.validation.files import read_table
 from quietsum.defence.validation.labels import look_at_labels
+from quietsum.defence.validation.plans import schema_of_plan
 from quietsum.defence.validation.result import Problem, Result
 from quietsum.defence.validation.schema import Cleaning, Column, FileFormat, Label, Outliers, RowRules, Schema
 from quietsum.defence.validation.schema_file import load_schema, parse_schema
@@ -41,6 +42,7 @@ __all__ = [
     "parse_schema",
     "read_table",
     "robust_z",
+    "schema_of_plan",
     "share_beyond",
     "validate",
 ]

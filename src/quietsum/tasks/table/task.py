@@ -57,7 +57,7 @@ class TableTask:
             problem = f"make {inputs:,} features, more than {MOST_FEATURES:,}"
             raise InvalidParameter("task.options.columns", len(self.encoding.columns), problem, "use fewer categories")
         hidden = options.hidden if options.model == "mlp" else 0
-        self.model = RowModel(inputs=inputs, classes=len(self.encoding.classes), hidden=hidden)
+        self.network = RowModel(inputs=inputs, classes=len(self.encoding.classes), hidden=hidden)
         self.name = options.name
         self.person = options.person_column
         self.people: Callable[[str], npt.NDArray[np.int64]] | None = self._people if self.person else None
@@ -83,7 +83,7 @@ class TableTask:
     @property
     def dimension(self) -> int:
         """How many weights the model has."""
-        return self.model.dimension
+        return self.network.dimension
 
     def parties(self) -> tuple[PartyFacts, ...]:
         """The sites, with their declared sizes."""
@@ -91,30 +91,31 @@ class TableTask:
 
     def initial(self) -> Floats:
         """The first weights."""
-        return self.model.initial()
+        return self.network.initial()
 
     def gradients(self, params: Floats, features: Floats, labels: Floats) -> Floats:
         """One gradient per row; NaN, which counts as zero, for a row without a declared label."""
-        return self.model.gradients(params, features, labels)
+        return self.network.gradients(params, features, labels)
 
     def example(self) -> Rows:
         """Two made-up rows."""
-        return Rows(features=np.zeros((2, self.model.inputs)), labels=np.array([0.0, 1.0]))
+        return Rows(features=np.zeros((2, self.network.inputs)), labels=np.array([0.0, 1.0]))
 
     def class_rows(self) -> Mapping[str, npt.NDArray[np.int64]]:
         """By class, the places of its row of the last layer, where there is one for each and a layer before it."""
-        if not self.model.hidden or self.model.classes <= 2:
+        if not self.network.hidden or self.network.classes <= 2:
             return {}
-        places = np.arange(self.dimension)[self.model.hidden * self.model.inputs :].reshape(self.model.classes, -1)
-        return dict(zip(self.encoding.classes, places, strict=True))
+        last = np.arange(self.dimension)[self.network.hidden * self.network.inputs :]
+        return dict(zip(self.encoding.classes, last.reshape(self.network.classes, -1), strict=True))
 
     # --------------------------------------------------------------------------------------------- rows
 
     def look_for_data(self, party: str) -> None:
         """Raise :class:`~quietsum.errors.DataMissing` if the party's file is not there; it is not opened."""
-        check_file(self._file(party))
+        check_file(self.file_of(party))
 
-    def _file(self, party: str) -> Path:
+    def file_of(self, party: str) -> Path:
+        """Where the rows of ``party`` lie; nothing is looked at."""
         if party not in self._sites:
             known = ", ".join(self._sites)
             raise InvalidParameter("party", party, f"is no site of {self.name}", f"choose from {known}")
@@ -146,7 +147,7 @@ class TableTask:
     def _held(self, party: str) -> _Held:
         if party not in self._read:
             self.look_for_data(party)
-            self._read[party] = self._of_file(self._file(party), party, self.options.held_out)
+            self._read[party] = self._of_file(self.file_of(party), party, self.options.held_out)
         return self._read[party]
 
     def _of_file(self, path: Path, party: str | None, held_out: float) -> _Held:
@@ -209,7 +210,7 @@ class TableTask:
         if found is None or not len(found[1]):
             return Metrics(values={}, on=NO_SCORE)
         features, labels, what = found
-        answers = self.model.answers(params, features)
+        answers = self.network.answers(params, features)
         if not self.encoding.classes:
             values, middle = self.encoding.in_units(answers[:, 0]), self.encoding.in_units(labels)
             error = float(np.abs(values - middle).mean())
@@ -217,7 +218,7 @@ class TableTask:
             return Metrics(values={"mean_absolute_error": error}, on=what, chance={"mean_absolute_error": alone})
         told = {"accuracy": accuracy(labels.astype(np.int64), answers.argmax(axis=1))}
         chance = {"accuracy": majority(labels.astype(np.int64))}
-        if self.model.classes == 2:
+        if self.network.classes == 2:
             told["auc"], chance["auc"] = roc_auc(labels.astype(np.int64), answers[:, 1]), 0.5
         return Metrics(values=told, on=what, chance=chance)
 
@@ -226,8 +227,8 @@ class TableTask:
         found = self._scored() if self.encoding.classes else None
         if found is None:
             return None
-        counts = np.zeros((self.model.classes,) * 2, dtype=np.int64)
-        answers = self.model.answers(params, found[0]).argmax(axis=1)
+        counts = np.zeros((self.network.classes,) * 2, dtype=np.int64)
+        answers = self.network.answers(params, found[0]).argmax(axis=1)
         np.add.at(counts, (found[1].astype(np.int64), answers), 1)
         return counts
 
@@ -235,7 +236,9 @@ class TableTask:
         """The class that the model answers for each row; None where a number is learned."""
         if not self.encoding.classes:
             return None
-        found: npt.NDArray[np.int64] = self.model.answers(params, np.asarray(features)).argmax(axis=1).astype(np.int64)
+        found: npt.NDArray[np.int64] = (
+            self.network.answers(params, np.asarray(features)).argmax(axis=1).astype(np.int64)
+        )
         return found
 
     # -------------------------------------------------------------------------------------- predictions
@@ -268,7 +271,7 @@ class TableTask:
 
     def answers(self, params: Floats, features: Floats) -> Floats:
         """The chance of each class, (n, classes), or the number that is learned in its own units, (n, 1)."""
-        found = self.model.answers(params, features)
+        found = self.network.answers(params, features)
         return found if self.encoding.classes else self.encoding.in_units(found)
 
 
