@@ -129,7 +129,7 @@ def test_rule_1_a_round_that_drew_nobody_is_charged_to_everybody_and_changes_no_
     assert touches(diary) == {}
     assert steps_paid(tmp_path) == {"north": 4, "south": 4}
     assert result.outcome == "finished"
-    np.testing.assert_array_equal(checkpoints.load_model(result.folder.model)[0], [0.0, 0.0])
+    np.testing.assert_array_equal(checkpoints.read_model(result.folder.model)[0], [0.0, 0.0])
 
 
 def test_rule_1_an_aborted_round_is_charged_and_so_is_the_attempt_that_makes_it_again(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_rule_3_a_run_that_stopped_early_reports_the_whole_plans_epsilon(tmp_pat
     result = go(tmp_path, tiny_plan(federation={"simulate": {"drop_outs": 1.0}}))
     assert max(epsilons(tmp_path).values()) < 1.5
     values = report.build(result.folder, Workspace(path=tmp_path))
-    _, about = checkpoints.load_model(result.folder.model)
+    _, about = checkpoints.read_model(result.folder.model)
     stated = [claim.epsilon for claim in result.claims]
     stated += [claim["epsilon"] for claim in (*values["guarantees"], *about["guarantees"])]
     assert stated == [pytest.approx(2.0, rel=1e-6)] * 6
@@ -302,7 +302,7 @@ def for_recipients(folder: RunFolder, workspace: Path) -> dict[str, str]:
         "ledger.jsonl": (workspace / "ledger.jsonl").read_text(),
         "report.json": (folder.path / "report.json").read_text(),
         "report.html": (folder.path / "report.html").read_text(),
-        "model.safetensors": json.dumps(checkpoints.load_model(folder.model)[1]),
+        "model.safetensors": json.dumps(checkpoints.read_model(folder.model)[1]),
     }
 
 
@@ -353,7 +353,7 @@ def test_rule_5_epsilon_in_a_report_does_not_give_away_that_the_worst_party_refu
     for name, task in (("all", Unequal), ("without", UnequalClosed)):
         folder = command_line_run(tmp_path / name, monkeypatch, task, plan)
         values = json.loads((folder.path / "report.json").read_text())
-        _, about = checkpoints.load_model(folder.model)
+        _, about = checkpoints.read_model(folder.model)
         for key in ("created", "ledger", "metrics"):  # when, by which ledger, and a noisy model's score
             del values[key]
         told.append((values, about["guarantees"]))
@@ -517,11 +517,11 @@ def test_rule_9_an_empty_draw_is_a_step_of_noise_alone_drawn_once_and_charged(
     result = go(tmp_path / "noisy", tiny_plan(training=training, privacy=noisy()))
     assert sizes == [0] * (3 * 2 * 5)  # rounds × parties × steps, none drawn a second time
     assert steps_paid(tmp_path / "noisy") == {"north": 15, "south": 15}
-    assert np.all(checkpoints.load_model(result.folder.model)[0] != 0)
+    assert np.all(checkpoints.read_model(result.folder.model)[0] != 0)
 
     bare = tiny_plan(training=training, privacy={"style": "none", "record": None})
     still = go(tmp_path / "bare", bare, task=TinyTask(public="made up for a test"))
-    np.testing.assert_array_equal(checkpoints.load_model(still.folder.model)[0], [0.0, 0.0])  # so it was the noise
+    np.testing.assert_array_equal(checkpoints.read_model(still.folder.model)[0], [0.0, 0.0])  # so it was the noise
 
 
 # ------------------------------------------------------------------------------------------------ rule 10
@@ -556,7 +556,7 @@ def anchors_of(folder: RunFolder) -> dict[str, Head]:
     last = checkpoints.latest(folder.checkpoints)
     assert last is not None
     (from_report,) = read_anchors(folder.path / "report.json")
-    model = Head.from_dict(checkpoints.load_model(folder.model)[1]["head"])
+    model = Head.from_dict(checkpoints.read_model(folder.model)[1]["head"])
     return {"checkpoint": last.head, "model": model, "report": from_report}
 
 

@@ -10,7 +10,7 @@ What touches data is described by *events*; an *accountant* turns events into a 
 
 The names here are those of everyday work, in seven groups:
 
-- *run*: ``Plan``, ``load_plan``, ``forecast``, ``run``, ``resume``, ``Run``, ``Ledger``;
+- *run*: ``Plan``, ``load_plan``, ``forecast``, ``run``, ``resume``, ``load_model``, ``Run``, ``Ledger``;
 - *train*: ``PrivateTrainer``, ``PrivacyConfig``, ``make_private``, ``PrivateClassifier`` (these need torch);
 - *account*: accountants, ``Guarantee``, ``Budget``, their units, ``calibrate_…`` and what an attacker gains;
 - *events*: what touched the data; *mechanisms*: one noisy number, vector or choice; *sampling*: who is drawn;
@@ -78,7 +78,13 @@ if TYPE_CHECKING:
         calibrate_steps as calibrate_steps,
         true_positive_rate as true_positive_rate,
     )
-    from quietsum.running import Run as Run, forecast as forecast, resume as resume, run as run
+    from quietsum.running import (
+        Run as Run,
+        forecast as forecast,
+        load_model as load_model,
+        resume as resume,
+        run as run,
+    )
     from quietsum.sampling import Everyone as Everyone, FixedSize as FixedSize, Poisson as Poisson
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -1,9 +1,11 @@
-"""Run a plan from Python: :func:`run`, :func:`resume`, :func:`forecast`, and the :class:`Run` that they give.
+"""Run a plan from Python: :func:`run`, :func:`resume`, :func:`forecast`, and the :class:`Run` that they give; then
+:func:`load_model` to use what was trained.
 
 The same path as ``quietsum run``: everything that can be refused is refused before anything is spent, every round is
 reserved before a party is asked, and the folder of the run holds plan, events, checkpoints, model and report.
 
 >>> import tempfile
+>>> import numpy as np
 >>> import quietsum as qs
 >>> plan = qs.load_plan('''
 ... [federation]
@@ -17,8 +19,8 @@ reserved before a party is asked, and the folder of the run holds plan, events, 
 True
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     done = qs.run(plan, workspace=folder)
-...     len(done.model), done.report["outcome"]
-(15, 'finished')
+...     len(done.model), done.report["outcome"], qs.load_model(done).predict(np.zeros((2, 15))).labels()
+(15, 'finished', ['well', 'well'])
 >>> done.outcome, done.guarantees[0].unit.value, sorted(done.metrics)[0]
 ('finished', 'record', 'accuracy')
 """
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from quietsum.runs import Recording, RunFolder, RunResult, Workspace
     from quietsum.tasks import AnyTask
 
-__all__ = ["Run", "RunSession", "forecast", "open_session", "resume", "run"]
+__all__ = ["Run", "RunSession", "forecast", "load_model", "open_session", "resume", "run"]
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +82,25 @@ class Run:
     @property
     def model(self) -> np.ndarray:
         """The weights of the last round as one vector, read from ``model.safetensors`` and held to its hash."""
-        from quietsum.runs import load_model
+        from quietsum.runs import read_model
 
-        params, _ = load_model(self.path / "model.safetensors")
+        params, _ = read_model(self.path / "model.safetensors")
         return params
+
+
+def load_model(run: Run | str | os.PathLike[str] = "latest", *, workspace: Place = None) -> Any:
+    """The finished model of ``run``: a :class:`Run`, a name in ``workspace``, or the folder of a run or a training.
+
+    Returns the torch model with its weights, in eval mode, if the task has one, and a
+    :class:`quietsum.runs.TrainedModel` with ``params`` and ``predict(rows)`` otherwise. Only a task of your own is
+    imported; what lies in the folder is read as data. Raises InvalidParameter if the run has no finished model, and
+    CorruptState if weights, header, plan and task do not belong together. Using a model costs nothing.
+    """
+    from quietsum.runs import Workspace, open_model
+
+    name = str(run.path) if isinstance(run, Run) else os.fspath(run)
+    found = open_model(name, Workspace.at(workspace))
+    return found if found.module is None else found.module
 
 
 def forecast(plan: Plan | str | os.PathLike[str]) -> Forecast:

@@ -145,7 +145,7 @@ def listed_slowly(workspace: Path, name: str, monkeypatch: pytest.MonkeyPatch) -
 def rewritten(workspace: Path, name: str, **values: Any) -> None:
     """Another header for a model: whoever has the folder can write one."""
     path = workspace / "runs" / name / "model.safetensors"
-    params, about = checkpoints.load_model(path)
+    params, about = checkpoints.read_model(path)
     checkpoints.save_model(path, params, {**about, **values})
 
 

@@ -252,7 +252,7 @@ def test_a_budget_that_ends_in_the_middle_ends_with_3_and_the_model_is_kept() ->
     result = invoke("run", "--resume", "run")
     assert result.exit_code == 3, result.output
     assert "stopped after round 2" in words(result.stderr)
-    params, about = checkpoints.load_model(Path("quietsum-workspace/runs/run/model.safetensors"))
+    params, about = checkpoints.read_model(Path("quietsum-workspace/runs/run/model.safetensors"))
     assert len(params) == 2 and about["outcome"] == "budget"
     assert next_command(result) == ["ledger", "show"]
     assert invoke(*next_command(result)).exit_code == 0
@@ -534,7 +534,7 @@ def test_fast_noise_is_labelled_in_the_guarantee_itself() -> None:
     # The label belongs to the guarantee: wherever the guarantee goes without the report, it must go along.
     run(FAST)
     values = json.loads(Path("quietsum-workspace/runs/run/report.json").read_text())
-    _, about = checkpoints.load_model(Path("quietsum-workspace/runs/run/model.safetensors"))
+    _, about = checkpoints.read_model(Path("quietsum-workspace/runs/run/model.safetensors"))
     for guarantees in (values["guarantees"], about["guarantees"]):
         assert all(any(LABEL in text for text in one["warnings"]) for one in guarantees)
 

@@ -15,7 +15,7 @@ from quietsum.federation.local import LocalFederation
 from quietsum.mechanisms.rng import randomness_for_tests
 from quietsum.party.work import Site
 from quietsum.plan import Plan, resolve
-from quietsum.runs.checkpoint import load_model
+from quietsum.runs.checkpoint import read_model
 from quietsum.runs.folder import Workspace
 from quietsum.runs.run import RunResult, start
 from quietsum.tasks import task_of
@@ -80,6 +80,6 @@ def test_one_process_and_four_sites_behind_a_superlink_train_the_same_model(
     plan = plan_of(PLAN)
     local, remote = here(plan, tmp_path / "here"), across(plan, tmp_path)
     assert (local.outcome, remote.outcome) == ("finished", "finished"), remote.error
-    (one, _), (other, _) = load_model(local.folder.model), load_model(remote.folder.model)
+    (one, _), (other, _) = read_model(local.folder.model), read_model(remote.folder.model)
     np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-12)  # replies arrive, and are added, in another order
     assert np.abs(one).max() > 0.01

@@ -24,7 +24,7 @@ from federation.sites import PLAN, plan_of
 from quietsum.errors import QuietsumError
 from quietsum.identity.keyring import make_keyring
 from quietsum.ledger import Head, Kind, Ledger
-from quietsum.runs.checkpoint import load_model
+from quietsum.runs.checkpoint import read_model
 
 pytest.importorskip("flwr")
 TESTS = Path(__file__).parents[1]
@@ -209,7 +209,7 @@ def test_over_a_line_that_delays_breaks_and_goes_silent_the_model_and_the_books_
 
     local = here(plan_of(LASTING), tmp_path / "here")
     model = Path(machines.said("hub").split("model ")[1].splitlines()[0])
-    (one, _), (other, _) = load_model(local.folder.model), load_model(model)
+    (one, _), (other, _) = read_model(local.folder.model), read_model(model)
     np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-12)
 
     for kind in (Kind.RESERVE, Kind.COMMIT):

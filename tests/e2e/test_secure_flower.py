@@ -19,7 +19,7 @@ from federation.marking import DIMENSION, NAMES, Marking, marker
 from federation.memory import patterns, scan
 from quietsum.ledger import Kind, Ledger
 from quietsum.plan import Plan, load_plan, resolve
-from quietsum.runs.checkpoint import load_model
+from quietsum.runs.checkpoint import read_model
 from quietsum.runs.folder import Workspace
 
 pytest.importorskip("flwr")
@@ -113,7 +113,7 @@ class Stage:
             return [(e.body["round"], e.body["attempt"]) for e in ledger.entries() if e.kind is kind]
 
     def model(self) -> np.ndarray:
-        found: np.ndarray = load_model(Workspace.at(self.folder / "workspace").find("latest").model)[0]
+        found: np.ndarray = read_model(Workspace.at(self.folder / "workspace").find("latest").model)[0]
         return found
 
     def files(self) -> Iterator[tuple[Path, bytes]]:

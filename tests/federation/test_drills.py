@@ -190,12 +190,12 @@ def test_a_drill_says_so_in_its_plan_its_model_its_database_and_its_report(tmp_p
     result = drilled(tmp_path, plan)
     words = "DRILL: 1 party attacking by 'zero', so the model is good for nothing but judging the defence"
     assert result.resolved.warnings[0] == warnings(plan, TinyTask(public="made up").parties())[0] == words
-    assert checkpoints.load_model(result.folder.model)[1]["drill"] == words
+    assert checkpoints.read_model(result.folder.model)[1]["drill"] == words
     values = report.build(result.folder, Workspace(path=tmp_path))
     assert words in values["warnings"]
     assert values["summary"].endswith("finished. This was a drill.")
     calm = drilled(tmp_path / "calm", tiny_plan())
-    assert "drill" not in checkpoints.load_model(calm.folder.model)[1]
+    assert "drill" not in checkpoints.read_model(calm.folder.model)[1]
 
 
 def test_the_database_of_a_drill_says_so(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_its_head_is_in_the_ledger_and_anchors_it() -> None:
 
 def test_its_metrics_are_those_of_the_kept_model_and_say_on_which_data() -> None:
     values, _ = run()
-    params, _ = checkpoints.load_model(Path("quietsum-workspace/runs/run/model.safetensors"))
+    params, _ = checkpoints.read_model(Path("quietsum-workspace/runs/run/model.safetensors"))
     measured = TinyTask().evaluate(params)
     assert values["metrics"] == [{"name": "distance", "value": measured.values["distance"], "on": measured.on}]
 

@@ -347,7 +347,7 @@ def seeded(*watchers: Any, name: str = "run") -> bytes:
         plan, workspace=Workspace(path=Path(name)), name="r", task=task, watchers=watchers, rng=randomness_for_tests(8),
         federation=LocalFederation.of(task, resolved, rng=randomness_for_tests(7)),
     )  # fmt: skip
-    return np.asarray(checkpoints.load_model(result.folder.model)[0]).tobytes()
+    return np.asarray(checkpoints.read_model(result.folder.model)[0]).tobytes()
 
 
 class Broken:

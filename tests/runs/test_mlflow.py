@@ -108,7 +108,7 @@ def heart(watcher: MlflowWatcher | None, name: str = "run", *more: Any) -> RunRe
 
 
 def model(result: RunResult) -> Any:
-    return checkpoints.load_model(result.folder.model)[0]
+    return checkpoints.read_model(result.folder.model)[0]
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -71,7 +71,7 @@ def test_a_finished_run_leaves_a_model_a_checkpoint_and_a_frozen_plan(tmp_path: 
     assert folder.plan() == tiny_plan()
     last = checkpoints.latest(folder.checkpoints)
     assert last is not None
-    params, about = checkpoints.load_model(folder.model)
+    params, about = checkpoints.read_model(folder.model)
     np.testing.assert_array_equal(params, last.state.params)
     assert about["outcome"] == "finished"
     assert about["guarantees"][0]["unit"] == "record"
@@ -190,7 +190,7 @@ def test_the_model_goes_on_where_it_stopped(tmp_path: Path) -> None:
         start(plan, workspace=place, name="run", task=TinyTask(public=public), watchers=[StopAfter(2)])
     halves = resume_run(place.find("run"), workspace=place, task=TinyTask(public=public))
     np.testing.assert_array_equal(
-        checkpoints.load_model(whole.folder.model)[0], checkpoints.load_model(halves.folder.model)[0]
+        checkpoints.read_model(whole.folder.model)[0], checkpoints.read_model(halves.folder.model)[0]
     )
 
 
@@ -219,7 +219,7 @@ def test_rule_10_two_resumes_of_one_checkpoint_draw_different_noise(tmp_path: Pa
     for name in ("one", "other"):
         place = Workspace(path=tmp_path / name)
         result = resume_run(place.find("run"), workspace=place, task=TinyTask())
-        models.append(checkpoints.load_model(result.folder.model)[0])
+        models.append(checkpoints.read_model(result.folder.model)[0])
     one, other = models
     assert not np.array_equal(one, other)
 

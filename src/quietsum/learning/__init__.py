@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from quietsum.learning.people import bound_people as bound_people
     from quietsum.learning.records import Records as Records
     from quietsum.learning.rehearsal import rehearse_model as rehearse_model, scoring as scoring, training as training
+    from quietsum.learning.saving import fill_model as fill_model
+    from quietsum.learning.spending import as_priced_today as as_priced_today
     from quietsum.learning.step import cross_entropy as cross_entropy
     from quietsum.learning.trainer import (
         Epoch as Epoch,

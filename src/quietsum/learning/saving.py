@@ -33,7 +33,7 @@ __all__ = [
     "VERSION",
     "Checkpoint",
     "check_checkpoint_fits",
-    "load_model",
+    "fill_model",
     "read_checkpoint",
     "read_header",
     "save_model",
@@ -53,7 +53,7 @@ def save_model(path: str | os.PathLike[str], model: nn.Module, about: Mapping[st
     _write(Path(path), tensors, {**about, "version": VERSION, "kind": "model"})
 
 
-def load_model(path: str | os.PathLike[str], model: nn.Module) -> Mapping[str, Any]:
+def fill_model(path: str | os.PathLike[str], model: nn.Module) -> Mapping[str, Any]:
     """Fill ``model`` from what :func:`save_model` wrote, and return the header."""
     tensors, about = _read(Path(path))
     try:

@@ -37,7 +37,7 @@ from quietsum.learning.noise.gradient_noise import more_noise, refuse_coarse
 from quietsum.learning.optimizers import AveragedWeights, BoundOptimizer, OptimizerKind
 from quietsum.learning.records import Records, bound_records
 from quietsum.learning.rehearsal import rehearse_model, rehearse_step, scoring, training
-from quietsum.learning.saving import check_checkpoint_fits, load_model, read_checkpoint, save_model, write_checkpoint
+from quietsum.learning.saving import check_checkpoint_fits, fill_model, read_checkpoint, save_model, write_checkpoint
 from quietsum.learning.spending import (
     Spending,
     TrainingBooks,
@@ -481,7 +481,7 @@ class PrivateTrainer:
 
     def load(self, path: str | os.PathLike[str]) -> Guarantee:
         """Fill the model from a file of :meth:`save`, and return the guarantee that came with it, by today's prices."""
-        about = load_model(path, self.model)
+        about = fill_model(path, self.model)
         try:
             return as_priced_today(Guarantee.from_dict(about["guarantee"]), about)
         except (LookupError, TypeError, ValueError) as error:

@@ -124,7 +124,7 @@ def look(folder: RunFolder, workspace: Workspace, ledger: Ledger) -> Outlook | N
     require_own(folder, workspace, ledger)
     plan = folder.plan()
     last = checkpoints.latest(folder.checkpoints, of_parties=False)
-    about = checkpoints.load_model(folder.model)[1] if folder.model.is_file() else None
+    about = checkpoints.read_model(folder.model)[1] if folder.model.is_file() else None
     outcome = _outcome(folder, about)
     facts = TaskFacts.read(folder.path)
     if facts is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         local_plan as local_plan,
         task_in as task_in,
     )
-    from quietsum.runs.checkpoint import load_model as load_model
+    from quietsum.runs.checkpoint import read_model as read_model
     from quietsum.runs.coordinator_alerts import AlertWatcher as AlertWatcher, alerting as alerting
     from quietsum.runs.drill import Cell as Cell, Matrix as Matrix, parse_attack as parse_attack, run_drill as run_drill
     from quietsum.runs.facts import TaskFacts as TaskFacts
@@ -43,5 +43,6 @@ if TYPE_CHECKING:
         start as start,
     )
     from quietsum.runs.tracking.watcher import MlflowWatcher as MlflowWatcher
+    from quietsum.runs.trained import TrainedModel as TrainedModel, open_model as open_model
 else:
     __getattr__, __dir__, __all__ = open_door(__name__)

@@ -46,8 +46,8 @@ __all__ = [
     "header_of",
     "latest",
     "load",
-    "load_model",
     "newest",
+    "read_model",
     "save",
     "save_model",
 ]
@@ -263,7 +263,7 @@ def save_model(path: Path, params: np.ndarray, about: Mapping[str, Any]) -> None
     write_atomically(path, save({"params": params}, metadata={"quietsum": text}))
 
 
-def load_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
+def read_model(path: Path) -> tuple[np.ndarray, Mapping[str, Any]]:
     """What :func:`save_model` wrote."""
     try:
         tensors, about = _open(path)

@@ -13,7 +13,9 @@
         checkpoints/round-000020.safetensors
         checkpoints/operator-000020.safetensors       what a rule remembers of each party: the operator's alone
         run.db  events.jsonl          what the operator may see
-        model.safetensors  report.html  report.json
+        model.safetensors               the finished model as one vector, with what it cost
+        weights.safetensors             the same as the state dict of a torch model, where the task has one
+        report.html  report.json
 
 Deleting a run folder loses a model and gives no budget back.
 """
@@ -239,6 +241,11 @@ class RunFolder:
     def model(self) -> Path:
         """The finished model."""
         return self.path / "model.safetensors"
+
+    @property
+    def weights(self) -> Path:
+        """The finished model as a state dict, where it is a torch model."""
+        return self.path / "weights.safetensors"
 
     def head_in_report(self) -> Iterator[tuple[Path, Head]]:
         """The ledger's head in ``report.json``, where there is one."""

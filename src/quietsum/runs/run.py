@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, final
 
@@ -56,6 +56,7 @@ from quietsum.runs.checkpoint import RunCheckpoint
 from quietsum.runs.facts import TaskFacts
 from quietsum.runs.folder import RunFolder, Workspace
 from quietsum.runs.privacy import block, check_block
+from quietsum.runs.weights import save_weights
 from quietsum.tasks import AnyTask, Metrics, Task, as_task, rehearse_root, task_of, trial_for
 
 __all__ = ["RunResult", "check_anchors", "check_whom", "resume_run", "start"]
@@ -370,12 +371,22 @@ def _go_on(
     if plan.attack is not None:
         about["drill"] = plan.attack.words
     checkpoints.save_model(folder.model, state.model, about)
+    _save_weights(folder, task, state.model, about)
     reach("run:model")
     tell(watchers, RunFinished(outcome=outcome, round=done, reason="" if error is None else str(error)))
     return RunResult(
         folder=folder, resolved=resolved, outcome=outcome, round=done, metrics=measured,
         claims=claimed, error=error,
     )  # fmt: skip
+
+
+def _save_weights(folder: RunFolder, task: Task, params: Vector, about: Mapping[str, Any]) -> None:
+    """The model as a state dict, too, where the task has a torch model. The run has its model without it."""
+    try:
+        if (named := task.named_weights(params)) is not None:
+            save_weights(folder.weights, named, params, about)
+    except Exception as error:  # a user's model may keep what is no tensor; a model that is paid for is not lost for it
+        log.warning("%s is not written: %s: %s", folder.weights, type(error).__name__, error)
 
 
 def _references(task: Task, resolved: ResolvedPlan) -> dict[str, float]:

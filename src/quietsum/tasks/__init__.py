@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from quietsum.tasks.federated import FederatedTorch as FederatedTorch
     from quietsum.tasks.gallery.stgcn import STGCN as STGCN
     from quietsum.tasks.lines import read_header as read_header
+    from quietsum.tasks.models import predict_with as predict_with
+    from quietsum.tasks.predictions import Predictions as Predictions
     from quietsum.tasks.protocol import (
         Metrics as Metrics,
         NumpyTask as NumpyTask,

@@ -8,6 +8,8 @@ optional parts, and each looks once, in :func:`optional_part`; all other code as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from quietsum.errors import InvalidParameter
 from quietsum.learning import clipped_sum, gradients_of, private_steps
 from quietsum.plan import PartyFacts
+from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, NumpyTask, OwnTask, Rows, Slope, Task, TorchTask
 
 if TYPE_CHECKING:
@@ -145,6 +148,22 @@ class _Adapter(Task):
         """The user's own, or None."""
         own = optional_part(self.task, "classes_of")
         return None if own is None else own(params, features)
+
+    def predict(self, params: Floats, rows: NDArray[Any]) -> Predictions | None:
+        """The user's own ``answers`` or ``classes_of``; None if there is neither."""
+        if (example := optional_part(self.task, "example")) is not None:
+            fit_shape(rows, np.asarray(example().features).shape[1:])
+        if (own := optional_part(self.task, "answers")) is not None:
+            names = tuple(str(name) for name in getattr(self.task, "answer_names", ()))
+            return answer_rows(rows, partial(own, params), names, chances=len(names) > 1)
+        if (own := optional_part(self.task, "classes_of")) is not None:
+            return answer_rows(rows, partial(own, params), ("prediction",), chances=False)
+        return None
+
+    def encode_file(self, path: Path) -> NDArray[Any] | None:
+        """The user's own, or None."""
+        own = optional_part(self.task, "encode_file")
+        return None if own is None else np.asarray(own(path))
 
     @property
     def root_size(self) -> int | None:

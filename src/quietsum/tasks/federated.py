@@ -13,9 +13,10 @@ own sites take part.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -41,7 +42,8 @@ from quietsum.plan import PartyFacts
 from quietsum.tasks import splits
 from quietsum.tasks.adapters import optional_part
 from quietsum.tasks.checks import one_site_each
-from quietsum.tasks.models import input_gradient, outputs
+from quietsum.tasks.models import input_gradient, outputs, predict_with
+from quietsum.tasks.predictions import Predictions
 from quietsum.tasks.protocol import ChangeRows, Fits, Floats, Metrics, Slope, Task, TorchTask
 from quietsum.tasks.roots import bound_update, root_orders
 from quietsum.validate import whole_number
@@ -310,6 +312,25 @@ class FederatedTorch(Task):
         several = answers.dim() > 1 and answers.shape[-1] > 1
         chosen = answers.argmax(-1) if several else answers.reshape(len(answers)) > 0
         return chosen.numpy().astype(np.int64)
+
+    def module(self, params: Floats) -> torch.nn.Module:
+        """A model of its own with these weights, on the CPU and ready to answer."""
+        made = copy.deepcopy(self._shown)
+        self._steps.layout.write(made, params)
+        return made.eval()
+
+    def named_weights(self, params: Floats) -> Mapping[str, NDArray[Any]]:
+        """The state dict of :meth:`module`, as arrays."""
+        return {name: value.numpy() for name, value in self.module(params).state_dict().items()}
+
+    def predict(self, params: Floats, rows: NDArray[Any]) -> Predictions:
+        """What these weights answer for rows in the form of the first part of the task's records."""
+        return predict_with(self.module(params), self.task, rows)
+
+    def encode_file(self, path: Path) -> NDArray[Any] | None:
+        """The task's own, or None."""
+        own = optional_part(self.task, "encode_file")
+        return None if own is None else np.asarray(own(path))
 
     def train(self, party: str, params: Floats, orders: LocalOrders, rng: RandomSource) -> Floats:
         """One round of ``party``: new − old weights."""

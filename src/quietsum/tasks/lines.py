@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,6 +32,7 @@ __all__ = [
     "lines_of",
     "open_lines",
     "place_of",
+    "places_of",
     "read_header",
     "width_of",
 ]
@@ -101,6 +102,18 @@ def place_of(header: Sequence[str], name: str) -> int:
     if len(found) != 1:
         raise InvalidParameter("column", name, "is not in the table once", "its first line names the columns")
     return found[0]
+
+
+def places_of(header: Sequence[str], names: Iterable[str]) -> list[int]:
+    """Where each of ``names`` stands; one error names all those that do not stand there once."""
+    words = [word.strip() for word in header]
+    wrong = [name for name in names if words.count(name) != 1]
+    if wrong:
+        twice = [name for name in wrong if name in words]
+        problem = "are not all in the table" if len(twice) < len(wrong) else "are in the table more than once"
+        missing = ", ".join(wrong)
+        raise InvalidParameter("columns", missing, problem, f"its first line has {', '.join(words) or 'no names'}")
+    return [words.index(name) for name in names]
 
 
 def hashes_of_lines(path: Path) -> npt.NDArray[np.uint64]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from quietsum.errors import InvalidParameter
+from quietsum.learning import cross_entropy
+from quietsum.tasks.predictions import Predictions, answer_rows, fit_shape
 from quietsum.validate import open_probability, positive
 
-__all__ = ["binary_cross_entropy", "fit_public", "input_gradient", "log_odds", "outputs", "start_at"]
+__all__ = ["binary_cross_entropy", "fit_public", "input_gradient", "log_odds", "outputs", "predict_with", "start_at"]
 
 _STEPS = 200
 
@@ -66,6 +69,35 @@ def input_gradient(model: nn.Module) -> Callable[[Floats, int], tuple[Floats, Fl
         return scores.detach().double().cpu().numpy(), slope.double().cpu().numpy()
 
     return ask
+
+
+def predict_with(model: nn.Module, task: Any, rows: NDArray[Any]) -> Predictions:
+    """What ``model`` answers for ``rows``: chances where ``task`` says that it scores classes, else what it puts out.
+
+    One column of scores is the log-odds of the second of two classes, several are softened by softmax.
+    """
+    named, loss = getattr(task, "classes", None), getattr(task, "loss", None)
+    scored = named is not None or loss in (cross_entropy, binary_cross_entropy)
+    kind = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    if (example := getattr(task, "example", None)) is not None:
+        first = example()[0]
+        fit_shape(rows, tuple(first.shape[1:]))
+        kind = first.dtype if first.is_floating_point() else kind
+
+    def answer(some: NDArray[Any]) -> Floats:
+        values = torch.from_numpy(np.ascontiguousarray(some))
+        told = outputs(model, values.to(kind) if values.is_floating_point() else values).double()
+        if not scored:
+            return np.asarray(told.flatten(1).numpy() if told.dim() > 1 else told[:, None].numpy())
+        told = told.reshape(len(told), 1) if told.dim() == 1 else told
+        if told.dim() != 2:
+            raise ValueError(f"the model answers {tuple(told.shape)}, which are no scores of classes")
+        if told.shape[1] == 1:
+            told = torch.cat([-told / 2, told / 2], dim=1)
+        return np.asarray(told.softmax(dim=1).numpy())
+
+    names = () if named is None else tuple(str(name) for name in named)
+    return answer_rows(rows, answer, names, chances=scored)
 
 
 # ------------------------------------------------------------------------------------------------- two classes

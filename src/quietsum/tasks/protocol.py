@@ -16,6 +16,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, final
 
 import numpy as np
@@ -23,6 +24,7 @@ import numpy.typing as npt
 
 from quietsum.errors import InvalidParameter
 from quietsum.plan import PartyFacts
+from quietsum.tasks.predictions import Predictions
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -292,6 +294,27 @@ class Task(_Described):
         """The class that the model ``params`` answers for each example; None if not offered."""
         return None
 
+    # ------------------------------------------------------------------------------------- a finished model
+
+    def module(self, params: Floats) -> nn.Module | None:
+        """The torch model with the weights ``params``, ready to answer; None if the task has none."""
+        return None
+
+    def named_weights(self, params: Floats) -> Mapping[str, npt.NDArray[Any]] | None:
+        """The state dict of that model, as arrays; None if the task has no torch model."""
+        return None
+
+    def predict(self, params: Floats, rows: npt.NDArray[Any]) -> Predictions | None:
+        """What the model ``params`` answers for ``rows``, in the form of the task's records; None if not offered."""
+        return None
+
+    def encode_file(self, path: Path) -> npt.NDArray[Any] | None:
+        """The rows of the CSV file at ``path``, without labels, as :meth:`predict` takes them; None if not offered.
+
+        Row i is what stands in line i of those that are not empty and not the first; NaN if that line is no record.
+        """
+        return None
+
     # --------------------------------------------------------------------------------- a root set at the server
 
     @property
@@ -317,8 +340,9 @@ class NumpyTask(_Described, Protocol):
 
     :class:`~quietsum.tasks.adapters.FederatedNumpy` makes a :class:`Task` of it. Optional parts, each used if it is
     there: ``people(party)``, one person per row, and ``person``, what they are called; ``example()``, made-up
-    :class:`Rows` on which ``gradients`` is tried before a protected row is read; and the optional parts of
-    :class:`Task`, under the same names.
+    :class:`Rows` on which ``gradients`` is tried before a protected row is read; ``answers(params, features)``, what
+    the model says of rows without labels, a column for each of ``answer_names`` (classes, of which it gives the
+    chances, or one number); and the optional parts of :class:`Task`, under the same names.
     """
 
     @abc.abstractmethod
@@ -360,7 +384,11 @@ class TorchTask(Protocol):
     * ``look_for_data(party)``: as :meth:`Task.look_for_data`;
     * ``root_size`` and ``root()``: how many public records are kept for trials at the server, and those records;
       ``evaluate`` scores none of them;
-    * ``hold_out()``: the unprotected rows that a model is scored on and their classes from zero, for detection.
+    * ``hold_out()``: the unprotected rows that a model is scored on and their classes from zero, for detection;
+    * ``classes``: the names of the classes whose scores the model answers, for predictions. Without them the classes
+      are numbered if ``loss`` is :func:`quietsum.learning.cross_entropy` or ``binary_cross_entropy`` of the tasks here,
+      and otherwise a prediction is what the model answers;
+    * ``encode_file(path)``: the rows of a CSV file without labels, in the form of the first part of ``records()``.
     """
 
     @property

@@ -118,7 +118,9 @@ def show(
     if asked:
         print("answers answers.json in it")
     elif folder.model.is_file():
-        print('model   model.safetensors in it; safetensors.numpy.load_file(path)["params"]')
+        named = ", and weights.safetensors for load_state_dict" * folder.weights.is_file()
+        print(f"model   model.safetensors in it{named}")
+        print(textwrap.fill(f"use it  quietsum predict {folder.run} rows.csv -o out.csv", 80, break_long_words=False))
     print(f"ledger  entry {values['ledger']['head']['sequence']}, {values['ledger']['head']['hash'][:16]}…")
     if values["outcome"] == "interrupted":
         sites = ["--on", "flower", "--keys", "DIR", "--superlink", "DIR"] if folder.sites else []

@@ -107,13 +107,13 @@ def drill(
 def _look(run: str, workspace: str | None, device: str, *, as_json: bool) -> int:
     """Look for triggers in the finished model of ``run``, on the task's public rows."""
     from quietsum.defence import anomaly_indices, model_triggers, trigger_findings
-    from quietsum.runs import Workspace, load_model
+    from quietsum.runs import Workspace, read_model
     from quietsum.tasks import task_of
 
     folder = Workspace.at(workspace).find(run)
     if not folder.model.is_file():
         raise InvalidParameter("run", folder.run, "has no finished model", f"finish it with --resume {folder.run}")
-    params = load_model(folder.model)[0]
+    params = read_model(folder.model)[0]
     task = task_of(folder.plan(), device=device)
     if not as_json:
         about = f"TRIGGERS: {printable(task.title)}, the model of {folder.run}; nothing is trained, nothing is charged"

@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from quietsum.errors import CorruptState, InvalidParameter
 from quietsum.plan import PartyFacts
+from quietsum.tasks.lines import check_file, is_record, lines_of, open_lines, places_of, width_of
 from quietsum.tasks.protocol import Metrics, Rows
 from quietsum.tasks.roots import MADE_UP, RowsTrial, check_root, root_rows
 from quietsum.validate import non_negative
@@ -354,6 +355,33 @@ class HeartTask:
         chance = {"accuracy": max(share, 1 - share), "auc": 0.5}
         return Metrics(values=values, on=f"{len(pooled)} {kind}", parts=parts, chance=chance)
 
+    answer_names: Final = ("well", "ill")
+
+    def answers(self, params: Floats, features: Floats) -> Floats:
+        """The chances of being well and ill, (n, 2)."""
+        ill = probabilities(params, features)
+        return np.stack([1 - ill, ill], axis=1)
+
+    def encode_file(self, path: Path) -> Floats:
+        """The features of patients in a table with the used columns of :data:`COLUMNS`; NaN where a value is missing.
+
+        A value that is empty, "?" or no number is missing. The column ``num``, which is the label, is not looked at.
+        """
+        check_file(path)
+        used = [name for name in COLUMNS if name not in UNUSED and name != "num"]
+        rows: list[list[float]] = []
+        with open_lines(path) as file:
+            lines = lines_of(file)
+            header = next(lines, [])
+            places, width = places_of(header, used), width_of(header)
+            for line in lines:
+                rows.append([_value(line[at]) for at in places] if is_record(line, width) else [math.nan] * len(used))
+        values = np.zeros((len(rows), len(COLUMNS)))
+        values[:, [COLUMNS.index(name) for name in used]] = np.array(rows).reshape(len(rows), len(used))
+        features = encode(values).features.copy()
+        features[np.isnan(values).any(axis=1)] = np.nan
+        return features
+
     def example(self) -> Rows:
         """An average patient, once ill and once well. Made up."""
         return Rows(features=np.zeros((2, self.dimension)), labels=np.array([0.0, 1.0]))
@@ -397,6 +425,15 @@ def make_patients(count: int = MADE_UP_PATIENTS) -> Rows:
     features = np.stack([column[name] for name in FEATURES], axis=1)
     odds = features @ np.array([SAID.get(name, 0.0) for name in FEATURES])
     return Rows(features=features, labels=(draw.random(count) < 0.5 * (1 + np.tanh(odds / 2))).astype(np.float64))
+
+
+def _value(text: str) -> float:
+    """The number that ``text`` is; NaN if it is none, or is not finite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
 
 
 def _some(rows: Rows, chosen: npt.NDArray[np.bool_]) -> Rows:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from quietsum.errors import DataMissing, InvalidParameter
 from quietsum.plan import PartyFacts
-from quietsum.tasks.lines import check_file, is_record, lines_of, open_lines, place_of, width_of
+from quietsum.tasks.lines import check_file, is_record, lines_of, open_lines, place_of, places_of, width_of
 from quietsum.tasks.protocol import Metrics, Rows
 from quietsum.tasks.scores import accuracy, majority, roc_auc
 from quietsum.tasks.table.encoding import Encoding
@@ -243,26 +243,28 @@ class TableTask:
 
     # -------------------------------------------------------------------------------------- predictions
 
-    def encode_file(self, path: Path) -> tuple[Floats, list[int]]:
-        """The features of each record of a table without labels, and the record's place among the file's lines.
+    def encode_file(self, path: Path) -> Floats:
+        """The features of a table without labels: row i is line i below the header, NaN if that is no record.
 
-        The place counts lines that are not empty, the header being 0. The columns of the task must be in the header;
-        others, and the label, may be there or not.
+        Empty lines are not counted. The columns of the task must be in the header; others, and the label, may be there
+        or not.
         """
         check_file(path)
         texts: dict[str, list[str]] = {column.name: [] for column in self.encoding.columns}
-        places: list[int] = []
+        whole: list[bool] = []
         with open_lines(path, self.options.encoding) as file:
             lines = lines_of(file, self.options.delimiter)
             header = next(lines, [])
-            columns = [(name, place_of(header, name)) for name in texts]
+            columns = list(zip(texts, places_of(header, texts), strict=True))
             width = width_of(header)
-            for number, line in enumerate(lines, start=1):
-                if is_record(line, width):
-                    places.append(number)
+            for line in lines:
+                whole.append(is_record(line, width))
+                if whole[-1]:
                     for name, place in columns:
                         texts[name].append(line[place])
-        return self.encoding.features(texts, len(places)), places
+        found = np.full((len(whole), self.network.inputs), np.nan)
+        found[np.array(whole, dtype=np.bool_)] = self.encoding.features(texts, sum(whole))
+        return found
 
     @property
     def answer_names(self) -> tuple[str, ...]:
