@@ -168,6 +168,48 @@ def test_a_run_that_has_gone_on_since_its_model_was_written_is_refused(place: Pa
         qs.load_model(folder)
 
 
+TABLE = """
+[task]
+name = "table"
+[task.options]
+name = "visits"
+table = "visits.csv"
+label = { name = "back", kind = "category", categories = ["no", "yes"] }
+columns = [{ name = "age", kind = "number", bounds = [0, 100] }]
+sites = [{ name = "here", size = 200 }]
+"""
+
+
+def test_a_table_of_ones_own_is_predicted_by_its_plan_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoding is the plan's, labels are not needed, and neither are the rows that were trained on."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("visits.csv"), [f"{20 + place % 60},{'no' if place % 60 < 30 else 'yes'}" for place in range(200)],
+               ["age", "back"])  # fmt: skip
+    qs.run(TABLE + HEART, workspace=tmp_path / "place", name="visits")
+    Path("visits.csv").unlink()
+    model = open_model("visits", Workspace.at(tmp_path / "place"))
+    found = model.predict_file(write_rows(Path("new.csv"), ["x,90", "y", "z,unknown", "w,10"], ["name", "age"]))
+    age, missing, bias = model.params  # a number in [−1, 1], whether it is missing, and one
+    logits = np.array([age * 0.8 + bias, missing + bias, -age * 0.8 + bias])
+    np.testing.assert_allclose(found.values[[0, 2, 3], 1], 1 / (1 + np.exp(-logits)), rtol=1e-9)
+    assert found.names == ("no", "yes") and found.missing == 1 and found.labels()[1] == ""
+    with pytest.raises(InvalidParameter, match="'age' are not all in the table; its first line has name"):
+        model.predict_file(write_rows(Path("other.csv"), ["x"], ["name"]))
+
+
+def test_pictures_of_ones_own_are_predicted_by_the_names_of_their_classes() -> None:
+    pytest.importorskip("torch")
+    from quietsum.tasks import FederatedTorch
+    from quietsum.tasks.table.samples import SamplesTask
+
+    options = {"name": "scans", "classes": ["well", "ill"], "side": 32, "sites": [{"name": "here", "size": 400}]}
+    task = FederatedTorch(SamplesTask.from_options("images", options))
+    found = task.predict(task.initial(), np.zeros((2, 1, 32, 32)))
+    assert found.names == ("well", "ill") and found.missing == 0
+    with pytest.raises(InvalidParameter, match=r"pass one of shape \(n, 1, 32, 32\)"):
+        task.predict(task.initial(), np.zeros((2, 1, 16, 16)))
+
+
 # -------------------------------------------------------------------------------------------------- torch
 
 

@@ -146,6 +146,11 @@ class SamplesTask:
         o = self.options
         return (1, o.side, o.side) if self.kind == "images" else (o.dims, o.frames, o.joints)
 
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The declared classes, in the order of the model's scores."""
+        return self.options.classes
+
     def model(self) -> nn.Module:
         """A fresh model, in float64: secure noise covers the rounding of sums, not that of norms in float32."""
         return self._layers().double()
