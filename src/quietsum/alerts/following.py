@@ -119,7 +119,7 @@ class Alerts:
         self._quietly(look)
 
     def end(self, outcome: str, reason: str = "") -> None:
-        """The training is over: ``finished``, or ``budget`` where that has ended it early."""
+        """The training is over: ``finished``, ``early`` where a callback has ended it, or ``budget``."""
         self._quietly(lambda: self._course.end(outcome, reason=reason))
         self._sender.note("training-finished", run=self._run, outcome=outcome)
 

@@ -312,7 +312,7 @@ class Course:
     # -------------------------------------------------------------------------------------------------- end
 
     def end(self, outcome: str, *, round: int | None = None, reason: str = "") -> list[Alert]:
-        """What the end of a run tells: ``finished``, ``budget``, ``too-few-parties`` or ``interrupted``."""
+        """What the end of a run tells: ``finished``, ``early``, ``budget``, ``too-few-parties`` or ``interrupted``."""
         where = self._last if round is None else round
         match outcome:
             case "budget":
@@ -323,6 +323,10 @@ class Course:
             case "finished":
                 done = self._alert(AlertKind.RUN_ENDED, Severity.NOTICE, "the run has ended as planned", round=where)
                 return [*self._no_better(where), done]
+            case "early":
+                said = f"the run was stopped early: {reason or 'a callback has asked for it'}"
+                early = self._alert(AlertKind.RUN_ENDED, Severity.NOTICE, said, round=where)
+                return [*self._no_better(where), early]
         return [self._alert(AlertKind.RUN_ENDED, Severity.NOTICE, "the run was broken off by hand", round=where)]
 
     def _no_better(self, where: int) -> Iterator[Alert]:

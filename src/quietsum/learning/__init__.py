@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from quietsum.doors import open_door
 
 if TYPE_CHECKING:
+    from quietsum.learning.callbacks import EarlyStopping as EarlyStopping, StopTraining as StopTraining
     from quietsum.learning.checks.before_training import while_checking as while_checking, wrap_task as wrap_task
     from quietsum.learning.checks.numpy_step import (
         CheckedDescent as CheckedDescent,

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from quietsum.alerts import Alerts, BudgetFact, Subject
 from quietsum.errors import BudgetExhausted, CorruptState, InvalidParameter, QuietsumError
 from quietsum.failpoints import reach
+from quietsum.learning.callbacks import EarlyStopping, Screen, StopTraining, as_callbacks
 from quietsum.learning.checks.before_training import check_step
 from quietsum.learning.config import PrivacyConfig, TrainingSchedule, plan_training
 from quietsum.learning.engines.batch_mixing import refuse_mixing
@@ -74,7 +76,8 @@ class Epoch:
 @final
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingHistory:
-    """All epochs of a run. ``stopped`` is "finished", or "budget" where another step would have overspent.
+    """All epochs of a run. ``stopped`` is "finished", "early" where a callback has ended it, or "budget" where another
+    step would have overspent.
 
     ``lost_steps`` were charged and then lost in a kill: the weights know nothing of them, and the guarantee holds them.
     """
@@ -175,6 +178,9 @@ class PrivateTrainer:
         self._optimizer: BoundOptimizer | None = None
         self._books: TrainingBooks | None = None
         self._shows_average, self._lost = False, 0
+        self._callbacks: tuple[Callable[[Epoch], object], ...] = ()
+        self._progress: bool | None = False
+        self._screen = Screen(False, 0)
         self._selfcheck, self._check_labels, self._same_rows = selfcheck, check_labels, same_rows
         self._every = 1 if checkpoint_every is None else whole_number("checkpoint_every", checkpoint_every, 1)
         self._every_stated = checkpoint_every is not None
@@ -193,6 +199,8 @@ class PrivateTrainer:
         val_name: str = UNPROTECTED,
         example: Any = None,
         people: Sequence[Any] | NDArray[Any] | None = None,
+        callbacks: Callable[[Epoch], object] | Iterable[Callable[[Epoch], object]] = (),
+        progress: bool | None = None,
     ) -> TrainingHistory:
         """Run the plan, or what is left of it, and return what may be known.
 
@@ -209,7 +217,14 @@ class PrivateTrainer:
 
         ``people`` names the person of each record. With ``max_records`` in the config at most so many records of one
         person are used, the first ones, and :meth:`person_guarantee` states what a whole person pays.
+
+        ``callbacks`` are called with each :class:`Epoch`, after it is charged and saved. One that raises
+        :class:`~quietsum.learning.callbacks.StopTraining` ends the training; after any other error the model is saved,
+        as far as there is a workspace, and the error goes on. ``progress`` shows a bar with ε and time left on a
+        terminal; True prints a line an epoch elsewhere, and False shows nothing. Both go to stderr, and the logger
+        ``quietsum.learning.trainer`` has every epoch with its seconds at level INFO.
         """
+        self._callbacks, self._progress = as_callbacks(callbacks), progress
         train_loader, val_loader = join_labels(train_loader, val_loader)
         refuse_shared(train_loader, val_loader)
         dtype = self._parameters[0].dtype
@@ -245,6 +260,8 @@ class PrivateTrainer:
         records = bound_records(records, people, self.config.max_records)
         if self._spending is not None and val_loader is not None:
             check_validation(self.model, self.loss, val_loader, train_loader, self._device)
+        if self._spending is not None:
+            self._begin_callbacks(val_loader)
         rescued = False
         if self._spending is None:
             self._rehearse(records, val_loader, train_loader)
@@ -262,6 +279,10 @@ class PrivateTrainer:
         self._show_average(False)
         self._tell_beginning(val_loader)
         found: list[Epoch] = []
+        planned, asked = self._spending.plan, ""
+        self._screen = Screen(self._progress, planned.steps, self._spending.charged)
+        noise, began = planned.stages[0].noise_multiplier, time.monotonic()
+        logger.info("%s: %d steps, noise multiplier %.4g; %s", self._run, planned.steps, noise, self.engine)
         try:
             with training(self.model):
                 while self._spending.left > 0 or rescued:
@@ -270,8 +291,13 @@ class PrivateTrainer:
                     rescued = False
                     found.append(self._report_epoch(val_loader, val_name))
                     self._tell(found[-1])
-                    if self._watch is not None:
-                        self._watch(found[-1])
+                    self._screen.epoch(progress_line(found[-1]))
+                    logger.info("%s (%.2f s)", progress_line(found[-1]), time.monotonic() - began)
+                    began = time.monotonic()
+                    self._call_back(found[-1])
+        except StopTraining as request:
+            asked = str(request) or "a callback has asked for it"
+            logger.info("%s was stopped early: %s", self._run, asked)
         except BudgetExhausted as error:  # by prices that were corrected since: the run's last weights are its model
             self._show_average(True)
             if self._books is None or not self._books.checkpoint.is_file():
@@ -281,15 +307,37 @@ class PrivateTrainer:
                 f"{error}. The weights of its last checkpoint are kept: {self._books.model}"
             ) from None
         finally:
+            self._screen.end()
             self._show_average(True)
         plan = self._spending.plan
         if self._books is not None:
             save_model(self._books.model, self.model, self._about())
             reach("train:model")
-        stopped = "budget" if plan.cut else "finished"
+        stopped = "early" if asked and self._spending.left else "budget" if plan.cut else "finished"
         if self._alerts is not None:
-            self._alerts.end(stopped, "another epoch would have cost more than the plan may" if plan.cut else "")
+            whole = "another epoch would have cost more than the plan may" if stopped == "budget" else ""
+            self._alerts.end(stopped, asked if stopped == "early" else whole)
         return TrainingHistory(epochs=tuple(found), stopped=stopped, guarantee=self.guarantee(), lost_steps=self._lost)
+
+    def _call_back(self, epoch: Epoch) -> None:
+        """Call what wants to hear of an epoch. Its steps are charged and saved; an error does not lose the model."""
+        try:
+            for callback in (*(() if self._watch is None else (self._watch,)), *self._callbacks):
+                callback(epoch)
+        except StopTraining:
+            raise
+        except BaseException:
+            self._show_average(True)
+            if self._books is not None:
+                save_model(self._books.model, self.model, self._about())
+            raise
+
+    def _begin_callbacks(self, val_loader: Iterable[Any] | None) -> None:
+        """Let early stopping begin anew; it is refused, before any charge, without the public score it goes by."""
+        for callback in self._callbacks:
+            if isinstance(callback, EarlyStopping):
+                callback.begin()
+                callback.check(self._scores(val_loader))
 
     def _rehearse(self, records: Records, val_loader: Any, train_loader: Any) -> None:
         """Try model, loss and scores, before anything is planned, opened or charged."""
@@ -300,6 +348,7 @@ class PrivateTrainer:
         if self._metrics is not None:
             with torch.no_grad(), scoring(self.model):
                 self._metrics(self.model)
+        self._begin_callbacks(val_loader)
 
     def _begin(self, records: Records, epochs: int | None, optimizer: OptimizerKind, resume: bool) -> None:
         """Plan, rehearse and open the books: everything that can be refused is refused here, before any charge."""
@@ -367,6 +416,7 @@ class PrivateTrainer:
         if step.event() != spending.plan.event_as_made(stage):
             raise QuietsumError("the step is not the one that was planned and charged; this is a fault of quietsum")
         for _ in range(count):
+            self._screen.step()
             variance = step.mechanism.variance / step.expected_batch**2
             gradient = step.gradient(records.batch(step.sample(len(records)), self._device))
             self._optimizer.step(gradient, learning_rate=learning_rate, noise_variance=variance)

@@ -150,7 +150,7 @@ def outcome_of(
         config = _config(chosen, task.size, job.epsilon, job.delta, job.epochs)
         trainer = PrivateTrainer(model, config, loss=task.loss, public=task.public, selfcheck=job.selfcheck)
         records = tuple(part.to(device) for part in task.records())
-        trainer.train(records, learning_rate=chosen.learning_rate, optimizer=chosen.optimizer)
+        trainer.train(records, learning_rate=chosen.learning_rate, optimizer=chosen.optimizer, progress=False)
         guarantee = trainer.guarantee()
     scores = task.evaluate(model)
     if not scores.values:

@@ -187,6 +187,7 @@ def _go(
             resume=resume is not None,
             val_name="the public hold-out",
             people=people,
+            progress=False,
         )
         _finish(trainer, history, run, place, workspace, where, as_json)
     finally:
