@@ -256,7 +256,7 @@ def test_mistakes_end_with_2_and_a_lesson(words: tuple[str, ...], told: str) -> 
 
 @pytest.mark.parametrize(
     ("remove", "told"),
-    [("node_key", "quietsum keys node"), ("root_certificate", "take ca.crt from whoever runs the coordinator")],
+    [("node_key", "quietsum keys node"), ("root_certificate", "take ca.crt from the coordinator's operator")],
 )
 def test_a_site_does_not_start_without_keys(policy: Path, remove: str, told: str) -> None:
     lines = [line for line in policy.read_text(encoding="utf-8").splitlines() if not line.startswith(remove)]

@@ -466,4 +466,4 @@ def test_a_plan_says_how_much_its_rule_remembers_of_single_parties() -> None:
 def test_what_a_site_may_send_is_said_in_a_plain_sentence(more: str, told: str) -> None:
     Path("run.toml").write_text(HEART.format(rounds=3) + more, encoding="utf-8")
     text = " ".join(invoke("plan", "run.toml").stdout.split())
-    assert f"What a site may send: {'nobody sees single updates, so ' if more else ''}{told}" in text
+    assert f"What a site may send: {'the server sees no single update, so ' if more else ''}{told}" in text

@@ -56,7 +56,7 @@ def test_a_task_that_mixes_rows_ends_with_exit_code_5(monkeypatch: pytest.Monkey
         (("--task", "hart"), "heart"),
         (("--task", "heart", "--engine", "vmap"), "numpy"),
         (("--task", "heart", "--noise", "loud"), "secure"),
-        (("--task", "heart", "--sample-rate", "0"), "nobody"),
+        (("--task", "heart", "--sample-rate", "0"), "draws no record"),
         (("--task", "heart", "--sample-rate", "nan"), "finite"),
         (("--task", "heart", "--noise-multiplier", "-1"), "greater than 0"),
         (("--task", "no_such_module:Task"), "no_such_module"),

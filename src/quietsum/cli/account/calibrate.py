@@ -170,7 +170,7 @@ def _solve(plan: Target, solve: Solve) -> Target:
     if solve is Solve.ROUNDS and plan.steps_per_round is None:
         raise InvalidParameter("steps_per_round", None, "is missing", "pass the local steps of one round")
     if not plan.sample_rate:
-        raise InvalidParameter("sample_rate", plan.sample_rate, "draws nobody, so any number of steps fits")
+        raise InvalidParameter("sample_rate", plan.sample_rate, "draws nothing, so any number of steps fits")
     steps = calibrate_steps(sample_rate=plan.sample_rate, **known)
     rounds = steps // plan.steps_per_round if plan.steps_per_round else None
     if solve is Solve.ROUNDS:

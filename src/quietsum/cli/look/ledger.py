@@ -422,7 +422,7 @@ def declare_public(
     workspace: opt.WorkspaceOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Declare that nobody in a dataset needs protection."""
+    """Declare a dataset public: nothing in it needs protection."""
     from quietsum.ledger import Ledger
 
     with Ledger.open(ledger_path(workspace)) as ledger:

@@ -84,7 +84,7 @@ def _when(ledger: Ledger, entry: Entry) -> str:
     """Round and attempt; or, in words, what came before the first round or after the last one.
 
     A coordinator keeps heads outside of rounds when a run ends. A site keeps them when it enrols, when it enrols again
-    because one side was started anew, and when the run ends; only the first of these can be told from the others. It
+    because one side was started anew, and when the run ends; an entry shows only of the first of these which it is. It
     keeps them, too, when a session is opened in which groups are drawn.
     """
     run, round, attempt = entry.body["run"], entry.body["round"], entry.body["attempt"]

@@ -46,7 +46,7 @@ def receipts(
 
     Example: quietsum ledger receipts --of Basel --output seen.jsonl
 
-    Whoever keeps that ledger verifies it there, with --anchor seen.jsonl: a
+    The keeper of that ledger verifies it there, with --anchor seen.jsonl: a
     cut tail, an older copy and a rewritten chain are all found.
     """
     from quietsum.ledger import Ledger
@@ -78,7 +78,7 @@ def receipts(
         _print_there(keeper, output)
         return
     if output is not None:
-        print(f"wrote {output}, for whoever keeps such files. A ledger verifies")
+        print(f"wrote {output}, for those who keep such files. A ledger verifies")
         print("against its own heads only, so write one file for each side:")
     where = [] if workspace is None else ["--workspace", workspace]
     one = ledgers[0][:SHORT] if keeper == COORDINATOR else keeper

@@ -160,7 +160,7 @@ def compare(
 
 
 def _attackers(folder: RunFolder) -> frozenset[str]:
-    """Who attacks in a drill; nobody elsewhere."""
+    """The attackers of a drill; empty for any other run."""
     from quietsum.plan import taking_part
     from quietsum.runs import TaskFacts
 

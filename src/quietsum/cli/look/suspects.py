@@ -39,8 +39,8 @@ def suspects(
 
     Example: quietsum suspects latest
 
-    Under secure aggregation with groups nobody sees a single update. Groups are
-    drawn anew in each round, so a party whose groups are left out again and
+    Under secure aggregation with groups the server sees no single update. Groups
+    are drawn anew in each round, so a party whose groups are left out again and
     again stands out. A score is a suspicion and no verdict; for the operator
     alone.
     """
@@ -70,7 +70,7 @@ def suspects(
         return
     print(textwrap.fill(f"{left_out} of {len(flags)} groups were left out by the rule of {folder.run}.", 80))
     if not left_out:
-        print("So nobody is suspected more than anybody else.")
+        print("So no party is suspected more than another.")
         print_next(["show", folder.run, *where])
         return
     print()
@@ -81,7 +81,7 @@ def suspects(
         f"rule leaves out {100 * rates.true_positive:g} % of groups with an attacker and "
         f"{100 * rates.false_positive:g} % of those without. These rates are assumed (--true-positive, "
         "--false-positive). A score is a suspicion, no finding about anybody: look before you exclude somebody, and "
-        "show this to nobody else."
+        "keep this to yourself."
     )
     print(f"\n{textwrap.fill(text, 80)}")
     print_next(["show", folder.run, *where])

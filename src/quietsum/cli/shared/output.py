@@ -120,8 +120,8 @@ def meaning(guarantee: Guarantee, accountant: Accountant | None) -> str:
     if right > 99.9:
         return f"This promises nothing: an attacker may be able to tell for sure whether {whether}."
     return (
-        f"Nobody can tell whether {whether} and be right more often than {_percent(right)} of the time (a coin: 50 %). "
-        f"Who accuses 1 in 1000 wrongly finds at most {_percent(found)} of them."
+        f"No attacker can tell whether {whether} and be right more often than {_percent(right)} of the time "
+        f"(a coin: 50 %). Who accuses 1 in 1000 wrongly finds at most {_percent(found)} of them."
     )
 
 
@@ -185,8 +185,8 @@ def _program() -> str:
 def layer_lines(layers: Sequence[Mapping[str, Any]], width: int = 80) -> list[str]:
     """The layers of defence, on or off, each with what that means and, where it is not on, the key that would be.
 
-    >>> layer_lines([{"name": "monitoring", "state": "off", "text": "nobody looks", "setting": "alerts.toml"}])
-    ['  off           monitoring: nobody looks. Setting: alerts.toml']
+    >>> layer_lines([{"name": "monitoring", "state": "off", "text": "no rule looks", "setting": "alerts.toml"}])
+    ['  off           monitoring: no rule looks. Setting: alerts.toml']
     """
     found = []
     for layer in layers:

@@ -1,7 +1,7 @@
 """What a terminal is made to do by texts that it shows: nothing.
 
 Titles of tasks, reasons in a ledger, names in a folder that somebody sent: all of them end on a screen, and escape
-sequences in them could move the cursor, hide a line or write to the clipboard. Whatever a command prints goes through
+sequences in them could move the cursor, hide a line or write to the clipboard. All that a command prints goes through
 :class:`Screen`, which lets words, line ends and the few sequences through that quietsum's own tables and progress bars
 use on a terminal. Texts that others choose lose those too, before they are printed (:func:`quietsum.errors.printable`).
 """

@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP as a command takes them, from its first line to its last; then as they were before.
 
-Python's own answer to Ctrl-C, an exception at whatever line is being run, gets lost where it meets an import that
+Python's own answer to Ctrl-C, an exception at the line that is being run, gets lost where it meets an import that
 swallows exceptions. So commands that go on for a while take signals themselves, and before they import anything large.
 """
 

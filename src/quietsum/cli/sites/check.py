@@ -47,10 +47,10 @@ def in_the_way(policy: Policy, *, insecure: bool) -> Iterator[QuietsumError]:
     yield from _lessons(lambda: read_node_key(_file(policy, "node_key", remedy)))
     if insecure and not on_loopback(policy):
         yield InvalidParameter(
-            "coordinator.address", coordinator.address, "would be told this site's updates in the clear", "use TLS"
+            "coordinator.address", coordinator.address, "would get this site's updates in the clear", "use TLS"
         )
     if not insecure:
-        authority = "take ca.crt from whoever runs the coordinator"
+        authority = "take ca.crt from the coordinator's operator"
         yield from _lessons(lambda: _check_authority(_file(policy, "root_certificate", authority)))
         yield from _lessons(lambda: _check_own_certificate(policy))
     yield from _lessons(lambda: _check_place(policy))
@@ -83,7 +83,7 @@ def _check_authority(path: Path) -> None:
     if ends < datetime.datetime.now(datetime.UTC):
         raise InvalidParameter(
             "coordinator.root_certificate", str(path), f"has expired on {ends:%Y-%m-%d}: no coordinator would be "
-            "believed", "take ca.crt anew from whoever runs the coordinator",
+            "believed", "take ca.crt anew from the coordinator's operator",
         )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def _check_own_certificate(policy: Policy) -> None:
     except QuietsumError as problem:
         raise InvalidParameter(
             "coordinator.node_key", str(path), f"is no certificate that could be shown: {problem}",
-            "take node.crt anew from whoever runs the coordinator, or remove it if no certificate is asked for",
+            "take node.crt anew from the coordinator's operator, or remove it if no certificate is asked for",
         ) from None  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def _check_header(policy: Policy) -> None:
 
 
 def _odd_table(policy: Policy) -> Iterator[str]:
-    """What the site's operator should know of the table that is asked; nobody else hears of it."""
+    """What the site's operator, and he alone, should know of the table that is asked."""
     from quietsum.tasks import oddities
 
     asked = policy.questions
@@ -189,8 +189,8 @@ def _make(allowed: AllowedTask) -> Any:
 def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
     """Where the site's rows are known here under another name; ``write`` remembers them for the next time.
 
-    The holder asks its own data, before anybody is served, and nobody else hears of it. Rows that cannot be read are no
-    problem here: the site's log says so when they are trained on.
+    The holder asks its own data, before it serves anybody, and keeps the answer to itself. Rows that cannot be read are
+    no problem here: the site's log says so when they are trained on.
     """
     from quietsum.ledger import check_rows
 
@@ -228,7 +228,7 @@ def task_at_site(allowed: AllowedTask) -> Task:
 
 
 def unfit(policy: Policy) -> Iterator[QuietsumError]:
-    """Where the site's data does not fit the schema that its policy names; asked by its operator, and told to nobody.
+    """Where the site's data does not fit the schema that its policy names: for the site's operator alone.
 
     A schema that cannot be read is a mistake in the policy (:func:`in_the_way`), and no data is looked at then.
     """
@@ -372,7 +372,7 @@ def hold_place(place: Path, coordinator: CoordinatorAddress) -> Iterator[None]:
     """One process serves a site for one coordinator: two would take each other's messages.
 
     Guarantees: processes of several coordinators share the ledger at ``place``, and so its lifetime, if each of them
-    pins its own; one that pins none takes whoever comes first, so it serves by itself.
+    pins its own; one that pins none takes the first that comes, so it serves by itself.
     """
     import fcntl
 
@@ -388,7 +388,7 @@ def hold_place(place: Path, coordinator: CoordinatorAddress) -> Iterator[None]:
             except PermissionError:
                 raise QuietsumError(
                     f"{path} belongs to somebody else: was the site served by another user, root say? serve it by one "
-                    "user only, and remove that file once nobody does"
+                    "user only, and remove that file once none does"
                 ) from None
             try:
                 fcntl.flock(file, how | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""``quietsum data``: is this site's table what its operator says it is? Told on the operator's own terminal."""
+"""``quietsum data``: is this site's table what its operator says it is? The answer goes to his terminal."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def _count_lines(found: Result) -> list[str]:
         if any(one["declared"] is not None for one in looked.values()):
             least = ", ".join(f"{name} {one['threshold']:,}" for name, one in looked.items())
             told.append(
-                f"labels: a class is told from so many such rows on: {least} (by chance once in "
+                f"labels: a class is reported from so many such rows on: {least} (by chance once in "
                 f"{1 / _rate(looked):,.0f} checks a class)"
             )
         told.append("labels: classes that are exchanged throughout are not seen so; declare label.shares")

@@ -88,7 +88,7 @@ def make(
         return
     _print(found)
     print("\nHand each party its own folder by a safe way, and nothing else.")
-    print("Lock ca.key away: whoever has it can pass for the server.")
+    print("Lock ca.key away: with it, anybody can pass for the server.")
     print_next(["keys", "show", folder])
 
 

@@ -184,8 +184,8 @@ def serve(
 
     Example: quietsum party serve --policy policy.toml
 
-    The site calls out only and opens no port. Whatever the coordinator sends,
-    no code of it is run here, and no plan that the policy refuses.
+    The site calls out only and opens no port. It runs no code that the
+    coordinator sends, and no plan that the policy refuses.
     """
     from quietsum.cli.shared.signals import ENDING, answering
 

@@ -1,4 +1,4 @@
-"""How a site's policy and what it has spent are told: which figure counts, what share is used, and against whom."""
+"""How a site's policy and what it has spent are printed: which figure counts, what share is used, and against whom."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def lifetimes_of(policy: Policy, ledger: Ledger) -> dict[PrivacyUnit, Budget]:
 
 
 def introduce(policy: Policy, kept: Mapping[PrivacyUnit, Budget]) -> None:
-    """The policy in words. ``kept`` are the ledger's lifetimes, which count; both are told where they differ."""
+    """The policy in words. ``kept`` are the ledger's lifetimes, which count; both are printed where they differ."""
     data = policy.dataset
     print(textwrap.fill(f"{policy.name}: dataset {data.name}, {data.size:,} records (declared)", 80))
     if data.public:
-        print(textwrap.fill(f"nobody in it is protected: {data.public}", 80))
+        print(textwrap.fill(f"no record in it is protected: {data.public}", 80))
     for unit, allowed in policy.budgets.items():
         counts = kept.get(unit) or allowed.lifetime(unit)
         one = min(allowed.of_a_run, counts.epsilon)

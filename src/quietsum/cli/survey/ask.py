@@ -55,7 +55,7 @@ QuestionOption = Annotated[
 LevelOption = Annotated[
     float | None, typer.Option("--level", metavar="P", help="Level of the intervals.", show_default=False)
 ]
-DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost and how noisy it is; ask nobody.")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="Say what it would cost and how noisy it is; ask no site.")]
 
 
 def ask(
@@ -196,7 +196,7 @@ def _ask(
 
 
 def _look_at_tables(task: QuestionTask, resolved: ResolvedPlan) -> None:
-    """Whoever asks here holds the tables, and hears what is odd about them: also before anything is charged."""
+    """The operator who asks here holds the tables, and sees what is odd about them before anything is charged."""
     for facts in resolved.parties:
         for told in task.oddities(facts.name):
             if "declared size" in told:
@@ -250,7 +250,7 @@ def _dry(loaded: QuestionFile, plan: Plan, as_json: bool, path: str) -> int:
     _introduce(loaded, plan)
     for name, sentence, noise in rows:
         print(textwrap.fill(f"{name}: {sentence}; a count of it has noise ±{1.96 * noise:.3g} (95 %)", 80))
-    print("nobody was asked and nothing was charged")
+    print("no site was asked and nothing was charged")
     print_next(["ask", path])
     return 0
 

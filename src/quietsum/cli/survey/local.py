@@ -172,8 +172,8 @@ def privatize(
     if reason:
         _say(reason)
     source = "What was read" if _is_pipe(data) else data
-    _say(f"Each report costs the person who answered ε = {found.epsilon:g}, whoever reads it. A second set of reports "
-         f"about the same answers costs it again. {source} itself is as private as before.")  # fmt: skip
+    _say(f"Each report costs the person who answered ε = {found.epsilon:g}, against every reader. A second set of "
+         f"reports about the same answers costs it again. {source} itself is as private as before.")  # fmt: skip
     print_next(["local", "estimate", *([] if like is None else [str(like)]), str(output)])
 
 

@@ -44,7 +44,7 @@ def shuffle(
     ] = 2.0,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Mix the reports of many people, so that nobody can tell whose is whose.
+    """Mix the reports of many people, so that no reader can tell whose is whose.
 
     Example: quietsum local shuffle ward1.csv ward2.csv -o shuffled.csv
 
@@ -89,7 +89,7 @@ def shuffle(
          "answered, not that they did")  # fmt: skip
     for warning in found.warnings:
         _say("warning", warning)
-    _say("next", "destroy the files that were read, and whatever tells when and from where they came")
+    _say("next", "destroy the files that were read, and all that shows when and from where they came")
     print_next(["local", "estimate", str(output)])
 
 

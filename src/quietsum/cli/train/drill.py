@@ -203,7 +203,7 @@ def _print(matrix: Matrix) -> None:
     _print_triggers(matrix)
     if outnumbered := matrix.outnumbered:
         told = ", ".join(f"{rule} ({count})" for rule, count in outnumbered.items())
-        text = f"withstand fewer attackers among {matrix.parties} parties than there are, and were told so: {told}"
+        text = f"withstand fewer attackers among {matrix.parties} parties than there are, and expect so few: {told}"
         print(f"\n{textwrap.fill(text, WIDTH)}")
     reasons: dict[str, dict[str, None]] = {}
     for cell in matrix.cells:

@@ -109,7 +109,7 @@ class Runtime:
             raise InvalidParameter("on", self.on, "is not a runtime of this version", "use --on local or --on flower")
         if not self.remote and (self.keys or self.listen or self.folder or self.insecure):
             remedy = "say --on flower, or leave --keys and --listen out"
-            raise InvalidParameter("on", self.on, "asks nobody elsewhere", remedy)
+            raise InvalidParameter("on", self.on, "asks no site elsewhere", remedy)
 
     @contextlib.contextmanager
     def open(self, own: Path, *, quiet: bool) -> Iterator[RemoteFederation | None]:

@@ -239,7 +239,7 @@ def _bound_lines(neighbours: Neighbours) -> list[tuple[str, str]]:
 
     if neighbours not in BOUNDED:
         return []
-    more = "; a whole person who leaves lets nobody in" if neighbours is Relation.ADD_REMOVE else ""
+    more = "; no person takes the place of one who leaves" if neighbours is Relation.ADD_REMOVE else ""
     return [("a record", BOUNDED[neighbours] + more)]
 
 
@@ -359,13 +359,13 @@ def _length_sentence(resolved: ResolvedPlan, task: Task) -> str:
     """What one site may send, in words."""
     if resolved.secure is not None and resolved.secure.grouping is not None:
         return (
-            "What a site may send: nobody sees single updates, so none is left out for its length; one bad site can "
-            "shift the sum of its group, and the rule may leave that group out."
+            "What a site may send: the server sees no single update, so none is left out for its length; one bad site "
+            "can shift the sum of its group, and the rule may leave that group out."
         )
     if resolved.secure is not None:
         return (
-            "What a site may send: nobody sees single updates, so none is left out for its length; one bad site can "
-            "shift the sum."
+            "What a site may send: the server sees no single update, so none is left out for its length; one bad site "
+            "can shift the sum."
         )
     if resolved.client_mechanism(1) is not None:
         return "What a site may send: the server cuts every update to the clip."

@@ -71,7 +71,7 @@ def selfcheck(
     if noise not in ("fast", "secure"):
         raise InvalidParameter("noise", noise, "is unknown", "choose 'fast' or 'secure'")
     if probability("sample_rate", sample_rate) == 0:
-        raise InvalidParameter("sample_rate", sample_rate, "draws nobody", "pass batch_size / dataset_size")
+        raise InvalidParameter("sample_rate", sample_rate, "draws no record", "pass batch_size / dataset_size")
     settings = {
         "noise_multiplier": positive("noise_multiplier", noise_multiplier),
         "rate": sample_rate,

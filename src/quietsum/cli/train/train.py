@@ -301,7 +301,7 @@ def _finish(
     if person is not None:
         print(f"{bounds(person)} per person at δ = {person.delta:.3g}, of at most {person.group_size} records")
         if person.epsilon < guarantee.epsilon:
-            print("A whole person who leaves lets nobody in, so it costs less than one record.")
+            print("No person takes the place of one who leaves, so it costs less than one record.")
     for name, text in facts(guarantee):
         print(textwrap.fill(f"{name:<11} {text}", 80, subsequent_indent=" " * 12))
     steps = f"{plan.steps} of {plan.expected_batch:g} expected records, noise multiplier "
