@@ -1,6 +1,6 @@
 """Checkpoints: the model, the optimizer's memory, and what it cost, in one file that is written as a whole.
 
-A checkpoint is a safetensors file. ``params`` is the model; whatever else a round starts from (an optimizer's memory, a
+A checkpoint is a safetensors file. ``params`` is the model; all else that a round starts from (an optimizer's memory, a
 clip that adapts) lies beside it as ``slots.<name>``. Its header is JSON that any program can read; the key ``quietsum``
 holds the round, a hash of every vector, the ledger's signed head and the privacy block. It never holds the state of a
 random generator: noise that could be replayed would cancel.

@@ -2,8 +2,8 @@
 
 A matrix trains dozens of models. On protected rows every one of them would be a release to pay for, so only parties
 whose rows are declared public take part: there is no way to spend here. The trainings are those of ``quietsum run``,
-round by round, with a ledger of their own that is thrown away: it has nothing to remember, since nobody is charged for
-public rows. A single attack on protected rows is a run of a plan with ``[attack]``, charged like any other.
+round by round, with a ledger of their own that is thrown away: it has nothing to remember, since public rows cost
+nothing. A single attack on protected rows is a run of a plan with ``[attack]``, charged like any other.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Matrix:
 
     @property
     def outnumbered(self) -> dict[str, int]:
-        """Rules that withstand fewer attackers among so many parties than there are: how many they were told of."""
+        """Rules that withstand fewer attackers among so many parties than there are: how many they expect."""
         told = {rule: _state_attackers(rule, self.attackers, self.parties) for rule in self.rules}
         return {rule: count for rule, count in told.items() if count is not None and count < self.attackers}
 
@@ -211,7 +211,7 @@ def run_drill(
     """Train ``plan`` once for each rule, attack and repeat; :class:`PlanRefused` where rows are protected.
 
     Who attacks, and with which trigger or direction, is what ``plan.attack`` says; without it, the first
-    ``aggregation.attackers`` parties, or a fifth of all. Rules are told of as many attackers as there are, or of as
+    ``aggregation.attackers`` parties, or a fifth of all. Rules expect as many attackers as there are, or as
     many as they withstand, and robust ones weigh all parties alike.
     """
     task = as_task(task)
@@ -220,8 +220,9 @@ def run_drill(
     if protected:
         raise PlanRefused(
             f"a drill trains many models, and the rows of {', '.join(protected[:3])}"
-            f"{' and others' if len(protected) > 3 else ''} are protected: each model would be a release that nobody "
-            "pays for. Drill with a public task (digits, heart), or run one plan with [attack]: quietsum run charges it"
+            f"{' and others' if len(protected) > 3 else ''} are protected: each model would be a release that no "
+            "budget pays for. Drill with a public task (digits, heart), or run one plan with [attack]: quietsum run "
+            "charges it"
         )
     count = whole_number("seeds", repeats, 1)
     length = plan.federation.rounds if rounds is None else whole_number("rounds", rounds, 1)
@@ -277,7 +278,7 @@ def _check_rule(rule: str) -> None:
 
 
 def _state_attackers(rule: str, attackers: int, parties: int) -> int | None:
-    """How many attackers a rule is told of: as many as there are, or as it withstands; None for the mean."""
+    """How many attackers a rule expects: as many as there are, or as it withstands; None for the mean."""
     return min(attackers, max(most_attackers(RULES[rule], parties), 0)) if rule in RULES else None
 
 

@@ -1,4 +1,4 @@
-"""What a run's task says about itself, kept in the run's folder, so that nobody has to make the task to look at a run.
+"""What a run's task says about itself, kept in the run's folder, so that a look at a run need not make the task.
 
 A workspace may come from a stranger. ``quietsum runs``, ``show`` and ``compare`` read: the plan, the ledger, the
 checkpoints, and ``task.json``, which the run wrote when it began. They never import or make what a plan names.

@@ -8,7 +8,7 @@
       alerts.log  alerts.log.head     every alert, chained; the operator's alone
       runs/heart-20260301-101500/
         run.json                      which run this is, of which ledger, and whether it asks sites elsewhere
-        task.json                     what its task says of itself: whoever looks does not make the task
+        task.json                     what its task says of itself: a look at the run does not make it
         plan.toml                     the plan as it was frozen, every default spelled out
         checkpoints/round-000020.safetensors
         checkpoints/operator-000020.safetensors       what a rule remembers of each party: the operator's alone
@@ -71,7 +71,7 @@ class Workspace:
         return self.path / "runs"
 
     def folders(self) -> Iterator[RunFolder]:
-        """All run folders, oldest name first; whatever else lies there is left alone."""
+        """All run folders, oldest name first; all else that lies there is left alone."""
         if self.runs.is_dir():
             for path in sorted(self.runs.iterdir()):
                 if (path / "run.json").is_file():
@@ -271,7 +271,7 @@ class RunFolder:
         if plan.digest != self.plan_digest:
             raise CorruptState(
                 f"{self.path / 'plan.toml'} is not the plan that this run was started with; a run's plan is frozen: "
-                "undo the edit, or start a new run with the new plan; if nobody edited it, another version of "
+                "undo the edit, or start a new run with the new plan; if it was not edited, another version of "
                 "quietsum started the run: use that one"
             )
         return plan

@@ -90,7 +90,7 @@ def heatmap(matrix: Matrix, title: str) -> str:
 
 
 def _square(matrix: Matrix, cell: Cell | None, x: float, y: float, *, bold: bool) -> Iterator[str]:
-    """One cell, with what a pointer over it is told."""
+    """One cell, with the words that a pointer over it shows."""
     text = "–" if cell is None else matrix.in_words(cell)
     refused = cell is None or not cell.runs
     lost = 0.0 if cell is None else matrix.lost(cell)

@@ -258,7 +258,7 @@ class LeftOut:
 
 
 def read_left_out(path: Path) -> LeftOut | None:
-    """Whom the rule left out, over all finished rounds; None where it left nobody out. For the operator alone (rule 5).
+    """Parties that the rule left out, over all finished rounds; None if there are none. The operator's alone (rule 5).
 
     A round that was repeated counts once. That an update was left out says that it was unlike the others.
     """

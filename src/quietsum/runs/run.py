@@ -260,7 +260,7 @@ def _ledger_in(workspace: Workspace, *, create: bool) -> Ledger:
     if workspace.has_runs() and not ledger_exists(workspace.ledger):
         raise LedgerBroken(
             f"{workspace.ledger} is gone, and the workspace holds runs that were paid from it",
-            remedy="put the ledger back from a copy; without it nobody knows what was spent",
+            remedy="put the ledger back from a copy; without it there is no record of what was spent",
         )
     return Ledger.open(workspace.ledger, create=create)
 
@@ -278,7 +278,7 @@ def _ledger_of(folder: RunFolder, workspace: Workspace) -> Iterator[Ledger]:
 
 @contextlib.contextmanager
 def _federation(given: Federation | None, task: Task, resolved: ResolvedPlan, workers: int) -> Iterator[Federation]:
-    """The federation that was passed, or one of this machine that is ended again, whatever happens."""
+    """The federation that was passed, or one of this machine that is ended again in any case."""
     if given is not None:
         yield given
         return
@@ -409,7 +409,7 @@ def _detector(task: Task, resolved: ResolvedPlan) -> Detector:
     try:
         parts = dict(task.class_rows())
     except Exception as error:  # a user's code; detection goes on without classes
-        log.warning("the task's class rows cannot be told: %s: %s", type(error).__name__, error)
+        log.warning("the task's class rows cannot be read: %s: %s", type(error).__name__, error)
     if resolved.secure is not None and resolved.secure.grouping is not None:  # drawn anew in each round: no habits
         groups = [group_name(at) for at in range(resolved.secure.grouping.count)]
         return Detector(groups, dimension=resolved.dimension, parts=parts, subject_kind="group", windows=(1,))

@@ -1,6 +1,6 @@
 """JSON that notices its own damage: a hash of everything else lies beside the values, as ``check``.
 
-Whoever wants to lie can compute the hash anew; that is what the ledger's signatures are for. This is for the bit that
+A liar can compute the hash anew; that is what the ledger's signatures are for. This is for the bit that
 a disk or a cable turned: it must not become another answer. Files of older versions have no ``check`` and are read as
 they are.
 """

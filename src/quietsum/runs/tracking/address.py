@@ -67,7 +67,7 @@ def _here(host: str) -> bool:
 def without_secrets(text: str) -> str:
     """An address, or a text with addresses in it, without anything that may be a secret.
 
-    Gone are user names and passwords, whatever is in them but spaces, every value of a query, and what follows words
+    Gone are user names and passwords of any characters but spaces, every value of a query, and what follows words
     such as ``password``, ``token`` or ``Bearer``.
 
     >>> without_secrets("at https://ann:sec/ret@mlflow.example.org/x?sslmode=require&password=geheim")

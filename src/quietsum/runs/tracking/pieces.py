@@ -187,7 +187,7 @@ class Store:
 
     @staticmethod
     def is_silent(error: BaseException) -> bool:
-        """Whether nobody answered: no connection, or no reply in time."""
+        """Whether no server answered: no connection, or no reply in time."""
         from requests.exceptions import RequestException
 
         seen: BaseException | None = error

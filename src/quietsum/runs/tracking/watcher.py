@@ -10,8 +10,8 @@ more people than run folders are, so who took part is never sent: not who was as
 nor the reason why a run stopped, which may name a party. A refusal before data was touched takes its charge back in the
 ledger; the ε that is sent counts it all the same, because a smaller one would tell who refused.
 
-Guarantees: whatever the store does, no round waits for it and no run fails with it. A thread of its own does the
-talking, from a queue with a bound; what cannot be sent is tried again while the run goes on, told in one warning of
+Guarantees: no round waits for the store and no run fails with it. A thread of its own does the
+talking, from a queue with a bound; what cannot be sent is tried again while the run goes on, logged in one warning of
 each kind, and given up when the run has ended and nothing has moved for a few seconds. Nothing that a run needs is kept
 there.
 """
@@ -58,9 +58,9 @@ CALM = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
-"""How MLflow behaves as long as a watcher is open, where nobody has said otherwise."""
+"""How MLflow behaves as long as a watcher is open, where the environment sets nothing else."""
 MUTE = {"MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true"}
-"""The same, whatever anybody has said: MLflow would print the address with its password, into a command's output."""
+"""The same, always set: MLflow would print the address with its password, into a command's output."""
 """What :func:`without_secrets` takes out."""
 
 
@@ -120,7 +120,7 @@ class MlflowWatcher:
             self._warn("event", f"an event could not be written for MLflow ({type(error).__name__}: {error})")
 
     def alert(self, alert: Alert) -> None:
-        """Tag the run with what others may be told of ``alert``, and with nothing where that is nothing (rule 5)."""
+        """Tag the run with what others may know of ``alert``, and with nothing where that is nothing (rule 5)."""
         told = for_others(alert)
         if told is not None and self._folder is not None:
             where = "" if told.round is None else f"round {told.round}: "
