@@ -231,7 +231,7 @@ def test_what_is_no_http_at_all_is_trouble_that_may_pass() -> None:
      ({"user": "ann"}, "belong together"), ({"password_env": "X"}, "belong together"),
      ({"user": "a", "password_env": "X", "password_file": "y"}, "stands beside"),
      ({"user": "a", "password_env": "my secret!"}, "name the variable"),
-     ({"to": ()}, "names nobody"), ({"to": ("Ann <ann@b.example>",)}, "no address"),
+     ({"to": ()}, "names no address"), ({"to": ("Ann <ann@b.example>",)}, "no address"),
      ({"sender": "x\n@y"}, "no address"), ({"host": "a b"}, "no server"), ({"port": 70000}, "no port"),
      ({"timeout": 0}, "greater than 0")],
 )  # fmt: skip

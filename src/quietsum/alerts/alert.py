@@ -1,11 +1,11 @@
 """What an alert is, how grave it is, and who may read it.
 
 Most alerts tell who took part: a site that was lost, an update that was rejected, a lifetime budget by the name of its
-holder. That is for the operator alone (rule 5 of honest accounting: whoever reads it gets no amplification). The few
-facts that were charged or are public may go to others: the share of the run's own ε that is *reserved* (the same
-whoever refused), a score on public data, and that the run has ended. Which is which is decided here, by the alert's
-kind and subject, never by whoever raises it or by a setting; and what goes to others is written anew from those facts
-(:func:`for_others`), so that no sentence, subject or evidence can carry a name along.
+holder. That is for the operator alone (rule 5 of honest accounting: against its readers there is no amplification). The
+few facts that were charged or are public may go to others: the share of the run's own ε that is *reserved* (the same
+for every choice of who refused), a score on public data, and that the run has ended. Which is which is decided here, by
+the alert's kind and subject, never by the code that raises it or by a setting; and what goes to others is written anew
+from those facts (:func:`for_others`), so that no sentence, subject or evidence can carry a name along.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCORES: Mapping[str, bool] = {
          "average precision", "f1", "dice", "iou", "precision", "recall", "concordance", "r2"), True),
     **dict.fromkeys(("loss", "log loss", "cross entropy", "error", "perplexity", "mse", "rmse", "mae", "brier"), False),
 }  # fmt: skip
-"""Measures whose direction is known: whether more is better. Others are told of a score by one of these names alone:
+"""Measures whose direction is known: whether more is better. Others see a score by one of these names alone:
 a task may call a score ``accuracy_Basel``."""
 
 
@@ -49,7 +49,7 @@ class AlertKind(enum.StrEnum):
     """What happened."""
 
     BUDGET_LOW = "budget-low"
-    """Four fifths of a budget are reserved, or whatever share the settings say."""
+    """Four fifths of a budget are reserved, or the share that the settings say."""
     BUDGET_GONE = "budget-gone"
     """The next charge does not fit: nothing more is released."""
     REJECTED = "rejected-share"
@@ -116,7 +116,7 @@ _OUTWARD = {
     AlertKind.RUN_ENDED: "the run has ended",
     AlertKind.TEST: "this is a test of quietsum's alerts",
 }
-"""Everything that others may be told. A kind that is not here stays with the operator."""
+"""Everything that others may know. A kind that is not here stays with the operator."""
 _OUTWARD_SUBJECTS = (Subject.RUN, Subject.MODEL)
 _WITH_SCORE = (AlertKind.BUDGET_LOW, AlertKind.DIVERGENCE, AlertKind.CHANCE)
 _TEXTS = ("sentence", "time", "run", "subject", "statistic", "evidence")
@@ -138,7 +138,7 @@ class Alert:
 
     ``statistic``, ``value`` and ``threshold`` are what was measured and what it was held against;
     ``false_positive_rate`` is how often that would happen by itself, where it is known; ``evidence`` is the hash of
-    what it was measured on, kept by whoever holds that. Texts are in one line and hold nothing that a terminal obeys.
+    what it was measured on, kept by the holder of that. Texts are in one line and hold nothing that a terminal obeys.
 
     >>> Alert(kind=AlertKind.LEDGER, severity=Severity.CRITICAL, sentence="entry 17 was changed", time="now").audience
     <Audience.OPERATOR: 'operator'>
@@ -213,7 +213,7 @@ class Alert:
 
 
 def for_others(alert: Alert) -> Alert | None:
-    """What others may be told of ``alert``: words of ours around numbers that were charged or are public; else None.
+    """What others may know of ``alert``: words of ours around numbers that were charged or are public; else None.
 
     Guarantees (rule 5): no name of a party, no count of parties lost, refused or rejected, no reason and no evidence.
     Why a run stopped is not said either; that it did, others see.

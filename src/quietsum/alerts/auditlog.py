@@ -7,7 +7,7 @@ is found, by its number. A chain alone does not see a tail that is gone: the fil
 number and hash of the last line, and each alert in a run's database the line that it is.
 
 The log is chained on its own and is no part of the privacy ledger, whose schema and exports know nothing of it. No
-command exports it. Whoever can write both files can write another history: it is a record against accidents and
+command exports it. A user who can write both files can write another history: it is a record against accidents and
 outsiders, not against its owner; copy its head elsewhere where that matters.
 """
 
@@ -35,7 +35,7 @@ NOTHING = "0" * 64
 TORN, GONE = "torn", "gone"
 """Lines about the log itself: a half-written line was cut off; lines that the head knows of are no longer there."""
 PATIENCE = 2.0
-"""Seconds that a line waits for another process; nobody's round waits for a log longer than that."""
+"""Seconds that a line waits for another process; no round waits for a log longer than that."""
 LONGEST = 1 << 16
 """Bytes of one line; an alert has two thousand letters at most."""
 _BEGIN = b'{"before":"'

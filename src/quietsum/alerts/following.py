@@ -39,8 +39,8 @@ class Alerts:
     """A sender with rules, for a trainer. Without arguments alerts go to Python's logging.
 
     The budget of a run is what its plan means to use up, so four fifths of it are a notice; four fifths of a lifetime
-    budget are a warning, and a budget that ends a training early is critical. Scores are those on data that nobody
-    protects: nothing here looks at a training record.
+    budget are a warning, and a budget that ends a training early is critical. Scores are those on public
+    data: nothing here looks at a training record.
     """
 
     def __init__(self, sender: Sender | None = None, rules: Thresholds | None = None) -> None:
@@ -140,7 +140,7 @@ class Alerts:
         return []
 
     def _quietly(self, look: Callable[[], list[Alert]], *, shown: bool = False) -> None:
-        """Look, and pass on what is found; whatever goes wrong is a warning, once."""
+        """Look, and pass on what is found; any error is a warning, once."""
         try:
             self._sender.send(*look(), shown=shown)
         except Exception as error:

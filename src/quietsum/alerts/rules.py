@@ -9,7 +9,7 @@ away. Every threshold is a key of ``[rules]`` in ``alerts.toml``.
   held against ``honest_rejections`` by a likelihood ratio, averaged over the rounds in which an attack may have begun:
   a test martingale, which by Ville's inequality exceeds parties/α with probability at most α/parties in the whole run,
   however long it is, as long as an honest party's chance to be left out in a round is at most ``honest_rejections``
-  whatever happened before. "Rejected" never means "malicious".
+  given all that happened before. "Rejected" never means "malicious".
 * **Drop-outs.** Too large a share in the last rounds, or one party several times in a row.
 * **Divergence.** A score that stays worse than at the start, or loses most of what it had gained, a loss that doubles,
   a score or step that is not finite, or steps ten times as long as they were.
@@ -48,19 +48,19 @@ _CHANCE = {"auc": 0.5, "auroc": 0.5, "concordance": 0.5, "balanced accuracy": 0.
 class Thresholds:
     """``[rules]``: from where on something is an alert."""
 
-    budget: float = setting(0.8, "The share of a budget from which on its use is told.")
+    budget: float = setting(0.8, "The share of a budget from which on its use raises an alert.")
     rejected: float = setting(0.5, "The share of updates left out by the rule, over the last rounds.")
     honest_rejections: float = setting(0.4, "How often a robust rule may leave out an honest party.")
     false_alarms: float = setting(0.001, "The chance of a false alarm about rejected parties, in a whole run.")
     drop_outs: float = setting(0.5, "The share of parties lost, over the last rounds.")
-    in_a_row: int = setting(3, "A party that was lost so many times in a row is told.")
+    in_a_row: int = setting(3, "Losing a party so many times in a row raises an alert.")
     window: int = setting(10, "How many of the last rounds a share is taken of.")
     patience: int = setting(5, "A score is worse, or a step too long, when it was so for so many rounds in a row.")
     margin: float = setting(0.02, "So much above chance counts as chance, so much below the start as the start.")
     chance: Mapping[str, float] = setting(
         {}, "Chance levels by score, { accuracy = 0.54 }; they come before the task's."
     )
-    growth: float = setting(10.0, "Steps so many times as long as the first ones are told.")
+    growth: float = setting(10.0, "Steps so many times as long as the first ones raise an alert.")
 
     def __post_init__(self) -> None:
         for name in ("budget", "rejected", "drop_outs", "false_alarms", "honest_rejections"):
@@ -360,7 +360,7 @@ class Course:
         return Alert(kind=kind, severity=severity, sentence=sentence, run=self._run, **more)
 
     def _anew(self, key: tuple[str, ...], holds: bool = True, *, again: bool = True) -> bool:
-        """Whether ``holds`` has just become true; what is over may be told again, unless ``again`` is False."""
+        """Whether ``holds`` has just become true; what is over may be raised again, unless ``again`` is False."""
         if not holds:
             if again:
                 self._told.discard(key)

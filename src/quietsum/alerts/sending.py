@@ -1,4 +1,4 @@
-"""Sending without waiting: whatever a sink does, nobody who raises an alert is stopped or delayed by it.
+"""Sending without waiting: nothing that a sink does stops or delays the code that raises an alert.
 
 Guarantees (rule 22): :meth:`Sender.send` never raises and never waits for a server. Sinks that may take long have a
 queue with a bound and a thread each, so that one that hangs holds up neither a round nor the other sinks. A sink that

@@ -4,7 +4,7 @@ Both run in a thread of their own (:mod:`quietsum.alerts.sending`), so a server 
 come from an environment variable or a file that the operator names, never from a plan and never from the settings
 themselves, and no error quotes them. Beyond this machine nothing travels in the clear: SMTP by STARTTLS or TLS, which
 is never given up for a server that does not offer it, and webhooks by https. A redirection is not followed. A whole
-delivery has one deadline and one limit of bytes (:mod:`quietsum.alerts.connection`), whatever the server does.
+delivery has one deadline and one limit of bytes (:mod:`quietsum.alerts.connection`), which no server can extend.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EmailSettings:
     host: str = setting(MUST, "The SMTP server.")
     port: int = setting(587, "Its port.")
     security: str = setting("starttls", "starttls, tls, or none (on this machine alone).")
-    user: str = setting("", "The name to log in by; if omitted, nobody logs in.")
+    user: str = setting("", "The name to log in by; if omitted, no login is made.")
     password_env: str = setting("", "The environment variable that holds the password.")
     password_file: str = setting("", "The file that holds the password, seen from this file.")
     sender: str = setting(MUST, "The address that alerts come from.")
@@ -79,7 +79,7 @@ class EmailSettings:
         _one_secret("password", self.password_env, self.password_file)
         for name, addresses in (("sender", (self.sender,)), ("to", self.to)):
             if not addresses:
-                raise InvalidParameter(name, "[]", "names nobody", 'write ["ann@example.org"]')
+                raise InvalidParameter(name, "[]", "names no address", 'write ["ann@example.org"]')
             for address in addresses:
                 if not _ADDRESS.fullmatch(address):
                     raise InvalidParameter(name, address, "is no address", "write ann@example.org, without a name")

@@ -4,9 +4,9 @@ The file is the operator's. No plan can name an address, since plans come from o
 others, too, and this file names servers, variables that hold passwords and files to write to. So what leaves this
 process (:attr:`Settings.reaches_out`) is used only where the user said so outside of the workspace: by
 ``quietsum alerts --test``, which tries every sink and remembers the file by its hash, or by naming the file in
-``$QUIETSUM_ALERTS``. Commands that only look call nobody. A site's policy is the site's own, and needs neither.
+``$QUIETSUM_ALERTS``. Commands that only look call no server. A site's policy is the site's own, and needs neither.
 
-Unknown keys are errors that name the nearest one; all problems are told at once. The same dataclasses that hold the
+Unknown keys are errors that name the nearest one; all problems are listed at once. The same dataclasses that hold the
 values say what they mean: :func:`reference` makes the tables of the reference page from them.
 """
 
@@ -183,7 +183,7 @@ def _parse(content: bytes, where: str) -> Settings:
 
 
 def _read(kind: type[Any], values: object, path: str, problems: list[str]) -> Any:
-    """The value of dataclass ``kind`` that a table describes; None where something is wrong, which is told."""
+    """The value of dataclass ``kind`` that a table describes; None after adding what is wrong to ``problems``."""
     if not isinstance(values, Mapping):
         problems.append(f"{path.rstrip('.')} = {_toml_of(values)} is not a table, as in {{ key = value }}")
         return None

@@ -65,7 +65,7 @@ class Sink(Protocol):
 
 @final
 class Terminal:
-    """Lines on standard error, for whoever sits there."""
+    """Lines on standard error, for the user of that terminal."""
 
     name, audience, waits, limited = "the terminal", Audience.OPERATOR, False, True
 
