@@ -271,7 +271,7 @@ def test_a_drill_promises_nothing_wherever_it_is_shown() -> None:
     Path("run.toml").write_text(text, encoding="utf-8")
     printed = words(invoke("run", "run.toml", "--name", "drill").stdout)
     for said in (printed, words(invoke("show", "drill").stdout)):
-        assert "A drill promises nobody anything" in said and "From this run alone" not in said
+        assert "A drill promises nothing" in said and "From this run alone" not in said
     assert "This is a drill; the card is that of the plan without [attack]" in words(invoke("show", "drill").stdout)
     page = Path("quietsum-workspace/runs/drill/report.html").read_text(encoding="utf-8")
     assert "The guarantee of the same plan without [attack]" in page

@@ -196,7 +196,7 @@ def earlier(folder: RunFolder) -> dict[str, Any]:
     except FileNotFoundError:
         raise CorruptState(
             f"{folder.path} was begun by an older quietsum and has no report: quietsum run --resume {folder.run} goes "
-            "on with it and writes down what its task says; whoever only looks does not make the task"
+            "on with it and writes down what its task says; a report alone does not make the task"
         ) from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CorruptState(f"{path} cannot be read ({error}); restore it from a backup") from None
@@ -233,14 +233,14 @@ def sentence(guarantees: list[Guarantee], resolved: ResolvedPlan) -> str:
     figure = f"ε ≤ {epsilon} per {guarantee.whom} at δ = {guarantee.delta:g}, for {_which(guarantee, resolved)}."
     if resolved.plan.attack is not None:
         return (
-            "A drill promises nobody anything: its attackers see what the other parties send. The same plan without "
+            "A drill promises nothing: its attackers see what the other parties send. The same plan without "
             f"[attack] promises {figure}"
         )
     observers = {one.observer for one in guarantees}
     who = {
         frozenset({Observer.SERVER, Observer.RECIPIENTS}): "neither the server nor anyone who receives the models",
         frozenset({Observer.SERVER}): "the server",
-        frozenset({Observer.RECIPIENTS}): "nobody who receives the models",
+        frozenset({Observer.RECIPIENTS}): "no one who receives the models",
     }[frozenset(observers)]
     verb = "cannot" if observers == {Observer.SERVER} else "can"
     whether = {
@@ -266,7 +266,7 @@ def _which(guarantee: Guarantee, resolved: ResolvedPlan) -> str:
     if guarantee.unit is PrivacyUnit.CLIENT:
         return f"each of {len(resolved.parties):,} registered clients"
     if guarantee.unit is PrivacyUnit.PERSON:  # rule 12
-        return f"{worst}; it holds within one party, and whoever has records at two pays at both"
+        return f"{worst}; it holds within one party, and a person with records at two pays at both"
     return worst
 
 
@@ -312,7 +312,7 @@ def _qualify(ledger: Ledger, ours: set[tuple[str, str]]) -> _Qualified:
 
 
 def _by_floats(plan: Any) -> bool:
-    """Whether a plan's noise is made of floats: its ``noise`` is "fast", at whatever depth it stands."""
+    """Whether a plan's noise is made of floats: its ``noise`` is "fast", at any depth."""
     if not isinstance(plan, Mapping):
         return False
     return plan.get("noise") == "fast" or any(_by_floats(part) for part in plan.values())

@@ -94,7 +94,7 @@ def _claims(values: Mapping[str, Any]) -> Iterable[str]:
     if any(WHOLE_PLAN in guarantee["method"] for guarantee in values["guarantees"]):
         yield (
             '<p class="quiet">None is stated where a plan pays for spare attempts, or a run ends early: less may have '
-            "been done than was paid for, and it is not told how much.</p>"
+            "been done than was paid for, and how much less is not stated.</p>"
         )
 
 
