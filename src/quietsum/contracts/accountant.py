@@ -105,7 +105,7 @@ class AccountantContract:
             self.make().compose(event)
 
     def test_compose_returns_the_accountant_itself(self) -> None:
-        """So that calls chain and nobody composes into a copy."""
+        """So that calls chain and no caller composes into a copy."""
         for event in self.events:
             accountant = self.make()
             assert accountant.compose(event) is accountant

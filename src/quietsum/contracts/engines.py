@@ -167,7 +167,7 @@ class EngineContract:
             assert not any(part.requires_grad for part in parts), "the sum is a value, without a graph"
 
     def test_no_record_adds_more_than_the_clip_norm(self) -> None:
-        """Jointly over all parameters, however large its gradient is and whatever the others hold."""
+        """Jointly over all parameters, however large its gradient is and for any other records."""
         for model, (inputs, labels, weights), _ in self.cases():
             for kind in self.clips:
                 clip = self.clip(kind)

@@ -128,7 +128,7 @@ class ExchangesContract:
             assert len(set(found.values())) == len(NAMES) and dict(federation.identities(NAMES)) == dict(found)
 
     def test_every_party_has_one_word_at_every_step_and_the_sum_is_opened(self) -> None:
-        """Two rounds: the mean of the known updates, whatever was before."""
+        """Two rounds: each opens the mean of its own known updates, with nothing of the one before."""
         for federation, resolved in self._made():
             for number in (1, 2):
                 server, heard = self._round(federation, resolved, number=number)

@@ -96,7 +96,7 @@ class LedgerStoreContract:
         store.close()
 
     def test_rows_may_be_left_half_read(self) -> None:
-        """A reader that stops early keeps nobody from writing."""
+        """A reader that stops early keeps no writer from writing."""
         store = self._filled(5)
         assert next(iter(store.rows())).sequence == 1
         with store.transaction():
@@ -115,7 +115,7 @@ class LedgerStoreContract:
             store.close()
 
     def test_rows_are_appended_inside_a_transaction_only(self) -> None:
-        """Otherwise nobody would know when they are durable."""
+        """Otherwise their writer would not know when they are durable."""
         store = self._filled(1)
         _raised(lambda: store.append(self._row(2)))
         assert store.head() == (1, f"{1:064x}")
@@ -219,7 +219,7 @@ class LedgerStoreContract:
         store.close()
 
     def test_a_second_writer_waits_for_the_first(self) -> None:
-        """Exclusive: between its start and its end nobody else appends."""
+        """Exclusive: between its start and its end no other writer appends."""
         store = self._filled(1)
         other = self._second(store)
         inside, order = threading.Event(), []

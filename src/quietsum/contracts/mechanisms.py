@@ -122,7 +122,7 @@ class MechanismContract:
             random.setstate(kept)
             np.random.set_state(states)
         assert any(not np.array_equal(one, other) for one, other in zip(first, again, strict=True)), (
-            "whoever knows the seed can subtract the noise"
+            "an attacker who knows the seed can subtract the noise"
         )
 
     def test_what_is_not_finite_is_refused_and_not_quoted(self) -> None:

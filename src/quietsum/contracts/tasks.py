@@ -132,10 +132,10 @@ class TaskContract:
         assert facts and all(isinstance(party, PartyFacts) for party in facts), "parties() names at least one party"
         assert len({party.name for party in facts}) == len(facts), "each party is named once"
         assert all(party.size > 0 for party in facts), "a declared size is above zero"
-        assert facts == tuple(self.task().parties()), "another process is told the same"
+        assert facts == tuple(self.task().parties()), "another process gets the same facts"
 
     def test_every_process_starts_from_the_same_parameters(self) -> None:
-        """Finite ones, whatever random state the process is in, and the caller may write into them."""
+        """Finite ones, in any random state of the process, and the caller may write into them."""
         found = []
         for seed in (1, 2):
             with _seeded(seed):
