@@ -1,9 +1,9 @@
-"""The lines of a table in a text file, each read by itself: whatever stands in one of them changes no other.
+"""The lines of a table in a text file, each read by itself: no line changes how another is read.
 
 The first line names the columns; each other line is one record. A quote that is never closed ends with its line: the
 usual reader would take all that follows for one field, and one record would move what is learned by many. Reading never
 raises for what a line holds. A line that is no record (its quotes are not closed, it has fewer or more fields than the
-first one, it is longer than :data:`LONGEST`) is told by :func:`is_record`, and counts as nothing.
+first one, it is longer than :data:`LONGEST`) is found by :func:`is_record`, and counts as nothing.
 
 >>> import io
 >>> list(lines_of(io.StringIO('age,ward\\n34,"north, 2"\\n51,"south\\n40,west\\n')))

@@ -1,9 +1,9 @@
 """First options for a task from a table: from its header, from what the holder says, and from rows only if they are
 public.
 
-A header is not protected: it is the same whoever is in the table. Types, ranges, categories, classes and sizes are not
-in it, and are taken from what the holder *states*, from a ``data.toml`` that he has reviewed, or, if he declares why
-nobody in the table needs protection, from the rows (:func:`fill_from_public_rows`). What is left stays blank.
+A header is not protected: it is the same for any people in the table. Types, ranges, categories, classes and sizes are
+not in it, and are taken from what the holder *states*, from a ``data.toml`` that he has reviewed, or, if he declares
+why no record in the table needs protection, from the rows (:func:`fill_from_public_rows`). What is left stays blank.
 
 >>> parse_column("age=number 0..120"), parse_column("ward=category north 'south 2'")
 ({'name': 'age', 'kind': 'number', 'bounds': [0.0, 120.0]}, \
@@ -76,7 +76,7 @@ def parse_site(text: str) -> dict[str, Any]:
 
 
 def _nobody(column: Mapping[str, Any]) -> dict[str, str]:
-    """A column that the holder declares as a number or a category identifies nobody, whatever it is called."""
+    """A column that the holder declares as a number or a category identifies no person, by any name."""
     personal = (
         column["kind"] in ("number", "category") and Column(name=column["name"], kind="identifier").looks_personal
     )

@@ -34,7 +34,7 @@ class RowModel:
     """A model with ``inputs`` features: of ``classes`` classes, or of a number if there are none.
 
     ``hidden`` units of tanh lie between them; 0 is the linear model. Guarantees: a row's scores and gradient are the
-    same bits whatever stands beside it in the batch.
+    same bits in any batch that holds it.
 
     >>> RowModel(inputs=4, classes=2).dimension, RowModel(inputs=4, classes=3, hidden=5).dimension
     (4, 38)
