@@ -22,6 +22,8 @@ HELD = frozenset({
     "glossary", "identity", "keys", "ledger", "party", "plan", "privacy", "running", "secagg", "validate", "wire",
 })  # fmt: skip
 """The rooms that keep all three rules. A room that joins stays; the rules count what lies in these rooms."""
+WORDED = HELD | {"alerts", "analytics", "contracts", "defence", "report", "runs", "tradeoff"}
+"""The rooms whose texts keep the third rule: all that are held, and rooms with names that are still to change."""
 
 SHARED: Mapping[str, str] = {
     "PrivacyAccountant": "compat keeps the names that older code was written for",
@@ -136,13 +138,13 @@ def test_a_function_is_named_by_a_verb_and_not_by_a_participle() -> None:
 
 
 def test_texts_name_who_does_what() -> None:
-    found = list_riddles(HOUSE, HELD)
+    found = list_riddles(HOUSE, WORDED)
     assert [one for one in found if one not in RIDDLES] == []
     assert set(RIDDLES) == set(found), "an exception is no longer needed"
 
 
 def test_the_rooms_that_are_held_exist() -> None:
-    assert {room_of(path, HOUSE) for path in HOUSE.rglob("*.py")} >= HELD
+    assert {room_of(path, HOUSE) for path in HOUSE.rglob("*.py")} >= WORDED
     assert all(SHARED.values()) and all(FIELD.values()) and all(PARTICIPLES.values()) and all(RIDDLES.values())
 
 
