@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quietsum.cli.sites.check import task_at_site
 from quietsum.errors import DataMissing, InvalidParameter, PlanRefused
 from quietsum.learning import private_steps
 from quietsum.mechanisms import system_randomness
+from quietsum.party import load_policy
+from quietsum.party.site_task import make_task
 from quietsum.plan import Plan, TaskPlan
 from quietsum.sampling import Everyone
-from quietsum.tasks import TableOptions, TableTask, find_blanks, task_of
+from quietsum.tasks import TableOptions, TableTask, find_blanks, task_of, toml_of
 from quietsum.tasks.table.models import RowModel
 
 LABEL = {"name": "back", "kind": "category", "categories": ["no", "yes"]}
@@ -28,7 +31,7 @@ def write_table(folder: Path, lines: list[str] = LINES, header: str = "age,ward,
     return path
 
 
-def make_task(path: Path | str, **options: Any) -> TableTask:
+def make_table(path: Path | str, **options: Any) -> TableTask:
     stated: dict[str, Any] = {
         "name": "visits", "label": LABEL, "columns": [AGE, WARD], "sites": [{"name": "here", "size": 10}],
         "table": str(path), **options,
@@ -80,7 +83,7 @@ def test_a_rows_gradient_is_the_same_bits_in_any_batch(classes: int, hidden: int
 
 
 def test_answers_are_chances_of_the_declared_classes(tmp_path: Path) -> None:
-    task = make_task(write_table(tmp_path))
+    task = make_table(write_table(tmp_path))
     features = task.encode_file(write_table(tmp_path, ["34,north", "?,moon"], "age,ward"))
     found = task.answers(np.linspace(-1, 1, task.dimension), features)
     assert task.answer_names == ("no", "yes") and found.shape == (2, 2)
@@ -89,7 +92,7 @@ def test_answers_are_chances_of_the_declared_classes(tmp_path: Path) -> None:
 
 def test_a_number_is_learned_in_its_own_units(tmp_path: Path) -> None:
     label = {"name": "age", "kind": "number", "bounds": [0, 100]}
-    task = make_task(write_table(tmp_path), label=label, columns=[WARD])
+    task = make_table(write_table(tmp_path), label=label, columns=[WARD])
     np.testing.assert_allclose(task.rows("here").labels, [-0.32, 0.02, 0.56, -0.76])
     features = task.encode_file(tmp_path / "visits.csv")
     np.testing.assert_allclose(task.answers(np.zeros(task.dimension), features)[:, 0], 50)
@@ -108,8 +111,8 @@ HOSTILE = [
 
 @pytest.mark.parametrize("line", HOSTILE, ids=lambda line: line[:20].encode("ascii", "replace").decode())
 def test_whatever_one_line_holds_the_others_are_read_as_if_it_were_not_there(tmp_path: Path, line: str) -> None:
-    without = make_task(write_table(tmp_path, [LINES[0], *LINES[2:]])).rows("here")
-    beside = make_task(write_table(tmp_path, [LINES[0], line, *LINES[2:]])).rows("here")
+    without = make_table(write_table(tmp_path, [LINES[0], *LINES[2:]])).rows("here")
+    beside = make_table(write_table(tmp_path, [LINES[0], line, *LINES[2:]])).rows("here")
     assert len(beside) in (3, 4)
     others = [0, 2, 3] if len(beside) == 4 else [0, 1, 2]
     assert (beside.features[others] == without.features).all() and (beside.labels[others] == without.labels).all()
@@ -119,7 +122,7 @@ def test_whatever_one_line_holds_the_others_are_read_as_if_it_were_not_there(tmp
 @pytest.mark.parametrize("line", ["51,south,perhaps,p2", "51,south,,p2", '51,"south,yes,p2', "51,south"])
 def test_a_row_that_does_not_fit_counts_as_zero_and_nobody_hears_of_it(tmp_path: Path, line: str) -> None:
     def step(lines: list[str]) -> np.ndarray:
-        task = make_task(write_table(tmp_path, lines))
+        task = make_table(write_table(tmp_path, lines))
         return private_steps(
             task, task.initial(), task.rows("here"), steps=1, sampling=Everyone(), mechanism=None, expected_batch=10,
             learning_rate=1.0, momentum=0.0, rng=system_randomness(),
@@ -131,7 +134,7 @@ def test_a_row_that_does_not_fit_counts_as_zero_and_nobody_hears_of_it(tmp_path:
 
 def test_rows_lie_at_the_site_that_their_column_says(tmp_path: Path) -> None:
     sites = [{"name": "north", "size": 5}, {"name": "south", "size": 7}]
-    task = make_task(write_table(tmp_path), columns=[AGE], sites=sites, site_column="ward")
+    task = make_table(write_table(tmp_path), columns=[AGE], sites=sites, site_column="ward")
     assert [len(task.rows(name)) for name in ("north", "south")] == [2, 2]
     assert [(one.dataset, one.size) for one in task.parties()] == [("visits-north", 5), ("visits-south", 7)]
     with pytest.raises(InvalidParameter, match="is no site of visits"):
@@ -139,26 +142,26 @@ def test_rows_lie_at_the_site_that_their_column_says(tmp_path: Path) -> None:
 
 
 def test_a_site_may_have_a_file_of_its_own(tmp_path: Path) -> None:
-    task = make_task("", tables={"here": str(write_table(tmp_path))}, columns=[AGE], site_column="ward")
+    task = make_table("", tables={"here": str(write_table(tmp_path))}, columns=[AGE], site_column="ward")
     assert len(task.rows("here")) == 4
     with pytest.raises(DataMissing, match="no table is named for here"):
-        make_task("").look_for_data("here")
+        make_table("").look_for_data("here")
 
 
 def test_people_are_told_apart_by_their_own_rows_alone(tmp_path: Path) -> None:
-    task = make_task(write_table(tmp_path), person_column="patient")
+    task = make_table(write_table(tmp_path), person_column="patient")
     assert task.people is not None and task.person == "patient"
     people = task.people("here")
     assert people[0] == people[2] and len(set(people.tolist())) == 3
-    again = make_task(write_table(tmp_path, [LINES[0], LINES[3]]), person_column="patient")
+    again = make_table(write_table(tmp_path, [LINES[0], LINES[3]]), person_column="patient")
     assert again.people is not None and again.people("here").tolist() == [people[0], people[3]]
-    assert make_task(write_table(tmp_path)).people is None
+    assert make_table(write_table(tmp_path)).people is None
 
 
 def test_a_table_that_is_none_is_told_before_it_is_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.csv", "\0"):
         with pytest.raises(DataMissing):
-            make_task(str(path)).look_for_data("here")
+            make_table(str(path)).look_for_data("here")
 
 
 # --------------------------------------------------------------------------------------------------- options
@@ -199,25 +202,25 @@ def test_all_blanks_are_told_at_once() -> None:
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], why: str) -> None:
     if not why:
-        make_task("visits.csv", **options)  # Negative control: such a name tells nobody apart
+        make_table("visits.csv", **options)  # Negative control: such a name tells nobody apart
         return
     with pytest.raises(InvalidParameter, match=why):
-        make_task("visits.csv", **options)
+        make_table("visits.csv", **options)
 
 
 def test_without_public_rows_there_is_no_score_and_with_them_it_says_which(tmp_path: Path) -> None:
     table = write_table(tmp_path)
-    found = make_task(table).evaluate(np.zeros(6))
+    found = make_table(table).evaluate(np.zeros(6))
     assert not found.values and "no score" in found.on
     holdout = {"holdout": str(table), "holdout_public": "made up"}
-    found = make_task("nowhere.csv", **holdout).evaluate(np.zeros(6))
+    found = make_table("nowhere.csv", **holdout).evaluate(np.zeros(6))
     assert found.on == "4 rows of visits.csv (made up)" and found.values["accuracy"] == 0.5
     assert found.chance == {"accuracy": 0.5, "auc": 0.5}
 
 
 def test_public_rows_that_are_scored_are_not_trained_on(tmp_path: Path) -> None:
     lines = [f"{age},north,{'yes' if age > 50 else 'no'},p{age // 3}" for age in range(100)]
-    task = make_task(write_table(tmp_path, lines), public="made up", held_out=0.3, person_column="patient")
+    task = make_table(write_table(tmp_path, lines), public="made up", held_out=0.3, person_column="patient")
     trained = task.rows("here")
     assert task.people is not None and task.parties()[0].public == "made up"
     scored = int(task.evaluate(task.initial()).on.split()[0])
@@ -231,3 +234,40 @@ def test_a_plan_with_a_table_makes_a_task_that_knows_people_only_with_their_colu
     assert task_of(Plan(task=TaskPlan(name="table", options=options))).person is None
     named = {**options, "person_column": "patient"}
     assert task_of(Plan(task=TaskPlan(name="table", options=named))).person == "patient"
+
+
+def test_a_site_elsewhere_adds_its_own_file_to_the_options_that_its_policy_allows(tmp_path: Path) -> None:
+    write_table(tmp_path)
+    stated = {"name": "visits", "label": LABEL, "columns": [AGE], "sites": [{"name": "north", "size": 10}]}
+    text = f"""
+[site]
+name = "north"
+[coordinator]
+address = "server.example.org:9092"
+[dataset]
+name = "visits"
+size = 10
+[record]
+epsilon = 1.0
+delta = 1e-3
+[[tasks]]
+name = "table"
+here = {{ table = "{tmp_path / "visits.csv"}" }}
+[tasks.options]
+name = "visits"
+label = {toml_of(LABEL)}
+columns = {toml_of([AGE])}
+sites = {toml_of(stated["sites"])}
+"""
+    (tmp_path / "policy.toml").write_text(text)
+    policy = load_policy(tmp_path / "policy.toml")
+    plan = Plan(task=TaskPlan(name="table", options=stated))
+    task = make_task(policy, plan)
+    task.look_for_data("north")
+    records = task.records_of("north")
+    assert records is not None and len(records[0]) == 4
+    assert task_at_site(policy.tasks[0]).name == "visits"  # as quietsum party check makes it
+    # Another range is another encoding, and the policy does not allow it.
+    other = {**stated, "columns": [{**AGE, "bounds": [0, 50]}]}
+    with pytest.raises(PlanRefused, match="table"):
+        make_task(policy, Plan(task=TaskPlan(name="table", options=other)))

@@ -23,7 +23,7 @@ from quietsum.errors import InvalidParameter, PlanRefused
 from quietsum.keys import FILLED, NON_NEGATIVE, OPEN_FRACTION, POSITIVE, WORDS, choices, key, no_key, table, whole
 from quietsum.ledger import label
 from quietsum.party.questions import SiteQuestions, is_question
-from quietsum.plan import LAYERS, OFF, ON, Layer, units
+from quietsum.plan import LAYERS, OFF, ON, Layer, Options, units
 from quietsum.privacy import Budget, Neighbours, Observer, PrivacyUnit
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class Policy:
         if name == TASK:
             return self._asking(options)
         for allowed in self.tasks:
-            if allowed.name == name and dict(allowed.options) == dict(options):
+            if allowed.name == name and Options(allowed.options) == Options(options):
                 return allowed
         known = " with these options" if any(allowed.name == name for allowed in self.tasks) else ""
         raise PlanRefused(f"the policy of {self.name} does not allow task {name!r}{known}")

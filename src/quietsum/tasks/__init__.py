@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from quietsum.tasks.registry import (
         TASKS as TASKS,
         TRAINABLE as TRAINABLE,
+        make_named_task as make_named_task,
         make_own_task as make_own_task,
         nearest_name as nearest_name,
         refuse_lacking as refuse_lacking,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TASKS",
     "TRAINABLE",
+    "make_named_task",
     "make_own_task",
     "nearest_name",
     "refuse_lacking",
@@ -156,6 +157,18 @@ def require_torch() -> None:
         importlib.import_module("torch")
     except ImportError:
         raise QuietsumError("training needs torch, which is not installed: pip install 'quietsum[train]'") from None
+
+
+def make_named_task(name: str, options: Mapping[str, Any]) -> Any:
+    """The user's object behind ``name``, of whichever kind: as a site makes it of what its policy allows."""
+    if ":" in name:
+        return make_own_task(name, options)
+    if name in _MADE:
+        return _MADE[name](options)
+    if name not in TRAINABLE and name not in _WRITTEN:
+        remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
+        raise InvalidParameter("tasks.name", name, "is not known", remedy)
+    return trainable_task(name, options)
 
 
 # ------------------------------------------------------------------------------------------ the task of a plan

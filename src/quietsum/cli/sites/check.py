@@ -171,19 +171,9 @@ def _odd_table(policy: Policy) -> Iterator[str]:
 
 
 def _make(allowed: AllowedTask) -> Any:
-    from quietsum.tasks import TASKS, TRAINABLE, make_own_task, nearest_name, task_named, trainable_task
+    from quietsum.tasks import make_named_task
 
-    name, options = allowed.name, {**allowed.options, **allowed.here}
-    if ":" in name:
-        return make_own_task(name, options)
-    if name == TASK:
-        return task_named(name, options)
-    if name in TASKS:
-        return TASKS[name](options)
-    if name not in TRAINABLE:
-        remedy = nearest_name(name, (*TASKS, *TRAINABLE), 'or write "my_module:MyTask"')
-        raise InvalidParameter("tasks.name", name, "is not known", remedy)
-    return trainable_task(name, options)
+    return make_named_task(allowed.name, {**allowed.options, **allowed.here})
 
 
 def in_rows(policy: Policy, *, write: bool) -> Iterator[QuietsumError]:
