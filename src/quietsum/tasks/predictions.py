@@ -1,7 +1,7 @@
 """What a finished model answers for new rows: one answer a row, in the order of the rows, or none for a broken one.
 
-A row with a value that is no number gets no answer, whatever stands in the other rows: the model is asked about the
-others alone.
+A row with a value that is no number gets no answer, and changes no other: the model is asked about the other rows
+alone.
 
 >>> rows = np.array([[1.0], [np.nan], [-1.0]])
 >>> found = answer_rows(rows, lambda rows: np.hstack([rows < 0, rows > 0]), ("no", "yes"))

@@ -127,7 +127,7 @@ def check(
 
     TABLE is a CSV, npz or Parquet file, held against data.toml, or against the
     plan for which quietsum new --from has read its first line. Problems are
-    told by line and column; their values are shown on a terminal only, never
+    listed by line and column; their values are shown on a terminal only, never
     in a pipe or a file. Exit code 2 where the data does not fit.
     """
     from quietsum.defence import load_schema, look_at_labels, read_table, validate

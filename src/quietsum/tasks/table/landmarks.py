@@ -31,7 +31,7 @@ def check_landmarks(path: Path) -> None:
 def shape_of_landmarks(path: Path) -> tuple[int, int, int, frozenset[str]]:
     """(frames, joints, numbers of a joint) as the header of the array says, and the arrays' names.
 
-    Guarantees: no clip is read, and how many there are is not told.
+    Guarantees: no clip is read, and how many there are is not part of the answer.
     """
     check_landmarks(path)
     try:

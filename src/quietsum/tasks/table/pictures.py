@@ -1,8 +1,9 @@
 """Pictures from folders by class, ``folder/class/name.png``, or with sites ``folder/site/class/name.png``.
 
-The names of the class folders are declared public by this layout: whoever makes a folder for each class says which
-there are. How many pictures lie in them is not looked at before they are trained on. PNG is read here, anything else by
-Pillow if it is installed; colours become gray. A file that is no picture gets the label −1, so that it counts as zero.
+The names of the class folders are declared public by this layout: a holder who makes a folder for each class says
+which there are. How many pictures lie in them is not looked at before they are trained on. PNG is read here, anything
+else by Pillow if it is installed; colours become gray. A file that is no picture gets the label −1, so that it counts
+as zero.
 """
 
 from __future__ import annotations

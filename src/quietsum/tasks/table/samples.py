@@ -232,7 +232,7 @@ class SamplesTask:
         return None
 
     def _of_holdout(self, path: Path) -> Labelled:
-        """Records without sites and people: nobody in them is protected."""
+        """Records without sites and people: none of them is protected."""
         self._check(path)
         o = self.options
         if self.kind == "images":

@@ -1,4 +1,4 @@
-"""The task of a table: rows of CSV files at sites, a small model, and scores on rows that nobody needs to protect.
+"""The task of a table: rows of CSV files at sites, a small model, and scores on public rows.
 
 No class is written for it: ``quietsum new --from visits.csv --label back`` writes its options, and the plan is data
 like any other. On one machine the rows of all sites may lie in one file, with a column that says whose they are; a site
