@@ -333,3 +333,16 @@ def test_a_table_of_rejections_that_somebody_has_changed_is_refused_in_one_line(
         database.execute(f"UPDATE rejected SET {bad[0]} = ?", (bad[1],))
     with pytest.raises(CorruptState, match=r"cannot be read .*move it away"):
         read_left_out(tmp_path / "run.db")
+
+
+def test_a_training_at_one_site_is_listed_with_what_it_cost() -> None:
+    pytest.importorskip("torch")
+    line = ("train", "--task", "digits", "--epsilon", "3", "--epochs", "1", "--json")
+    trained = json.loads(invoke(*line).stdout)
+    (row,) = json.loads(invoke("runs", "--json").stdout)["trainings"]
+    assert (row["run"], row["outcome"]) == (trained["run"], "finished")
+    assert row["spent"][0]["epsilon"] == pytest.approx(trained["guarantee"]["epsilon"], rel=1e-6)
+    text = shown(invoke("runs"))
+    assert trained["run"] in text and "no runs" not in text
+    Path("quietsum-workspace/training", trained["run"], "model.safetensors").unlink()
+    assert json.loads(invoke("runs", "--json").stdout)["trainings"][0]["outcome"] == "interrupted"

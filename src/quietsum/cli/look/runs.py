@@ -36,20 +36,25 @@ def runs(workspace: opt.WorkspaceOption = None, as_json: opt.JsonOption = False)
     place = Workspace.at(workspace)
     damaged, folders = place.find_damaged(), list(place.folders())
     found, broken = _lines(folders, place, damaged)
+    trained = _trainings(place) if broken is None else []
     if as_json:
         listed = [{"run": run, "problem": problem} for run, problem in damaged]
         trouble = {} if broken is None else {"ledger": str(broken)}
-        print_json({"workspace": str(place.path), "runs": found, "damaged": listed, **trouble})
+        alone = {"trainings": trained} if trained else {}
+        print_json({"workspace": str(place.path), "runs": found, "damaged": listed, **alone, **trouble})
     else:
         for run, problem in damaged:
             print(textwrap.fill(f"{run} is damaged: {problem}", 80))
         if found:
             _print_runs(found)
+        _print_trainings(trained)
         if broken is not None:
             said = {run for run, _ in damaged} | {row["run"] for row in found}
             _print_unpriced([folder for folder in folders if folder.run not in said])
         elif found:
             print_next(["show", found[-1]["run"], *_where(workspace)])
+        elif trained:
+            print_next(["ledger", "show", *_where(workspace)])
         elif not damaged:
             print(f"no runs in {place.path} yet")
             print_next(["new", "run.toml"])
@@ -241,6 +246,38 @@ def _lines(
             raise
         return found, error
     return found, None
+
+
+def _trainings(place: Workspace) -> list[dict[str, Any]]:
+    """The runs of ``quietsum train`` that the ledger knows: whether they left a model, and what they cost so far."""
+    from quietsum.ledger import Ledger, ledger_exists
+
+    folders = {path.parent.name: path.parent for path in sorted((place.path / "training").glob("*/options.json"))}
+    if not folders or not ledger_exists(place.ledger):
+        return []
+    with Ledger.open(place.ledger, read_only=True) as ledger:
+        return [
+            {
+                "run": known.run,
+                "outcome": "finished" if (folders[known.run] / "model.safetensors").is_file() else "interrupted",
+                "spent": [one.to_dict() for one in ledger.spending(known.run)],
+            }
+            for known in ledger.runs()
+            if known.run in folders
+        ]
+
+
+def _print_trainings(trained: Sequence[dict[str, Any]]) -> None:
+    """Runs at one site, which have epochs instead of rounds."""
+    from quietsum.cli.shared.output import figure
+
+    if trained:
+        print("\ntrained at one site by quietsum train")
+    for row in trained:
+        cost = "; ".join(
+            f"ε ≤ {figure(_number(one['epsilon']))} per {one['unit']}, δ {one['delta']:g}" for one in row["spent"]
+        )
+        print(textwrap.fill(f"  {row['run']}  {row['outcome']}  {cost}", 80, subsequent_indent="    "))
 
 
 def _print_unpriced(folders: Sequence[RunFolder]) -> None:
