@@ -32,6 +32,7 @@ def write_files() -> None:
             clinic, ward = CLINICS[place // 2 % 5], "abc"[place % 3]
             lines.append(f"p{place // 2:04},{clinic},{age:.0f},{pressure:.0f},{ward},{('no', 'yes')[back]}")
         Path(name).write_text("\n".join([*lines, ""]))
+    Path("new-visits.csv").write_text("age,pressure,ward\n75,160,a\n28,101,c\n")
     for kind in ("ill", "well"):
         (Path("scans") / kind).mkdir(parents=True)
     np.savez("moves.npz", landmarks=np.zeros((4, 8, 33, 3)), labels=np.array(["rest", "wave"] * 2))
@@ -41,11 +42,12 @@ def write_files() -> None:
 def test_the_commands_of_the_page_lead_from_a_file_to_a_report() -> None:
     write_files()
     told = [" ".join(command[:2]) for command in commands()]
-    assert told == ["new run.toml", "new run.toml", "plan run.toml", "run run.toml", "show latest", "new scans.toml",
+    assert told == ["new run.toml", "new run.toml", "plan run.toml", "run run.toml", "predict latest", "new scans.toml",
                     "new moves.toml"]  # fmt: skip
     for place, command in enumerate(commands()):
         result = invoke(*command)
         assert result.exit_code == 0, f"{command}: {result.output}"
         if place == 0:  # its plan has blanks
             assert invoke("plan", "run.toml").exit_code == 2
+    assert Path("out.csv").read_text().splitlines()[0] == "row,prediction,p_no,p_yes"
     assert list(Path("quietsum-workspace/runs").glob("*/report.html"))
