@@ -309,8 +309,10 @@ def fill_from_public_rows(draft: TableDraft, path: Path, reason: str, *, held_ou
     """
     found = _texts(path, draft)
     stated = [dict(column) for column in draft.columns]
-    columns = [filled for column in stated if (filled := _filled(column, found[str(column["name"])], draft.decimal))]
-    label = _filled(dict(draft.label), found[str(draft.label["name"])], draft.decimal, few=MOST_CATEGORIES)
+    columns = [
+        filled for column in stated if (filled := _fill_column(column, found[str(column["name"])], draft.decimal))
+    ]
+    label = _fill_column(dict(draft.label), found[str(draft.label["name"])], draft.decimal, few=MOST_CATEGORIES)
     if label is None or (label["kind"] == "category" and len(label["categories"]) < 2):
         problem = "has too many values for classes, and they are no numbers" if label is None else "has one value only"
         raise InvalidParameter("--label", str(draft.label["name"]), problem, "name the column that is learned")
@@ -346,7 +348,7 @@ def _texts(path: Path, draft: TableDraft) -> dict[str, list[str]]:
     return found
 
 
-def _filled(
+def _fill_column(
     column: dict[str, Any], texts: Sequence[str], decimal: str, *, few: int = MOST_CATEGORIES
 ) -> dict[str, Any] | None:
     """``column`` with its kind, and bounds or categories, as the rows show them; None if they show neither."""

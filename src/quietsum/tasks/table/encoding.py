@@ -71,10 +71,10 @@ class Encoding:
 
     def features(self, texts: Mapping[str, Sequence[str]], count: int) -> Floats:
         """The features of ``count`` rows, given the texts of each column."""
-        parts = [self._coded(column, texts[column.name]) for column in self.columns]
+        parts = [self._encode_column(column, texts[column.name]) for column in self.columns]
         return np.ascontiguousarray(np.concatenate([*parts, np.ones((count, 1))], axis=1))
 
-    def _coded(self, column: Column, texts: Sequence[str]) -> Floats:
+    def _encode_column(self, column: Column, texts: Sequence[str]) -> Floats:
         values = self._values(column, texts)
         known = ~np.isnan(values)
         if column.kind == "number":

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Labelled", "chosen", "hash_of", "share_of"]
+__all__ = ["Labelled", "hash_of", "pick_records", "share_of"]
 
 
 @final
@@ -31,7 +31,7 @@ class Labelled:
         return f"Labelled({len(self)} records)"
 
 
-def chosen(held: Labelled, kept: NDArray[np.bool_]) -> Labelled:
+def pick_records(held: Labelled, kept: NDArray[np.bool_]) -> Labelled:
     """The records where ``kept`` holds."""
     return Labelled(
         values=held.values[kept], labels=held.labels[kept], sites=held.sites[kept], hashes=held.hashes[kept],

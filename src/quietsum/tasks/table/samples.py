@@ -30,7 +30,7 @@ from quietsum.tasks.protocol import Metrics, Settings
 from quietsum.tasks.scores import accuracy, majority, roc_auc
 from quietsum.tasks.table.landmarks import check_landmarks, labels_of_landmarks, read_landmarks
 from quietsum.tasks.table.pictures import check_pictures, read_pictures
-from quietsum.tasks.table.records import Labelled, chosen, share_of
+from quietsum.tasks.table.records import Labelled, pick_records, share_of
 
 __all__ = ["SamplesOptions", "SamplesTask", "count_samples"]
 
@@ -202,12 +202,12 @@ class SamplesTask:
         if self._read is None:
             self.look_for_data(self.options.site or next(iter(self.site_sizes)))
             found = self._of(Path(self.options.path))
-            self._read = chosen(found, np.isin(found.sites, list(self.site_sizes)))
+            self._read = pick_records(found, np.isin(found.sites, list(self.site_sizes)))
         return self._read
 
     @property
     def _trained(self) -> Labelled:
-        return chosen(self._held, ~share_of(self._held, self.options.held_out))
+        return pick_records(self._held, ~share_of(self._held, self.options.held_out))
 
     def records(self) -> tuple[Tensor, Tensor]:
         """What is trained on. Private."""
@@ -223,12 +223,12 @@ class SamplesTask:
         assert held.people is not None
         return held.people
 
-    def _scored(self) -> tuple[Labelled, str] | None:
+    def _read_scored(self) -> tuple[Labelled, str] | None:
         o = self.options
         if o.holdout:
             return self._of_holdout(Path(o.holdout)), f"of {Path(o.holdout).name} ({o.holdout_public})"
         if o.held_out:
-            return chosen(self._held, share_of(self._held, o.held_out)), f"that were held out ({o.public})"
+            return pick_records(self._held, share_of(self._held, o.held_out)), f"that were held out ({o.public})"
         return None
 
     def _of_holdout(self, path: Path) -> Labelled:
@@ -244,7 +244,7 @@ class SamplesTask:
 
     def evaluate(self, model: nn.Module) -> Metrics:
         """Scores on records declared public; none where there are none."""
-        found = self._scored()
+        found = self._read_scored()
         known = np.zeros(0, dtype=np.int64) if found is None else np.flatnonzero(found[0].labels >= 0)
         if found is None or not len(known):
             return Metrics(values={}, on=_NO_SCORE)

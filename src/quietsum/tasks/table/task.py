@@ -126,25 +126,25 @@ class TableTask:
 
     def rows(self, party: str) -> Rows:
         """The features and labels of one site's rows that are trained on. Private."""
-        held = self._held(party)
+        held = self._read_site(party)
         return Rows(features=held.features[held.trained], labels=held.labels[held.trained])
 
     def _people(self, party: str) -> npt.NDArray[np.int64]:
         """The person of each row, as a hash of the text in its column; rows without one count as one person's."""
-        held = self._held(party)
+        held = self._read_site(party)
         assert held.people is not None
         return held.people[held.trained].view(np.int64)
 
     def records_of(self, party: str) -> tuple[Hashes]:
         """A hash of each line, for the holder's own look whether it is known under another name. Private."""
-        held = self._held(party)
+        held = self._read_site(party)
         return (held.lines[held.trained],)
 
     def labels_of(self, party: str) -> Floats:
         """The label of each row. Private."""
         return self.rows(party).labels
 
-    def _held(self, party: str) -> _Held:
+    def _read_site(self, party: str) -> _Held:
         if party not in self._read:
             self.look_for_data(party)
             self._read[party] = self._of_file(self.file_of(party), party, self.options.held_out)
@@ -186,7 +186,7 @@ class TableTask:
 
     # ------------------------------------------------------------------------------------------- scores
 
-    def _scored(self) -> tuple[Floats, Floats, str] | None:
+    def _read_scored(self) -> tuple[Floats, Floats, str] | None:
         """Features and labels of the rows that are declared public for scores, and what they are; None without any."""
         options = self.options
         if options.holdout:
@@ -195,7 +195,7 @@ class TableTask:
             held = self._of_file(path, None, 0.0)
             features, labels, what = held.features, held.labels, f"rows of {path.name} ({options.holdout_public})"
         elif options.held_out:
-            parts = [self._held(party) for party in self._sites]
+            parts = [self._read_site(party) for party in self._sites]
             features = np.concatenate([held.features[held.scored] for held in parts])
             labels = np.concatenate([held.labels[held.scored] for held in parts])
             what = f"public rows that were held out ({options.public})"
@@ -206,7 +206,7 @@ class TableTask:
 
     def evaluate(self, params: Floats) -> Metrics:
         """Scores on rows declared public; none where there are none."""
-        found = self._scored()
+        found = self._read_scored()
         if found is None or not len(found[1]):
             return Metrics(values={}, on=NO_SCORE)
         features, labels, what = found
@@ -224,7 +224,7 @@ class TableTask:
 
     def confusion(self, params: Floats) -> npt.NDArray[np.int64] | None:
         """Public rows by true class and answer; None where there are none, or a number is learned."""
-        found = self._scored() if self.encoding.classes else None
+        found = self._read_scored() if self.encoding.classes else None
         if found is None:
             return None
         counts = np.zeros((self.network.classes,) * 2, dtype=np.int64)
